@@ -8,7 +8,7 @@
     │  └─ UnreconcilableError        Unreconcilable   on change
     ├─ DriftError                    Degraded         on change   files differ from the current config
     ├─ HostError                     Degraded         backoff     an operation on this machine failed
-    │  ├─ FileError  UnitError  CommandError  LedgerError
+    │  ├─ FileError  UnitError  CommandError (CommandTimeoutError)  LedgerError
     │  ├─ CredentialError                                         a pull secret is not usable
     │  ├─ PreflightError                                          the update would fail; nothing was changed
     │  ├─ BusError                                                a D-Bus call failed
@@ -97,6 +97,10 @@ class CommandError(HostError):
     def __init__(self, message: str, *, stderr: str = "", remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
         self.stderr = stderr
+
+
+class CommandTimeoutError(CommandError):
+    """A program exceeded its time limit and was killed."""
 
 
 class PreflightError(HostError):

@@ -208,7 +208,7 @@ class BootcContract(OperatingSystemContract):
     def test_what_is_deployed_already_is_not_taken_for_locked(self, machine: BootcMachine) -> None:
         machine.os().stage_deployment(TO_THERE, watch=go_on)
         machine.os().finalize_staged(THERE.digest)
-        with pytest.raises(HostError, match=f"can't stage .*: {THERE.pull_spec} is staged"):
+        with pytest.raises(HostError, match=f"cannot stage .*: {THERE.pull_spec} is staged"):
             machine.os().stage_deployment(TO_THERE, watch=go_on)
 
     def test_failed_switch_reports_the_error_of_bootc(self, machine: BootcMachine) -> None:
@@ -317,7 +317,7 @@ class BootcContract(OperatingSystemContract):
         with pytest.raises(HostError) as caught:
             machine.os().stage_deployment(TO_THERE, watch=go_on)
         assert str(caught.value) == (
-            "bootc can't replace the booted deployment: it was changed by rpm-ostree: "
+            "bootc cannot replace the booted deployment: rpm-ostree changed it: "
             "packages requested=usbguard"
         )
         assert machine.units().find_run(PULL_UNIT) is None
@@ -361,7 +361,7 @@ class BootcContract(OperatingSystemContract):
 
     def test_what_another_staged_is_not_replaced(self, machine: BootcMachine) -> None:
         subprocess.run([machine.root / "usr/bin/bootc", "switch", THERE.pull_spec], check=True)
-        with pytest.raises(HostError, match=f"can't stage .*: {THERE.pull_spec} is staged"):
+        with pytest.raises(HostError, match=f"cannot stage .*: {THERE.pull_spec} is staged"):
             machine.os().stage_deployment(DeploymentChange(image=BAD.pull_spec), watch=go_on)
 
     def test_what_we_deployed_can_still_be_dropped(self, machine: BootcMachine) -> None:

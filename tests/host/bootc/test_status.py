@@ -1,4 +1,4 @@
-"""What bootc's status means, of format version 1."""
+"""bootc's status of format version 1, parsed."""
 
 import json
 from typing import Any
@@ -119,14 +119,14 @@ def test_entry_without_an_image_is_known_by_its_commit() -> None:
     assert (found.booted.id, found.booted.image, found.booted.digest) == ("1" * 64, "", "")
 
 
-def test_host_that_is_none_of_bootcs_is_told_so() -> None:
+def test_host_without_bootc_deployments_is_rejected() -> None:
     with pytest.raises(HostError, match="bootc does not manage this host") as caught:
         parse_status(status())
     assert caught.value.remedy
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "answered no JSON"),
         (b"\xff", "answered no JSON"),
@@ -134,6 +134,6 @@ def test_host_that_is_none_of_bootcs_is_told_so() -> None:
         (b'{"apiVersion": "org.containers.bootc/v2"}', "apiVersion 'org.containers.bootc/v2'"),
     ],
 )
-def test_what_is_no_status_is_refused(content: bytes, told: str) -> None:
-    with pytest.raises(HostError, match=told):
+def test_invalid_status_is_rejected(content: bytes, message: str) -> None:
+    with pytest.raises(HostError, match=message):
         parse_status(content)

@@ -1,4 +1,4 @@
-"""Against a real dbus-daemon: calls, time limits, descriptors, signals, peers and errors."""
+"""Calls, time limits, descriptors, signals, peers and errors with a real dbus-daemon."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ BUSY = "org.gtk.GDBus.UnmappedGError.Quark._g_2dio_2derror_2dquark.Code26"
 
 
 class Echo(Exports):
-    """Answers, hangs or fails as told."""
+    """A service that answers, hangs or fails, by method."""
 
     def __init__(self) -> None:
         super().__init__(XML, {
@@ -93,7 +93,7 @@ def peers(echo: Echo) -> Iterator[PeerService]:
     assert not GLib.MainContext.default().pending()
 
 
-def test_results_are_none_or_the_value_or_a_tuple(bus: SystemBus) -> None:
+def test_call_returns_none_value_or_tuple(bus: SystemBus) -> None:
     found = (
         bus.call_method(ECHO, "Note", {}, timeout_s=5),
         bus.call_method(ECHO, "Say", "ahoy", timeout_s=5),
@@ -102,15 +102,15 @@ def test_results_are_none_or_the_value_or_a_tuple(bus: SystemBus) -> None:
     assert found == (None, "ahoy", ("one", 1))
 
 
-def test_options_carry_each_value_with_its_own_type(bus: SystemBus, echo: Echo) -> None:
+def test_options_keep_the_type_of_each_value(bus: SystemBus, echo: Echo) -> None:
     given = make_options({"lock": True, "title": "treenail", "args": ("a", "b"), "none": ()})
     bus.call_method(ECHO, "Note", given, timeout_s=5)
     assert echo.noted == [{"lock": True, "title": "treenail", "args": ["a", "b"], "none": []}]
 
 
-def test_call_without_an_answer_ends_at_its_time_limit(bus: SystemBus) -> None:
+def test_call_without_reply_ends_at_its_time_limit(bus: SystemBus) -> None:
     with pytest.raises(
-        BusError, match=r"org.example.Echo Hang failed: no answer within 0.2 s"
+        BusError, match=r"cannot call org.example.Echo Hang: no answer within 0.2 s"
     ) as e:
         bus.call_method(ECHO, "Hang", timeout_s=0.2)
     assert e.value.name == ""
@@ -121,7 +121,7 @@ def test_call_without_a_time_limit_is_refused(bus: SystemBus) -> None:
         bus.call_method(ECHO, "Say", "ahoy")  # type: ignore[call-arg]
 
 
-def test_properties_are_read_together_and_by_a_time_limit(
+def test_properties_are_read_within_a_time_limit(
     bus: SystemBus, echo: Echo, service: BusService
 ) -> None:
     echo.properties = {"Booted": GLib.Variant("o", "/"), "Busy": GLib.Variant("(ss)", ("a", "b"))}
@@ -142,24 +142,24 @@ def test_properties_are_read_together_and_by_a_time_limit(
     assert found == {"Booted": "/", "Busy": ("a", "b")}
 
 
-def test_descriptor_that_a_method_answers_arrives_open(bus: SystemBus) -> None:
+def test_descriptor_in_a_reply_arrives_open(bus: SystemBus) -> None:
     descriptor = bus.call_for_fd(ECHO, "Lend", "through", timeout_s=5)
     with os.fdopen(descriptor, "rb") as pipe:
         assert pipe.read() == b"through"
 
 
-def test_busy_arrives_as_busy_error_with_the_name_on_the_wire(bus: SystemBus) -> None:
-    with pytest.raises(BusyError, match=r"org.example.Echo Fail is refused: no: ") as caught:
+def test_busy_reply_is_a_busy_error_with_its_name(bus: SystemBus) -> None:
+    with pytest.raises(BusyError, match=r"cannot call org.example.Echo Fail: no: ") as caught:
         bus.call_method(ECHO, "Fail", BUSY, timeout_s=5)
     assert caught.value.name == BUSY
 
 
-def test_error_keeps_its_name_and_loses_credentials(bus: SystemBus) -> None:
+def test_error_reply_keeps_its_name_without_credentials(bus: SystemBus) -> None:
     with pytest.raises(BusError) as caught:
         bus.call_method(ECHO, "Fail", "org.example.No", timeout_s=5)
     assert (caught.value.name, str(caught.value)) == (
         "org.example.No",
-        "org.example.Echo Fail failed: no: https://registry.example/v2?…",
+        "cannot call org.example.Echo Fail: no: https://registry.example/v2?…",
     )
 
 
@@ -172,7 +172,7 @@ def test_error_keeps_its_name_and_loses_credentials(bus: SystemBus) -> None:
         (BusInterface("a.b", "/echo", NAME), "Say", "org.freedesktop.DBus.Error.ServiceUnknown"),
     ],
 )
-def test_what_is_not_there_is_named_and_has_a_remedy(
+def test_missing_object_is_named_and_has_a_remedy(
     bus: SystemBus, target: BusInterface, member: str, name: str
 ) -> None:
     with pytest.raises(BusError) as caught:
@@ -180,7 +180,7 @@ def test_what_is_not_there_is_named_and_has_a_remedy(
     assert (caught.value.name, caught.value.remedy != "") == (name, True)
 
 
-def test_service_that_leaves_in_mid_call_is_no_reply(bus: SystemBus, service: BusService) -> None:
+def test_service_that_exits_during_a_call_is_no_reply(bus: SystemBus, service: BusService) -> None:
     def leave() -> None:
         service.vanish()
         raise Silence
@@ -192,7 +192,7 @@ def test_service_that_leaves_in_mid_call_is_no_reply(bus: SystemBus, service: Bu
     assert caught.value.name == "org.freedesktop.DBus.Error.NoReply"
 
 
-def test_lost_bus_fails_one_call_and_the_next_connects_again(
+def test_lost_bus_fails_one_call_and_the_next_reconnects(
     private_bus: PrivateBus, bus: SystemBus, service: BusService
 ) -> None:
     bus.call_method(ECHO, "Say", "before", timeout_s=5)
@@ -205,19 +205,19 @@ def test_lost_bus_fails_one_call_and_the_next_connects_again(
 
 
 def test_unreachable_bus_is_a_bus_error_that_names_it() -> None:
-    with pytest.raises(BusError, match=r"connecting to the system bus failed: .*No such file"):
+    with pytest.raises(BusError, match=r"cannot connect to the system bus: .*No such file"):
         SystemBus("unix:path=/tmp/treenail-no-such-bus").call_method(ECHO, "Say", "x", timeout_s=5)
 
 
 def test_lost_bus_does_not_end_the_process(private_bus: PrivateBus) -> None:
-    """GLib's default is to send this process SIGTERM when the bus closes and a loop runs."""
+    """By default GLib sends this process SIGTERM when the bus closes while a loop runs."""
     program = """
 import sys
 from gi.repository import GLib
 from treenail.host.systemd.bus import BusInterface, SystemBus
 bus = SystemBus()
-bus.call_method(BusInterface("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus"),
-                "GetId", timeout_s=5)
+name = "org.freedesktop.DBus"
+bus.call_method(BusInterface(name, "/org/freedesktop/DBus", name), "GetId", timeout_s=5)
 print("connected", flush=True)
 sys.stdin.readline()
 loop = GLib.MainLoop()
@@ -242,7 +242,7 @@ print("alive", flush=True)
     assert (first, rest, process.returncode) == ("connected\n", "alive\n", 0)
 
 
-def test_signals_arrive_in_the_thread_that_runs_without_any_main_loop(
+def test_signals_arrive_in_the_calling_thread_without_main_loop(
     bus: SystemBus, service: BusService
 ) -> None:
     arrived: list[BusSignal] = []
@@ -264,7 +264,7 @@ def test_signals_arrive_in_the_thread_that_runs_without_any_main_loop(
     assert threads == {threading.get_ident()}
 
 
-def test_signals_arrive_in_a_thread_of_its_own_context_too(
+def test_signals_arrive_in_a_thread_with_its_own_context(
     private_bus: PrivateBus, service: BusService
 ) -> None:
     arrived: list[BusSignal | None] = []
@@ -286,14 +286,14 @@ def test_signals_arrive_in_a_thread_of_its_own_context_too(
     assert arrived == [BusSignal("Heard", ("there",))]
 
 
-def test_run_wakes_without_signals_so_that_limits_can_be_kept(bus: SystemBus) -> None:
+def test_run_until_ticks_without_signals(bus: SystemBus) -> None:
     ticks: list[BusSignal | None] = []
     with bus.receive_signals(ECHO) as signals:
         signals.run_until(lambda signal: not ticks.append(signal))
     assert ticks == [None]
 
 
-def test_run_ends_when_the_bus_goes_away(bus: SystemBus, private_bus: PrivateBus) -> None:
+def test_run_until_ends_when_the_bus_stops(bus: SystemBus, private_bus: PrivateBus) -> None:
     with bus.receive_signals(ECHO) as signals:
         private_bus.stop()
         assert not signals.run_until(lambda _: False)
@@ -307,7 +307,7 @@ def test_peer_is_called_without_hello(peers: PeerService) -> None:
         )
 
 
-def test_peer_hears_what_was_emitted_before_it_ran(peers: PeerService) -> None:
+def test_peer_receives_signals_emitted_before_it_ran(peers: PeerService) -> None:
     arrived: list[BusSignal] = []
 
     def each(signal: BusSignal | None) -> bool:
@@ -324,7 +324,7 @@ def test_peer_hears_what_was_emitted_before_it_ran(peers: PeerService) -> None:
     assert arrived == [BusSignal("Heard", ("early",)), BusSignal("Heard", ("late",))]
 
 
-def test_peer_hands_over_what_came_before_the_end_and_then_says_so(peers: PeerService) -> None:
+def test_peer_dispatches_last_signals_before_it_reports_the_end(peers: PeerService) -> None:
     arrived: list[BusSignal] = []
 
     def each(signal: BusSignal | None) -> bool:
@@ -340,7 +340,7 @@ def test_peer_hands_over_what_came_before_the_end_and_then_says_so(peers: PeerSe
     assert arrived == [BusSignal("Heard", ("last words",))]
 
 
-def test_peer_hangs_up_when_its_user_fails(peers: PeerService) -> None:
+def test_peer_closes_after_an_exception(peers: PeerService) -> None:
     def fail(_: BusSignal | None) -> bool:
         raise ZeroDivisionError
 
@@ -350,7 +350,7 @@ def test_peer_hangs_up_when_its_user_fails(peers: PeerService) -> None:
 
 
 def test_closed_peers_leave_no_descriptor_open(peers: PeerService) -> None:
-    """A context that was not emptied would keep its connection, and itself, for ever."""
+    """A context with undispatched sources would keep its connection and itself alive."""
 
     def wakeups() -> int:
         links = (Path(entry.path) for entry in os.scandir("/proc/self/fd"))
@@ -361,20 +361,20 @@ def test_closed_peers_leave_no_descriptor_open(peers: PeerService) -> None:
             peer.call_method("Start", timeout_s=5)
         return wakeups()
 
-    # One more or less may be GLib's own, on its way out; one for each peer would be a leak.
+    # GLib may hold a few of its own for a moment; one for each peer would be a leak.
     found = [meet() for _ in range(20)]
     assert found[-1] - found[0] < 5
 
 
-def test_peer_call_without_an_answer_ends_at_its_time_limit(peers: PeerService) -> None:
+def test_peer_call_without_reply_ends_at_its_time_limit(peers: PeerService) -> None:
     with (
         BusPeer(peers.address, NAME, timeout_s=5) as peer,
-        pytest.raises(BusError, match=r"org.example.Echo Hang failed: no answer within 0.2 s"),
+        pytest.raises(BusError, match=r"cannot call org.example.Echo Hang: no answer within 0.2 s"),
     ):
         peer.call_method("Hang", timeout_s=0.2)
 
 
-def test_peer_that_never_shakes_hands_is_given_up(private_bus: PrivateBus) -> None:
+def test_peer_without_handshake_ends_at_its_time_limit(private_bus: PrivateBus) -> None:
     import socket
 
     path = private_bus.address.removeprefix("unix:path=") + "-mute"
@@ -385,6 +385,6 @@ def test_peer_that_never_shakes_hands_is_given_up(private_bus: PrivateBus) -> No
             BusPeer(f"unix:path={path}", NAME, timeout_s=0.2)
 
 
-def test_peer_that_is_gone_is_a_bus_error() -> None:
-    with pytest.raises(BusError, match=r"connecting to org.example.Echo failed: .*No such file"):
+def test_missing_peer_is_a_bus_error() -> None:
+    with pytest.raises(BusError, match=r"cannot connect to org.example.Echo: .*No such file"):
         BusPeer("unix:path=/tmp/treenail-no-such-peer", NAME, timeout_s=5)

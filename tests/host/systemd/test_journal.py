@@ -1,4 +1,4 @@
-"""What programs told the journal, read by ``journalctl``."""
+"""Errors of units in the journal, read with a fake ``journalctl``."""
 
 import os
 from pathlib import Path
@@ -40,9 +40,9 @@ def journal_of(root: Root, journalctl: str) -> SystemdJournal:
     return SystemdJournal(ProgramRunner(clock, os.environ), root, clock)
 
 
-def test_error_that_reaches_the_journal_late_is_waited_for(root: Root) -> None:
+def test_error_that_reaches_the_journal_late_is_read(root: Root) -> None:
     assert journal_of(root, LATE).read_error(INVOCATION) == "corrupt layer"
 
 
-def test_run_that_told_nothing_has_no_error(root: Root) -> None:
+def test_run_without_output_has_no_error(root: Root) -> None:
     assert journal_of(root, "#!/bin/sh\n").read_error(INVOCATION) == ""

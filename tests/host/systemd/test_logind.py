@@ -1,4 +1,4 @@
-"""logind's interface, spoken to a stand-in that behaves as logind does."""
+"""The client of logind with the fake logind of the lab."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def services() -> Iterator[Services]:
-    # Long enough that a delay lock decides when a shutdown goes on.
+    # Long enough that the end of the delay lock, and no timeout, continues the shutdown.
     with Services(MachineSettings(inhibit_delay_max_s=600)) as services:
         yield services
     assert not GLib.MainContext.default().pending()
@@ -35,7 +35,7 @@ def logind(bus: SystemBus) -> Logind:
     return Logind(bus)
 
 
-def test_reboot_is_asked_for_once_and_then_in_progress(
+def test_reboot_is_requested_once_and_then_in_progress(
     services: Services, bus: SystemBus, logind: Logind
 ) -> None:
     before = logind.is_shutting_down()
@@ -47,7 +47,7 @@ def test_reboot_is_asked_for_once_and_then_in_progress(
     assert (before, during) == (False, True)
 
 
-def test_lock_is_held_within_and_let_go_of_after(logind: Logind) -> None:
+def test_lock_is_held_inside_the_context_only(logind: Logind) -> None:
     with logind.hold_inhibitor("shutdown:sleep", "treenail", "testing", "block"):
         held = logind.list_inhibitors()
     after = logind.list_inhibitors()
@@ -55,7 +55,7 @@ def test_lock_is_held_within_and_let_go_of_after(logind: Logind) -> None:
     assert (held, after) == ((lock,), ())
 
 
-def test_lock_is_let_go_of_when_its_holder_fails(logind: Logind) -> None:
+def test_lock_is_released_after_an_exception(logind: Logind) -> None:
     with (
         pytest.raises(ZeroDivisionError),
         logind.hold_inhibitor("shutdown", "treenail", "testing", "block"),
@@ -74,9 +74,7 @@ def test_lock_of_an_unknown_mode_is_refused(logind: Logind) -> None:
 
 
 @pytest.mark.parametrize("version", [252, 257, 258])
-def test_blocked_reboot_names_who_blocks_it(
-    services: Services, logind: Logind, version: int
-) -> None:
+def test_blocked_reboot_names_the_holder(services: Services, logind: Logind, version: int) -> None:
     services.change(MachineSettings(systemd_version=version))
     with (
         logind.hold_inhibitor("shutdown", "backup", "copying", "block"),
@@ -87,17 +85,17 @@ def test_blocked_reboot_names_who_blocks_it(
 
 
 @pytest.mark.parametrize(
-    ("version", "told"), [(252, "reboot"), (254, "soft-reboot"), (258, "soft-reboot")]
+    ("version", "action"), [(252, "reboot"), (254, "soft-reboot"), (258, "soft-reboot")]
 )
-def test_soft_reboot_is_a_reboot_where_systemd_knows_none(
-    services: Services, logind: Logind, version: int, told: str
+def test_soft_reboot_without_support_is_a_reboot(
+    services: Services, logind: Logind, version: int, action: str
 ) -> None:
     services.change(MachineSettings(systemd_version=version))
     logind.reboot_machine(is_soft=True)
-    assert services.read_line() == told
+    assert services.read_line() == action
 
 
-def test_logind_that_is_not_there_is_named(services: Services, logind: Logind) -> None:
+def test_missing_logind_is_a_bus_error(services: Services, logind: Logind) -> None:
     services.vanish()
-    with pytest.raises(BusError, match="connecting to the system bus failed"):
+    with pytest.raises(BusError, match="cannot connect to the system bus"):
         logind.reboot_machine()

@@ -1,4 +1,4 @@
-"""systemd's interface, spoken to a stand-in that behaves as systemd does."""
+"""The client of systemd with the fake systemd of the lab."""
 
 from collections.abc import Callable, Iterator
 
@@ -47,7 +47,7 @@ def states(systemd: Systemd, *names: str) -> list[tuple[str, str]]:
     return [(unit.load_state, unit.active_state) for unit in systemd.list_units(*names)]
 
 
-def test_units_are_found_by_name_also_those_that_are_not_there(systemd: Systemd) -> None:
+def test_list_units_returns_missing_units_too(systemd: Systemd) -> None:
     path = "/org/freedesktop/systemd1/unit"
     assert systemd.list_units("web.service", "none.service") == (
         SystemdUnit("web.service", "loaded", "inactive", "dead", f"{path}/web_2eservice"),
@@ -55,7 +55,7 @@ def test_units_are_found_by_name_also_those_that_are_not_there(systemd: Systemd)
     )
 
 
-def test_unit_files_are_enabled_disabled_masked_and_unmasked(systemd: Systemd) -> None:
+def test_unit_files_are_enabled_disabled_and_masked(systemd: Systemd) -> None:
     seen = [systemd.read_unit_file_state("web.service")]
     steps: tuple[Callable[..., None], ...] = (
         systemd.enable_units,
@@ -80,7 +80,7 @@ def test_unit_files_are_enabled_disabled_masked_and_unmasked(systemd: Systemd) -
     ]
 
 
-def test_preset_enables_what_the_vendor_says(services: Services, systemd: Systemd) -> None:
+def test_preset_enables_units_of_the_vendor(services: Services, systemd: Systemd) -> None:
     presets = services.root / "usr/lib/systemd/system-preset"
     presets.mkdir()
     (presets / "10-web.preset").write_text("enable web.service\ndisable *\n", encoding="utf-8")
@@ -90,7 +90,7 @@ def test_preset_enables_what_the_vendor_says(services: Services, systemd: System
 
 def test_unit_without_a_file_has_no_state_and_cannot_be_enabled(systemd: Systemd) -> None:
     assert systemd.read_unit_file_state("none.service") == ""
-    with pytest.raises(UnitError, match=r"systemd refuses to enable none\.service: "):
+    with pytest.raises(UnitError, match=r"cannot enable none\.service: "):
         systemd.enable_units("none.service")
 
 
@@ -106,7 +106,7 @@ def test_new_unit_is_known_after_reload(services: Services, systemd: Systemd) ->
     )
 
 
-def test_jobs_are_waited_for(services: Services, systemd: Systemd) -> None:
+def test_jobs_end_before_the_method_returns(services: Services, systemd: Systemd) -> None:
     seen = []
     steps: tuple[Callable[[str], None], ...] = (
         systemd.try_restart_unit,
@@ -129,39 +129,39 @@ def test_jobs_are_waited_for(services: Services, systemd: Systemd) -> None:
     ]
 
 
-def test_failed_job_tells_the_units_own_result(services: Services, systemd: Systemd) -> None:
+def test_failed_job_names_the_result_of_the_unit(services: Services, systemd: Systemd) -> None:
     services.change(MachineSettings(failing_units=("web.service",)))
     with pytest.raises(UnitError) as caught:
         systemd.start_unit("web.service")
     assert (str(caught.value), caught.value.remedy) == (
-        "systemd could not start web.service: the job is failed, its result exit-code, status 1",
+        "cannot start web.service: job failed, result exit-code, status 1",
         "see: systemctl status web.service; journalctl -u web.service",
     )
 
 
-def test_failed_job_of_a_unit_without_a_result_is_told_without(
+def test_failed_job_of_a_unit_without_result_names_none(
     services: Services, systemd: Systemd
 ) -> None:
     services.change(MachineSettings(failing_units=("web.socket",)))
-    with pytest.raises(UnitError, match=r"could not start web\.socket: the job is failed$"):
+    with pytest.raises(UnitError, match=r"cannot start web\.socket: job failed$"):
         systemd.start_unit("web.socket")
 
 
 @pytest.mark.parametrize(
     ("unit", "text"),
     [
-        ("none.service", "systemd refuses to restart none.service: .*Unit none.service not found"),
-        ("job.service", "systemd refuses to restart job.service: .*Unit job.service is masked"),
+        ("none.service", "cannot restart none.service: .*Unit none.service not found"),
+        ("job.service", "cannot restart job.service: .*Unit job.service is masked"),
     ],
 )
-def test_job_that_systemd_refuses_is_a_unit_error(systemd: Systemd, unit: str, text: str) -> None:
+def test_refused_job_is_a_unit_error(systemd: Systemd, unit: str, text: str) -> None:
     systemd.mask_units("job.service")
     systemd.reload_daemon()
     with pytest.raises(UnitError, match=text):
         systemd.restart_unit(unit)
 
 
-def test_bus_that_goes_away_is_no_unit_error(services: Services, systemd: Systemd) -> None:
+def test_lost_bus_is_no_unit_error(services: Services, systemd: Systemd) -> None:
     services.vanish()
     with pytest.raises(BusError):
         systemd.enable_units("web.service")
@@ -176,18 +176,18 @@ ENDLESS_XML = """<node><interface name="org.freedesktop.systemd1.Manager">
 </interface></node>"""
 
 
-def test_job_that_does_not_end_is_given_up_after_its_time(private_bus: PrivateBus) -> None:
+def test_job_without_end_fails_at_its_time_limit(private_bus: PrivateBus) -> None:
     clock = FakeClock()
-    asked: list[str] = []
+    calls: list[str] = []
 
     def begin(unit: str, mode: str) -> GLib.Variant:
-        asked.append(f"start {unit} {mode}")
+        calls.append(f"start {unit} {mode}")
         clock.move(31)
         return GLib.Variant("(o)", ("/org/freedesktop/systemd1/job/1",))
 
     manager = Exports(ENDLESS_XML, {
-        "Subscribe": lambda: asked.append("subscribe"),
-        "Unsubscribe": lambda: asked.append("unsubscribe"),
+        "Subscribe": lambda: calls.append("subscribe"),
+        "Unsubscribe": lambda: calls.append("unsubscribe"),
         "StartUnit": begin,
     })  # fmt: skip
     bus = SystemBus(private_bus.address)
@@ -195,15 +195,17 @@ def test_job_that_does_not_end_is_given_up_after_its_time(private_bus: PrivateBu
         BusService(
             private_bus.address, "org.freedesktop.systemd1", {"/org/freedesktop/systemd1": manager}
         ),
-        pytest.raises(UnitError, match=r"did not start web\.service within 30 s"),
+        pytest.raises(
+            UnitError, match=r"cannot start web\.service: the job did not end within 30 s"
+        ),
     ):
         Systemd(bus, clock, job_s=30).start_unit("web.service")
     bus.close_connection()
-    assert asked == ["subscribe", "start web.service replace", "unsubscribe"]
+    assert calls == ["subscribe", "start web.service replace", "unsubscribe"]
 
 
 @pytest.mark.parametrize(("version", "count"), [(255, None), (256, 0)])
-def test_soft_reboots_are_counted_from_256_on(version: int, count: int | None) -> None:
+def test_soft_reboots_are_counted_from_systemd_256_on(version: int, count: int | None) -> None:
     with Services(MachineSettings(systemd_version=version)) as services:
         bus = SystemBus(services.address)
         systemd = Systemd(bus, FakeClock())

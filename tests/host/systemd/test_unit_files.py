@@ -1,4 +1,4 @@
-"""What is linked, by us and by the systemctl of this machine, where there is one."""
+"""The links of unit files, compared with those of systemctl where this machine has it."""
 
 import shutil
 import subprocess
@@ -87,7 +87,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path / "ours")
 
 
-def test_enabling_links_the_unit_to_all_that_want_it(machine):
+def test_plan_enable_links_the_unit_to_all_targets(machine):
     assert machine.units.plan_enable("many.service") == UnitLinks(
         {
             f"{CONFIG_DIRECTORY}/other.service": f"{VENDOR}/many.service",
@@ -99,14 +99,14 @@ def test_enabling_links_the_unit_to_all_that_want_it(machine):
     )
 
 
-def test_disabling_removes_all_links_to_the_unit(machine):
+def test_plan_disable_removes_all_links_to_the_unit(machine):
     before = machine.links()
     machine.carry_out(machine.units.plan_enable("many.service", "plain.service"))
     machine.carry_out(machine.units.plan_disable("many.service", "plain.service"))
     assert machine.links() == before
 
 
-def test_a_unit_whose_targets_changed_keeps_no_link_to_the_old_ones(machine):
+def test_disable_and_enable_after_new_targets_removes_old_links(machine):
     machine.carry_out(machine.units.plan_enable("ours.service"))
     machine.files.write_file(
         f"{CONFIG_DIRECTORY}/ours.service", b"[Install]\nWantedBy=other.target\n"
@@ -119,7 +119,7 @@ def test_a_unit_whose_targets_changed_keeps_no_link_to_the_old_ones(machine):
     }
 
 
-def test_states_are_those_of_systemctl(machine):
+def test_states_have_the_words_of_systemctl(machine):
     machine.carry_out(machine.units.plan_enable("plain.service", "get@a.service"))
     names = ("plain.service", "many.service", "static.service", "masked.service", "none.service")
     others = ("short.service", "get@a.service", "get@b.service", "also.service")
@@ -139,22 +139,22 @@ def test_states_are_those_of_systemctl(machine):
 @pytest.mark.parametrize(
     ("unit", "message"),
     [
-        ("none.service", "there is no unit none.service on this machine"),
-        ("masked.service", "unit masked.service is masked"),
+        ("none.service", "cannot enable none.service: no such unit file"),
+        ("masked.service", "cannot enable masked.service: it is masked"),
     ],
 )
-def test_what_can_not_be_enabled_is_said(machine, unit, message):
+def test_plan_enable_of_missing_or_masked_unit_is_refused(machine, unit, message):
     with pytest.raises(UnitError, match=message):
         machine.units.plan_enable(unit)
 
 
-def test_an_alias_that_somebody_else_has_is_refused(machine):
+def test_plan_enable_with_taken_alias_is_refused(machine):
     machine.files.write_file(f"{CONFIG_DIRECTORY}/other.service", b"[Service]\n")
-    with pytest.raises(UnitError, match=r"is to be known as other\.service"):
+    with pytest.raises(UnitError, match=r"cannot make the alias other\.service"):
         machine.units.plan_enable("many.service")
 
 
-def test_the_first_preset_that_fits_decides_and_the_admins_come_first(machine):
+def test_preset_of_the_administrator_comes_first(machine):
     names = ("plain.service", "many.service", "static.service", "ours.service")
     assert {name: machine.units.read_preset(name).is_enabled for name in names} == {
         "plain.service": True,
@@ -202,7 +202,7 @@ def ours(units: UnitFileReader, verb: str, name: str) -> UnitLinks:
 @pytest.mark.process
 @pytest.mark.skipif(SYSTEMCTL is None, reason="no systemctl here")
 @pytest.mark.parametrize("call", CALLS, ids=" ".join)
-def test_the_links_are_those_that_systemctl_makes(tmp_path, machine, call):
+def test_links_are_those_of_systemctl(tmp_path, machine, call):
     theirs = Machine(tmp_path / "theirs")
     verb, name = call
     if verb != "enable":
@@ -224,13 +224,13 @@ def test_the_links_are_those_that_systemctl_makes(tmp_path, machine, call):
 
 @pytest.mark.process
 @pytest.mark.skipif(SYSTEMCTL is None, reason="no systemctl here")
-def test_the_states_are_those_that_systemctl_tells(machine):
+def test_states_are_those_of_systemctl(machine):
     for each in ("plain.service", "many.service", "get@a.service", "default@.service"):
         machine.carry_out(machine.units.plan_enable(each))
     names = sorted({Path(path).name for path in (*UNITS, *LINKS)} - {"10-install.conf"})
     names += ["get@a.service", "get@b.service", "other.service", "none.service"]
-    told = {}
+    expected = {}
     for name in names:
-        told[name] = systemctl(machine.prefix, "is-enabled", name).stdout.strip()
+        expected[name] = systemctl(machine.prefix, "is-enabled", name).stdout.strip()
     found = machine.units.read_states(*names)
-    assert found == {name: state.replace("not-found", "") for name, state in told.items()}
+    assert found == {name: state.replace("not-found", "") for name, state in expected.items()}

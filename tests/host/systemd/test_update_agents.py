@@ -1,4 +1,4 @@
-"""Who else updates the machine."""
+"""Other update agents are found by their active units."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from treenail.host.systemd.update_agents import find_active_agents
 
 
 class FakeUnits:
-    """A service manager with these units active."""
+    """A systemd with these units active."""
 
     def __init__(self, *active: str) -> None:
         self._active = active
@@ -27,37 +27,37 @@ class NoUnits:
         raise BusError("systemd does not answer")
 
 
-def drivers(root: Path, *active: str) -> tuple[str, ...]:
+def find_agents(root: Path, *active: str) -> tuple[str, ...]:
     return find_active_agents(HostFiles(Root(root)), FakeUnits(*active))
 
 
-def test_a_machine_of_ours_alone_has_no_driver(tmp_path: Path) -> None:
-    assert drivers(tmp_path, "sshd.service") == ()
+def test_machine_without_other_agents_has_none(tmp_path: Path) -> None:
+    assert find_agents(tmp_path, "sshd.service") == ()
 
 
-def test_the_drivers_that_are_known_count_while_they_are_active(tmp_path: Path) -> None:
+def test_known_agents_count_while_active(tmp_path: Path) -> None:
     known = ("zincati.service", "bootc-fetch-apply-updates.timer")
-    assert drivers(tmp_path, *known) == known
+    assert find_agents(tmp_path, *known) == known
 
 
-def test_a_driver_that_registered_itself_is_known_by_its_unit(tmp_path: Path) -> None:
+def test_registered_driver_is_found_by_its_unit(tmp_path: Path) -> None:
     (tmp_path / "run/rpm-ostree").mkdir(parents=True)
     (tmp_path / "run/rpm-ostree/update-driver.gv").write_bytes(
         b"driver-sd-unit\0\0fleet-updater.service\0\0sdriver-name\0\0Fleet\0\0s"
     )
-    assert drivers(tmp_path, "fleet-updater.service") == ("fleet-updater.service",)
-    assert drivers(tmp_path) == ()
+    assert find_agents(tmp_path, "fleet-updater.service") == ("fleet-updater.service",)
+    assert find_agents(tmp_path) == ()
 
 
-def test_a_timer_that_only_looks_for_updates_is_no_driver(tmp_path: Path) -> None:
+def test_timer_that_only_checks_is_no_agent(tmp_path: Path) -> None:
     timer = "rpm-ostreed-automatic.timer"
-    assert drivers(tmp_path, timer) == ()
+    assert find_agents(tmp_path, timer) == ()
     (tmp_path / "etc").mkdir()
     for policy, found in (("check", ()), ("stage", (timer,)), ("apply", (timer,))):
         text = f"[Daemon]\n#AutomaticUpdatePolicy=apply\nAutomaticUpdatePolicy={policy}\n"
         (tmp_path / "etc/rpm-ostreed.conf").write_text(text)
-        assert drivers(tmp_path, timer) == found
+        assert find_agents(tmp_path, timer) == found
 
 
-def test_a_service_manager_that_does_not_answer_names_nobody(tmp_path: Path) -> None:
+def test_systemd_without_answer_gives_no_agents(tmp_path: Path) -> None:
     assert find_active_agents(HostFiles(Root(tmp_path)), NoUnits()) == ()

@@ -1,18 +1,17 @@
-"""The operating system by bootc, which has no D-Bus interface: its commands as transient units.
+"""The back end for bootc, which has no D-Bus interface: its commands run as transient units.
 
-Also those that only look: bootc needs CAP_SYS_ADMIN and a mount name space of its own for them, and
-podman takes a root without that for a user without privileges. The agent's sandbox has neither.
+Reading commands do so too: bootc needs CAP_SYS_ADMIN and a mount namespace of its own for them, and
+podman treats a root user without that capability as unprivileged. The agent's sandbox has neither.
 
-bootc can't stage an image locked so that it could be dropped again, and what it has staged is
-booted by anybody's reboot. So the image is pulled into the storage of podman, which arms nothing,
-while the node serves, and ``bootc switch --transport containers-storage`` takes it from there once
-the node is drained. Both are documented: https://bootc.dev/bootc/man/bootc-switch.8.html. The
-price is that the image is on disk twice in between. ``switch --download-only``, of bootc since
-summer 2026, is not used: it leaves what is staged unlocked as it is
-(https://github.com/bootc-dev/bootc/issues/2425), and nothing takes back what it staged.
+bootc cannot stage an image locked, and any reboot boots a staged image. Therefore the image is
+pulled into podman's storage while the node serves, which arms nothing, and once the node is drained
+``bootc switch --transport containers-storage`` deploys it from there. Both are documented:
+https://bootc.dev/bootc/man/bootc-switch.8.html. The image is on disk twice in between.
+``switch --download-only``, added to bootc in summer 2026, is not used: it leaves a staged image
+unlocked (https://github.com/bootc-dev/bootc/issues/2425), and no command undoes it.
 
-That an image was pulled is remembered by its unit, which stays until it is released; so it is
-forgotten at a reboot, as a staged deployment is.
+The unit of the pull stays until it is released, and is the record that the image was pulled. A
+reboot removes the unit, as it finalizes a staged deployment.
 """
 
 import logging
@@ -22,7 +21,7 @@ from dataclasses import replace
 from treenail.errors import (
     BusyError,
     CancelledError,
-    CommandError,
+    CommandTimeoutError,
     HostError,
     TransactionError,
 )
@@ -55,24 +54,24 @@ _BOOTC = "/usr/bin/bootc"
 _FIFO = "/run/treenail/bootc-progress"
 _STATUS_CACHE = "/run/treenail/bootc-status.json"
 _STATUS_CACHE_LIMIT = 1024 * 1024
-# It waits for the lock of the sysroot, which somebody may hold for as long as a pull takes.
+# bootc status waits for the sysroot lock, which another program may hold during a whole pull.
 _STATUS_S = 60.0
 _WAIT_S = 5.0
-# One line for each layer, and two a second of a podman that tells more.
+# podman writes one line for each layer, or two lines a second with progress.
 _PULL_LINES = 1000
 _PULL_READ_S = 2.0
 # The descriptor is opened by the shell: ExtraFileDescriptors= is too new for RHEL 9.
 _PROGRESS_SCRIPT = 'exec "$@" 3>"$0" 1>&2'
 _IMAGE_MODE_REMEDY = (
-    "have packages, and arguments in /usr/lib/bootc/kargs.d, in the image; or, where rpm-ostree is "
+    "add packages, and arguments in /usr/lib/bootc/kargs.d, to the image; or, where rpm-ostree is "
     'installed, set backend = "rpm-ostree"'
 )
 
 
 class BootcBackend:
-    """The deployments of this machine. Raises `HostError` alone; to be used by one thread.
+    """The deployments of a host with bootc. Raises only `HostError`; for one thread.
 
-    Programs are run below ``root``, whose paths have to be those that systemd sees too.
+    Programs run below ``root``, whose paths must be those that systemd sees too.
     """
 
     def __init__(
@@ -82,9 +81,9 @@ class BootcBackend:
         status_s: float = _STATUS_S,
         needs_signature: Callable[[str], bool] = lambda _image: False,
     ) -> None:
-        """``status_s``: how long ``bootc status`` may take.
+        """``status_s`` limits the time of ``bootc status``.
 
-        ``needs_signature`` says whether bootc is to be asked for a verified image.
+        ``needs_signature`` says whether bootc must verify the signature of an image.
         """
         self._machine = machine
         self._root = machine.root
@@ -100,13 +99,13 @@ class BootcBackend:
 
     @property
     def name(self) -> str:
-        """What drives the deployments, for people."""
+        """The name of the back end in messages."""
         return "bootc"
 
     def read_deployments(self) -> DeploymentStatus:
-        """The deployments as they are now; an image that was pulled is a staged, locked one.
+        """Read the deployments; a pulled image counts as a staged, locked deployment.
 
-        While bootc is at work for us they are as they were before, for it would not answer.
+        While our own bootc command runs, return the previous state: bootc would not answer.
         """
         switching = self._jobs.find_running(SWITCH_UNIT, ROLLBACK_UNIT, UNDEPLOY_UNIT)
         status = self._read_status() if switching is None else self._read_cached_status()
@@ -124,20 +123,20 @@ class BootcBackend:
         )
 
     def stage_deployment(self, change: DeploymentChange, *, watch: WatchCallback) -> None:
-        """Return once the image is on this host; it is not deployed, and nobody can boot it.
+        """Pull the image to this host; it is not deployed, so that no reboot can boot it.
 
-        A pull that runs is joined, one that was done is not done again. Raises `HostError` for
-        what bootc can't do, or when something else is staged; `TransactionError`;
-        `CancelledError`, also when the watcher said to leave, and the pull goes on.
+        A running pull is joined, a finished one is not repeated. Raises `HostError` for a change
+        that bootc cannot make, or when another image is staged; `TransactionError`;
+        `CancelledError`, also when the watcher detached and the pull continues.
         """
         if change != DeploymentChange(image=change.image):
             raise HostError(
-                "bootc changes nothing but the image of an installed host; asked for: "
+                "bootc can change only the image of an installed host; requested: "
                 f"{replace(change, image='')}",
                 remedy=_IMAGE_MODE_REMEDY,
             )
         if not parse_digest(change.image):
-            raise HostError(f"can't stage {change.image}: it is not named by its digest")
+            raise HostError(f"cannot stage {change.image}: it is not named by its digest")
         status = (
             self._read_status()
             if self._jobs.find_running(SWITCH_UNIT, ROLLBACK_UNIT) is None
@@ -156,13 +155,13 @@ class BootcBackend:
             and _parse_pulled_image(found) != change.image
         ):
             raise HostError(
-                f"can't stage {change.image}: {_parse_pulled_image(found)} was pulled to be booted",
+                f"cannot stage {change.image}: {_parse_pulled_image(found)} was pulled before it",
                 remedy=f"drop it with: systemctl stop {PULL_UNIT}",
             )
         self._pull_image(change.image, watch)
 
     def wait_for_other_transaction(self, *, watch: WatchCallback) -> bool:
-        """Return once bootc answers again, or the watcher wants no more; True in any case.
+        """Wait until bootc answers again or the watcher detaches; always return True.
 
         Raises `BusyError` when it exceeds the limits.
         """
@@ -179,10 +178,10 @@ class BootcBackend:
         return True
 
     def drop_staged(self, staged_id: str) -> None:
-        """End our pull, and drop what has this digest and was pulled, or boots next.
+        """Cancel our pull, and drop the pulled or pending image with this digest.
 
-        That is what was staged, or what the boot loader gave up after it was deployed, and would
-        try again. Harmless when there is nothing; what others staged is left to them.
+        A pending image is staged, or was deployed and given up by the boot loader, which would try
+        it again. Idempotent. Images that another program staged stay.
         """
         pulled = self._units.find_run(PULL_UNIT)
         if pulled is not None and (
@@ -195,9 +194,9 @@ class BootcBackend:
             self._undeploy_deployment(pending)
 
     def finalize_staged(self, staged_id: str, *, is_soft: bool = False) -> None:  # noqa: ARG002  it is here
-        """Have the image of this digest deployed, so that the next boot is into it.
+        """Deploy the pulled image with this digest for the next boot; nothing reboots.
 
-        Nothing reboots. Refused when another is staged; done already when it is deployed.
+        Raises `HostError` when another image is staged. Idempotent.
         """
         pulled = self._units.find_run(PULL_UNIT)
         image = _parse_pulled_image(pulled) if pulled and pulled.is_done else ""
@@ -210,7 +209,7 @@ class BootcBackend:
             if parse_digest(image) != staged_id:
                 there = status.staged.id if status.staged else parse_digest(image)
                 raise HostError(
-                    f"can't reboot into {staged_id}: {there or 'nothing'} is staged",
+                    f"cannot reboot into {staged_id}: {there or 'nothing'} is staged",
                     remedy="see: bootc status",
                 )
             self._refuse_unless_switchable(status, image)
@@ -221,11 +220,11 @@ class BootcBackend:
             self._remove_pulled(pulled)
 
     def roll_back(self) -> None:
-        """Make the previous deployment the default, and return; nothing reboots.
+        """Make the previous deployment the default; nothing reboots.
 
-        What is staged or pulled is dropped, whoever staged it, for the shutdown would make it the
-        default again. Repeatable: asked again, bootc would change them back, so one that an agent
-        began which died is waited for, and nothing is done when the previous one is the default.
+        A staged or pulled image is dropped whichever program staged it: the shutdown would make it
+        the default again. Idempotent, although a second ``bootc rollback`` would swap the
+        deployments back: a rollback that a previous agent began is waited for.
         """
         self._machine.reservation.release_space()
         pulled = self._units.find_run(PULL_UNIT)
@@ -234,7 +233,7 @@ class BootcBackend:
         self._jobs.wait_for_units(UNDEPLOY_UNIT, ROLLBACK_UNIT)
         status = self._read_status()
         if status.staged is not None:
-            log.warning("dropping %s, which is staged, to roll back", status.staged.id)
+            log.warning("dropping staged %s to roll back", status.staged.id)
             self._undeploy_deployment(status.staged)
             status = self._read_status()
         if status.is_rollback_queued:
@@ -242,24 +241,24 @@ class BootcBackend:
             return
         if status.rollback is None:
             raise HostError(
-                "there is no previous deployment to go back to", remedy="see: bootc status"
+                "cannot roll back: there is no previous deployment", remedy="see: bootc status"
             )
         argv = (self._resolve_program(_BOOTC), "rollback")
         self._jobs.run_job(ROLLBACK_UNIT, "bootc", f"roll back to {status.rollback.image}", argv)
 
     def release_daemon(self) -> None:
-        """Nothing to let go: bootc does not stay."""
+        """Do nothing: bootc has no daemon."""
 
     def _undeploy_deployment(self, deployment: OstreeDeployment, number: int = 0) -> None:
-        """Drop it by its place in boot order; bootc has no word for it, but ostree has."""
+        """Drop a deployment by its place in boot order; ostree does it, as bootc cannot."""
         argv = (self._resolve_program(OSTREE_PROGRAM), "admin", "undeploy", str(number))
         self._jobs.run_job(UNDEPLOY_UNIT, "bootc", f"drop {deployment.image}", argv)
 
     def _undeploy_former(self, status: BootcStatus, digest: str) -> None:
-        """Drop an earlier deployment of the image that is about to be deployed once more.
+        """Drop an earlier deployment of the image that is about to be deployed again.
 
-        By their ids the two are one: if the power was cut now, the earlier one would be taken for
-        the new one, which the boot loader gave up.
+        Both have the same ID: after a power cut the earlier one would be mistaken for the new one,
+        given up by the boot loader.
         """
         former, plain = status.rollback, not (status.staged or status.other_deployments)
         if plain and former is not None and former.id == digest and not former.is_pinned:
@@ -288,15 +287,15 @@ class BootcBackend:
             match watch(progress.last_progress):
                 case WatchVerdict.CANCEL:
                     self._units.stop_unit(PULL_UNIT, self._heartbeat)
-                    raise CancelledError(f"{image} was not pulled: it was cancelled")
+                    raise CancelledError(f"cancelled the pull of {image}")
                 case WatchVerdict.DETACH:
                     raise CancelledError(
-                        f"podman goes on to pull {image}, and is not waited for any more"
+                        f"stopped waiting for podman to pull {image}; the pull continues"
                     )
                 case WatchVerdict.CONTINUE:
                     pass
 
-        self._jobs.check_outcome(self._units.run_job(job, each), f"podman could not pull {image}")
+        self._jobs.check_outcome(self._units.run_job(job, each), f"cannot pull {image} with podman")
         watch(TransactionProgress(f"pulled {image}", 100))
 
     def _remove_pulled(self, pulled: TransientRun) -> None:
@@ -305,7 +304,7 @@ class BootcBackend:
 
     def _switch_image(self, image: str) -> None:
         fifo = self._root.resolve_path(_FIFO)
-        # podman has kept to the signature policy in any case; this has it kept to from now on.
+        # podman enforced the signature policy at the pull; this enforces it for later updates.
         signed = ("--enforce-container-sigpolicy",) if self._needs_signature(image) else ()
         argv = (
             "/bin/sh", "-c", _PROGRESS_SCRIPT, str(fifo),
@@ -324,21 +323,20 @@ class BootcBackend:
             )
 
     def _refuse_unless_switchable(self, status: BootcStatus, image: str) -> None:
-        """Raise if bootc would, or if something is deployed already, for any reboot to boot."""
+        """Raise `HostError` if bootc cannot switch to the image, or if another image is staged."""
         if status.is_incompatible:
             changes = ", ".join(
                 self._machine.ostree_metadata.find_local_changes(status.origin_path)
             )
             raise HostError(
-                "bootc can't replace the booted deployment: it was changed by rpm-ostree"
+                "bootc cannot replace the booted deployment: rpm-ostree changed it"
                 f"{': ' if changes else ''}{changes}",
-                remedy="take the changes back with: rpm-ostree reset; or set backend = "
-                '"rpm-ostree"',
+                remedy='undo the changes with: rpm-ostree reset; or set backend = "rpm-ostree"',
             )
         if status.staged is not None:
             raise HostError(
-                f"can't stage {image}: {status.staged.image or status.staged.id} is staged",
-                remedy="drop what is staged with: ostree admin undeploy 0",
+                f"cannot stage {image}: {status.staged.image or status.staged.id} is staged",
+                remedy="drop it with: ostree admin undeploy 0",
             )
 
     def _read_status(self, *, timeout_s: float | None = None) -> BootcStatus:
@@ -346,9 +344,7 @@ class BootcBackend:
         command = [self._resolve_program(_BOOTC), "status", "--json", "--format-version=1"]
         try:
             content = self._machine.unsandboxed.run_command(command, timeout_s=timeout_s)
-        except CommandError as error:
-            if "not done within" not in str(error):
-                raise
+        except CommandTimeoutError as error:
             raise BusyError(
                 f"bootc status did not answer within {timeout_s:g} s: another program, such as "
                 "rpm-ostree or ostree, holds the sysroot",
@@ -361,14 +357,14 @@ class BootcBackend:
         return status
 
     def _read_cached_status(self) -> BootcStatus:
-        """As it was last seen since the boot, while bootc would not answer."""
+        """Return the last status since the boot, while bootc would not answer."""
         content = self._machine.files.read_file(_STATUS_CACHE, limit=_STATUS_CACHE_LIMIT)
         return self._read_status() if content is None else parse_status(content)
 
     def _make_pulled_deployment(self, image: str) -> OstreeDeployment:
         digest = parse_digest(image)
         if image not in self._labels:
-            # They decide about the update, so without them it is tried again.
+            # Labels decide about the update: a failed read raises and is repeated, never cached.
             self._labels = {image: self._podman.read_labels(image)}
         labels = self._labels[image]
         return OstreeDeployment(
@@ -390,6 +386,6 @@ class BootcBackend:
 
 
 def _parse_pulled_image(run: TransientRun) -> str:
-    """The image that a pull is about; empty when it is about something else."""
-    _, told, image = run.description.partition("treenail: pull ")
-    return image if told else ""
+    """Return the image of a pull; empty for a unit of another purpose."""
+    _, prefix, image = run.description.partition("treenail: pull ")
+    return image if prefix else ""

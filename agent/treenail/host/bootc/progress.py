@@ -61,11 +61,11 @@ class BootcProgress:
 
 @contextmanager
 def read_progress(fifo: Path) -> Iterator[BootcProgress]:
-    """What is written to the FIFO while within; made if it is not there.
+    """Yield the progress that bootc writes to the FIFO, which is made if it is missing.
 
-    A thread reads all of it at once, for bootc stands still when the FIFO is full. If this
-    process dies, bootc notices that nobody reads and goes on in silence; the next process to
-    come here is heard again. Opened for writing too, so that writers may come and go.
+    A thread reads everything at once, because bootc blocks when the FIFO is full. If this process
+    dies, bootc continues without progress, and the next process here reads from it again. The FIFO
+    is opened for writing too, so that writers can come and go.
     """
     try:
         fifo.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def read_progress(fifo: Path) -> Iterator[BootcProgress]:
             os.mkfifo(fifo, 0o600)
         source = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise FileError(f"can't make the FIFO {fifo}: {error.strerror}") from error
+        raise FileError(f"cannot create the FIFO {fifo}: {error.strerror}") from error
     progress = BootcProgress()
     over, end = os.pipe2(os.O_CLOEXEC)
     reader = threading.Thread(

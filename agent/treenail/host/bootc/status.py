@@ -1,4 +1,4 @@
-"""What ``bootc status --json --format-version=1`` says, as `Deployments`.
+"""Parses ``bootc status --json --format-version=1`` into deployments.
 
 https://bootc.dev/bootc/host-v1.schema.json
 """

@@ -1,7 +1,7 @@
-"""The system bus and peers on private sockets: connections, time limits, errors.
+"""D-Bus: the system bus and peers on private sockets; the only user of gi and pydbus.
 
-The only module that knows gi and pydbus. pydbus makes the calls of the bus; Gio does what pydbus
-can't: peers that expect no Hello, file descriptors, properties with a time limit.
+pydbus calls the methods on the bus. It always sends Hello, drops file descriptors, and reads
+properties without a time limit, so Gio does those calls.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ _TICK_S = 1.0
 _CLOSE_S = 5.0
 _PROPERTIES = "org.freedesktop.DBus.Properties"
 _BUSY = {
-    # A GLib service that answers G_IO_ERROR_BUSY, and it has no better name for it.
+    # G_IO_ERROR_BUSY, for which GDBus has no registered error name.
     "org.gtk.GDBus.UnmappedGError.Quark._g_2dio_2derror_2dquark.Code26",
     "org.projectatomic.rpmostreed.Error.UpdateInProgress",
 }
@@ -32,8 +32,10 @@ _REMEDIES = {
     "org.freedesktop.DBus.Error.AccessDenied": "run treenail as root",
     "org.freedesktop.DBus.Error.ServiceUnknown": "install and enable the service that owns {name}",
     "org.freedesktop.DBus.Error.NameHasNoOwner": "start the service that owns {name}",
-    "org.freedesktop.DBus.Error.Spawn.ChildExited": "see why the service of {name} fails to start",
-    "org.freedesktop.DBus.Error.TimedOut": "see why the service of {name} does not start in time",
+    "org.freedesktop.DBus.Error.Spawn.ChildExited": "find out why the service that owns {name} "
+    "fails to start: journalctl -b -p err",
+    "org.freedesktop.DBus.Error.TimedOut": "find out why the service that owns {name} does not "
+    "start in time: systemctl list-jobs",
 }
 
 
@@ -48,7 +50,7 @@ class BusInterface:
 
 @dataclass(frozen=True, slots=True)
 class BusSignal:
-    """A signal as it arrived: its member name and its arguments."""
+    """A received signal: its name and its arguments."""
 
     member: str
     values: tuple[object, ...]
@@ -58,26 +60,26 @@ BusOption = bool | str | Sequence[str]
 
 
 def make_options(values: Mapping[str, BusOption]) -> dict[str, object]:
-    """An ``a{sv}`` argument: each value in a variant of its own type (``b``, ``s`` or ``as``)."""
+    """Make an ``a{sv}`` argument; each value becomes a variant of type ``b``, ``s`` or ``as``."""
     return {key: _make_variant(value) for key, value in values.items()}
 
 
 def make_unit_properties(
     command: Sequence[str], values: Mapping[str, BusOption | int]
 ) -> list[tuple[str, object]]:
-    """The ``a(sv)`` of a transient service that runs the command; numbers are ``t``."""
+    """Make the ``a(sv)`` of a transient service that runs the command; numbers are ``t``."""
     start = GLib.Variant("a(sasb)", [(command[0], list(command), False)])
     return [("ExecStart", start), *((key, _make_variant(value)) for key, value in values.items())]
 
 
 class SystemBus:
-    """Calls on the system bus; each has a time limit and raises only `BusError`.
+    """Calls on the system bus. Each has a time limit and raises only `BusError`. For one thread.
 
-    Connects when first used, and again when used after the bus went away. To be used by one thread.
+    It connects at the first call, and again after the bus closed the connection.
     """
 
     def __init__(self, address: str = "") -> None:
-        """``address`` is a D-Bus address; when empty, the one every program of this host uses."""
+        """``address`` is a D-Bus address; by default that of the system bus of this host."""
         self._address = address
         self._connection: _BusConnection | None = None
         self._proxies: dict[tuple[str, str], Mapping[str, object]] = {}
@@ -85,13 +87,13 @@ class SystemBus:
     def call_method(
         self, target: BusInterface, member: str, *arguments: object, timeout_s: float
     ) -> object:
-        """The method's result: None, the value, or a tuple when there are several."""
-        with _translate_errors(f"{target.service} {member}", target.service, timeout_s):
+        """Return the result: None, the value, or a tuple of several values."""
+        with _translate_errors(f"call {target.service} {member}", target.service, timeout_s):
             try:
                 method = getattr(self._get_proxy(target, timeout_s)[target.interface], member)
             except (KeyError, AttributeError) as error:
                 raise BusError(
-                    f"{target.service} {member} failed: {target.path} has no such method of "
+                    f"cannot call {target.service} {member}: {target.path} has no such method of "
                     f"{target.interface}",
                     name="org.freedesktop.DBus.Error.UnknownMethod",
                     remedy=f"update the service that owns {target.service}",
@@ -102,8 +104,8 @@ class SystemBus:
     def call_for_fd(
         self, target: BusInterface, member: str, *arguments: str, timeout_s: float
     ) -> int:
-        """The file descriptor that a method of string arguments answers; the caller closes it."""
-        with _translate_errors(f"{target.service} {member}", target.service, timeout_s):
+        """Return the file descriptor in the reply of a method; the caller closes it."""
+        with _translate_errors(f"call {target.service} {member}", target.service, timeout_s):
             reply, descriptors = self._connect().gio.call_with_unix_fd_list_sync(
                 target.service,
                 target.path,
@@ -119,13 +121,15 @@ class SystemBus:
             return int(descriptors.get(reply.unpack()[0]))
 
     def read_properties(self, target: BusInterface, *, timeout_s: float) -> dict[str, object]:
-        """All properties of the interface, now; pydbus' own have no time limit."""
-        with _translate_errors(f"properties of {target.interface}", target.service, timeout_s):
+        """Return all properties of the interface; those of pydbus have no time limit."""
+        with _translate_errors(
+            f"read the properties of {target.interface}", target.service, timeout_s
+        ):
             return _get_all_properties(self._connect().gio, target, timeout_s)
 
     @contextmanager
     def receive_signals(self, target: BusInterface) -> Iterator["BusSignals"]:
-        """Every signal of the interface that is emitted from now on, while within."""
+        """Receive every signal of the interface inside the context."""
         signals = BusSignals(self._connect(), target)
         try:
             yield signals
@@ -133,7 +137,7 @@ class SystemBus:
             signals.unsubscribe()
 
     def close_connection(self) -> None:
-        """Leave the bus; the next use connects again."""
+        """Disconnect from the bus; the next call connects again."""
         connection, self._connection = self._connection, None
         self._proxies.clear()
         if connection is not None:
@@ -149,7 +153,7 @@ class SystemBus:
     def _connect(self) -> "_BusConnection":
         if self._connection is None or self._connection.gio.is_closed():
             self.close_connection()
-            with _translate_errors("connecting to the system bus", "", _CONNECT_S):
+            with _translate_errors("connect to the system bus", "", _CONNECT_S):
                 address = self._address or Gio.dbus_address_get_for_bus_sync(Gio.BusType.SYSTEM)
                 flags = Gio.DBusConnectionFlags.MESSAGE_BUS_CONNECTION
                 self._connection = _BusConnection(address, flags, _CONNECT_S)
@@ -157,7 +161,7 @@ class SystemBus:
 
 
 class BusSignals:
-    """Signals of one interface, handed to whoever is in `run_until`, in that thread and in order."""
+    """Signals of one interface, in order, for the thread that calls `run_until`."""
 
     def __init__(self, connection: "_BusConnection", target: BusInterface) -> None:
         self._connection = connection
@@ -176,23 +180,23 @@ class BusSignals:
         self._timer = _start_timer(self._context, _TICK_S, self._append_tick)
 
     def run_until(self, handle: Callable[[BusSignal | None], bool]) -> bool:
-        """Hand over signals until ``handle`` answers True; False when the connection closed first.
+        """Call ``handle`` with each signal until it returns True; False when the bus closed first.
 
-        ``handle`` also gets None, once a second, so that it can look at a clock.
+        ``handle`` also gets None once a second, so that it can check a time limit.
         """
         while True:
-            # Asked first: all that arrived before the end is in the context by then.
-            closed = self._connection.gio.is_closed()
+            # Check before dispatching: signals that arrived before the end are queued by then.
+            is_closed = self._connection.gio.is_closed()
             self._run_pending()
             while self._arrived:
                 if handle(self._arrived.popleft()):
                     return True
-            if closed:
+            if is_closed:
                 return False
             self._context.iteration(may_block=True)
 
     def unsubscribe(self) -> None:
-        """Unsubscribe, and leave nothing behind in the context."""
+        """Unsubscribe and dispatch the rest, so that the context holds no callback."""
         self._connection.gio.signal_unsubscribe(self._subscription)
         self._timer.destroy()
         self._run_pending()
@@ -211,14 +215,14 @@ class BusSignals:
 
 
 class BusPeer:
-    """One interface of ``/`` on a private socket: no bus, so no Hello and no names.
+    """One interface of the object ``/`` on a private socket: no bus, so no Hello and no names.
 
-    Subscribed from the start, so that no signal of what is called then is lost. Must be closed.
+    It subscribes first, so that no signal of a later call is lost. The caller must close it.
     """
 
     def __init__(self, address: str, interface: str, *, timeout_s: float) -> None:
         self._target = BusInterface("", "/", interface)
-        with _translate_errors(f"connecting to {interface}", "", timeout_s):
+        with _translate_errors(f"connect to {interface}", "", timeout_s):
             self._connection = _BusConnection(address, Gio.DBusConnectionFlags.NONE, timeout_s)
         self._signals = BusSignals(self._connection, self._target)
 
@@ -234,31 +238,31 @@ class BusPeer:
         self.close_connection()
 
     def call_method(self, member: str, *, timeout_s: float) -> object:
-        """The first result of a method without arguments; None when it has no result."""
-        with _translate_errors(f"{self._target.interface} {member}", "", timeout_s):
+        """Return the first result of a method without arguments; None without a result."""
+        with _translate_errors(f"call {self._target.interface} {member}", "", timeout_s):
             reply = _call_sync(self._connection.gio, self._target, member, None, timeout_s).unpack()
             return reply[0] if reply else None
 
     def read_properties(self, *, timeout_s: float) -> dict[str, object]:
-        """All properties of the interface, now."""
-        with _translate_errors(f"properties of {self._target.interface}", "", timeout_s):
+        """Return all properties of the interface."""
+        with _translate_errors(f"read the properties of {self._target.interface}", "", timeout_s):
             return _get_all_properties(self._connection.gio, self._target, timeout_s)
 
     def run_until(self, handle: Callable[[BusSignal | None], bool]) -> bool:
-        """As `BusSignals.run_until`."""
+        """Dispatch signals as `BusSignals.run_until` does."""
         return self._signals.run_until(handle)
 
     def close_connection(self) -> None:
-        """Hang up; the other side may wait for that."""
+        """Close the connection: rpm-ostreed takes no other transaction before all peers closed."""
         self._signals.unsubscribe()
         self._connection.close_connection()
 
 
 class _BusConnection:
-    """A connection and the context, its own, that gets all that is called back."""
+    """A connection and its own main context, which gets all callbacks."""
 
     def __init__(self, address: str, flags: Gio.DBusConnectionFlags, timeout_s: float) -> None:
-        """Raises GLib's error; a handshake that hangs is given up."""
+        """Connect, with a time limit for the handshake; raise GLib.Error."""
         self.context = GLib.MainContext()
         self._closed: list[bool] = []
         over, results = self._closed, list[Gio.AsyncResult]()
@@ -276,14 +280,14 @@ class _BusConnection:
                 self.context.iteration(may_block=True)
         limit.destroy()
         self.gio = Gio.DBusConnection.new_for_address_finish(results[0])
-        # Else GLib ends this process when the bus goes away.
+        # By default GLib sends this process SIGTERM when the bus closes.
         self.gio.set_exit_on_close(False)
         self.gio.connect("closed", lambda *_: over.append(True))
 
     def close_connection(self) -> None:
-        with suppress(GLib.Error):  # it is closed already
+        with suppress(GLib.Error):  # already closed
             self.gio.close_sync(None)
-        # The context holds on to the connection, and so to itself, until the end is called back.
+        # The context keeps the connection, and so itself, alive until "closed" is dispatched.
         limit = _start_timer(self.context, _CLOSE_S, self._stop_waiting)
         while not self._closed:
             self.context.iteration(may_block=True)
@@ -297,7 +301,7 @@ class _BusConnection:
 def _start_timer(
     context: GLib.MainContext, seconds: float, action: Callable[[], bool]
 ) -> GLib.Source:
-    """Calls ``action`` after so many seconds, and again while it answers True."""
+    """Call ``action`` after so many seconds, and again as long as it returns True."""
     timer = GLib.Timeout(_to_milliseconds(seconds))
     timer.set_callback(lambda *_: action())
     timer.attach(context)
@@ -327,16 +331,16 @@ def _call_sync(
 def _get_all_properties(
     connection: Gio.DBusConnection, target: BusInterface, timeout_s: float
 ) -> dict[str, object]:
-    wanted = GLib.Variant("(s)", (target.interface,))
-    holder = BusInterface(target.service, target.path, _PROPERTIES)
-    found: dict[str, object]
-    (found,) = _call_sync(connection, holder, "GetAll", wanted, timeout_s).unpack()
-    return found
+    parameters = GLib.Variant("(s)", (target.interface,))
+    interface = BusInterface(target.service, target.path, _PROPERTIES)
+    properties: dict[str, object]
+    (properties,) = _call_sync(connection, interface, "GetAll", parameters, timeout_s).unpack()
+    return properties
 
 
 @contextmanager
 def _use_context(context: GLib.MainContext) -> Iterator[None]:
-    """Within, ``context`` gets the callbacks of what this thread subscribes to."""
+    """Direct the callbacks of subscriptions made inside to ``context``."""
     context.push_thread_default()
     try:
         yield
@@ -346,7 +350,7 @@ def _use_context(context: GLib.MainContext) -> Iterator[None]:
 
 @contextmanager
 def _translate_errors(operation: str, service: str, timeout_s: float) -> Iterator[None]:
-    """Within, GLib's errors become ours; ``service`` is the service's, for the remedy."""
+    """Raise GLib.Error as `BusError`; ``service`` is a bus name for the remedy."""
     try:
         yield
     except GLib.Error as error:
@@ -357,13 +361,13 @@ def _make_bus_error(error: GLib.Error, operation: str, service: str, timeout_s: 
     remote: str = Gio.DBusError.get_remote_error(error) or ""
     text = sanitize_text(error.message.removeprefix(f"GDBus.Error:{remote}: "))
     if remote in _BUSY:
-        return BusyError(f"{operation} is refused: {text}", name=remote)
+        return BusyError(f"cannot {operation}: {text}", name=remote)
     if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.TIMED_OUT) and not remote:
         text = f"no answer within {timeout_s:g} s"
     if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.CANCELLED) and not remote:
         text = f"no connection within {timeout_s:g} s"
     remedy = _REMEDIES.get(remote, "").format(name=service)
-    return BusError(f"{operation} failed: {text}", name=remote, remedy=remedy)
+    return BusError(f"cannot {operation}: {text}", name=remote, remedy=remedy)
 
 
 def _make_variant(value: BusOption | int) -> GLib.Variant:

@@ -1,4 +1,4 @@
-"""What programs told the journal."""
+"""The output of units in the journal, read with journalctl: journald has no D-Bus interface."""
 
 import logging
 
@@ -20,7 +20,7 @@ _ERROR_PREFIX = "error:"
 
 
 class SystemdJournal:
-    """Asked by ``journalctl``, for journald itself answers nobody."""
+    """Reads the journal of this host."""
 
     def __init__(self, programs: ProgramRunner, root: Root, clock: Clock) -> None:
         self._programs = programs
@@ -28,28 +28,28 @@ class SystemdJournal:
         self._clock = clock
 
     def read_error(self, invocation: str) -> str:
-        """The last error, or else the last line, of this run of a unit; empty if not to be had."""
+        """Return the last error, or else the last line, of a run of a unit; empty without any."""
         try:
-            # What was written right before the end may still be on its way.
+            # journald may not have written the last lines yet.
             self._programs.run_command([self._find_journalctl(), "--sync"], timeout_s=_TIMEOUT_S)
         except CommandError as error:
-            log.warning("can't read the journal: %s", error)
+            log.warning("cannot read the journal: %s", error)
             return ""
         end = self._clock.monotonic() + _WAIT_S
-        # A busy journald may have synced before it has read all that is in a unit's pipe.
+        # A busy journald may sync before it has read the pipe of the unit.
         while (
             not (lines := self._read_nonempty_lines(invocation)) and self._clock.monotonic() < end
         ):
             self._clock.sleep(_RETRY_S)
         errors = [line for line in lines if line.lower().startswith(_ERROR_PREFIX)]
-        told = errors[-1][len(_ERROR_PREFIX) :] if errors else next(reversed(lines), "")
-        return sanitize_text(told.strip(), limit=_TEXT_LIMIT)
+        text = errors[-1][len(_ERROR_PREFIX) :] if errors else next(reversed(lines), "")
+        return sanitize_text(text.strip(), limit=_TEXT_LIMIT)
 
     def _read_nonempty_lines(self, invocation: str) -> list[str]:
         return list(filter(str.strip, self.read_output(invocation, limit=_LINES).splitlines()))
 
     def read_output(self, invocation: str, *, limit: int) -> str:
-        """The last lines, so many at most, of this run of a unit; empty if not to be had."""
+        """Return at most the last ``limit`` lines of a run of a unit; empty without any."""
         options = ("--quiet", "--no-pager", "-o", "cat", "-n", str(limit))
         command = [self._find_journalctl(), *options, f"_SYSTEMD_INVOCATION_ID={invocation}"]
         try:
@@ -57,9 +57,9 @@ class SystemdJournal:
                 "utf-8", "replace"
             )
         except CommandError as error:
-            log.warning("can't read the journal: %s", error)
+            log.warning("cannot read the journal: %s", error)
             return ""
 
     def _find_journalctl(self) -> str:
-        own = self._root.resolve_path(_JOURNALCTL)
-        return str(own) if own.exists() else "journalctl"
+        path = self._root.resolve_path(_JOURNALCTL)
+        return str(path) if path.exists() else "journalctl"

@@ -1,4 +1,4 @@
-"""logind: rebooting, and the locks that hold a shutdown up."""
+"""logind: reboots and inhibitor locks (org.freedesktop.login1(5))."""
 
 import logging
 import os
@@ -15,19 +15,19 @@ _NAME = "org.freedesktop.login1"
 _MANAGER = BusInterface(_NAME, "/org/freedesktop/login1", f"{_NAME}.Manager")
 _CALL_S = 30.0
 _IN_PROGRESS = f"{_NAME}.OperationInProgress"
-# A flag of RebootWithFlags, which refuses those that it does not know.
+# Flag of RebootWithFlags from systemd 254 on; older versions refuse it with InvalidArgs.
 _SOFT_REBOOT_FLAG = 4
 _UNSUPPORTED = {
     "org.freedesktop.DBus.Error.InvalidArgs",
     "org.freedesktop.DBus.Error.UnknownMethod",
 }
-# Before systemd 258, a blocked reboot is refused as if root had no right to it.
+# systemd 257 refuses a blocked reboot with AccessDenied, 258 with the first name.
 _BLOCKED = {f"{_NAME}.BlockedByInhibitorLock", "org.freedesktop.DBus.Error.AccessDenied"}
 
 
 @dataclass(frozen=True, slots=True)
 class InhibitorLock:
-    """A lock; ``what`` is a list such as ``shutdown:sleep``, ``mode`` block or delay."""
+    """A lock; ``what`` is a list such as ``shutdown:sleep``, ``mode`` is block or delay."""
 
     what: str
     who: str
@@ -38,62 +38,62 @@ class InhibitorLock:
 
 
 class Logind:
-    """Rebooting. Raises `BusError` alone; to be used by one thread."""
+    """Reboots and inhibitor locks. Raises `BusError` alone. For one thread."""
 
     def __init__(self, bus: SystemBus) -> None:
         self._bus = bus
 
     def reboot_machine(self, *, is_soft: bool = False) -> None:
-        """Return once a reboot is queued, by this call or before it.
+        """Queue a reboot, unless one is queued already.
 
-        A block lock stops it, root's too, whatever systemd's version; the error names who holds
-        it. ``is_soft`` asks for a new user space on the kernel that runs, where systemd can do that
-        (from 254 on); elsewhere it is a reboot like any other.
+        A block lock prevents it with every version of systemd; the error names the holder.
+        ``is_soft`` restarts user space only, where systemd supports that (from 254 on).
         """
         if not self.is_shutting_down():
-            # Before systemd 257, logind lets root pass by every lock of root's.
+            # Up to systemd 256, logind ignores block locks when root requests the reboot.
             self._refuse_if_blocked()
         try:
             self._request_reboot(_SOFT_REBOOT_FLAG if is_soft else 0)
         except BusError as error:
             if error.name == _IN_PROGRESS:
-                log.info("the machine is going down already")
+                log.info("a shutdown is in progress already")
                 return
             if error.name in _BLOCKED:
                 self._refuse_if_blocked(error)
             raise
 
     def _request_reboot(self, flags: int) -> None:
-        # Nobody is there to be asked for a password.
-        interactive = False
+        # No polkit dialog: there is no user session.
+        is_interactive = False
         if flags:
             try:
                 self._bus.call_method(_MANAGER, "RebootWithFlags", flags, timeout_s=_CALL_S)
             except BusError as error:
                 if error.name not in _UNSUPPORTED:
                     raise
-                log.info("systemd knows no soft reboot: the whole machine reboots")
+                log.info("systemd does not support soft reboots; rebooting the whole machine")
             else:
                 return
-        self._bus.call_method(_MANAGER, "Reboot", interactive, timeout_s=_CALL_S)
+        self._bus.call_method(_MANAGER, "Reboot", is_interactive, timeout_s=_CALL_S)
 
     def is_shutting_down(self) -> bool:
-        """Whether the machine is going down: a shutdown was begun, perhaps held up by delays."""
+        """Return whether a shutdown has begun; delay locks may hold it."""
         return (
             self._bus.read_properties(_MANAGER, timeout_s=_CALL_S).get("PreparingForShutdown")
             is True
         )
 
     def list_inhibitors(self) -> tuple[InhibitorLock, ...]:
-        """The locks that are held, whoever holds them."""
-        found = self._bus.call_method(_MANAGER, "ListInhibitors", timeout_s=_CALL_S)
-        return tuple(InhibitorLock(*each) for each in found) if isinstance(found, list) else ()
+        """Return all locks of all programs."""
+        rows = self._bus.call_method(_MANAGER, "ListInhibitors", timeout_s=_CALL_S)
+        return tuple(InhibitorLock(*row) for row in rows) if isinstance(rows, list) else ()
 
     @contextmanager
     def hold_inhibitor(self, what: str, who: str, why: str, mode: str) -> Iterator[None]:
-        """Hold a lock, such as on ``shutdown``, while within; the kernel ends it if we die.
+        """Hold a lock, such as on ``shutdown``, inside the context.
 
-        ``mode`` is ``block``, which also keeps rpm-ostreed from rebooting, or ``delay``.
+        ``mode`` is ``delay`` or ``block``; rpm-ostreed does not reboot under a block lock. The lock
+        is a file descriptor, so it ends with this process.
         """
         lock = self._bus.call_for_fd(_MANAGER, "Inhibit", what, who, why, mode, timeout_s=_CALL_S)
         try:
@@ -109,7 +109,7 @@ class Logind:
         ]
         if blocking:
             raise BusError(
-                f"can't reboot, blocked by {'; '.join(blocking)}",
+                f"cannot reboot: blocked by {'; '.join(blocking)}",
                 name=error.name if error else f"{_NAME}.BlockedByInhibitorLock",
-                remedy="wait for it, or end it; see: systemd-inhibit --list",
+                remedy="wait for it, or end it; to see all locks, run: systemd-inhibit --list",
             ) from error

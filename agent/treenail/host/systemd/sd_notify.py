@@ -1,4 +1,4 @@
-"""What systemd is told: ready, status, watchdog, by datagrams to NOTIFY_SOCKET."""
+"""Notifications to systemd by datagrams to NOTIFY_SOCKET (sd_notify(3))."""
 
 import os
 import socket
@@ -10,21 +10,21 @@ _STATUS_LIMIT = 500  # characters; systemctl shows one line
 
 
 class SystemdNotifier:
-    """Tells the service manager; does nothing where there is none, and never raises."""
+    """Notifies the service manager. Does nothing without NOTIFY_SOCKET, and never raises."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         address = environ.get("NOTIFY_SOCKET", "")
-        # A leading @ stands for the null character of an abstract address.
+        # A leading @ stands for the null character of an abstract address, see sd_notify(3).
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._watchdog_interval_s = _parse_watchdog_interval(environ)
 
     @property
     def watchdog_interval_s(self) -> float | None:
-        """Seconds between beats of the watchdog, half of what is allowed; None without one."""
+        """Half of the watchdog time, the interval between heartbeats; None without a watchdog."""
         return self._watchdog_interval_s
 
     def notify_ready(self) -> None:
-        """Say that the service is up, or has read its settings again."""
+        """Notify that the service has started."""
         self._send_state("READY=1")
 
     def notify_status(self, text: str) -> None:
@@ -32,16 +32,12 @@ class SystemdNotifier:
         self._send_state(f"STATUS={' '.join(text.split())[:_STATUS_LIMIT]}")
 
     def notify_watchdog(self) -> None:
-        """Say that the process is alive."""
+        """Send a heartbeat to the watchdog."""
         self._send_state("WATCHDOG=1")
 
     def notify_stopping(self) -> None:
-        """Say that the service is on its way out."""
+        """Notify that the service stops."""
         self._send_state("STOPPING=1")
-
-    def notify_reloading(self, monotonic_s: float) -> None:
-        """Say that settings are being read again since this moment; `notify_ready` ends it."""
-        self._send_state(f"RELOADING=1\nMONOTONIC_USEC={int(monotonic_s * 1_000_000)}")
 
     def _send_state(self, state: str) -> None:
         if not self._address:
@@ -54,7 +50,7 @@ class SystemdNotifier:
 
 
 def _parse_watchdog_interval(environ: Mapping[str, str]) -> float | None:
-    allowed, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
-    if not allowed.isdecimal() or int(allowed) == 0 or pid not in {"", str(os.getpid())}:
+    timeout_us, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
+    if not timeout_us.isdecimal() or int(timeout_us) == 0 or pid not in {"", str(os.getpid())}:
         return None
-    return int(allowed) / 2_000_000
+    return int(timeout_us) / 2_000_000

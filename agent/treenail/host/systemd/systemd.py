@@ -1,4 +1,4 @@
-"""systemd: unit files and units."""
+"""systemd: units, unit files and jobs (org.freedesktop.systemd1(5))."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -8,24 +8,24 @@ from treenail.clock import Clock
 from treenail.errors import BusError, UnitError
 from treenail.host.systemd.bus import BusInterface, BusSignal, SystemBus
 
-_NAME = "org.freedesktop.systemd1"
-_MANAGER = BusInterface(_NAME, "/org/freedesktop/systemd1", f"{_NAME}.Manager")
-_ALREADY_SUBSCRIBED = f"{_NAME}.AlreadySubscribed"
-# Reloading runs every generator, for at most 90 s.
+SYSTEMD_NAME = "org.freedesktop.systemd1"
+MANAGER = BusInterface(SYSTEMD_NAME, "/org/freedesktop/systemd1", f"{SYSTEMD_NAME}.Manager")
+_ALREADY_SUBSCRIBED = f"{SYSTEMD_NAME}.AlreadySubscribed"
+# A daemon-reload runs every generator, for at most 90 s.
 _CALL_S = 120.0
-# Longer than most units' own limits, which say better what went wrong.
+# Longer than the start limit of most units (90 s): its error names the cause.
 _JOB_S = 300.0
-# The arguments "runtime", and "force" where there is one.
+# The arguments "runtime" and, where a method has it, "force".
 _PERSISTENT = (False,)
 _PERSISTENT_NO_FORCE = (False, False)
 _DEFAULT_TARGET = "default.target"
-# A unit that a condition keeps from starting is skipped, and that is what its author wanted.
+# A unit whose Condition...= is not met is skipped. Its author intends that.
 _SUCCESS_RESULTS = ("done", "skipped")
 
 
 @dataclass(frozen=True, slots=True)
 class SystemdUnit:
-    """What systemd knows of a unit; ``load_state`` is ``not-found`` when there is no file of it."""
+    """A unit in systemd; ``load_state`` is ``not-found`` without a unit file."""
 
     name: str
     load_state: str
@@ -35,165 +35,170 @@ class SystemdUnit:
 
 
 class Systemd:
-    """The service manager. Raises `UnitError` and `BusError`; to be used by one thread.
+    """The service manager. Raises `UnitError` and `BusError`. For one thread.
 
-    What changes unit files does not reload: call `reload_daemon` afterwards, once.
+    After changes of unit files call `reload_daemon`, once.
     """
 
     def __init__(self, bus: SystemBus, clock: Clock, *, job_s: float = _JOB_S) -> None:
-        """``job_s``: how long starting, stopping and the like may take."""
+        """``job_s`` is the time limit of one job."""
         self._bus = bus
         self._clock = clock
         self._job_s = job_s
 
     def count_soft_reboots(self) -> int | None:
-        """How many there were since the kernel was started; None if systemd does not count them.
+        """Return the number of soft reboots since the kernel started; None if systemd has none.
 
-        It does so from 256 on; 254 and 255 reboot softly, and nobody can tell afterwards.
+        systemd counts them from version 256 on, and reboots softly from 254 on.
         """
-        count = self._bus.read_properties(_MANAGER, timeout_s=_CALL_S).get("SoftRebootsCount")
+        count = self._bus.read_properties(MANAGER, timeout_s=_CALL_S).get("SoftRebootsCount")
         return count if isinstance(count, int) else None
 
     def read_userspace_start(self) -> float:
-        """When user space was started, in seconds since the epoch; 0 if systemd does not say."""
-        at = self._bus.read_properties(_MANAGER, timeout_s=_CALL_S).get("UserspaceTimestamp")
-        return at / 1e6 if isinstance(at, int) else 0.0
+        """Return the start of user space in seconds since the epoch; 0 if systemd has none."""
+        start = self._bus.read_properties(MANAGER, timeout_s=_CALL_S).get("UserspaceTimestamp")
+        return start / 1e6 if isinstance(start, int) else 0.0
 
     def reload_daemon(self) -> None:
-        """Read all unit files anew."""
-        self._bus.call_method(_MANAGER, "Reload", timeout_s=_CALL_S)
+        """Read all unit files again, as ``systemctl daemon-reload`` does."""
+        self._bus.call_method(MANAGER, "Reload", timeout_s=_CALL_S)
 
     def enable_units(self, *units: str) -> None:
-        """As ``systemctl enable``, for good."""
+        """Act as ``systemctl enable``."""
         self._change_unit_files("EnableUnitFiles", "enable", units, *_PERSISTENT_NO_FORCE)
 
     def disable_units(self, *units: str) -> None:
-        """As ``systemctl disable``, for good."""
+        """Act as ``systemctl disable``."""
         self._change_unit_files("DisableUnitFiles", "disable", units, *_PERSISTENT)
 
     def mask_units(self, *units: str) -> None:
-        """As ``systemctl mask``, for good."""
+        """Act as ``systemctl mask``."""
         self._change_unit_files("MaskUnitFiles", "mask", units, *_PERSISTENT_NO_FORCE)
 
     def unmask_units(self, *units: str) -> None:
-        """As ``systemctl unmask``."""
+        """Act as ``systemctl unmask``."""
         self._change_unit_files("UnmaskUnitFiles", "unmask", units, *_PERSISTENT)
 
     def preset_units(self, *units: str) -> None:
-        """As ``systemctl preset``, for good: enable or disable as the vendor says."""
+        """Act as ``systemctl preset``: enable or disable by the presets of the vendor."""
         self._change_unit_files("PresetUnitFiles", "preset", units, *_PERSISTENT_NO_FORCE)
 
     def read_unit_file_state(self, unit: str) -> str:
-        """As ``systemctl is-enabled``, such as ``enabled`` or ``masked``; empty without a file."""
+        """Return the state of ``systemctl is-enabled``; empty without a unit file."""
         try:
-            state = self._bus.call_method(_MANAGER, "GetUnitFileState", unit, timeout_s=_CALL_S)
+            state = self._bus.call_method(MANAGER, "GetUnitFileState", unit, timeout_s=_CALL_S)
         except BusError as error:
             if error.name == "org.freedesktop.DBus.Error.FileNotFound":
                 return ""
-            raise _make_refusal(error, "read the state of", unit) from error
+            raise _make_unit_error(error, "read the state of", unit) from error
         return str(state)
 
     def list_units(self, *names: str) -> tuple[SystemdUnit, ...]:
-        """The units of these names, as they are now."""
-        found = self._bus.call_method(_MANAGER, "ListUnitsByNames", list(names), timeout_s=_CALL_S)
-        return tuple(_parse_unit(row) for row in found) if isinstance(found, list) else ()
+        """Return the current state of the units."""
+        rows = self._bus.call_method(MANAGER, "ListUnitsByNames", list(names), timeout_s=_CALL_S)
+        return tuple(_parse_unit(row) for row in rows) if isinstance(rows, list) else ()
 
     def start_unit(self, unit: str) -> None:
-        """Return once it is started."""
+        """Start the unit and wait for the job."""
         self._run_job("StartUnit", "start", unit)
 
     def start_default_target(self) -> None:
-        """Have begun whatever the default target wants and does not run; returns at once."""
+        """Queue the start of all units of the default target that do not run; do not wait."""
         try:
             self._bus.call_method(
-                _MANAGER, "StartUnit", _DEFAULT_TARGET, "replace", timeout_s=_CALL_S
+                MANAGER, "StartUnit", _DEFAULT_TARGET, "replace", timeout_s=_CALL_S
             )
         except BusError as error:
-            raise _make_refusal(error, "start", _DEFAULT_TARGET) from error
+            raise _make_unit_error(error, "start", _DEFAULT_TARGET) from error
 
     def stop_unit(self, unit: str) -> None:
-        """Return once it is stopped."""
+        """Stop the unit and wait for the job."""
         self._run_job("StopUnit", "stop", unit)
 
     def restart_unit(self, unit: str) -> None:
-        """Return once it is stopped, if it ran, and started."""
+        """Start the unit, or restart it if it runs, and wait for the job."""
         self._run_job("RestartUnit", "restart", unit)
 
     def try_restart_unit(self, unit: str) -> None:
-        """Return once it is restarted; nothing happens if it does not run."""
+        """Restart the unit if it runs, and wait for the job."""
         self._run_job("TryRestartUnit", "restart", unit)
 
     def reload_unit(self, unit: str) -> None:
-        """Return once it has read its configuration anew."""
+        """Make the unit read its configuration again, and wait for the job."""
         self._run_job("ReloadUnit", "reload", unit)
 
     def _change_unit_files(
         self, method: str, verb: str, units: tuple[str, ...], *flags: bool
     ) -> None:
         try:
-            self._bus.call_method(_MANAGER, method, list(units), *flags, timeout_s=_CALL_S)
+            self._bus.call_method(MANAGER, method, list(units), *flags, timeout_s=_CALL_S)
         except BusError as error:
-            raise _make_refusal(error, verb, ", ".join(units)) from error
+            raise _make_unit_error(error, verb, ", ".join(units)) from error
 
     def _run_job(self, method: str, verb: str, unit: str) -> None:
         deadline = self._clock.monotonic() + self._job_s
         result = ""
-        with self._subscribe_manager(), self._bus.receive_signals(_MANAGER) as signals:
+        with subscribe_manager(self._bus), self._bus.receive_signals(MANAGER) as signals:
             try:
-                job = self._bus.call_method(_MANAGER, method, unit, "replace", timeout_s=_CALL_S)
+                job = self._bus.call_method(MANAGER, method, unit, "replace", timeout_s=_CALL_S)
             except BusError as error:
-                raise _make_refusal(error, verb, unit) from error
+                raise _make_unit_error(error, verb, unit) from error
 
-            def over(signal: BusSignal | None) -> bool:
+            def is_over(signal: BusSignal | None) -> bool:
                 nonlocal result
                 match signal:
-                    case BusSignal("JobRemoved", (_, removed, _, str(how))) if removed == job:
-                        result = how
+                    case BusSignal("JobRemoved", (_, removed, _, str(job_result))) if (
+                        removed == job
+                    ):
+                        result = job_result
                         return True
                 return self._clock.monotonic() >= deadline
 
-            if not signals.run_until(over):
-                raise BusError(f"the system bus went away while systemd was to {verb} {unit}")
+            if not signals.run_until(is_over):
+                raise BusError(f"cannot {verb} {unit}: the system bus closed the connection")
         if not result:
             raise UnitError(
-                f"systemd did not {verb} {unit} within {self._job_s:g} s",
-                remedy="see: systemctl list-jobs",
+                f"cannot {verb} {unit}: the job did not end within {self._job_s:g} s",
+                remedy="see what it waits for: systemctl list-jobs",
             )
         if result not in _SUCCESS_RESULTS:
             raise UnitError(
-                f"systemd could not {verb} {unit}: the job is {result}{self._describe_result(unit)}",
+                f"cannot {verb} {unit}: job {result}{self._describe_result(unit)}",
                 remedy=f"see: systemctl status {unit}; journalctl -u {unit}",
             )
 
-    @contextmanager
-    def _subscribe_manager(self) -> Iterator[None]:
-        # Only subscribers are told of jobs; and while subscribed, one is told of everything.
-        try:
-            self._bus.call_method(_MANAGER, "Subscribe", timeout_s=_CALL_S)
-        except BusError as error:
-            if error.name != _ALREADY_SUBSCRIBED:
-                raise
-        try:
-            yield
-        finally:
-            with suppress(BusError):  # then systemd forgot us, or will when we leave the bus
-                self._bus.call_method(_MANAGER, "Unsubscribe", timeout_s=_CALL_S)
-
     def _describe_result(self, name: str) -> str:
-        """The unit's own Result, for the end of a sentence; not all kinds of units have one."""
+        """Return the Result of the unit for the end of a sentence; empty where there is none."""
         for unit in self.list_units(name):
             kind = name.rpartition(".")[2].capitalize()
+            interface = BusInterface(SYSTEMD_NAME, unit.path, f"{SYSTEMD_NAME}.{kind}")
             try:
-                found = self._bus.read_properties(
-                    BusInterface(_NAME, unit.path, f"{_NAME}.{kind}"), timeout_s=_CALL_S
-                )
+                properties = self._bus.read_properties(interface, timeout_s=_CALL_S)
             except BusError:
                 return ""
-            reason = found.get("Result")
-            status = found.get("ExecMainStatus")
-            if reason:
-                return f", its result {reason}" + (f", status {status}" if status else "")
+            result = properties.get("Result")
+            status = properties.get("ExecMainStatus")
+            if result:
+                return f", result {result}" + (f", status {status}" if status else "")
         return ""
+
+
+@contextmanager
+def subscribe_manager(bus: SystemBus) -> Iterator[None]:
+    """Subscribe to the signals of systemd: it sends JobRemoved to subscribers only.
+
+    The subscription brings every other signal of the manager too, so it ends with the context.
+    """
+    try:
+        bus.call_method(MANAGER, "Subscribe", timeout_s=_CALL_S)
+    except BusError as error:
+        if error.name != _ALREADY_SUBSCRIBED:
+            raise
+    try:
+        yield
+    finally:
+        with suppress(BusError):  # systemd drops subscribers that leave the bus
+            bus.call_method(MANAGER, "Unsubscribe", timeout_s=_CALL_S)
 
 
 def _parse_unit(row: tuple[object, ...]) -> SystemdUnit:
@@ -201,7 +206,8 @@ def _parse_unit(row: tuple[object, ...]) -> SystemdUnit:
     return SystemdUnit(name=name, load_state=load, active_state=active, sub_state=sub, path=path)
 
 
-def _make_refusal(error: BusError, verb: str, unit: str) -> UnitError | BusError:
+def _make_unit_error(error: BusError, verb: str, unit: str) -> UnitError | BusError:
+    # Without a name there was no reply: systemd did not decide about the unit.
     if not error.name:
         return error
-    return UnitError(f"systemd refuses to {verb} {unit}: {error}", remedy=error.remedy)
+    return UnitError(f"cannot {verb} {unit}: {error}", remedy=error.remedy)

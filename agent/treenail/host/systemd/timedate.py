@@ -1,4 +1,4 @@
-"""The system clock's state, as timedated knows it."""
+"""timedated: the state of the system clock (org.freedesktop.timedate1(5))."""
 
 from treenail.errors import BusError
 from treenail.host.systemd.bus import BusInterface, SystemBus
@@ -9,15 +9,15 @@ _CALL_S = 10.0
 
 
 class Timedate:
-    """Asks the kernel through timedated: the agent itself has no right to."""
+    """The system clock. timedated asks the kernel: ProtectClock= denies the agent adjtimex(2)."""
 
     def __init__(self, bus: SystemBus) -> None:
         self._bus = bus
 
     def is_synchronized(self) -> bool | None:
-        """Whether the clock follows a time server; None when nobody can tell."""
+        """Return whether the clock is synchronized by NTP; None when timedated does not answer."""
         try:
-            found = self._bus.read_properties(_TIMEDATE, timeout_s=_CALL_S).get("NTPSynchronized")
+            value = self._bus.read_properties(_TIMEDATE, timeout_s=_CALL_S).get("NTPSynchronized")
         except BusError:
             return None
-        return found if isinstance(found, bool) else None
+        return value if isinstance(value, bool) else None

@@ -1,12 +1,11 @@
-"""Programs that run as transient units of systemd, and so outlive this process.
+"""Programs as transient units of systemd, which outlive this process.
 
-A unit has a fixed name, so there is at most one of it: who starts it a second time finds the
-first. It stays loaded when its program has ended, until it is released, so that the outcome can
-still be read by a later process (`RemainAfterExit`; a failed unit stays by itself).
+A job has a fixed unit name, so it runs at most once at a time, and a second start joins it. The
+unit stays loaded until it is released, so that a later process can read the result: a successful
+one because of ``RemainAfterExit``, a failed one in any case.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from treenail.errors import BusError, UnitError
@@ -17,13 +16,11 @@ from treenail.host.systemd.bus import (
     SystemBus,
     make_unit_properties,
 )
+from treenail.host.systemd.systemd import MANAGER, SYSTEMD_NAME, subscribe_manager
 
-_NAME = "org.freedesktop.systemd1"
-_MANAGER = BusInterface(_NAME, "/org/freedesktop/systemd1", f"{_NAME}.Manager")
-_NO_SUCH_UNIT = f"{_NAME}.NoSuchUnit"
-_UNIT_EXISTS = f"{_NAME}.UnitExists"
-_ALREADY_SUBSCRIBED = f"{_NAME}.AlreadySubscribed"
-# The last ones if it goes between two questions.
+_NO_SUCH_UNIT = f"{SYSTEMD_NAME}.NoSuchUnit"
+_UNIT_EXISTS = f"{SYSTEMD_NAME}.UnitExists"
+# The last three come when the unit is unloaded between two calls.
 _UNIT_GONE = {
     _NO_SUCH_UNIT,
     "org.freedesktop.DBus.Error.UnknownObject",
@@ -37,7 +34,7 @@ _CHANGING_STATES = {"activating", "deactivating", "reloading"}
 
 @dataclass(frozen=True, slots=True)
 class TransientJob:
-    """A program to run: ``unit`` is its name for systemd, ``description`` for people."""
+    """A program to run as ``unit``; ``description`` is shown by systemctl."""
 
     unit: str
     description: str
@@ -47,10 +44,10 @@ class TransientJob:
 
 @dataclass(frozen=True, slots=True)
 class TransientRun:
-    """How a job is, or how it ended.
+    """The state of a job.
 
-    ``result`` is systemd's: ``success``, ``exit-code``, ``signal``, ``timeout`` and others;
-    ``status`` is the exit code or the signal, ``invocation`` names the run in the journal.
+    ``result`` is that of systemd: ``success``, ``exit-code``, ``signal``, ``timeout`` and others.
+    ``status`` is the exit code or the signal, ``invocation`` the ID of the run in the journal.
     """
 
     description: str
@@ -61,107 +58,108 @@ class TransientRun:
 
     @property
     def is_running_or_done(self) -> bool:
-        """It runs or has ended well; one that failed is forgotten by the next."""
+        """Return whether a new start of the job joins this run; a failed run is replaced."""
         return self.is_running or self.is_done
 
     @property
     def is_done(self) -> bool:
-        """It has ended well."""
+        """Return whether the run ended with success."""
         return not self.is_running and self.result == "success"
 
 
 class TransientUnits:
-    """Starts and finds them. Raises `BusError`, `UnitError`; to be used by one thread."""
+    """Starts and finds transient units. Raises `BusError` and `UnitError`. For one thread."""
 
     def __init__(self, bus: SystemBus) -> None:
         self._bus = bus
 
     def find_run(self, unit: str) -> TransientRun | None:
-        """The run of this name; None when there is none, or it was released."""
+        """Return the run of the unit; None when there is none or it was released."""
         return self._read_run(unit, is_referenced=False)
 
     def _read_run(self, unit: str, *, is_referenced: bool) -> TransientRun | None:
-        """``is_referenced``: one that is inactive is there as long as it is held."""
+        """Read the run; with ``is_referenced`` (AddRef) an inactive unit still has its result."""
         try:
-            path = str(self._bus.call_method(_MANAGER, "GetUnit", unit, timeout_s=_CALL_S))
-            of_unit = self._get_properties(path, "Unit")
-            of_service = self._get_properties(path, "Service")
+            path = str(self._bus.call_method(MANAGER, "GetUnit", unit, timeout_s=_CALL_S))
+            unit_properties = self._read_properties(path, "Unit")
+            service_properties = self._read_properties(path, "Service")
         except BusError as error:
             if error.name in _UNIT_GONE:
                 return None
             raise
-        state = of_unit.get("ActiveState")
-        over = state == "inactive" and not _has_job(of_unit) and not is_referenced
-        if of_unit.get("LoadState") == "not-found" or over:
+        state = unit_properties.get("ActiveState")
+        has_job = _has_job(unit_properties)
+        # Without AddRef and RemainAfterExit the properties of an ended unit are those of a fresh
+        # stub, whose Result is "success" (seen with systemd 252).
+        is_stub = state == "inactive" and not has_job and not is_referenced
+        if unit_properties.get("LoadState") == "not-found" or is_stub:
             return None
-        invocation = of_unit.get("InvocationID")
+        invocation = unit_properties.get("InvocationID")
         return TransientRun(
-            description=str(of_unit.get("Description")),
-            is_running=state in _CHANGING_STATES or _has_job(of_unit),
-            result=str(of_service.get("Result")),
-            status=int(str(of_service.get("ExecMainStatus") or 0)),
+            description=str(unit_properties.get("Description")),
+            is_running=state in _CHANGING_STATES or has_job,
+            result=str(service_properties.get("Result")),
+            status=int(str(service_properties.get("ExecMainStatus") or 0)),
             invocation=bytes(invocation).hex() if isinstance(invocation, list | bytes) else "",
         )
 
     def run_job(self, job: TransientJob, on_tick: Callable[[], None]) -> TransientRun:
-        """Start the job, unless it runs or has run already, and return how it ended.
+        """Start the job, or join a run that is running or done, and return its end.
 
-        ``on_tick`` is called about once a second; what it raises ends the waiting, not the job.
-        A run of that name for something else raises `UnitError`; one that failed is done again.
+        ``on_tick`` is called about once a second; an exception of it ends the wait, not the job.
+        A failed run is repeated. Raises `UnitError` when the unit runs something else.
         """
-        with self._subscribe_manager(), self._bus.receive_signals(_MANAGER) as signals:
-            found = self.find_run(job.unit)
-            if found is not None and not found.is_running_or_done:
+        with subscribe_manager(self._bus), self._bus.receive_signals(MANAGER) as signals:
+            run = self.find_run(job.unit)
+            if run is not None and not run.is_running_or_done:
+                # A failed unit blocks its name.
                 self._clear_unit(job.unit, signals)
-                found = None
-            if found is None:
+                run = None
+            if run is None:
                 self._start_unit(job, {"RemainAfterExit": True})
-                found = self.find_run(job.unit)
-            if found is not None and found.description != job.description:
+                run = self.find_run(job.unit)
+            if run is not None and run.description != job.description:
                 raise UnitError(
-                    f"{job.unit} is there for something else: {found.description}",
+                    f"cannot start {job.unit}: it runs something else: {run.description}",
                     remedy=f"see: systemctl status {job.unit}",
                 )
-            ended = self._wait_for_end(job.unit, signals, on_tick)
-        if ended is None:
-            raise UnitError(f"{job.unit} was removed by somebody else during: {job.description}")
-        return ended
+            run = self._wait_for_end(job.unit, signals, on_tick)
+        return _require_run(run, job)
 
     def run_once(self, job: TransientJob, on_tick: Callable[[], None]) -> TransientRun:
-        """Start the job, whose name nobody else uses, and return how it ended; nothing is left.
+        """Start a job with a unique unit name and return its end; systemd keeps nothing of it.
 
-        It is forgotten when this process ends, too. ``on_tick`` as for `run_job`.
+        Calls ``on_tick`` as `run_job` does.
         """
-        with self._subscribe_manager(), self._bus.receive_signals(_MANAGER) as signals:
+        with subscribe_manager(self._bus), self._bus.receive_signals(MANAGER) as signals:
+            # The reference also ends with our bus connection, so with this process.
             self._start_unit(job, {"AddRef": True, "CollectMode": "inactive-or-failed"})
             try:
-                ended = self._wait_for_end(job.unit, signals, on_tick, is_referenced=True)
+                run = self._wait_for_end(job.unit, signals, on_tick, is_referenced=True)
             finally:
                 self._call_if_loaded("UnrefUnit", job.unit)
-        if ended is None:
-            raise UnitError(f"{job.unit} was removed by somebody else during: {job.description}")
-        return ended
+        return _require_run(run, job)
 
     def wait_for_unit(self, unit: str, on_tick: Callable[[], None]) -> None:
-        """Return once the job of this name, if there is one, has ended; ``on_tick`` as for `run_job`."""
-        with self._subscribe_manager(), self._bus.receive_signals(_MANAGER) as signals:
+        """Wait for the end of the job, if there is one; call ``on_tick`` as `run_job` does."""
+        with subscribe_manager(self._bus), self._bus.receive_signals(MANAGER) as signals:
             self._wait_for_end(unit, signals, on_tick)
 
     def stop_unit(self, unit: str, on_tick: Callable[[], None]) -> None:
-        """End the job if it runs, and forget it; returns when it has ended."""
-        with self._subscribe_manager(), self._bus.receive_signals(_MANAGER) as signals:
+        """Stop the job if it runs, wait for its end, and release it."""
+        with subscribe_manager(self._bus), self._bus.receive_signals(MANAGER) as signals:
             self._call_if_loaded("StopUnit", unit, "replace")
             self._wait_for_end(unit, signals, on_tick)
             self._clear_unit(unit, signals)
 
     def release_unit(self, unit: str) -> None:
-        """Forget a job that has ended; returns when its name is free."""
-        with self._subscribe_manager(), self._bus.receive_signals(_MANAGER) as signals:
+        """Unload a unit whose job has ended, and wait until its name is free."""
+        with subscribe_manager(self._bus), self._bus.receive_signals(MANAGER) as signals:
             self._clear_unit(unit, signals)
 
     def _clear_unit(self, unit: str, signals: BusSignals) -> None:
         self._call_if_loaded("StopUnit", unit, "replace")
-        # systemd only begins to stop it; until it has, the name finds what is about to go.
+        # StopUnit queues a job. Until its end the name still finds the old unit.
         self._wait_for_end(unit, signals, lambda: None)
         self._call_if_loaded("ResetFailedUnit", unit)
 
@@ -173,22 +171,25 @@ class TransientUnits:
         *,
         is_referenced: bool = False,
     ) -> TransientRun | None:
-        """The run once it runs no more; looked at once a second too, for systemd may restart."""
-        ended: TransientRun | None = None
+        """Return the run once it has ended."""
+        run: TransientRun | None = None
 
-        def over(signal: BusSignal | None) -> bool:
-            nonlocal ended
+        def is_over(signal: BusSignal | None) -> bool:
+            nonlocal run
+            # Read the state once a second too: systemd may restart, and the signal is lost.
             if signal is None:
                 on_tick()
             elif signal.member != "JobRemoved" or signal.values[2] != unit:
                 return False
-            ended = self._read_run(unit, is_referenced=is_referenced)
-            return ended is None or not ended.is_running
+            run = self._read_run(unit, is_referenced=is_referenced)
+            return run is None or not run.is_running
 
-        ended = self._read_run(unit, is_referenced=is_referenced)
-        if ended is not None and ended.is_running and not signals.run_until(over):
-            raise BusError(f"the system bus went away during: {ended.description}")
-        return ended
+        run = self._read_run(unit, is_referenced=is_referenced)
+        if run is not None and run.is_running and not signals.run_until(is_over):
+            raise BusError(
+                f"cannot wait for {unit} ({run.description}): the system bus closed the connection"
+            )
+        return run
 
     def _start_unit(self, job: TransientJob, lifetime: Mapping[str, bool | str]) -> None:
         properties = make_unit_properties(
@@ -203,37 +204,33 @@ class TransientUnits:
         )
         arguments: Sequence[object] = (job.unit, "fail", properties, [])
         try:
-            self._bus.call_method(_MANAGER, "StartTransientUnit", *arguments, timeout_s=_CALL_S)
+            self._bus.call_method(MANAGER, "StartTransientUnit", *arguments, timeout_s=_CALL_S)
         except BusError as error:
+            # Started by an earlier agent meanwhile: join it.
             if error.name != _UNIT_EXISTS:
                 raise
 
-    def _get_properties(self, path: str, kind: str) -> dict[str, object]:
-        target = BusInterface(_NAME, path, f"{_NAME}.{kind}")
-        return self._bus.read_properties(target, timeout_s=_CALL_S)
+    def _read_properties(self, path: str, kind: str) -> dict[str, object]:
+        interface = BusInterface(SYSTEMD_NAME, path, f"{SYSTEMD_NAME}.{kind}")
+        return self._bus.read_properties(interface, timeout_s=_CALL_S)
 
     def _call_if_loaded(self, method: str, *arguments: str) -> None:
         try:
-            self._bus.call_method(_MANAGER, method, *arguments, timeout_s=_CALL_S)
+            self._bus.call_method(MANAGER, method, *arguments, timeout_s=_CALL_S)
         except BusError as error:
             if error.name != _NO_SUCH_UNIT:
                 raise
 
-    @contextmanager
-    def _subscribe_manager(self) -> Iterator[None]:
-        try:
-            self._bus.call_method(_MANAGER, "Subscribe", timeout_s=_CALL_S)
-        except BusError as error:
-            if error.name != _ALREADY_SUBSCRIBED:
-                raise
-        try:
-            yield
-        finally:
-            with suppress(BusError):  # then systemd forgot us, or will when we leave the bus
-                self._bus.call_method(_MANAGER, "Unsubscribe", timeout_s=_CALL_S)
 
-
-def _has_job(unit: dict[str, object]) -> bool:
-    """A unit that was only just asked for is inactive still."""
-    job = unit.get("Job")
+def _has_job(unit_properties: dict[str, object]) -> bool:
+    """Return whether a job is queued: a unit whose start is queued is still inactive."""
+    job = unit_properties.get("Job")
     return isinstance(job, tuple) and job[0] != 0
+
+
+def _require_run(run: TransientRun | None, job: TransientJob) -> TransientRun:
+    if run is None:
+        raise UnitError(
+            f"cannot read the result of {job.unit} ({job.description}): another program removed it"
+        )
+    return run

@@ -1,7 +1,7 @@
-"""Unit files below a root, and the links that enable them: what systemctl --root does.
+"""Unit files below a root and the links that enable them, as systemctl --root handles them.
 
-Nothing is written here: the answers are the links to make and to remove, so that whoever makes
-them can undo it. For machines whose systemd can't be asked, because it does not run.
+For machines whose systemd does not run. Plans name the links to make and to remove, and the caller
+applies them in a transaction that can be undone.
 """
 
 import posixpath
@@ -39,7 +39,7 @@ _MAX_ALIASES = 8
 
 @dataclass(frozen=True, slots=True)
 class UnitLinks:
-    """Links to have, by path, with what they say; and links to have no more."""
+    """Links to make, by path with their targets, and links to remove."""
 
     made: dict[str, str]
     removed: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class UnitFileReader:
         self._files = files
 
     def find_unit_file(self, unit: str, *, search_path: Iterable[str] = SEARCH_PATH) -> str:
-        """The path of the unit's file, or of its template's; empty without one."""
+        """Return the path of the unit file, or of the file of its template; empty without one."""
         names = [name for name in (unit, find_template_name(unit)) if name]
         for name in names:
             for directory in search_path:
@@ -62,7 +62,7 @@ class UnitFileReader:
         return ""
 
     def read_states(self, *units: str) -> dict[str, str]:
-        """As ``systemctl is-enabled``, such as ``enabled`` or ``static``; empty without a file."""
+        """Return the states of ``systemctl is-enabled``; empty without a unit file."""
         links = {
             "enabled": list(self._list_links(CONFIG_DIRECTORY)),
             "enabled-runtime": list(self._list_links(RUNTIME_DIRECTORY)),
@@ -77,18 +77,18 @@ class UnitFileReader:
         return {unit: self._read_state(unit, enabled) for unit in units}
 
     def plan_enable(self, *units: str) -> UnitLinks:
-        """The links that ``systemctl enable`` would make, those that are there among them."""
+        """Return the links of ``systemctl enable``, existing ones included."""
         made: dict[str, str] = {}
-        done: set[str] = set()
+        visited: set[str] = set()
         for unit in units:
-            self._collect_enable_links(unit, made, done)
+            self._collect_enable_links(unit, made, visited)
         return UnitLinks(made)
 
     def plan_disable(self, *units: str) -> UnitLinks:
-        """The links that ``systemctl disable`` would remove."""
-        gone: set[str] = set()
+        """Return the links that ``systemctl disable`` removes."""
+        disabled: set[str] = set()
         for unit in units:
-            self._collect_disabled_names(unit, gone)
+            self._collect_disabled_names(unit, disabled)
         removed: list[str] = []
         links = list(self._list_links(CONFIG_DIRECTORY))
         while True:
@@ -97,15 +97,16 @@ class UnitFileReader:
                 for path, text in links
                 if path not in removed
                 and text != _MASK
-                and {posixpath.basename(path), posixpath.basename(text)} & gone
+                and {posixpath.basename(path), posixpath.basename(text)} & disabled
             ]
             if not more:
                 return UnitLinks({}, tuple(removed))
             removed += [path for path, _ in more]
-            gone |= {name for _, name in more}
+            # A removed link may be an alias, which other links name.
+            disabled |= {name for _, name in more}
 
     def plan_preset(self, *units: str) -> UnitLinks:
-        """The links that ``systemctl preset`` would make and remove."""
+        """Return the links that ``systemctl preset`` makes and removes."""
         made: dict[str, str] = {}
         removed: list[str] = []
         for unit in units:
@@ -118,13 +119,13 @@ class UnitFileReader:
         return UnitLinks(made, tuple(dict.fromkeys(path for path in removed if path not in made)))
 
     def read_preset(self, unit: str) -> UnitPreset:
-        """What the preset files say of the unit; of two files of one name the first is read."""
-        found: dict[str, str] = {}
+        """Read the preset of the unit; of two preset files with one name the first counts."""
+        paths: dict[str, str] = {}
         for directory in PRESET_PATH:
             for name in self._files.list_directory(directory):
                 if name.endswith(".preset"):
-                    found.setdefault(name, f"{directory}/{name}")
-        return parse_preset((self._read_text(found[name]) for name in sorted(found)), unit)
+                    paths.setdefault(name, f"{directory}/{name}")
+        return parse_preset((self._read_text(paths[name]) for name in sorted(paths)), unit)
 
     def _read_state(self, unit: str, enabled: Callable[[str], str]) -> str:
         path = self.find_unit_file(unit)
@@ -137,7 +138,7 @@ class UnitFileReader:
         if text is not None and posixpath.basename(text) not in {unit, find_template_name(unit)}:
             return "alias"
         install = self._read_install(unit, path)
-        # Of a template the default instance counts; other instances are something else.
+        # The state of a template is that of its default instance.
         default = (
             make_instance_name(unit, install.default_instance) if install.default_instance else unit
         )
@@ -152,11 +153,11 @@ class UnitFileReader:
             return "disabled"
         return "indirect" if install.also else "static"
 
-    def _collect_enable_links(self, unit: str, made: dict[str, str], done: set[str]) -> None:
+    def _collect_enable_links(self, unit: str, made: dict[str, str], visited: set[str]) -> None:
         unit, path = self._resolve_alias(unit)
-        if unit in done:
+        if unit in visited:
             return
-        done.add(unit)
+        visited.add(unit)
         install = self._read_install(unit, path)
         for alias in install.aliases:
             name = expand_specifiers(alias, unit)
@@ -170,21 +171,20 @@ class UnitFileReader:
         ):
             for target in targets:
                 name = expand_specifiers(target, unit)
-                made[
-                    f"{CONFIG_DIRECTORY}/{name}{suffix}/{self._build_link_name(unit, install, name)}"
-                ] = path
+                link_name = self._build_link_name(unit, install, name)
+                made[f"{CONFIG_DIRECTORY}/{name}{suffix}/{link_name}"] = path
         for other in install.also:
             if self.find_unit_file(expand_specifiers(other, unit)):
-                self._collect_enable_links(expand_specifiers(other, unit), made, done)
+                self._collect_enable_links(expand_specifiers(other, unit), made, visited)
 
     def _build_link_name(self, unit: str, install: InstallSection, target: str) -> str:
-        """What the link in the target's directory is called."""
+        """Return the name of the link in the directory of the target."""
         if not is_template(unit) or is_template(target):
             return unit
         if not install.default_instance:
             raise UnitError(
-                f"unit {unit} is a template, and {target} is none",
-                remedy=f"enable an instance of it, such as {make_instance_name(unit, 'NAME')}",
+                f"cannot enable {unit}: it is a template without DefaultInstance=",
+                remedy=f"enable an instance, such as {make_instance_name(unit, 'NAME')}",
             )
         return make_instance_name(unit, expand_specifiers(install.default_instance, unit))
 
@@ -193,39 +193,42 @@ class UnitFileReader:
         name = posixpath.basename(link)
         if text != path and self._files.has_entry(link):
             raise UnitError(
-                f"{path} is to be known as {name}, and there is another {link}",
-                remedy=f"move {link} away, or take the Alias out of the unit",
+                f"cannot make the alias {name} of {path}: {link} exists",
+                remedy=f"move {link} away, or remove Alias= from the unit",
             )
 
-    def _collect_disabled_names(self, unit: str, gone: set[str]) -> None:
-        if unit in gone:
+    def _collect_disabled_names(self, unit: str, disabled: set[str]) -> None:
+        if unit in disabled:
             return
         path = self.find_unit_file(unit)
         text = self._files.read_link(path) if path else None
         if text == _MASK:
             return
-        gone.add(unit)
+        disabled.add(unit)
         if path:
             for other in self._read_install(unit, path).also:
-                self._collect_disabled_names(expand_specifiers(other, unit), gone)
+                self._collect_disabled_names(expand_specifiers(other, unit), disabled)
 
     def _resolve_alias(self, unit: str) -> tuple[str, str]:
-        """The unit that an alias stands for, and its file."""
+        """Return the unit that an alias names, and its file."""
         name = unit
         for _ in range(_MAX_ALIASES):
             path = self.find_unit_file(name)
             if not path:
-                raise UnitError(f"there is no unit {unit} on this machine")
+                raise UnitError(f"cannot enable {unit}: no such unit file")
             text = self._files.read_link(path)
             if text == _MASK:
-                raise UnitError(f"unit {unit} is masked")
+                raise UnitError(
+                    f"cannot enable {unit}: it is masked",
+                    remedy=f"remove the link {path}, or set mask: false in the config",
+                )
             target = posixpath.basename(text or "")
             if not text or target in {name, find_template_name(name)}:
                 return name, path
             name = (
                 make_instance_name(target, _get_instance(name)) if is_template(target) else target
             )
-        raise UnitError(f"unit {unit} is an alias of an alias, and so on")
+        raise UnitError(f"cannot enable {unit}: more than {_MAX_ALIASES} aliases lead to it")
 
     def _read_install(self, unit: str, path: str) -> InstallSection:
         return parse_install(
@@ -245,24 +248,24 @@ class UnitFileReader:
         return (self._files.read_file(path) or b"").decode("utf-8", "replace")
 
     def _list_links(self, top: str) -> Iterator[tuple[str, str]]:
-        """Every link in the directory and those that targets have in it, with its text."""
+        """Yield the links in the directory and in its .wants and similar, with their targets."""
         for name in self._list_visible_names(top):
-            below = f"{top}/{name}"
-            text = self._files.read_link(below)
+            path = f"{top}/{name}"
+            text = self._files.read_link(path)
             if text is not None:
-                yield below, text
+                yield path, text
             elif name.endswith(_DEPENDENCY_SUFFIXES):
-                for link in self._list_visible_names(below):
-                    text = self._files.read_link(f"{below}/{link}")
+                for link in self._list_visible_names(path):
+                    text = self._files.read_link(f"{path}/{link}")
                     if text is not None:
-                        yield f"{below}/{link}", text
+                        yield f"{path}/{link}", text
 
     def _list_visible_names(self, directory: str) -> Iterator[str]:
-        """The names that systemd looks at, which hidden ones are not."""
+        """Yield the names that systemd reads: hidden files are not."""
         return (name for name in self._files.list_directory(directory) if not name.startswith("."))
 
     def _is_enabling_link(self, link: str, text: str, unit: str) -> bool:
-        """Whether the link is one that enabling the unit makes; a link to itself is none."""
+        """Return whether enabling the unit makes the link; a link to itself does not count."""
         name, target = posixpath.basename(link), posixpath.basename(text)
         if posixpath.dirname(link).endswith(_DEPENDENCY_SUFFIXES):
             return unit in {name, target}

@@ -1,4 +1,4 @@
-"""What a unit file says about its installation, and what presets say about units."""
+"""The [Install] section of unit files and the rules of preset files, parsed."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from treenail.errors import UnitError
 
 @dataclass(frozen=True, slots=True)
 class InstallSection:
-    """The [Install] sections of a unit file and its drop-ins together."""
+    """The merged [Install] sections of a unit file and its drop-ins."""
 
     wanted_by: tuple[str, ...] = ()
     required_by: tuple[str, ...] = ()
@@ -21,13 +21,13 @@ class InstallSection:
 
     @property
     def has_links(self) -> bool:
-        """Enabling the unit makes a link."""
+        """Return whether enabling the unit makes a link."""
         return bool(self.wanted_by or self.required_by or self.upheld_by or self.aliases)
 
 
 @dataclass(frozen=True, slots=True)
 class UnitPreset:
-    """Whether the vendor wants a unit enabled, and which instances if it is a template."""
+    """The preset of a unit; ``instances`` are those of a template."""
 
     is_enabled: bool
     instances: tuple[str, ...] = field(default=())
@@ -44,7 +44,7 @@ _SPECIFIER = re.compile(r"%(.)", re.DOTALL)
 
 
 def parse_install(texts: Iterable[str]) -> InstallSection:
-    """The section in these texts, as systemd reads them one after the other."""
+    """Merge the sections of the texts in order; an empty value clears a list."""
     lists: dict[str, list[str]] = {name: [] for name in _LISTS.values()}
     instance = ""
     for text in texts:
@@ -62,7 +62,7 @@ def parse_install(texts: Iterable[str]) -> InstallSection:
 
 
 def parse_preset(texts: Iterable[str], unit: str) -> UnitPreset:
-    """What the first line that is for the unit says; without one it is to be enabled."""
+    """Return the preset in the first line for the unit; the default is enabled."""
     for text in texts:
         for line in map(str.strip, text.splitlines()):
             verb, *words = line.split() or [""]
@@ -74,7 +74,7 @@ def parse_preset(texts: Iterable[str], unit: str) -> UnitPreset:
 
 
 def expand_specifiers(text: str, unit: str) -> str:
-    """The text with systemd's specifiers that a unit's name answers; others are refused."""
+    """Expand the specifiers that depend on the unit name alone; raise `UnitError` for others."""
     stem, _, _ = unit.rpartition(".")
     prefix, _, instance = stem.partition("@")
     values = {
@@ -88,31 +88,33 @@ def expand_specifiers(text: str, unit: str) -> str:
 
     def value(found: re.Match[str]) -> str:
         if found[1] not in values:
-            raise UnitError(f"{unit}: {text} has %{found[1]}, which only a running systemd knows")
+            raise UnitError(
+                f"cannot expand {text} of {unit}: only a running systemd knows %{found[1]}"
+            )
         return values[found[1]]
 
     return _SPECIFIER.sub(value, text)
 
 
 def find_template_name(unit: str) -> str:
-    """The name of the template of an instance; empty for what is no instance."""
+    """Return the template of an instance; empty when the unit is no instance."""
     name, at, rest = unit.partition("@")
     instance, dot, suffix = rest.rpartition(".")
     return f"{name}@.{suffix}" if at and dot and instance else ""
 
 
 def is_template(unit: str) -> bool:
-    """Whether the unit is a template, of which only instances can run."""
+    """Return whether the unit is a template."""
     return "@." in unit
 
 
 def make_instance_name(unit: str, instance: str) -> str:
-    """The name of a template's instance."""
+    """Return the name of an instance of a template."""
     return unit.replace("@.", f"@{instance}.", 1)
 
 
 def _is_listed_instance(unit: str, words: list[str]) -> bool:
-    """Whether a preset line that lists instances of a template lists this one."""
+    """Return whether a preset line lists the unit as an instance of its template."""
     found = find_template_name(unit)
     return (
         bool(found)
@@ -133,16 +135,17 @@ def _parse_assignments(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _join_lines(text: str) -> Iterator[str]:
-    """The lines, continued ones joined; comments within a continued line are left out."""
-    begun = ""
+    """Yield the lines, continued ones joined, without comments."""
+    # systemd.syntax(7): a comment inside a continued line is ignored.
+    joined = ""
     for line in text.splitlines():
         stripped = line.strip()
-        if stripped.startswith(("#", ";")) or not (stripped or begun):
+        if stripped.startswith(("#", ";")) or not (stripped or joined):
             continue
         if stripped.endswith("\\"):
-            begun += stripped[:-1] + " "
+            joined += stripped[:-1] + " "
             continue
-        yield begun + stripped
-        begun = ""
-    if begun:
-        yield begun
+        yield joined + stripped
+        joined = ""
+    if joined:
+        yield joined

@@ -1,13 +1,12 @@
-"""Other programs that update this machine's operating system."""
+"""Other update agents of this machine, such as Zincati and the timers of rpm-ostree and bootc."""
 
 import re
-from typing import Protocol
 
 from treenail.errors import FileError, HostError
 from treenail.host.filesystem.files import HostFiles
-from treenail.host.systemd.systemd import SystemdUnit
+from treenail.host.systemd.systemd import Systemd
 
-# rpm-ostree's record of who called RegisterClient as the driver, a serialized GVariant.
+# A serialized GVariant: the driver that was named with register-driver, and its unit.
 _DRIVER_FILE = "/run/rpm-ostree/update-driver.gv"
 _UNIT = re.compile(rb"[A-Za-z0-9@:_.\\-]+\.(?:service|timer)")
 _RPM_OSTREED = "/etc/rpm-ostreed.conf"
@@ -18,14 +17,8 @@ _KNOWN_AGENTS = ("zincati.service", "bootc-fetch-apply-updates.timer", _AUTOMATI
 _LIMIT = 64 * 1024
 
 
-class UnitLister(Protocol):
-    """What systemd knows of units."""
-
-    def list_units(self, *names: str) -> tuple[SystemdUnit, ...]: ...
-
-
-def find_active_agents(files: HostFiles, systemd: UnitLister) -> tuple[str, ...]:
-    """The units that are active and update this machine; what can't be asked is left out."""
+def find_active_agents(files: HostFiles, systemd: Systemd) -> tuple[str, ...]:
+    """Return the active units that update this machine; empty when systemd does not answer."""
     names = dict.fromkeys((*_read_registered_driver(files), *_KNOWN_AGENTS))
     try:
         active = [each.name for each in systemd.list_units(*names) if each.active_state == "active"]
@@ -41,7 +34,7 @@ def _read_registered_driver(files: HostFiles) -> tuple[str, ...]:
 
 
 def _has_automatic_staging(files: HostFiles) -> bool:
-    """Whether the timer does more than to look: not by itself, says rpm-ostreed.conf(5)."""
+    """Return whether the timer stages updates; by default it does not (rpm-ostreed.conf(5))."""
     policy = _POLICY.findall(_read_file(files, _RPM_OSTREED).decode("utf-8", "replace"))
     return bool(policy) and policy[-1] in _STAGING_POLICIES
 
