@@ -1,11 +1,12 @@
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
 from treenail.errors import FileError
-from treenail.host.filesystem.disk import Disk
+from treenail.host.filesystem.disk import Disk, StrPath
 from treenail.host.filesystem.files import FileSpec, HostFiles
 from treenail.host.filesystem.root import Root
 
@@ -317,3 +318,23 @@ def test_write_file_without_policy_keeps_label_of_replaced_file(root):
     disk.given[(root.prefix / "a").stat().st_ino] = b"shadow_t"
     files.write_file("/a", b"new")
     assert (disk.read_label(root.prefix / "a"), disk.changes) == (b"shadow_t", 1)
+
+
+class InterruptingDisk(Disk):
+    """A disk on which ``other`` starts before a file is renamed; it may have to wait."""
+
+    def __init__(self, other: threading.Thread) -> None:
+        self._other = other
+
+    def replace(self, path: StrPath, target: StrPath) -> None:
+        if Path(path).is_file():
+            self._other.start()
+            self._other.join(0.2)
+        super().replace(path, target)
+
+
+def test_two_threads_write_in_one_directory_without_loss(root: Root) -> None:
+    other = threading.Thread(target=HostFiles(root).write_file, args=("/run/status", b"two"))
+    HostFiles(root, InterruptingDisk(other)).write_file("/run/output", b"one")
+    other.join()
+    assert tree(root) == {"/run": None, "/run/output": b"one", "/run/status": b"two"}

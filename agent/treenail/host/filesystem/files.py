@@ -3,10 +3,13 @@
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from treenail.errors import FileError
 from treenail.host.filesystem.disk import Disk, StrPath
@@ -24,6 +27,23 @@ _REMEDIES = {
     errno.EACCES: "run the agent as root",
     errno.EPERM: "run the agent as root; to see whether the file is immutable, run: lsattr",
 }
+
+# A writer removes the temporary files in its directory, so two threads must not write at a time:
+# the Node watch writes status.json beside the files of the main thread.
+_WRITE_LOCK = threading.RLock()
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _write_alone(method: Callable[P, R]) -> Callable[P, R]:
+    """Hold the lock of the writers during ``method``."""
+
+    @wraps(method)
+    def locked(*arguments: P.args, **keywords: P.kwargs) -> R:
+        with _WRITE_LOCK:
+            return method(*arguments, **keywords)
+
+    return locked
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +68,8 @@ class HostFiles:
     writing replaces a symbolic link there. Links before it are followed inside the root.
 
     A replaced entry keeps its SELinux label if the policy accepts that. A new entry gets the label
-    of the policy; without a policy the kernel labels it. One thread at a time may write in a
-    directory; the lock of the ledger excludes other agents.
+    of the policy; without a policy the kernel labels it. One thread at a time writes. The lock of
+    the ledger excludes other agents.
     """
 
     def __init__(self, root: Root, disk: Disk | None = None) -> None:
@@ -85,6 +105,7 @@ class HostFiles:
         """Write one file; return whether that was a change. Missing directories get mode 0755."""
         return bool(self.write_files([FileSpec(path, content, mode, uid, gid)]))
 
+    @_write_alone
     def write_files(self, files: Sequence[FileSpec]) -> tuple[str, ...]:
         """Write the files; return the paths that changed, in order.
 
@@ -127,6 +148,7 @@ class HostFiles:
         self._disk.release_memory()
         return tuple(specs[entry].path for entry in changed)
 
+    @_write_alone
     def make_symlink(self, path: str, target: str) -> bool:
         """Make a symbolic link to ``target``; return whether that was a change.
 
@@ -178,12 +200,14 @@ class HostFiles:
             self._fsync_path(entry.parent)
         return was_removed
 
+    @_write_alone
     def remove_leftovers(self, path: str) -> None:
         """Remove temporary files of an interrupted write, as the next write there would do."""
         directory = self._root.resolve_path(path)
         if self._remove_leftovers(directory):
             self._fsync_path(directory)
 
+    @_write_alone
     def make_directory(
         self,
         path: str,
