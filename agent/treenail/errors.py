@@ -6,16 +6,16 @@
     ├─ ConfigError                   Degraded         on change   the desired target is invalid
     │  ├─ IgnitionError
     │  └─ UnreconcilableError        Unreconcilable   on change
-    ├─ DriftError                    Degraded         on change   files differ from the current config
-    ├─ HostError                     Degraded         backoff     an operation on this machine failed
+    ├─ DriftError                Degraded         on change   files differ from the current config
+    ├─ HostError                 Degraded         backoff     an operation on this machine failed
     │  ├─ FileError  UnitError  CommandError (CommandTimeoutError)  LedgerError
     │  ├─ CredentialError                                         a pull secret is not usable
-    │  ├─ PreflightError                                          the update would fail; nothing was changed
+    │  ├─ PreflightError                                          the update would fail
     │  ├─ BusError                                                a D-Bus call failed
     │  │  └─ BusyError               (unchanged)                  another transaction is in progress
     │  ├─ TransactionError                                        rpm-ostree or bootc failed
     │  │  └─ CancelledError          (unchanged)                  the transaction was cancelled
-    │  ├─ StepError                                               a step failed; earlier steps are undone
+    │  ├─ StepError                                               a step failed
     │  └─ RollbackError              Degraded         on change   undoing failed too
     ├─ DrainError                    Working          backoff     a PodDisruptionBudget blocks it
     └─ ClusterError                  (unchanged)      backoff     the API server

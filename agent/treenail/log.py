@@ -119,7 +119,7 @@ class JournalHandler(logging.Handler):
             self._send_memfd(datagram)
 
     def _send_memfd(self, datagram: bytes) -> None:
-        """Send a record that exceeds the datagram limit as a sealed memfd, as sd_journal_send does."""
+        """Send a record beyond the datagram limit as a sealed memfd, as sd_journal_send does."""
         descriptor = os.memfd_create("treenail-log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.pwrite(descriptor, datagram, 0)

@@ -7,7 +7,6 @@ import pytest
 
 from tests.oracle import needs_oracle, records, render_cases
 from treenail.api.machineconfig import MachineConfig
-from treenail.config.identity import rendered_name
 from treenail.config.merge import (
     GENERATED_BY,
     ROLE,
@@ -17,6 +16,7 @@ from treenail.config.merge import (
     sort_configs,
 )
 from treenail.config.provenance import Provenance
+from treenail.config.rendered_name import rendered_name
 from treenail.errors import ConfigError
 
 EMPTY = {"ignition": {"version": "3.5.0"}}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.config.redact import (
     LINES_LIMIT,
     SIZE_LIMIT,
@@ -266,7 +266,7 @@ def test_key_that_begins_before_the_context_is_withheld() -> None:
 @pytest.mark.parametrize(
     ("path", "mode"),
     [
-        *((path, 0o644) for path in sorted(names.CREDENTIALS)),
+        *((path, 0o644) for path in sorted(node_paths.CREDENTIALS)),
         ("/etc/any", 0o600),
         ("/etc/any", 0o400),
         ("/etc/any", 0o640),

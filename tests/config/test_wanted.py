@@ -13,7 +13,7 @@ from treenail.api import documents
 from treenail.api.contents import Contents
 from treenail.api.machineconfig import EXTENSIONS, MachineConfig
 from treenail.api.meta import ObjectMeta
-from treenail.config.names import FORCE_FILE
+from treenail.config.node_paths import FORCE_FILE
 from treenail.config.wanted import (
     WantedDirectory,
     WantedFile,

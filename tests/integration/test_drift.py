@@ -10,7 +10,7 @@ from tests.integration.site import PASSWORD, Site
 from tests.integration.test_config import APP, LIMIT_S, UNIT, UNIT_FILE, UNIT_TEXT, Configs, files
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.config.names import FORCE_FILE
+from treenail.config.node_paths import FORCE_FILE
 from treenail.daemon.local.metrics import METRICS_FILE
 
 pytestmark = pytest.mark.integration

@@ -8,7 +8,7 @@ from tests.integration.commands import status
 from tests.integration.site import LIMIT_S, Site
 from tests.waiting import wait_until
 from treenail.api.controllerconfig import NAME
-from treenail.config.names import KUBELET_CA, REGISTRY_CAS
+from treenail.config.node_paths import KUBELET_CA, REGISTRY_CAS
 from treenail.kube.resources import CONTROLLERCONFIGS
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 

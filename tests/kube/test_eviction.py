@@ -19,7 +19,6 @@ from treenail.kube.eviction import (
     NodeDrain,
     classify_refusal,
     find_stuck_reason,
-    set_cordoned,
     should_evict,
 )
 from treenail.kube.kubeconfig import read_kubeconfig
@@ -400,11 +399,3 @@ def test_unreachable_server_raises_and_keeps_attempts(node: Node) -> None:
         (blocker,) = drain.evict_pods().blockers
 
     assert blocker.since == NOW
-
-
-def test_cordon_is_set_and_cleared(node: Node) -> None:
-    cordoned = set_cordoned(node.client, "a", is_cordoned=True)
-    again = set_cordoned(node.client, "a", is_cordoned=False)
-
-    assert cordoned["spec"] == {"unschedulable": True}
-    assert not again.get("spec")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.config.wanted import (
     WantedDirectory,
     WantedFile,
@@ -132,5 +132,5 @@ def _find_os_aspects(old: WantedOS, new: WantedOS) -> Iterator[OSAspect]:
 def _find_removed_paths(old: WantedState, new: WantedState) -> Iterator[str]:
     written = {*new.files, *new.directories, *new.links, *new.list_unit_files(), *new.list_masks()}
     for path in (*old.files, *old.list_unit_files(), *sorted(old.list_masks())):
-        if path not in written and not names.should_outlive_config(path):
+        if path not in written and not node_paths.should_outlive_config(path):
             yield path

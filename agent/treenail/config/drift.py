@@ -7,7 +7,7 @@ from enum import StrEnum
 from itertools import chain
 
 from treenail.api.contents import Contents
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.config.wanted import ROOT, UserOrGroup, WantedFile, WantedState, WantedUnit
 
 MASK_TARGET = "/dev/null"
@@ -119,7 +119,7 @@ def compute_expected_entries(wanted: WantedState) -> dict[str, ExpectedEntry]:
         ),
         *(entry for unit in wanted.units.values() for entry in _expect_unit_files(unit)),
     ]
-    return {entry.path: entry for entry in entries if entry.path not in names.CREDENTIALS}
+    return {entry.path: entry for entry in entries if entry.path not in node_paths.CREDENTIALS}
 
 
 def list_expected_paths(wanted: WantedState) -> Iterator[str]:
@@ -127,7 +127,7 @@ def list_expected_paths(wanted: WantedState) -> Iterator[str]:
     soft = (link.path for link in wanted.links.values() if not link.is_hard)
     units = (path for unit in wanted.units.values() for path in _list_unit_paths(unit))
     for path in chain(wanted.files, wanted.directories, soft, units):
-        if path not in names.CREDENTIALS:
+        if path not in node_paths.CREDENTIALS:
             yield path
 
 
@@ -145,7 +145,7 @@ def find_unknown_dropins(wanted: WantedState, present: Iterable[str]) -> tuple[D
     them.
     """
     known = {*wanted.list_unit_files(), *wanted.files}
-    directories = tuple(f"{names.unit_path(name)}.d/" for name in wanted.units)
+    directories = tuple(f"{node_paths.unit_path(name)}.d/" for name in wanted.units)
     return tuple(
         Drift(path, DriftAttribute.KIND, EntryKind.NOTHING, EntryKind.FILE)
         for path in sorted(present)
@@ -204,19 +204,19 @@ def _expect_file(file: WantedFile) -> ExpectedEntry:
 
 def _list_unit_paths(unit: WantedUnit) -> Iterator[str]:
     if unit.mask or unit.contents:
-        yield names.unit_path(unit.name)
+        yield node_paths.unit_path(unit.name)
     for name in unit.dropins:
-        yield names.dropin_path(unit.name, name)
+        yield node_paths.dropin_path(unit.name, name)
 
 
 def _expect_unit_files(unit: WantedUnit) -> Iterator[ExpectedEntry]:
-    path = names.unit_path(unit.name)
+    path = node_paths.unit_path(unit.name)
     if unit.mask:
         yield ExpectedEntry(path, EntryKind.LINK, target=MASK_TARGET)
     elif unit.contents:
         yield ExpectedEntry(path, EntryKind.FILE, unit.contents, UNIT_MODE, ROOT, ROOT)
     for name, text in unit.dropins.items():
-        path = names.dropin_path(unit.name, name)
+        path = node_paths.dropin_path(unit.name, name)
         if text:
             yield ExpectedEntry(path, EntryKind.FILE, text, UNIT_MODE, ROOT, ROOT)
         else:

@@ -13,7 +13,7 @@ from treenail.api import ignition
 from treenail.api.decode import Json
 from treenail.api.ignition_model import IgnitionConfig, IgnitionUser
 from treenail.api.machineconfig import MachineConfig
-from treenail.config import names, wanted
+from treenail.config import node_paths, wanted
 from treenail.errors import UnreconcilableError
 
 _REINSTALL = "revert the change, or reinstall the node with it"
@@ -77,8 +77,8 @@ def _check_users(old: IgnitionConfig, new: IgnitionConfig) -> Iterator[Irreconci
     section = "invalid passwd change(s): ignition passwd user section contains unsupported changes"
     for index, user in enumerate(new.users):
         place = f"spec.config.passwd.users[{index}]"
-        if user.name != names.CORE_USER:
-            remedy = f"set keys and passwords of {names.CORE_USER} only"
+        if user.name != node_paths.CORE_USER:
+            remedy = f"set keys and passwords of {node_paths.CORE_USER} only"
             yield IrreconcilableChange(f"{place}.name", f"{section}: non-core user", remedy)
         elif user.others:
             others = ", ".join(sorted(user.others))
@@ -141,7 +141,7 @@ def _check_files(new: IgnitionConfig) -> Iterator[IrreconcilableChange]:
             yield IrreconcilableChange(
                 f"{file.location}.append", reason, "write the whole file as contents"
             )
-        if file.path == names.FORCE_FILE:
+        if file.path == node_paths.FORCE_FILE:
             reason = f"cannot create {file.path} via Ignition"
             yield IrreconcilableChange(
                 f"{file.location}.path", reason, "create it on the node manually"

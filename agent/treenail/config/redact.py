@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 
-from treenail.config import names
+from treenail.config import node_paths
 
 WITHHELD = "<withheld>"
 
@@ -155,7 +155,7 @@ def is_secret_file(path: str, mode: int) -> bool:
     """Return whether the file is not world-readable, or its path is a known place of secrets."""
     return (
         not mode & _OTHERS_READ
-        or path in names.CREDENTIALS
+        or path in node_paths.CREDENTIALS
         or any(fnmatchcase(path, pattern) for pattern in _SECRET_PATHS)
     )
 

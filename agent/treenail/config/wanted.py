@@ -19,7 +19,7 @@ from treenail.api.ignition_model import (
     IgnitionUnit,
 )
 from treenail.api.machineconfig import DEFAULT_KERNEL, EXTENSIONS, KERNEL_TYPES, MachineConfig
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.errors import ConfigError, IgnitionError
 
 UserOrGroup = int | str
@@ -80,10 +80,10 @@ class WantedUnit:
     def list_files(self) -> Iterator[tuple[str, str]]:
         """Yield the path and the text of each file of the unit."""
         if self.contents:
-            yield names.unit_path(self.name), self.contents
+            yield node_paths.unit_path(self.name), self.contents
         for name, text in self.dropins.items():
             if text:
-                yield names.dropin_path(self.name, name), text
+                yield node_paths.dropin_path(self.name, name), text
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class WantedState:
 
     def list_masks(self) -> set[str]:
         """Return each path below the unit directory that is a mask."""
-        return {names.unit_path(unit.name) for unit in self.units.values() if unit.mask}
+        return {node_paths.unit_path(unit.name) for unit in self.units.values() if unit.mask}
 
 
 def read_wanted_state(config: MachineConfig) -> WantedState:
@@ -165,7 +165,7 @@ def _read_file(file: IgnitionFile) -> WantedFile:
             f"{file.location}.append: cannot append to a file of a running node",
             remedy="write the whole file as contents",
         )
-    if file.path == names.FORCE_FILE:
+    if file.path == node_paths.FORCE_FILE:
         raise IgnitionError(
             f"{file.location}.path: cannot write {file.path}: only a user may create it"
         )

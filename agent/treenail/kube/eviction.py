@@ -19,7 +19,7 @@ from treenail.errors import (
 from treenail.kube.client import Client, Json
 from treenail.kube.informer import Informer
 from treenail.kube.pod import Pod, parse_pod
-from treenail.kube.resources import DAEMONSETS, NODES, PODDISRUPTIONBUDGETS, PODS, get_object
+from treenail.kube.resources import DAEMONSETS, PODDISRUPTIONBUDGETS, PODS, get_object
 from treenail.kube.watch import WatchScope
 from treenail.label_selector import matches_selector
 
@@ -135,11 +135,6 @@ def classify_refusal(
             return Blocker(pod.key, BlockerReason.BUDGET, message, budgets, since)
         return None
     return Blocker(pod.key, BlockerReason.REFUSED, message, (), since)
-
-
-def set_cordoned(client: Client, node: str, *, is_cordoned: bool) -> Json:
-    """Set or clear ``spec.unschedulable``; return the changed Node."""
-    return client.patch(NODES, node, {"spec": {"unschedulable": is_cordoned or None}})
 
 
 class NodeDrain:

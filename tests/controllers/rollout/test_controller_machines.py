@@ -40,9 +40,7 @@ AGENT = "[limits]\nretry_first_s = 0.1\nretry_max_s = 0.5\n"
 def lab() -> Iterator[Lab]:
     # The sockets' names must stay short.
     with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder:
-        plan = LabPlan(
-            ("n1", "n2"), (BEFORE, AFTER), machine_settings=FAST, agent_settings=AGENT
-        )
+        plan = LabPlan(("n1", "n2"), (BEFORE, AFTER), machine_settings=FAST, agent_settings=AGENT)
         with Lab(Path(folder), plan) as found:
             for config in ("rendered-worker-a", "rendered-worker-b"):
                 add_config(found.client, config)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.clock import FakeClock
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.daemon.cluster.controller_config import CHECK_INTERVAL_S, ControllerConfigSync
 from treenail.daemon.configuration.path_watcher import TouchedPaths
 from treenail.host.filesystem.files import HostFiles
@@ -100,11 +100,11 @@ def test_certificates_and_pull_secret_are_written(machine, pem):
         == ()
     )
 
-    assert machine.read(names.KUBELET_CA) == pem
+    assert machine.read(node_paths.KUBELET_CA) == pem
     assert machine.read("/etc/docker/certs.d/r.example:5000/ca.crt") == pem
     assert machine.read(INTERNAL) == b'{"auths":{}}\n'
     assert (machine.top / INTERNAL[1:]).stat().st_mode & 0o777 == 0o600
-    assert machine.read(names.CLOUD_CA) is None
+    assert machine.read(node_paths.CLOUD_CA) is None
 
 
 def test_invalid_certificate_is_rejected_and_previous_stays(machine, pem):
@@ -113,10 +113,10 @@ def test_invalid_certificate_is_rejected_and_previous_stays(machine, pem):
 
     problems = machine.sync(kubeAPIServerServingCAData=b64(bad))
 
-    assert machine.read(names.KUBELET_CA) == pem
+    assert machine.read(node_paths.KUBELET_CA) == pem
     (problem,) = problems
     assert problem == (
-        f"cannot write {names.KUBELET_CA}: the ControllerConfig's content for it is no PEM "
+        f"cannot write {node_paths.KUBELET_CA}: the ControllerConfig's content for it is no PEM "
         "certificate; the file on disk stays"
     )
 
@@ -151,27 +151,27 @@ def test_missing_controllerconfig_changes_nothing(machine, pem):
     machine.trust.accept_document(None)
 
     assert machine.trust.sync_files() == ()
-    assert machine.read(names.KUBELET_CA) == pem
+    assert machine.read(node_paths.KUBELET_CA) == pem
 
 
 def test_unchanged_metrics_are_not_written_again(machine, pem):
     machine.sync(kubeAPIServerServingCAData=b64(pem))
-    before = (machine.top / names.KUBELET_CA[1:]).stat()
+    before = (machine.top / node_paths.KUBELET_CA[1:]).stat()
     machine.start()
     machine.sync(kubeAPIServerServingCAData=b64(pem))
 
-    assert (machine.top / names.KUBELET_CA[1:]).stat().st_ino == before.st_ino
+    assert (machine.top / node_paths.KUBELET_CA[1:]).stat().st_ino == before.st_ino
 
 
 @pytest.mark.parametrize("content", [None, b"", b"theirs"])
 def test_changed_or_removed_certificate_is_restored_at_once(machine, pem, content):
     machine.sync(kubeAPIServerServingCAData=b64(pem), internalRegistryPullSecret=b64(b"{}"))
 
-    assert machine.touched(names.KUBELET_CA, content) == ()
-    assert machine.read(names.KUBELET_CA) == pem
+    assert machine.touched(node_paths.KUBELET_CA, content) == ()
+    assert machine.read(node_paths.KUBELET_CA) == pem
     assert machine.touched(INTERNAL, content) == ()
     assert machine.read(INTERNAL) == b"{}\n"
-    assert machine.watched.paths == {names.KUBELET_CA, INTERNAL}
+    assert machine.watched.paths == {node_paths.KUBELET_CA, INTERNAL}
 
 
 def test_certificate_is_restored_without_inotify_within_a_minute(machine, pem):
@@ -199,13 +199,14 @@ def test_removed_directory_is_restored(machine, pem):
 def test_contested_certificate_is_reported_and_no_longer_restored(machine, pem):
     machine.sync(kubeAPIServerServingCAData=b64(pem), imageRegistryBundleData=bundle(a=pem))
     for _ in range(3):
-        assert machine.touched(names.KUBELET_CA, b"theirs") == ()
+        assert machine.touched(node_paths.KUBELET_CA, b"theirs") == ()
     problems = (
-        f"another program keeps changing {names.KUBELET_CA}; treenail leaves it alone for an hour",
+        f"another program keeps changing {node_paths.KUBELET_CA}; "
+        "treenail leaves it alone for an hour",
     )
 
-    assert machine.touched(names.KUBELET_CA, b"theirs") == problems
-    assert machine.read(names.KUBELET_CA) == b"theirs"
+    assert machine.touched(node_paths.KUBELET_CA, b"theirs") == problems
+    assert machine.read(node_paths.KUBELET_CA) == b"theirs"
     # The others are kept as ever.
     place = "/etc/docker/certs.d/a/ca.crt"
     assert machine.touched(place, None) == problems
@@ -213,26 +214,26 @@ def test_contested_certificate_is_reported_and_no_longer_restored(machine, pem):
 
     machine.clock.move(3600.0)
     assert machine.trust.sync_files() == ()
-    assert machine.read(names.KUBELET_CA) == pem
+    assert machine.read(node_paths.KUBELET_CA) == pem
 
 
 def test_new_certificate_is_written_to_a_contested_file(machine, pem, tmp_path_factory):
     machine.sync(kubeAPIServerServingCAData=b64(pem))
     for _ in range(4):
-        machine.touched(names.KUBELET_CA, b"theirs")
+        machine.touched(node_paths.KUBELET_CA, b"theirs")
     other = CertificateAuthority(tmp_path_factory.mktemp("other")).file.read_bytes()
 
     assert machine.sync(kubeAPIServerServingCAData=b64(other)) == ()
-    assert machine.read(names.KUBELET_CA) == other
+    assert machine.read(node_paths.KUBELET_CA) == other
 
 
 def test_previous_certificate_stays_after_an_invalid_one(machine, pem):
     machine.sync(kubeAPIServerServingCAData=b64(pem))
     machine.sync(kubeAPIServerServingCAData=b64(b"no certificate"))
 
-    (problem,) = machine.touched(names.KUBELET_CA, None)
+    (problem,) = machine.touched(node_paths.KUBELET_CA, None)
     assert problem.endswith("is no PEM certificate; the file on disk stays")
-    assert machine.read(names.KUBELET_CA) == pem
+    assert machine.read(node_paths.KUBELET_CA) == pem
 
 
 def test_failing_disk_is_reported_and_retried(machine, pem):
@@ -243,4 +244,4 @@ def test_failing_disk_is_reported_and_retried(machine, pem):
 
     machine.clock.move(CHECK_INTERVAL_S)
     assert machine.trust.sync_files() == ()
-    assert machine.read(names.KUBELET_CA) == pem
+    assert machine.read(node_paths.KUBELET_CA) == pem

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.config.logins import decode_history
+from treenail.config.credential_history import decode_history
 from treenail.config.pullsecret import PullSecret, encode_pull_secret, parse_pull_secret
 from treenail.daemon.cluster.pull_secrets import KUBECONFIG, LOGIN_HISTORY, PullSecrets
 from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
@@ -477,9 +477,7 @@ def test_previous_login_returns_after_rejection_also_after_restart(machine):
     machine.write(CLUSTER, secret(a="3", b="y"))
     assert machine.credentials.install_secrets() == ()
     machine.credentials.confirm_login(IMAGE)
-    assert not machine.credentials.handle_rejected_login(IMAGE), (
-        "older credentials are not needed"
-    )
+    assert not machine.credentials.handle_rejected_login(IMAGE), "older credentials are not needed"
 
 
 def test_rejected_login_without_previous_one_stays(machine):

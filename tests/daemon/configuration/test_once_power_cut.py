@@ -34,7 +34,7 @@ from tests.daemon.machines import (
 )
 from tests.daemon.power import CALLS, Findings, Site, WitnessedDisk, failing_calls
 from tests.fakes.disk import MemoryDisk
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.config.wanted import WantedDirectory, WantedLink, WantedUnit
 from treenail.daemon.configuration.apply import apply_steps
 from treenail.daemon.configuration.step_runner import StepRunner
@@ -308,7 +308,7 @@ def paths(step: ConfigStep) -> set[str]:
         case BackUpEntry() | RecordOwnership() | EnableUnits() | DisableUnits() | PresetUnits():
             return set()
         case SetSshKeys():
-            return {TOP + names.AUTHORIZED_KEYS, *(TOP + path for path in KEY_DIRECTORIES)}
+            return {TOP + node_paths.AUTHORIZED_KEYS, *(TOP + path for path in KEY_DIRECTORIES)}
         case SetPassword():
             return {f"{TOP}/etc/shadow"}
         case _:

@@ -7,7 +7,7 @@ from treenail.daemon.settings.settings import BackendSetting, HealthSettings, Pr
 from treenail.host.container.cri import ContainerRuntime
 from treenail.host.container.registry import SkopeoClient
 from treenail.host.machine import Machine
-from treenail.host.system.health_checks import HealthCheckDirectory
+from treenail.host.system.health_d import HealthCheckDirectory
 
 HEALTH_CHECK_DIRECTORY = "/etc/treenail/health.d"
 

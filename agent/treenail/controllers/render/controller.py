@@ -16,7 +16,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import API_VERSION, KIND, MachineConfigPool
 from treenail.api.meta import Condition, merge_conditions
 from treenail.clock import Clock, format_rfc3339
-from treenail.config.identity import rendered_name
+from treenail.config.rendered_name import rendered_name
 from treenail.controllers.render.render import (
     ControllerConfig,
     RenderedConfig,

@@ -14,10 +14,10 @@ from treenail.api.machineconfig import API_VERSION, KIND, MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import ObjectMeta, OwnerReference
 from treenail.config import reconcilable
-from treenail.config.identity import rendered_name
 from treenail.config.merge import GENERATED_BY, BaseImages, merge_machine_configs
 from treenail.config.provenance import PROVENANCE, Provenance, list_named_entries
 from treenail.config.reconcilable import ValidationOverride
+from treenail.config.rendered_name import rendered_name
 from treenail.config.validation import check_rendered_size, validate_config
 from treenail.errors import ConfigError, UnreconcilableError
 

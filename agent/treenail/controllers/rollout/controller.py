@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import ARBITER, MASTER
 from treenail.clock import Clock
-from treenail.controllers.rollout.budgets import BudgetWatcher
+from treenail.controllers.rollout.disruption_budgets import BudgetWatcher
 from treenail.controllers.rollout.gates.external import GateClient
 from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.controllers.rollout.pools import ObservedPool, find_pools_of_node

@@ -10,7 +10,7 @@ from treenail.daemon.interfaces import ClusterAccess
 from treenail.daemon.settings.settings import HealthSettings
 from treenail.errors import ClusterError, HostError
 from treenail.host.container.cri import RUNTIME_SOCKETS, ContainerRuntime
-from treenail.host.system.health_checks import HealthCheckDirectory
+from treenail.host.system.health_d import HealthCheckDirectory
 from treenail.host.systemd.systemd import Systemd, SystemdUnit
 from treenail.update.checks.health import (
     API_SERVER,

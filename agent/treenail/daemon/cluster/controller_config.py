@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from treenail.api.controllerconfig import ControllerConfigContents
 from treenail.clock import Clock
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.daemon.configuration.path_watcher import PathWatcher
 from treenail.errors import ConfigError, FileError
 from treenail.host.filesystem.files import FileSpec, HostFiles
@@ -116,7 +116,7 @@ class ControllerConfigSync:
         self, found: ControllerConfigContents, rejections: list[str]
     ) -> Iterator[FileSpec]:
         before = self._desired.files if self._desired else {}
-        wanted = {names.KUBELET_CA: found.kubelet_ca, names.CLOUD_CA: found.cloud_ca} | {
+        wanted = {node_paths.KUBELET_CA: found.kubelet_ca, node_paths.CLOUD_CA: found.cloud_ca} | {
             _registry_ca_path(registry): content for registry, content in found.registry_cas.items()
         }
         for path, content in wanted.items():
@@ -192,7 +192,7 @@ class ControllerConfigSync:
 
 
 def _registry_ca_path(registry: str) -> str:
-    return f"{names.REGISTRY_CAS}/{registry}/{_CA_FILE}"
+    return f"{node_paths.REGISTRY_CAS}/{registry}/{_CA_FILE}"
 
 
 def _is_certificate(content: bytes) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from treenail.clock import Clock
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.config.drift import (
     Drift,
     ExpectedEntry,
@@ -71,7 +71,9 @@ class ExpectedState:
     @property
     def dropin_directories(self) -> frozenset[str]:
         """The directories that contain drop-ins of the config's units."""
-        return frozenset(f"{names.unit_path(name)}{_DROPIN_SUFFIX}" for name in self.units.units)
+        return frozenset(
+            f"{node_paths.unit_path(name)}{_DROPIN_SUFFIX}" for name in self.units.units
+        )
 
 
 class DriftCheck:
@@ -105,7 +107,7 @@ class DriftCheck:
         expected_paths = {path for path in paths if path in expected_state.entries}
         results: dict[str, tuple[Drift, ...]] = dict.fromkeys(expected_paths, ())
         results |= _group_by_subject(self._check_paths(expected_state, expected_paths))
-        if any(path.startswith(f"{names.UNIT_DIRECTORY}/") for path in paths):
+        if any(path.startswith(f"{node_paths.UNIT_DIRECTORY}/") for path in paths):
             results |= dict.fromkeys(expected_state.units.units, ()) | _group_by_subject(
                 self._check_units(expected_state)
             )
@@ -114,8 +116,8 @@ class DriftCheck:
     def find_link_directories(self) -> tuple[str, ...]:
         """List the directories whose symlinks enable units."""
         return tuple(
-            f"{names.UNIT_DIRECTORY}/{name}"
-            for name in self._files.list_directory(names.UNIT_DIRECTORY)
+            f"{node_paths.UNIT_DIRECTORY}/{name}"
+            for name in self._files.list_directory(node_paths.UNIT_DIRECTORY)
             if name.endswith(_LINK_DIRECTORY_SUFFIXES)
         )
 
@@ -194,13 +196,13 @@ class DriftMonitor:
 
     def _check_touched(self, expected_state: ExpectedState, touched: TouchedPaths) -> None:
         results = self._check.check_touched(expected_state, touched.paths)
-        if any(path.startswith(f"{names.UNIT_DIRECTORY}/") for path in touched.paths):
+        if any(path.startswith(f"{node_paths.UNIT_DIRECTORY}/") for path in touched.paths):
             # A removed unknown drop-in yields no result: forget it by its directory.
             self._found = {
                 subject: drifts
                 for subject, drifts in self._found.items()
                 if subject in expected_state.entries
-                or not subject.startswith(f"{names.UNIT_DIRECTORY}/")
+                or not subject.startswith(f"{node_paths.UNIT_DIRECTORY}/")
             }
         self._found |= results
         self._found = {subject: drifts for subject, drifts in self._found.items() if drifts}
@@ -210,7 +212,7 @@ class DriftMonitor:
             self._watcher.watch_paths((), directories=())
             return
         units = (
-            (names.UNIT_DIRECTORY, *self._check.find_link_directories())
+            (node_paths.UNIT_DIRECTORY, *self._check.find_link_directories())
             if self._expected.units.units
             else ()
         )

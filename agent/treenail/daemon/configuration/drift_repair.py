@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from treenail.api.machineconfig import MachineConfig
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.config.drift import Drift
 from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.daemon.configuration.config_cache import ConfigCache
@@ -119,9 +119,9 @@ class DriftRepairer:
 
     def is_apply_forced(self) -> bool:
         """Return whether the force file exists, which demands a full apply of the config."""
-        return self._files.has_entry(names.FORCE_FILE)
+        return self._files.has_entry(node_paths.FORCE_FILE)
 
     def remove_force_file(self) -> None:
         """Remove the force file, if it exists."""
-        if self._files.remove_file(names.FORCE_FILE):
-            log.info("applying the whole config again because %s exists", names.FORCE_FILE)
+        if self._files.remove_file(node_paths.FORCE_FILE):
+            log.info("applying the whole config again because %s exists", node_paths.FORCE_FILE)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from treenail.api.decode import load_json
 from treenail.api.machineconfig import MachineConfig
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.config.drift import ActualEntry, EntryKind
 from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG
@@ -99,8 +99,8 @@ class MachineInspector:
             vendor_units=frozenset(
                 n for n in units if self._units.find_unit_file(n, search_path=_VENDOR_DIRECTORIES)
             ),
-            has_core_user=accounts.has_user(names.CORE_USER),
-            password_hash=self._shadow.read_password_hash(names.CORE_USER) if users else None,
+            has_core_user=accounts.has_user(node_paths.CORE_USER),
+            password_hash=self._shadow.read_password_hash(node_paths.CORE_USER) if users else None,
             intact_hard_links=self._find_hard_links(new, stats),
         )
 

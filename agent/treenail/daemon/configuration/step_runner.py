@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, assert_never
 
 from treenail.api.contents import Contents
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
 from treenail.errors import FileError, HostError, UnitError
 from treenail.host.filesystem.entries import (
@@ -165,7 +165,7 @@ class StepRunner:
         """Let systemd make the links, and record them for undoing."""
         if self._services is None:
             return
-        self.undo.record_links(names.UNIT_DIRECTORY)
+        self.undo.record_links(node_paths.UNIT_DIRECTORY)
         match step:
             case EnableUnits(units=units):
                 self._services.enable_units(*units)
@@ -180,7 +180,7 @@ class StepRunner:
                         log.warning("cannot preset %s, leaving it as it is: %s", unit, error)
             case _:
                 assert_never(step)
-        self.undo.mark_links_changed(names.UNIT_DIRECTORY)
+        self.undo.mark_links_changed(node_paths.UNIT_DIRECTORY)
 
     def set_password(self, step: SetPassword) -> None:
         self.undo.record_note({"password": step.user, "line": self._shadow.read_line(step.user)})
@@ -260,7 +260,7 @@ class StepRunner:
                 PathChange(path, DirectoryEntry(KEY_DIRECTORY_MODE, uid, gid))
                 for path in (*self._find_missing_home(), *KEY_DIRECTORIES)
             ),
-            PathChange(names.AUTHORIZED_KEYS, FileEntry(lambda: content, KEYS_MODE, uid, gid)),
+            PathChange(node_paths.AUTHORIZED_KEYS, FileEntry(lambda: content, KEYS_MODE, uid, gid)),
         )
 
     def _find_missing_home(self) -> tuple[str, ...]:
@@ -277,7 +277,7 @@ class StepRunner:
     def _convert_links(self, links: UnitLinks) -> tuple[PathChange, ...]:
         """Return the changes for links that differ, and remove emptied directories."""
         emptied = dict.fromkeys(path.rpartition("/")[0] for path in links.removed)
-        emptied.pop(names.UNIT_DIRECTORY, None)
+        emptied.pop(node_paths.UNIT_DIRECTORY, None)
         return (
             *(PathChange(path, AbsentEntry()) for path in links.removed),
             *(PathChange(path, AbsentEntry()) for path in emptied),

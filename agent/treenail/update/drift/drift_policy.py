@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.config.drift import Drift, DriftAttribute, EntryKind
 
 HOUR_S = 3600.0
@@ -45,7 +45,7 @@ class DriftPolicy:
         """Return the reaction to this drift; what only a reboot can repair blocks."""
         path = drift.subject
         if not path.startswith("/"):
-            path = names.unit_path(path)
+            path = node_paths.unit_path(path)
         reaction = next((each for glob, each in self.paths if fnmatchcase(path, glob)), None)
         if reaction is None:
             is_extra = (
@@ -124,6 +124,6 @@ def format_drift(
 def format_drift_remedy(drifts: Sequence[Drift], contested: frozenset[str] = frozenset()) -> str:
     """Return what a user can do about the drift."""
     if any(each.attribute in BOOT_ATTRIBUTES for each in drifts):
-        return f"restore it, or apply the config again with: touch {names.FORCE_FILE}"
+        return f"restore it, or apply the config again with: touch {node_paths.FORCE_FILE}"
     find_writer = "find the program that writes there, then " if contested else ""
     return f"{find_writer}run: treenail drift --repair PATH, or add the change to a MachineConfig"

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.config.drift import Drift, EntryKind
 from treenail.update.impact.impact import plan_service_steps
 from treenail.update.steps.steps import (
@@ -59,6 +59,6 @@ def _remove_unknown_dropins(
     known = {step.path for step in planned if isinstance(step, RemoveEntry)}
     for drift in drifts:
         path = drift.subject
-        is_unit_file = path.startswith(f"{names.UNIT_DIRECTORY}/")
+        is_unit_file = path.startswith(f"{node_paths.UNIT_DIRECTORY}/")
         if is_unit_file and drift.expected == EntryKind.NOTHING and path not in known:
             yield RemoveEntry(path, _NOT_IN_CONFIG)

@@ -20,7 +20,7 @@ from treenail.api.disruptionpolicy import (
     SpecialPolicyAction,
 )
 from treenail.api.machineconfig import MachineConfig
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.config.diff import ConfigDiff, EntryChange, OSAspect
 from treenail.config.provenance import PROVENANCE, Provenance
 from treenail.config.wanted import WantedFile
@@ -215,7 +215,7 @@ def _find_path_actions(
 
 def _is_safe_registries_change(change: EntryChange[WantedFile]) -> bool:
     """Return whether the container runtime can read the changed file while pods run."""
-    if change.key != names.REGISTRIES_CONF or change.old is None or change.new is None:
+    if change.key != node_paths.REGISTRIES_CONF or change.old is None or change.new is None:
         return False
     from treenail.config import registries  # noqa: PLC0415 - rare, and it needs tomllib
 

@@ -11,7 +11,7 @@ from treenail.api.disruptionpolicy import (
     RestartPolicyAction,
 )
 from treenail.codec import key
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.config.diff import ConfigDiff, EntryChange, compare_configs
 from treenail.config.wanted import WantedFile, WantedState
 from treenail.update.impact.disruption import ConfigDisruption, DisruptionLevel, DisruptionReason
@@ -175,12 +175,12 @@ def _is_unit_step(step: ConfigStep) -> bool:
 
 
 def _is_unit_path(path: str) -> bool:
-    return path.startswith(names.UNIT_DIRECTORY + "/")
+    return path.startswith(node_paths.UNIT_DIRECTORY + "/")
 
 
 def _parse_unit_name(path: str) -> str:
     """Return the unit of a unit file or drop-in."""
-    return path.removeprefix(names.UNIT_DIRECTORY + "/").partition("/")[0].removesuffix(".d")
+    return path.removeprefix(node_paths.UNIT_DIRECTORY + "/").partition("/")[0].removesuffix(".d")
 
 
 def _merge_changes(

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from treenail.api.disruptionpolicy import DisruptionPolicy
 from treenail.api.machineconfig import EXTENSIONS, MachineConfig
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.config.diff import ConfigDiff, EntryChange, OSAspect, compare_configs
 from treenail.config.drift import UNIT_MODE
 from treenail.config.reconcilable import IrreconcilableChange, find_irreconcilable_changes
@@ -283,9 +283,9 @@ def _subtract_arguments(arguments: tuple[str, ...], others: tuple[str, ...]) -> 
 
 def _describe_file(change: EntryChange[WantedFile]) -> Iterator[str]:
     yield from _describe_owner(change.old, change.new)
-    if change.key in names.CREDENTIALS:
+    if change.key in node_paths.CREDENTIALS:
         yield "the agent renews this file separately"
-    elif change.new is None and names.should_outlive_config(change.key):
+    elif change.new is None and node_paths.should_outlive_config(change.key):
         yield "stays on the node: certificates remain trusted"
 
 

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from treenail.config import drift, names
+from treenail.config import drift, node_paths
 from treenail.config.drift import ActualEntry, EntryKind
 from treenail.config.wanted import WantedState
 from treenail.update.steps.ownership import Ownership
 
 ABSENT_ENTRY = ActualEntry(EntryKind.NOTHING)
 
-_SSH = names.AUTHORIZED_KEYS.rpartition("/")[0]
+_SSH = node_paths.AUTHORIZED_KEYS.rpartition("/")[0]
 KEY_DIRECTORIES = (_SSH.rpartition("/")[0], _SSH)
 """Directories of SSH keys. sshd refuses those that other users can write to (StrictModes)."""
 
@@ -43,9 +43,11 @@ class Inventory:
 
 def list_inspected_paths(old: Ownership, new: WantedState) -> tuple[str, ...]:
     """Return the paths that a plan needs in the inventory."""
-    unmasked = (names.unit_path(unit.name) for unit in new.units.values() if unit.mask is False)
-    credentials = names.CREDENTIALS & new.files.keys()
-    keys = (names.AUTHORIZED_KEYS, *KEY_DIRECTORIES)
+    unmasked = (
+        node_paths.unit_path(unit.name) for unit in new.units.values() if unit.mask is False
+    )
+    credentials = node_paths.CREDENTIALS & new.files.keys()
+    keys = (node_paths.AUTHORIZED_KEYS, *KEY_DIRECTORIES)
     hard_links = (path for path, link in new.links.items() if link.is_hard)
     return tuple(
         dict.fromkeys(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from treenail import codec
 from treenail.codec import CodecError, key
-from treenail.config import drift, names
+from treenail.config import drift, node_paths
 from treenail.config.wanted import WantedState
 from treenail.errors import LedgerError
 
@@ -28,12 +28,12 @@ class Ownership:
 def compute_ownership(config: str, wanted: WantedState) -> Ownership:
     """Return what a config owns on a machine once it is applied."""
     hard_links = {path for path, link in wanted.links.items() if link.is_hard}
-    credentials = names.CREDENTIALS & wanted.files.keys()
+    credentials = node_paths.CREDENTIALS & wanted.files.keys()
     return Ownership(
         config=config,
         paths=frozenset({*drift.list_expected_paths(wanted), *hard_links, *credentials}),
         units={name: None if unit.mask else unit.enabled for name, unit in wanted.units.items()},
-        users=frozenset(wanted.users.keys() & {names.CORE_USER}),
+        users=frozenset(wanted.users.keys() & {node_paths.CORE_USER}),
     )
 
 

@@ -7,7 +7,7 @@ no longer has is restored as it was before a config replaced it.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.config.drift import (
     MASK_TARGET,
     ActualEntry,
@@ -40,7 +40,7 @@ from treenail.update.steps.unit_enablement import plan_enablement
 
 _RELEASED = "the config no longer has it"
 # Files with pull secrets: a backup would keep a secret after its rotation.
-_NEVER_BACKED_UP = names.CREDENTIALS | {"/var/lib/kubelet/config.json"}
+_NEVER_BACKED_UP = node_paths.CREDENTIALS | {"/var/lib/kubelet/config.json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _release_entries(
     copies = {inventory.resolve_path(path): path for path in inventory.restorable}
     for path in sorted(old.paths - now.paths, reverse=True):
         entry = inventory.resolve_path(path)
-        if names.should_outlive_config(path) or entry in handled:
+        if node_paths.should_outlive_config(path) or entry in handled:
             continue
         handled.add(entry)
         if entry in copies:
@@ -118,7 +118,7 @@ def _release_entries(
         elif inventory.entries.get(path, ABSENT_ENTRY).kind is not EntryKind.NOTHING:
             yield RemoveEntry(path, _RELEASED)
     for unit in new.units.values():
-        path = names.unit_path(unit.name)
+        path = node_paths.unit_path(unit.name)
         found = inventory.entries.get(path, ABSENT_ENTRY)
         is_masked = found.kind is EntryKind.LINK and found.target == MASK_TARGET
         if unit.mask is False and is_masked and path not in old.paths:
@@ -132,7 +132,7 @@ def _list_entries(new: WantedState, inventory: Inventory) -> Iterator[ExpectedEn
     yield from sorted(directories, key=lambda entry: entry.path)
     yield from (entry for entry in entries if entry.kind is not EntryKind.DIRECTORY)
     # The agent renews credentials separately; a config only provides the first ones.
-    for path in sorted(names.CREDENTIALS & new.files.keys()):
+    for path in sorted(node_paths.CREDENTIALS & new.files.keys()):
         if inventory.entries.get(path, ABSENT_ENTRY).kind is EntryKind.NOTHING:
             file = new.files[path]
             yield ExpectedEntry(

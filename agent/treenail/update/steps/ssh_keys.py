@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.config.drift import EntryKind, ExpectedEntry, compare_entry
 from treenail.config.wanted import WantedState
 from treenail.update.steps.inventory import ABSENT_ENTRY, KEY_DIRECTORIES, Inventory
@@ -29,22 +29,22 @@ def plan_core_user(
 ) -> Iterator[SetSshKeys | SetPassword]:
     """Return the steps for ``core``, who loses keys and password if the config no longer has it."""
     notes += [
-        f"skipped user {name}: a config can set keys and password of {names.CORE_USER} only"
+        f"skipped user {name}: a config can set keys and password of {node_paths.CORE_USER} only"
         for name in new.users
-        if name != names.CORE_USER
+        if name != node_paths.CORE_USER
     ]
-    user = new.users.get(names.CORE_USER)
-    if user is None and names.CORE_USER not in old.users:
+    user = new.users.get(node_paths.CORE_USER)
+    if user is None and node_paths.CORE_USER not in old.users:
         return
     if not inventory.has_core_user:
         notes.append(
-            f"skipped keys and password of {names.CORE_USER}: this machine has no such user"
+            f"skipped keys and password of {node_paths.CORE_USER}: this machine has no such user"
         )
         return
     keys = user.ssh_keys if user else ()
     reason = "the config no longer has them" if user is None else "keys differ"
     if _has_other_keys(keys, inventory):
-        yield SetSshKeys(names.CORE_USER, keys, reason)
+        yield SetSshKeys(node_paths.CORE_USER, keys, reason)
     password = (user.password_hash if user else None) or LOCKED
     # Without a line in the shadow file there is no password to remove.
     present = LOCKED if inventory.password_hash is None else inventory.password_hash
@@ -52,17 +52,22 @@ def plan_core_user(
         return
     if password != inventory.password_hash:
         reason = "the config has none" if password == LOCKED else "password differs"
-        yield SetPassword(names.CORE_USER, password, reason)
+        yield SetPassword(node_paths.CORE_USER, password, reason)
 
 
 def _has_other_keys(keys: tuple[str, ...], inventory: Inventory) -> bool:
-    key_file = inventory.entries.get(names.AUTHORIZED_KEYS, ABSENT_ENTRY)
+    key_file = inventory.entries.get(node_paths.AUTHORIZED_KEYS, ABSENT_ENTRY)
     if not keys and key_file.kind is EntryKind.NOTHING:
         return False
-    owner = names.CORE_USER
+    owner = node_paths.CORE_USER
     expected = (
         ExpectedEntry(
-            names.AUTHORIZED_KEYS, EntryKind.FILE, format_key_file(keys), KEYS_MODE, owner, owner
+            node_paths.AUTHORIZED_KEYS,
+            EntryKind.FILE,
+            format_key_file(keys),
+            KEYS_MODE,
+            owner,
+            owner,
         ),
         *(
             ExpectedEntry(path, EntryKind.DIRECTORY, None, KEY_DIRECTORY_MODE, owner, owner)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
-from treenail.config import names
+from treenail.config import node_paths
 from treenail.config.wanted import WantedState, WantedUnit
 from treenail.update.steps.inventory import Inventory
 from treenail.update.steps.ownership import Ownership
@@ -80,12 +80,12 @@ def _has_unit(unit: WantedUnit, inventory: Inventory, removed: AbstractSet[str])
     if unit.contents or unit.name in inventory.vendor_units:
         return True
     is_present = inventory.unit_states.get(unit.name, "") not in _ABSENT
-    return is_present and names.unit_path(unit.name) not in removed
+    return is_present and node_paths.unit_path(unit.name) not in removed
 
 
 def _is_install_changed(unit: WantedUnit, changed_paths: AbstractSet[str]) -> bool:
     """Return whether the [Install] section of the unit may have changed."""
-    return names.unit_path(unit.name) in changed_paths or any(
-        "[Install]" in text and names.dropin_path(unit.name, name) in changed_paths
+    return node_paths.unit_path(unit.name) in changed_paths or any(
+        "[Install]" in text and node_paths.dropin_path(unit.name, name) in changed_paths
         for name, text in unit.dropins.items()
     )

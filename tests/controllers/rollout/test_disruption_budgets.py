@@ -10,8 +10,8 @@ from tests.controllers.rollout.builders import NEW, node, pool, proceed
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
-from treenail.controllers.rollout.budgets import CACHE_S, BudgetWatcher
 from treenail.controllers.rollout.decide import decide_rollout
+from treenail.controllers.rollout.disruption_budgets import CACHE_S, BudgetWatcher
 from treenail.controllers.rollout.policy import NodeOrder
 from treenail.controllers.runtime.informers import Informers
 from treenail.kube.client import Client
