@@ -200,10 +200,8 @@ def test_contested_certificate_is_reported_and_no_longer_restored(machine, pem):
     machine.sync(kubeAPIServerServingCAData=b64(pem), imageRegistryBundleData=bundle(a=pem))
     for _ in range(3):
         assert machine.touched(node_paths.KUBELET_CA, b"theirs") == ()
-    problems = (
-        f"another program keeps changing {node_paths.KUBELET_CA}; "
-        "treenail leaves it alone for an hour",
-    )
+    path = node_paths.KUBELET_CA
+    problems = (f"another program keeps changing {path}; treenail leaves it alone for an hour",)
 
     assert machine.touched(node_paths.KUBELET_CA, b"theirs") == problems
     assert machine.read(node_paths.KUBELET_CA) == b"theirs"
