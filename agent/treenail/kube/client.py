@@ -274,6 +274,7 @@ class Client:
         content_type: str = JSON_CONTENT_TYPE,
         params: Params = _NO_PARAMS,
     ) -> Json:
+        # The API server requires fieldManager for apply and derives it from User-Agent otherwise.
         if method in {"POST", "PUT", "PATCH"}:
             params = {"fieldManager": self._field_manager, **params}
         path = resource.build_path(name, namespace=namespace, subresource=subresource)

@@ -7,6 +7,7 @@ from treenail.clock import parse_rfc3339
 from treenail.kube.client import Json
 from treenail.kube.resources import get_object
 
+# The kubelet sets it on the mirror pods of static pods and recreates those after a deletion.
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
 

@@ -276,12 +276,14 @@ class _HttpProtocol:
             f"Host: {self._authority}",
             "User-Agent: treenail",
             "Accept: application/json",
+            # kube-apiserver compresses responses of more than 128 KiB (APIResponseCompression).
             f"Accept-Encoding: {'gzip' if gzip else 'identity'}",
         ]
         if authorization := self.credentials.get_authorization():
             lines.append(f"Authorization: {authorization}")
         if request.body:
             lines.append(f"Content-Type: {request.content_type}")
+        # Without a length the server cannot tell where the body of a write ends.
         if request.method != "GET":
             lines.append(f"Content-Length: {len(request.body)}")
         return "\r\n".join([*lines, "", ""]).encode("ascii")
