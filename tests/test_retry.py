@@ -7,6 +7,7 @@ import pytest
 from treenail import retry
 from treenail.errors import (
     BusError,
+    CommandError,
     ConflictError,
     ForbiddenError,
     TooManyRequestsError,
@@ -72,6 +73,18 @@ def test_api_write_honours_retry_after_up_to_limit():
     )
     retry.retry_api_write(call, clock)
     assert clock.pauses == [2.5, 3.0]
+
+
+def test_registry_probe_is_retried_for_outages_only():
+    clock = Clock()
+    outage, rejection = CommandError("connection refused"), CommandError("unauthorized")
+    call = Call(outage, outage)
+    assert retry.retry_registry_probe(call, clock, lambda error: error is outage) == "done"
+    assert call.times == 3
+    assert sum(clock.pauses) <= 5
+    with pytest.raises(CommandError, match="unauthorized"):
+        retry.retry_registry_probe(Call(rejection), clock, lambda error: error is outage)
+    assert len(clock.pauses) == 2
 
 
 @pytest.mark.parametrize("name", ["NoReply", "ServiceUnknown", "Spawn.ChildExited"])

@@ -44,6 +44,19 @@ def retry_bus_call(call: Callable[[], T], clock: Clock) -> T:
     )
 
 
+def retry_registry_probe(
+    call: Callable[[], T], clock: Clock, should_retry: Callable[[BaseException], bool]
+) -> T:
+    """Call a probe of a registry up to 3 times, with at most 5 s of pauses.
+
+    The probe classifies its errors, and ``should_retry`` returns whether one is an outage. Raise
+    the last error.
+    """
+    return _call_with_retries(
+        call, clock, should_retry, attempts=3, first_pause_s=1.0, max_pause_s=2.5
+    )
+
+
 def compute_event_pause_s(failures: int) -> float:
     """Return the pause after this many failed Event writes in a row, in seconds.
 
@@ -79,6 +92,19 @@ def _call_with_retries(
     first_pause_s: float,
     max_pause_s: float,
 ) -> T:
+    try:
+        return call()
+    except Exception as error:
+        if not should_retry(error):
+            raise
+        failures = [error]
+
+    def repeat_call() -> T:
+        # The failure above is the first attempt.
+        if failures:
+            raise failures.pop()
+        return call()
+
     # Imported late: tenacity takes 1 MiB of memory, and most processes never retry.
     import tenacity  # noqa: PLC0415
 
@@ -98,4 +124,4 @@ def _call_with_retries(
         retry=tenacity.retry_if_exception(should_retry),
         reraise=True,
     )
-    return retrying(call)
+    return retrying(repeat_call)

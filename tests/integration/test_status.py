@@ -31,7 +31,8 @@ def test_status_at_rest_shows_no_update(site: Site) -> None:
     goal = site.current
     screen = shown(site)
     image = goal.image
-    assert screen.pop("Agent") == f"running, process {site.machine.agent.pid}"
+    agent = rf"running since \d{{4}}-.*Z, process {site.machine.agent.pid}, \d+ MiB"
+    assert re.fullmatch(agent, screen.pop("Agent"))
     assert screen.pop("API server").startswith("reachable since ")
     assert screen.pop("Managed by").startswith("rpm-ostree: installed")
     assert re.fullmatch(rf"done \d{{4}}-.*Z, to {goal.config}", screen.pop("Last update"))

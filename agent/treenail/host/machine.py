@@ -172,7 +172,7 @@ class Machine:
     def podman(self) -> "Podman":
         from treenail.host.container.podman import Podman
 
-        return Podman(self.programs, self.unsandboxed, self.root)
+        return Podman(self.programs, self.unsandboxed, self.root, self.clock)
 
     # systemd and its services.
 

@@ -1,6 +1,7 @@
 """``treenail status`` of directories, without an agent."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from treenail.cli.main import main
 from treenail.cli.node.status import format_status
 from treenail.cli.output import EXIT_DEGRADED
+from treenail.clock import SystemClock, format_rfc3339
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
 from treenail.update.impact.disruption import DisruptionLevel
@@ -59,7 +61,13 @@ def test_status_after_agent_crash_shows_recorded_update(
     given(tmp_path, LedgerRecord(OLD, UPDATE, history=(PAST,)), LIVE)
     assert status(tmp_path, capsys) == {
         "node": "worker-0",
-        "agent": {"running": False, "pid": None, "lastSeen": "2023-11-14T22:15:00Z"},
+        "agent": {
+            "running": False,
+            "pid": None,
+            "startedAt": None,
+            "memoryBytes": None,
+            "lastSeen": "2023-11-14T22:15:00Z",
+        },
         "backend": None,
         "state": "Working",
         "activity": "waiting for the drain",
@@ -160,8 +168,18 @@ Last update  done 2020-09-13T12:28:20Z, to a
 Remedy       start the agent: systemctl start treenail; if it stops again: journalctl -u treenail
 Problem      the deployments: no bus"""
     )
-    document["agent"] = {"running": True, "pid": 7, "lastSeen": None}
-    assert "Activity     waiting for the drain (40 %, Fetching)\n" in format_status(document)
+    document["agent"] = {
+        "running": True,
+        "pid": 7,
+        "startedAt": "2023-11-14T22:10:00Z",
+        "memoryBytes": 25 * 1024 * 1024,
+        "lastSeen": None,
+    }
+    shown = format_status(document)
+    assert "Agent        running since 2023-11-14T22:10:00Z, process 7, 25 MiB\n" in shown
+    assert "Activity     waiting for the drain (40 %, Fetching)\n" in shown
+    document["agent"] |= {"startedAt": None, "memoryBytes": None}
+    assert "Agent        running, process 7\n" in format_status(document)
 
 
 def test_status_shows_pinned_deployment_and_its_end(
@@ -217,3 +235,21 @@ def test_status_unreadable_ledger_is_no_failure(
         f"Problem      cannot read {tmp_path}/var/lib/treenail/ledger.json: "
         in capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize(("age_s", "is_running"), [(0.0, True), (1e9, False)])
+def test_status_without_access_to_lock_compares_start_of_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], age_s: float, is_running: bool
+) -> None:
+    # A file in place of its directory makes the lock unreadable, for root too.
+    (tmp_path / "var/lib").mkdir(parents=True)
+    (tmp_path / "var/lib/treenail").write_text("")
+    (tmp_path / "run/treenail").mkdir(parents=True)
+    written = format_rfc3339(SystemClock().now() - age_s)
+    live = {"node": "worker-0", "pid": os.getpid(), "written": written}
+    (tmp_path / "run/treenail/status.json").write_text(json.dumps(live))
+    agent = status(tmp_path, capsys)["agent"]
+    assert isinstance(agent, dict)
+    assert agent["running"] is is_running
+    assert agent["pid"] == (os.getpid() if is_running else None)
+    assert (agent["startedAt"] is not None) is is_running

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.clock import FakeClock
 from treenail.clock import SystemClock
 from treenail.host.container.registry import (
     ImageInspection,
@@ -41,9 +42,8 @@ def registry(directory: Path, script: str, *, limit_s: float = 10.0) -> SkopeoCl
     tool = directory / "skopeo"
     tool.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {directory}/arguments\n{script}\n')
     tool.chmod(0o755)
-    return SkopeoClient(
-        ProgramRunner(SystemClock(), {"PATH": f"{directory}:/usr/bin:/bin"}), timeout_s=limit_s
-    )
+    programs = ProgramRunner(SystemClock(), {"PATH": f"{directory}:/usr/bin:/bin"})
+    return SkopeoClient(programs, FakeClock(), timeout_s=limit_s)
 
 
 def test_inspect_image_returns_architecture_layers_and_labels(tmp_path: Path) -> None:
@@ -178,7 +178,30 @@ def test_inspect_image_of_silent_registry_times_out(tmp_path: Path) -> None:
 
 def test_inspect_image_without_skopeo_returns_none(tmp_path: Path) -> None:
     nowhere = ProgramRunner(SystemClock(), {"PATH": str(tmp_path)})
-    assert SkopeoClient(nowhere, timeout_s=1.0).inspect_image(IMAGE) is None
+    assert SkopeoClient(nowhere, FakeClock(), timeout_s=1.0).inspect_image(IMAGE) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "attempts"),
+    [
+        (f"{PINGING}: dial tcp 192.0.2.1:443: connect: connection refused", 3),
+        ("received unexpected HTTP status: 503 Service Unavailable", 3),
+        ("toomanyrequests: You have reached your pull rate limit", 3),
+        ("reading manifest sha256:aa: manifest unknown", 1),
+        (f"{PINGING}: dial tcp 192.0.2.1:443: i/o timeout", 1),
+    ],
+)
+def test_inspect_image_retries_outages_only(tmp_path: Path, message: str, attempts: int) -> None:
+    script = f'echo >> "{tmp_path}/attempts"\n{fails(message)}'
+    assert isinstance(registry(tmp_path, script).inspect_image(IMAGE), InspectionProblem)
+    assert (tmp_path / "attempts").read_text().count("\n") == attempts
+
+
+def test_inspect_image_after_outage_returns_image(tmp_path: Path) -> None:
+    answer = f"cat <<'END'\n{json.dumps(ANSWER)}\nEND"
+    outage = fails("dial tcp 192.0.2.1:443: connect: connection refused")
+    script = f'[ -e "{tmp_path}/up" ] || {{ touch "{tmp_path}/up"\n{outage}\n}}\n{answer}'
+    assert isinstance(registry(tmp_path, script).inspect_image(IMAGE), ImageInspection)
 
 
 def test_inspect_image_rejects_output_without_json(tmp_path: Path) -> None:

@@ -253,7 +253,9 @@ def test_foreign_transaction_whose_caller_left_is_named_too(
     host.change_settings(MachineSettings(refresh_md_s=600))
     other.begin("RefreshMd", {})
     other.leave()
-    with pytest.raises(BusyError, match=r"busy with RefreshMd, whose caller :1\.\d+ has left"):
+    with pytest.raises(
+        BusyError, match=r"busy with RefreshMd, called by :1\.\d+, which left the bus"
+    ):
         rpmostree.stage_deployment(TO_B, watch=go_on)
 
 

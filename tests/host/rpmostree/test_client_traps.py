@@ -13,7 +13,7 @@ from treenail.errors import BusError, BusyError
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.host.rpmostree.backend import RpmOstreeBackend
-from treenail.host.systemd.bus import NO_REPLY, BusInterface, SystemBus
+from treenail.host.systemd.bus import BusInterface, SystemBus
 
 NAME = "org.projectatomic.rpmostree1"
 BASE = "/org/projectatomic/rpmostree1"
@@ -104,7 +104,8 @@ def test_daemon_that_always_exits_is_an_error_in_the_end(
     daemon.exits = 100
     with pytest.raises(BusError) as caught:
         rpmostree.read_deployments()
-    assert caught.value.name == NO_REPLY
+    assert caught.value.name == "org.freedesktop.DBus.Error.NoReply"
+    assert daemon.asked == [REGISTERED] * 4
 
 
 def test_new_owner_of_the_name_is_registered_with_anew(

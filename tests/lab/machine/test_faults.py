@@ -87,7 +87,8 @@ def test_skopeo_inspect_prints_image_or_error(directory: Path) -> None:
     root.mkdir()
     commands = skopeo.install_skopeo(directory, root, catalogue)
     environment = {**os.environ, "PATH": f"{commands}:/usr/bin:/bin"}
-    registry = SkopeoClient(ProgramRunner(SystemClock(), environment), timeout_s=30.0)
+    clock = SystemClock()
+    registry = SkopeoClient(ProgramRunner(clock, environment), clock, timeout_s=30.0)
     found = registry.inspect_image(GOOD.pull_spec)
     assert isinstance(found, ImageInspection)
     assert (found.architecture, sum(each.size_bytes for each in found.layers)) == (

@@ -22,7 +22,7 @@ def create_preflight(
     return PreflightChecker(
         machine,
         os,
-        SkopeoClient(machine.programs, timeout_s=settings.registry_s),
+        SkopeoClient(machine.programs, machine.clock, timeout_s=settings.registry_s),
         only_warn=settings.only_warn,
         # bootc deploys from the storage of podman, which needs space for the image too.
         has_image_store=backend is BackendSetting.BOOTC,

@@ -3,14 +3,14 @@
 import argparse
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 from treenail.cli.node.local_machine import open_machine
 from treenail.cli.output import EXIT_DEGRADED
-from treenail.clock import format_rfc3339
+from treenail.clock import format_rfc3339, parse_rfc3339
 from treenail.errors import FileError, HostError, LedgerError, TreenailError, UsageError
 from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentStatus, OstreeDeployment
+from treenail.host.system.resources import find_process
 from treenail.update.state import record as records
 from treenail.update.state.history import summarize_history
 from treenail.update.state.record import LedgerRecord, PastUpdate, Target, UpdateRecord
@@ -118,15 +118,22 @@ def _inspect_agent(machine: Machine, status: Json) -> Json:
     """Return whether the agent runs; ``lastSeen`` is the time of its last status in this boot."""
     try:
         pid = machine.ledger.find_lock_holder()
-        is_running = pid is not None
+        process = find_process(pid) if pid else None
     except LedgerError:
         # Only root can read the holder of the lock.
         seen = status.get("pid")
         pid = seen if isinstance(seen, int) else None
-        is_running = pid is not None and Path(f"/proc/{pid}").is_dir()
+        process = find_process(pid) if pid else None
+        written = parse_rfc3339(status.get("written")) or 0.0
+        # A process that started after the last status has the PID of an agent that ended. The time
+        # in the file has no fraction of a second.
+        if process is None or process.started_at >= written + 1:
+            pid = process = None
     return {
-        "running": is_running,
-        "pid": pid if is_running else None,
+        "running": pid is not None,
+        "pid": pid,
+        "startedAt": format_rfc3339(process.started_at) if process else None,
+        "memoryBytes": process.memory_bytes if process else None,
         "lastSeen": status.get("written"),
     }
 
@@ -259,7 +266,10 @@ def _format_outcome(document: Json) -> Iterator[LabelledLine]:
 
 def _format_agent(agent: Json) -> str:
     if agent["running"]:
-        return f"running, process {agent['pid']}"
+        since = f" since {agent['startedAt']}" if agent["startedAt"] else ""
+        memory = agent["memoryBytes"]
+        used = f", {memory / 2**20:.0f} MiB" if isinstance(memory, int) else ""
+        return f"running{since}, process {agent['pid']}{used}"
     if agent["lastSeen"]:
         return f"not running; last status written {agent['lastSeen']}"
     return "not started since the boot"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from treenail.errors import CommandError
 from treenail.host.filesystem.root import Root
-from treenail.host.system.command import CommandRunner
+from treenail.host.system.process import ProgramRunner
 
 RUNTIME_SOCKETS = {
     "crio.service": "/run/crio/crio.sock",
@@ -19,7 +19,7 @@ RUNTIME_SOCKETS = {
 class ContainerRuntime:
     """Checks whether the container runtime answers."""
 
-    def __init__(self, root: Root, programs: CommandRunner, *, timeout_s: float) -> None:
+    def __init__(self, root: Root, programs: ProgramRunner, *, timeout_s: float) -> None:
         self._root = root
         self._programs = programs
         self._timeout_s = timeout_s

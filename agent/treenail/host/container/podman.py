@@ -3,6 +3,7 @@
 import json
 import logging
 
+from treenail.clock import Clock
 from treenail.errors import CommandError, HostError
 from treenail.host.container.registry import ImageInspection, SkopeoClient
 from treenail.host.filesystem.root import Root
@@ -20,10 +21,12 @@ _TIMEOUT_S = 60.0
 class Podman:
     """The images in podman's storage on this host. Raises only `HostError`."""
 
-    def __init__(self, programs: ProgramRunner, unsandboxed: UnsandboxedRunner, root: Root) -> None:
-        self._programs = programs
+    def __init__(
+        self, programs: ProgramRunner, unsandboxed: UnsandboxedRunner, root: Root, clock: Clock
+    ) -> None:
         self._unsandboxed = unsandboxed
         self._root = root
+        self._registry = SkopeoClient(programs, clock, timeout_s=_TIMEOUT_S)
 
     @property
     def program(self) -> str:
@@ -38,9 +41,7 @@ class Podman:
 
     def read_layer_sizes(self, image: str) -> dict[str, int]:
         """Return the bytes of each layer by digest, from the registry; empty if unknown."""
-        match SkopeoClient(self._programs, timeout_s=_TIMEOUT_S).inspect_image(
-            image, auth_file=self._find_auth_file()
-        ):
+        match self._registry.inspect_image(image, auth_file=self._find_auth_file()):
             case ImageInspection(layers=layers):
                 return {each.digest: each.size_bytes for each in layers}
             case _:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from treenail.errors import CommandError
-from treenail.host.system.command import CommandRunner
+from treenail.clock import Clock
+from treenail.errors import CommandError, CommandTimeoutError
+from treenail.host.system.process import ProgramRunner
 from treenail.host.system.sanitize import sanitize_text
+from treenail.retry import retry_registry_probe
 
 Json = Mapping[str, object]
 
@@ -76,6 +78,10 @@ _ERROR_PATTERNS: tuple[tuple[str, str], ...] = (
 )
 
 
+# Answers of a registry, or of a proxy before it, that has too many requests or restarts.
+_OVERLOADED = re.compile(r"toomanyrequests|unexpected http status: 50[234]\b|\b429 too many")
+
+
 def is_unauthorized(text: str) -> bool:
     """Whether an error of rpm-ostree, bootc or skopeo means that the login was rejected."""
     return _classify_text(text) == "RegistryUnauthorized"
@@ -84,8 +90,10 @@ def is_unauthorized(text: str) -> bool:
 class SkopeoClient:
     """Inspects images in registries without pulling them."""
 
-    def __init__(self, programs: CommandRunner, *, timeout_s: float) -> None:
+    def __init__(self, programs: ProgramRunner, clock: Clock, *, timeout_s: float) -> None:
+        """``timeout_s`` is the time limit of one attempt."""
         self._programs = programs
+        self._clock = clock
         self._timeout_s = timeout_s
 
     def inspect_image(
@@ -99,7 +107,11 @@ class SkopeoClient:
         # Without --no-tags, skopeo also lists all tags: with many, that is most of the time.
         argv = ["skopeo", "inspect", "--no-tags", *login, f"docker://{image}"]
         try:
-            output = self._programs.run_command(argv, timeout_s=self._timeout_s)
+            output = retry_registry_probe(
+                lambda: self._programs.run_command(argv, timeout_s=self._timeout_s),
+                self._clock,
+                _is_outage,
+            )
         except CommandError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return None
@@ -107,11 +119,19 @@ class SkopeoClient:
         return _parse_inspection(output)
 
 
+def _is_outage(error: BaseException) -> bool:
+    """Return whether a registry failed quickly and may answer in a moment."""
+    # A timeout is no such error: a retry would take the whole time limit again.
+    return isinstance(error, CommandError) and (
+        _classify_text(error.stderr) == "RegistryUnreachable"
+        or _OVERLOADED.search(error.stderr.lower()) is not None
+    )
+
+
 def _classify_error(error: CommandError) -> InspectionProblem:
     if not error.stderr:
-        return InspectionProblem(
-            "RegistryTimeout" if "did not exit within" in str(error) else "", str(error)
-        )
+        kind = "RegistryTimeout" if isinstance(error, CommandTimeoutError) else ""
+        return InspectionProblem(kind, str(error))
     kind = _classify_text(error.stderr)
     if kind == "CertificateTime":
         early = " is before " in error.stderr.lower()

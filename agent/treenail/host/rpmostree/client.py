@@ -1,4 +1,4 @@
-"""The rpm-ostree daemon as its client: registering, running transactions, saying how they ended."""
+"""A client of rpm-ostreed: registration, transactions and their outcome."""
 
 import logging
 from collections.abc import Callable
@@ -24,12 +24,13 @@ from treenail.host.rpmostree.transaction import (
     TransactionTimedOut,
     follow_transaction,
 )
-from treenail.host.systemd.bus import NO_REPLY, BusInterface, BusPeer, SystemBus, make_options
+from treenail.host.systemd.bus import BusInterface, BusPeer, SystemBus, make_options
+from treenail.retry import retry_bus_call
 
 log = logging.getLogger(__name__)
 
 CLIENT = "treenail"
-"""What rpm-ostree shows as the one who asked; the titles of our transactions begin with it."""
+"""The client ID in rpm-ostree status, and the beginning of the titles of our transactions."""
 
 _NAME = "org.projectatomic.rpmostree1"
 _SYSROOT = BusInterface(_NAME, "/org/projectatomic/rpmostree1/Sysroot", f"{_NAME}.Sysroot")
@@ -38,7 +39,6 @@ _BUS = BusInterface("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freede
 # The daemon loads and locks the sysroot within the call that makes a transaction.
 _CALL_S = 300.0
 _PEER_S = 60.0
-_REGISTER_ATTEMPTS = 5
 
 
 class RpmOstreeClient:
@@ -71,20 +71,26 @@ class RpmOstreeClient:
         return _parse_deployments(self._bus.read_properties(_SYSROOT, timeout_s=_PEER_S))
 
     def read_kernel_options(self, *, is_pending: bool) -> str:
-        """The kernel's command line of the pending deployment if there is one, or of the booted."""
+        """Read the kernel arguments of the pending or booted deployment.
+
+        With ``is_pending`` read those of the pending deployment, if there is one.
+        """
         self._register_client()
         found = self._bus.call_method(
             self._get_os(), "GetDeploymentBootConfig", "", is_pending, timeout_s=_CALL_S
         )
         text = found.get("options") if isinstance(found, dict) else None
         if not isinstance(text, str):
-            raise HostError("rpm-ostree does not know the kernel arguments of this machine")
+            raise HostError(
+                "cannot read the kernel arguments: rpm-ostree returned none",
+                remedy="see: rpm-ostree kargs; journalctl -u rpm-ostreed",
+            )
         return text
 
     def run_transaction(
         self, method: str, *arguments: object, watch: WatchCallback | None = None
     ) -> TransactionOutcome:
-        """Call the method, then start or join the transaction it answers, and see its end."""
+        """Call the method, then start or join its transaction and follow it to the end."""
         self._register_client()
         try:
             address = self._bus.call_method(self._get_os(), method, *arguments, timeout_s=_CALL_S)
@@ -95,44 +101,45 @@ class RpmOstreeClient:
             raise self._explain_busy(error) from error
         except BusError as error:
             if not error.name:
-                # A transaction that is made but not started lasts while its caller is on the bus.
+                # No reply: rpm-ostreed may have made the transaction. One that is not started ends
+                # when its caller leaves the bus.
                 self._bus.close_connection()
             raise
 
     def follow_transaction(
         self, address: str, watch: WatchCallback, *, is_ours: bool
     ) -> TransactionOutcome:
-        """See the end of the transaction at the address; only ``is_ours`` is ever cancelled."""
-        # Until every peer has hung up, the daemon takes no other transaction.
+        """Follow the transaction at the address to its end; cancel it only if ``is_ours``."""
+        # rpm-ostreed is busy until every peer has closed its connection.
         with BusPeer(address, INTERFACE, timeout_s=_PEER_S) as peer:
             return follow_transaction(
                 peer, watch, clock=self._clock, limits=self._limits, is_ours=is_ours
             )
 
     def cancel_own_transaction(self, transaction: ActiveTransaction) -> bool:
-        """End the transaction if it is one of this program; says whether it was."""
+        """Cancel the transaction if treenail started it; return whether it did."""
         with BusPeer(transaction.address, INTERFACE, timeout_s=_PEER_S) as peer:
             title = peer.read_properties(timeout_s=_PEER_S).get("Title")
             if not str(title).startswith(f"{CLIENT}: "):
                 return False
-            log.info("ending our transaction: %s", title)
+            log.info("cancelling own transaction: %s", title)
             follow_transaction(
                 peer, self._cancel_watched, clock=self._clock, limits=self._limits, is_ours=True
             )
             return True
 
     def describe_transaction(self, transaction: ActiveTransaction) -> str:
-        """The transaction and who called it, for a message."""
+        """Describe the transaction and its caller for a message."""
         try:
             pid = self._bus.call_method(
                 _BUS, "GetConnectionUnixProcessID", transaction.sender, timeout_s=_PEER_S
             )
         except BusError:
-            return f"{transaction.method}, whose caller {transaction.sender} has left"
+            return f"{transaction.method}, called by {transaction.sender}, which left the bus"
         return f"{transaction.method}, called by process {pid} ({transaction.sender})"
 
     def make_busy_error(self, transaction: ActiveTransaction) -> BusyError:
-        """The error that the transaction is in the way."""
+        """Make the error that names the running transaction."""
         return BusyError(
             f"rpm-ostree is busy with {self.describe_transaction(transaction)}",
             remedy="see: rpm-ostree status",
@@ -151,17 +158,14 @@ class RpmOstreeClient:
             log.warning("cannot unregister from rpm-ostreed, it keeps running: %s", error)
 
     def _register_client(self) -> None:
-        for attempt in range(1, _REGISTER_ATTEMPTS + 1):
-            try:
-                client = make_options({"id": CLIENT})
-                self._bus.call_method(_SYSROOT, "RegisterClient", client, timeout_s=_CALL_S)
-            except BusError as error:
-                # rpm-ostreed exited after 60 s idle; the next call activates it again.
-                if error.name != NO_REPLY or attempt == _REGISTER_ATTEMPTS:
-                    raise
-            else:
-                self._is_registered = True
-                return
+        def register() -> None:
+            client = make_options({"id": CLIENT})
+            self._bus.call_method(_SYSROOT, "RegisterClient", client, timeout_s=_CALL_S)
+
+        # rpm-ostreed exits after 60 s without a client (rpmostreed-daemon.cxx). A call at that time
+        # gets NoReply, and the next one activates it again.
+        retry_bus_call(register, self._clock)
+        self._is_registered = True
 
     def _get_os(self) -> BusInterface:
         path = str(self._bus.call_method(_SYSROOT, "GetOS", "", timeout_s=_CALL_S))
@@ -216,14 +220,14 @@ def check_outcome(outcome: TransactionOutcome, operation: str) -> None:
                 remedy=find_remedy(text, "see: journalctl -u rpm-ostreed"),
             )
         case TransactionLost():
-            # Restarted perhaps, and back in a moment; no verdict on what was asked of it.
+            # No TransactionError: rpm-ostreed may have restarted, and a retry can succeed.
             raise BusError(
                 f"rpm-ostree cannot {operation}: rpm-ostreed exited",
                 remedy="see: journalctl -u rpm-ostreed",
             )
-        case TransactionTimedOut(reason=why):
+        case TransactionTimedOut(reason=reason):
             raise TransactionError(
-                f"rpm-ostree cannot {operation}: {why}", remedy="see: rpm-ostree status"
+                f"rpm-ostree cannot {operation}: {reason}", remedy="see: rpm-ostree status"
             )
         case _:
             assert_never(outcome)

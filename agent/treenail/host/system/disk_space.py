@@ -7,6 +7,7 @@ from pathlib import Path
 
 from treenail.errors import FileError
 from treenail.host.filesystem.root import Root
+from treenail.host.system.resources import read_disk_usage
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 _BOOT = "/boot/ostree"
@@ -37,18 +38,19 @@ def read_file_system(
     found = root.resolve_path(path)
     try:
         device = found.stat().st_dev
-        state = os.statvfs(found)
+        usage = read_disk_usage(found)
+        # psutil has no inodes.
+        inodes = os.statvfs(found)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise FileError(f"{error.strerror}") from error
     return FileSystemSpace(
         device=device,
-        # f_bfree includes the blocks reserved for root, which runs the update.
-        free_bytes=state.f_bfree * state.f_frsize,
-        size_bytes=state.f_blocks * state.f_frsize,
-        free_files=state.f_ffree,
-        files=state.f_files,
+        free_bytes=usage.free_bytes,
+        size_bytes=usage.size_bytes,
+        free_files=inodes.f_ffree,
+        files=inodes.f_files,
         is_read_only=_format_device(device) in _find_read_only_devices(mountinfo),
     )
 

@@ -4,7 +4,7 @@ import stat
 
 from treenail.errors import CommandError, FileError
 from treenail.host.filesystem.root import Root
-from treenail.host.system.command import CommandRunner
+from treenail.host.system.process import ProgramRunner
 
 MAX_CHECKS = 64
 """Maximum number of checks in a directory."""
@@ -13,7 +13,7 @@ MAX_CHECKS = 64
 class HealthCheckDirectory:
     """Health checks in a directory below the root."""
 
-    def __init__(self, root: Root, programs: CommandRunner, directory: str) -> None:
+    def __init__(self, root: Root, programs: ProgramRunner, directory: str) -> None:
         self._root = root
         self._programs = programs
         self._directory = directory

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from treenail.clock import Clock
-from treenail.errors import CommandError
+from treenail.errors import CommandError, CommandTimeoutError
 from treenail.host.system.sanitize import sanitize_text
 
 _STDERR_MESSAGE_LIMIT = 256  # characters
@@ -32,8 +32,8 @@ class ProgramRunner:
         """Run the program, and return its standard output, at most 1 MiB.
 
         Raises `CommandError` with the program's name, its exit code and the beginning of its
-        standard error when it fails, does not start, writes more, or exceeds ``timeout_s``
-        seconds. In the last two cases it is killed with all its child processes.
+        standard error when it fails, does not start or writes more, and `CommandTimeoutError` when
+        it exceeds ``timeout_s`` seconds. In the last two cases all its child processes are killed.
         """
         deadline = self._clock.monotonic() + timeout_s
         with _open_memfd(stdin) as source:
@@ -75,7 +75,7 @@ class ProgramRunner:
             while open_ends.get_map():
                 left_s = deadline - self._clock.monotonic()
                 if left_s <= 0:
-                    raise CommandError(f"{name} did not exit within {timeout_s:g} s")
+                    raise CommandTimeoutError(f"{name} did not exit within {timeout_s:g} s")
                 for end, _ in open_ends.select(left_s):
                     chunk = os.read(end.fd, _CHUNK)
                     if not chunk:
@@ -87,7 +87,7 @@ class ProgramRunner:
         try:
             program.wait(max(0.0, deadline - self._clock.monotonic()))
         except subprocess.TimeoutExpired as error:
-            raise CommandError(f"{name} did not exit within {timeout_s:g} s") from error
+            raise CommandTimeoutError(f"{name} did not exit within {timeout_s:g} s") from error
         return bytes(output), bytes(errors)
 
 

@@ -1,36 +1,43 @@
-"""Free disk space, and memory of this process; the only module that uses psutil."""
+"""Disk space and processes of this machine; the only user of psutil.
+
+psutil is imported at the first call: the agent needs it once per update, and its memory is counted.
+"""
 
 from dataclasses import dataclass
-
-from treenail.errors import FileError
-from treenail.host.filesystem.root import Root
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessMemory:
-    """Memory of this process in bytes."""
+class DiskUsage:
+    """The size of a file system, and the bytes that root can still write."""
 
-    rss: int
-    """Resident set size, with all shared pages."""
-    pss: int
-    """Proportional set size: shared pages divided among the processes that map them."""
+    size_bytes: int
+    free_bytes: int
 
 
-def read_free_bytes(root: Root, path: str) -> int:
-    """Return the free bytes of the file system of ``path``; raises `FileError`."""
-    # Import late: the agent uses psutil once per update, and its memory is limited.
-    import psutil  # noqa: PLC0415
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """A running process: its start in seconds since the epoch, and its resident memory."""
 
-    found = root.resolve_path(path)
+    started_at: float
+    memory_bytes: int
+
+
+def read_disk_usage(path: Path) -> DiskUsage:
+    """Return the usage of the file system of a path; raise `OSError`."""
+    import psutil  # noqa: PLC0415 - see above
+
+    usage = psutil.disk_usage(str(path))
+    # Not usage.free: that is without the blocks reserved for root, which runs the update.
+    return DiskUsage(size_bytes=usage.total, free_bytes=usage.total - usage.used)
+
+
+def find_process(pid: int) -> ProcessStatus | None:
+    """Return the process of this number; None when there is none or it is hidden."""
+    import psutil  # noqa: PLC0415 - see above
+
     try:
-        return psutil.disk_usage(str(found)).free
-    except OSError as error:
-        raise FileError(f"cannot read the free space of {found}: {error.strerror}") from error
-
-
-def read_memory() -> ProcessMemory:
-    """The memory of this process now."""
-    import psutil  # noqa: PLC0415 - see read_free_bytes
-
-    memory = psutil.Process().memory_full_info()
-    return ProcessMemory(rss=memory.rss, pss=memory.pss)
+        process = psutil.Process(pid)
+        return ProcessStatus(process.create_time(), process.memory_info().rss)
+    except (psutil.Error, ValueError):
+        return None

@@ -17,8 +17,6 @@ from pydbus.bus import Bus
 from treenail.errors import BusError, BusyError
 from treenail.host.system.sanitize import sanitize_text
 
-NO_REPLY = "org.freedesktop.DBus.Error.NoReply"
-
 _CONNECT_S = 25.0
 _TICK_S = 1.0
 _CLOSE_S = 5.0
