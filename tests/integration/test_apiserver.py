@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.integration.site import NODE, USER, Site
+from tests.integration.site import NODE, SETTINGS, USER, Options, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail_lab.apiserver.serving.faults import (
@@ -20,6 +20,12 @@ from treenail_lab.apiserver.serving.service import ApiServer
 pytestmark = pytest.mark.integration
 
 LIMIT_S = 45.0
+
+
+@pytest.fixture(scope="module")
+def options() -> Options:
+    """Return a short deadline: a boot without API server takes all of it."""
+    return Options(agent_settings=SETTINGS.replace("deadline_s = 10", "deadline_s = 5"))
 
 
 def api_server(site: Site) -> object:
@@ -74,7 +80,7 @@ def test_agent_starts_and_finishes_without_a_server(site: Site) -> None:
         site.stop_server()
         wait_until(lambda: not answered_before(site), limit_s=LIMIT_S)
         site.machine.kill_agent()
-    # Whether the Node is Ready can't be asked: the trial takes all of its time.
+    # Without a server the Node's condition is unknown, so the boot trial lasts until its deadline.
     site.wait_phase("uncordoning", limit_s=50.0)
     assert site.booted() == goal.image.digest
     site.machine.kill_agent()

@@ -19,7 +19,7 @@ LIMIT_S = 30.0
 def options(request: pytest.FixtureRequest) -> Options:
     return Options(
         backend="bootc" if request.param == "bootc" else "",
-        agent_settings=SETTINGS.replace("[health]\n", "resync_s = 1\n[health]\nretention_s = 12\n"),
+        agent_settings=SETTINGS.replace("[health]\n", "resync_s = 1\n[health]\nretention_s = 8\n"),
         behaviour=MachineSettings(pull_bytes_per_s=FAST, staging_s=0.02),
     )
 
