@@ -21,12 +21,13 @@ REBOOT = 133
 PROGRAM = f"""
 import sys
 sys.path[:0] = ["{REPOSITORY}", "{REPOSITORY}/agent"]
+from tests.fakes.inhibitor import hold_inhibitor
 from tests.waiting import wait_until
 from treenail.errors import BusError
 from treenail.host.systemd.bus import SystemBus
 from treenail.host.systemd.logind import Logind
 logind, soft = Logind(SystemBus()), sys.argv[1:] == ["soft"]
-with logind.hold_inhibitor("shutdown", "backup", "copying", "block"):
+with hold_inhibitor("shutdown", "backup", "copying", "block"):
     print(*(each.who for each in logind.list_inhibitors()))
     try:
         logind.reboot_machine(is_soft=soft)

@@ -18,9 +18,9 @@ from treenail.host.ostree.watch import TransactionLimits
 
 if TYPE_CHECKING:
     from treenail.host.container.podman import Podman
+    from treenail.host.ostree.admin import OstreeSoftReboot
     from treenail.host.ostree.commit import OstreeMetadata
     from treenail.host.ostree.jobs import JobRunner
-    from treenail.host.ostree.soft_reboot import OstreeSoftReboot
     from treenail.host.rollback.backups import FileBackups
     from treenail.host.rollback.transaction import PendingChange, UndoTransaction
     from treenail.host.system.kernel import HostKernel
@@ -250,6 +250,6 @@ class Machine:
 
     @cached_property
     def soft_reboot(self) -> "OstreeSoftReboot":
-        from treenail.host.ostree.soft_reboot import OstreeSoftReboot
+        from treenail.host.ostree.admin import OstreeSoftReboot
 
         return OstreeSoftReboot(self.jobs, self.root)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gi.repository import Gio, GLib
+from gi.repository import GLib
 
 from tests.fakes.bus_service import BusService, Exports, PeerService, Refusal, Silence
 from tests.fakes.private_bus import PrivateBus
@@ -24,7 +24,6 @@ XML = """<node><interface name="org.example.Echo">
   <method name="Note"><arg type="a{sv}" direction="in"/></method>
   <method name="Hang"/>
   <method name="Fail"><arg type="s" direction="in"/></method>
-  <method name="Lend"><arg type="s" direction="in"/><arg type="h" direction="out"/></method>
   <method name="Start"><arg type="b" direction="out"/></method>
   <property name="Booted" type="o" access="read"/>
   <property name="Busy" type="(ss)" access="read"/>
@@ -43,7 +42,6 @@ class Echo(Exports):
             "Note": self._note,
             "Hang": self._hang,
             "Fail": self._fail,
-            "Lend": self._lend,
             "Start": lambda: GLib.Variant("(b)", (True,)),
         })  # fmt: skip
         self.noted: list[dict[str, object]] = []
@@ -56,13 +54,6 @@ class Echo(Exports):
 
     def _fail(self, name: str) -> None:
         raise Refusal(name, "no: https://me:secret@registry.example/v2?token=abc")
-
-    def _lend(self, text: str) -> tuple[GLib.Variant, Gio.UnixFDList]:
-        reading, writing = os.pipe()
-        os.write(writing, text.encode())
-        os.close(writing)
-        descriptors = Gio.UnixFDList.new_from_array([reading])
-        return GLib.Variant("(h)", (0,)), descriptors
 
 
 @pytest.fixture
@@ -140,12 +131,6 @@ def test_properties_are_read_within_a_time_limit(
     free.set()
     blocker.join(10)
     assert found == {"Booted": "/", "Busy": ("a", "b")}
-
-
-def test_descriptor_in_a_reply_arrives_open(bus: SystemBus) -> None:
-    descriptor = bus.call_for_fd(ECHO, "Lend", "through", timeout_s=5)
-    with os.fdopen(descriptor, "rb") as pipe:
-        assert pipe.read() == b"through"
 
 
 def test_busy_reply_is_a_busy_error_with_its_name(bus: SystemBus) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from gi.repository import GLib
 
+from tests.fakes.inhibitor import hold_inhibitor
 from tests.fakes.services import Services
 from treenail.errors import BusError
 from treenail.host.systemd.bus import SystemBus
@@ -39,7 +40,9 @@ def test_reboot_is_requested_once_and_then_in_progress(
     services: Services, bus: SystemBus, logind: Logind
 ) -> None:
     before = logind.is_shutting_down()
-    with logind.hold_inhibitor("shutdown", "treenail", "writes a deployment", "delay"):
+    with hold_inhibitor(
+        "shutdown", "treenail", "writes a deployment", "delay", address=services.address
+    ):
         logind.reboot_machine()
         during = logind.is_shutting_down()
         logind.reboot_machine()
@@ -47,37 +50,19 @@ def test_reboot_is_requested_once_and_then_in_progress(
     assert (before, during) == (False, True)
 
 
-def test_lock_is_held_inside_the_context_only(logind: Logind) -> None:
-    with logind.hold_inhibitor("shutdown:sleep", "treenail", "testing", "block"):
+def test_list_inhibitors_returns_locks_of_others(services: Services, logind: Logind) -> None:
+    with hold_inhibitor("shutdown:sleep", "treenail", "testing", "block", address=services.address):
         held = logind.list_inhibitors()
     after = logind.list_inhibitors()
     lock = InhibitorLock("shutdown:sleep", "treenail", "testing", "block", os.getuid(), os.getpid())
     assert (held, after) == ((lock,), ())
 
 
-def test_lock_is_released_after_an_exception(logind: Logind) -> None:
-    with (
-        pytest.raises(ZeroDivisionError),
-        logind.hold_inhibitor("shutdown", "treenail", "testing", "block"),
-    ):
-        raise ZeroDivisionError
-    assert logind.list_inhibitors() == ()
-
-
-def test_lock_of_an_unknown_mode_is_refused(logind: Logind) -> None:
-    with (
-        pytest.raises(BusError, match="Invalid mode specification never") as caught,
-        logind.hold_inhibitor("shutdown", "treenail", "testing", "never"),
-    ):
-        pytest.fail("the lock is held")
-    assert caught.value.name == "org.freedesktop.DBus.Error.InvalidArgs"
-
-
 @pytest.mark.parametrize("version", [252, 257, 258])
 def test_blocked_reboot_names_the_holder(services: Services, logind: Logind, version: int) -> None:
     services.change(MachineSettings(systemd_version=version))
     with (
-        logind.hold_inhibitor("shutdown", "backup", "copying", "block"),
+        hold_inhibitor("shutdown", "backup", "copying", "block", address=services.address),
         pytest.raises(BusError, match=rf"blocked by backup \(process {os.getpid()}\): copying$"),
     ):
         logind.reboot_machine()

@@ -15,7 +15,7 @@ from treenail.host.ostree.deployments import DeploymentStatus
 if TYPE_CHECKING:
     # This import would load the whole daemon.
     from treenail.daemon.interfaces import OSBackend
-    from treenail.host.ostree.pins import OstreePins
+    from treenail.host.ostree.admin import OstreePins
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def create_operating_system(choice: BackendChoice, machine: Machine) -> "OSBacke
 
 def create_pins(machine: Machine, os: "OSBackend") -> "OstreePins":
     """Create the pins; both back ends pin with ``ostree admin pin``."""
-    from treenail.host.ostree.pins import OstreePins
+    from treenail.host.ostree.admin import OstreePins
 
     return OstreePins(machine.jobs, machine.root, os.read_deployments)
 

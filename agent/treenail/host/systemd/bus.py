@@ -1,7 +1,7 @@
 """D-Bus: the system bus and peers on private sockets; the only user of gi and pydbus.
 
-pydbus calls the methods on the bus. It always sends Hello, drops file descriptors, and reads
-properties without a time limit, so Gio does those calls.
+pydbus calls the methods on the bus. It always sends Hello and reads properties without a time
+limit, so Gio talks to peers and reads properties.
 """
 
 from collections import deque
@@ -98,25 +98,6 @@ class SystemBus:
                 ) from error
             reply: object = method(*arguments, timeout=timeout_s)
             return reply
-
-    def call_for_fd(
-        self, target: BusInterface, member: str, *arguments: str, timeout_s: float
-    ) -> int:
-        """Return the file descriptor in the reply of a method; the caller closes it."""
-        with _translate_errors(f"call {target.service} {member}", target.service, timeout_s):
-            reply, descriptors = self._connect().gio.call_with_unix_fd_list_sync(
-                target.service,
-                target.path,
-                target.interface,
-                member,
-                GLib.Variant("(" + "s" * len(arguments) + ")", arguments),
-                GLib.VariantType("(h)"),
-                Gio.DBusCallFlags.NONE,
-                _to_milliseconds(timeout_s),
-                None,
-                None,
-            )
-            return int(descriptors.get(reply.unpack()[0]))
 
     def read_properties(self, target: BusInterface, *, timeout_s: float) -> dict[str, object]:
         """Return all properties of the interface; those of pydbus have no time limit."""

@@ -1,9 +1,6 @@
 """logind: reboots and inhibitor locks (org.freedesktop.login1(5))."""
 
 import logging
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from treenail.errors import BusError
@@ -87,19 +84,6 @@ class Logind:
         """Return all locks of all programs."""
         rows = self._bus.call_method(_MANAGER, "ListInhibitors", timeout_s=_CALL_S)
         return tuple(InhibitorLock(*row) for row in rows) if isinstance(rows, list) else ()
-
-    @contextmanager
-    def hold_inhibitor(self, what: str, who: str, why: str, mode: str) -> Iterator[None]:
-        """Hold a lock, such as on ``shutdown``, inside the context.
-
-        ``mode`` is ``delay`` or ``block``; rpm-ostreed does not reboot under a block lock. The lock
-        is a file descriptor, so it ends with this process.
-        """
-        lock = self._bus.call_for_fd(_MANAGER, "Inhibit", what, who, why, mode, timeout_s=_CALL_S)
-        try:
-            yield
-        finally:
-            os.close(lock)
 
     def _refuse_if_blocked(self, error: BusError | None = None) -> None:
         blocking = [

@@ -71,14 +71,6 @@ class Systemd:
         """Act as ``systemctl disable``."""
         self._change_unit_files("DisableUnitFiles", "disable", units, *_PERSISTENT)
 
-    def mask_units(self, *units: str) -> None:
-        """Act as ``systemctl mask``."""
-        self._change_unit_files("MaskUnitFiles", "mask", units, *_PERSISTENT_NO_FORCE)
-
-    def unmask_units(self, *units: str) -> None:
-        """Act as ``systemctl unmask``."""
-        self._change_unit_files("UnmaskUnitFiles", "unmask", units, *_PERSISTENT)
-
     def preset_units(self, *units: str) -> None:
         """Act as ``systemctl preset``: enable or disable by the presets of the vendor."""
         self._change_unit_files("PresetUnitFiles", "preset", units, *_PERSISTENT_NO_FORCE)
@@ -98,10 +90,6 @@ class Systemd:
         rows = self._bus.call_method(MANAGER, "ListUnitsByNames", list(names), timeout_s=_CALL_S)
         return tuple(_parse_unit(row) for row in rows) if isinstance(rows, list) else ()
 
-    def start_unit(self, unit: str) -> None:
-        """Start the unit and wait for the job."""
-        self._run_job("StartUnit", "start", unit)
-
     def start_default_target(self) -> None:
         """Queue the start of all units of the default target that do not run; do not wait."""
         try:
@@ -111,17 +99,9 @@ class Systemd:
         except BusError as error:
             raise _make_unit_error(error, "start", _DEFAULT_TARGET) from error
 
-    def stop_unit(self, unit: str) -> None:
-        """Stop the unit and wait for the job."""
-        self._run_job("StopUnit", "stop", unit)
-
     def restart_unit(self, unit: str) -> None:
         """Start the unit, or restart it if it runs, and wait for the job."""
         self._run_job("RestartUnit", "restart", unit)
-
-    def try_restart_unit(self, unit: str) -> None:
-        """Restart the unit if it runs, and wait for the job."""
-        self._run_job("TryRestartUnit", "restart", unit)
 
     def reload_unit(self, unit: str) -> None:
         """Make the unit read its configuration again, and wait for the job."""
