@@ -116,7 +116,7 @@ def test_another_file_in_its_place_makes_room(fifo: Path) -> None:
     assert fifo.stat().st_mode & 0o777 == 0o600
 
 
-def test_fifo_that_can_not_be_made_is_told(fifo: Path) -> None:
+def test_fifo_that_cannot_be_created_is_reported(fifo: Path) -> None:
     fifo.parent.parent.joinpath("run").write_text("a file")
-    with pytest.raises(FileError, match="can't make the FIFO"), read_progress(fifo):
+    with pytest.raises(FileError, match="cannot create the FIFO"), read_progress(fifo):
         pass
