@@ -240,6 +240,6 @@ def from_json(document: Json | None) -> LedgerRecord:
     except CodecError as error:
         raise LedgerError(
             f"cannot read the ledger: {error}",
-            remedy="install the treenail that wrote it, or move the ledger away: the agent then "
+            remedy="install the treenail that wrote it, or rename the ledger: the agent then "
             "compares the machine with its desired config",
         ) from error
