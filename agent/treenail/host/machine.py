@@ -144,7 +144,7 @@ class Machine:
 
     @cached_property
     def kernel(self) -> "HostKernel":
-        """The running kernel; its boot ID counts soft reboots, for which it asks systemd."""
+        """The running kernel; its boot ID counts soft reboots, which systemd reports."""
         from treenail.host.system.kernel import HostKernel
 
         return HostKernel(self.root, count_soft_reboots=self._count_soft_reboots)

@@ -108,7 +108,9 @@ def test_a_host_of_the_composefs_back_end_is_refused_in_a_sentence() -> None:
     composefs = {"verity": "ab" * 32, "bootType": "Uki", "bootloader": "Systemd"}
     content = status(booted=entry(1, ostree=None, composefs=composefs))
     assert is_composefs(content)
-    with pytest.raises(HostError, match="bootc manages this host with its composefs back end"):
+    with pytest.raises(
+        HostError, match="cannot manage this host: bootc uses its composefs back end"
+    ):
         parse_status(content)
     for other in (status(booted=entry(1)), status(), b"no JSON"):
         assert not is_composefs(other)
@@ -120,7 +122,7 @@ def test_entry_without_an_image_is_known_by_its_commit() -> None:
 
 
 def test_host_without_bootc_deployments_is_rejected() -> None:
-    with pytest.raises(HostError, match="bootc does not manage this host") as caught:
+    with pytest.raises(HostError, match="cannot manage this host with bootc") as caught:
         parse_status(status())
     assert caught.value.remedy
 
@@ -128,10 +130,10 @@ def test_host_without_bootc_deployments_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "answered no JSON"),
-        (b"\xff", "answered no JSON"),
-        (b"[]", "apiVersion None"),
-        (b'{"apiVersion": "org.containers.bootc/v2"}', "apiVersion 'org.containers.bootc/v2'"),
+        (b"", "it is no JSON"),
+        (b"\xff", "it is no JSON"),
+        (b"[]", "apiVersion is None"),
+        (b'{"apiVersion": "org.containers.bootc/v2"}', "apiVersion is 'org.containers.bootc/v2'"),
     ],
 )
 def test_invalid_status_is_rejected(content: bytes, message: str) -> None:

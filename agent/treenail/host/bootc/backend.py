@@ -83,7 +83,7 @@ class BootcBackend:
     ) -> None:
         """``status_s`` limits the time of ``bootc status``.
 
-        ``needs_signature`` says whether bootc must verify the signature of an image.
+        ``needs_signature`` returns whether bootc must verify the signature of an image.
         """
         self._machine = machine
         self._root = machine.root
@@ -193,7 +193,8 @@ class BootcBackend:
         if pending is not None and pending.id == staged_id:
             self._undeploy_deployment(pending)
 
-    def finalize_staged(self, staged_id: str, *, is_soft: bool = False) -> None:  # noqa: ARG002  it is here
+    # is_soft is unused: bootc switch never reboots.
+    def finalize_staged(self, staged_id: str, *, is_soft: bool = False) -> None:  # noqa: ARG002
         """Deploy the pulled image with this digest for the next boot; nothing reboots.
 
         Raises `HostError` when another image is staged. Idempotent.
@@ -207,9 +208,9 @@ class BootcBackend:
         )
         if status.staged is None or status.staged.id != staged_id:
             if parse_digest(image) != staged_id:
-                there = status.staged.id if status.staged else parse_digest(image)
+                other = status.staged.id if status.staged else parse_digest(image)
                 raise HostError(
-                    f"cannot reboot into {staged_id}: {there or 'nothing'} is staged",
+                    f"cannot reboot into {staged_id}: {other or 'nothing'} is staged",
                     remedy="see: bootc status",
                 )
             self._refuse_unless_switchable(status, image)
@@ -252,7 +253,7 @@ class BootcBackend:
     def _undeploy_deployment(self, deployment: OstreeDeployment, number: int = 0) -> None:
         """Drop a deployment by its place in boot order; ostree does it, as bootc cannot."""
         argv = (self._resolve_program(OSTREE_PROGRAM), "admin", "undeploy", str(number))
-        self._jobs.run_job(UNDEPLOY_UNIT, "bootc", f"drop {deployment.image}", argv)
+        self._jobs.run_job(UNDEPLOY_UNIT, "ostree", f"drop {deployment.image}", argv)
 
     def _undeploy_former(self, status: BootcStatus, digest: str) -> None:
         """Drop an earlier deployment of the image that is about to be deployed again.
@@ -260,8 +261,10 @@ class BootcBackend:
         Both have the same ID: after a power cut the earlier one would be mistaken for the new one,
         given up by the boot loader.
         """
-        former, plain = status.rollback, not (status.staged or status.other_deployments)
-        if plain and former is not None and former.id == digest and not former.is_pinned:
+        former = status.rollback
+        # The index in boot order is known only without a staged or further deployment.
+        is_index_known = not (status.staged or status.other_deployments)
+        if is_index_known and former and former.id == digest and not former.is_pinned:
             self._undeploy_deployment(former, 0 if status.is_rollback_queued else 1)
 
     def _pull_image(self, image: str, watch: WatchCallback) -> None:
@@ -273,17 +276,17 @@ class BootcBackend:
         )
 
         progress = PodmanProgress(self._podman.read_layer_sizes(image))
-        due = 0.0
+        next_read = 0.0
 
-        def each() -> None:
-            nonlocal due
-            if self._clock.monotonic() >= due:
-                found = self._units.find_run(PULL_UNIT)
-                if found is not None:
+        def check_progress() -> None:
+            nonlocal next_read
+            if self._clock.monotonic() >= next_read:
+                run = self._units.find_run(PULL_UNIT)
+                if run is not None:
                     progress.parse_output(
-                        self._machine.journal.read_output(found.invocation, limit=_PULL_LINES)
+                        self._machine.journal.read_output(run.invocation, limit=_PULL_LINES)
                     )
-                due = self._clock.monotonic() + _PULL_READ_S
+                next_read = self._clock.monotonic() + _PULL_READ_S
             match watch(progress.last_progress):
                 case WatchVerdict.CANCEL:
                     self._units.stop_unit(PULL_UNIT, self._heartbeat)
@@ -295,7 +298,8 @@ class BootcBackend:
                 case WatchVerdict.CONTINUE:
                     pass
 
-        self._jobs.check_outcome(self._units.run_job(job, each), f"cannot pull {image} with podman")
+        run = self._units.run_job(job, check_progress)
+        self._jobs.check_outcome(run, f"cannot pull {image} with podman")
         watch(TransactionProgress(f"pulled {image}", 100))
 
     def _remove_pulled(self, pulled: TransientRun) -> None:
@@ -351,9 +355,9 @@ class BootcBackend:
                 remedy="see: fuser -v /ostree/lock",
             ) from error
         status = parse_status(content)
-        seen = FileSpec(_STATUS_CACHE, content, 0o600)
-        if not self._machine.files.has_file(seen):
-            self._machine.files.write_files([seen])
+        cache = FileSpec(_STATUS_CACHE, content, 0o600)
+        if not self._machine.files.has_file(cache):
+            self._machine.files.write_files([cache])
         return status
 
     def _read_cached_status(self) -> BootcStatus:

@@ -1,4 +1,4 @@
-"""bootc's progress, as it writes it to a FIFO: JSON lines, a few a second.
+"""Progress of bootc, which writes JSON lines to a FIFO, up to 5 a second.
 
 https://bootc.dev/bootc/experimental-progress-fd.html
 """
@@ -18,19 +18,19 @@ from treenail.host.system.sanitize import sanitize_text
 _CHUNK = 64 * 1024
 _LINE_LIMIT = 256 * 1024
 _TEXT_LIMIT = 200
-# Fetching is not all there is to it: 100 is for success alone.
+# bootc still deploys the image after the last byte: only success is 100 %.
 _MAX_UNFINISHED_PERCENT = 99
 
 
 class BootcProgress:
-    """The last that was said; ``percent`` never falls."""
+    """The last progress; ``percent`` never falls."""
 
     def __init__(self) -> None:
         self.last_progress = TransactionProgress("", None)
         self._rest = b""
 
     def feed_chunk(self, chunk: bytes) -> None:
-        """Take in what came next."""
+        """Parse the next bytes of the FIFO."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         del chunk
         if len(self._rest) > _LINE_LIMIT:

@@ -20,7 +20,7 @@ _PLAIN_TRANSPORTS = ("registry", "containers-storage", "")
 
 @dataclass(frozen=True, slots=True)
 class BootcStatus:
-    """The host as bootc sees it."""
+    """The status of a host that bootc manages."""
 
     booted: OstreeDeployment
     staged: OstreeDeployment | None
@@ -30,11 +30,11 @@ class BootcStatus:
     is_incompatible: bool
     """The booted deployment has local changes, so that bootc refuses to replace it."""
     origin_path: str
-    """The file, below the root, that says what the booted deployment was made of."""
+    """The origin file of the booted deployment, below /sysroot."""
 
     @property
     def in_boot_order(self) -> tuple[OstreeDeployment, ...]:
-        """As `Deployments.all` wants them."""
+        """The deployments in boot order, as in `DeploymentStatus`."""
         finished: list[OstreeDeployment | None] = [self.booted, self.rollback]
         if self.is_rollback_queued:
             finished.reverse()
@@ -42,29 +42,30 @@ class BootcStatus:
 
 
 def parse_status(content: bytes) -> BootcStatus:
-    """Raises `HostError` when that is no status, or the host is none of bootc's."""
+    """Parse the status; raise `HostError` when it is invalid or bootc does not manage the host."""
     try:
         document = json.loads(content)
     except ValueError as error:
-        raise HostError(f"bootc status answered no JSON: {error}") from error
+        raise HostError(f"cannot read bootc status: it is no JSON: {error}") from error
     found = _get_table(document)
     if found.get("apiVersion") != _API:
         raise HostError(
-            f"bootc status answered apiVersion {found.get('apiVersion')!r}, not {_API}",
-            remedy="update treenail, or bootc",
+            f"cannot read bootc status: its apiVersion is {found.get('apiVersion')!r}, not {_API}",
+            remedy="update treenail or bootc",
         )
     status = _get_table(found.get("status"))
     booted = _get_table(status.get("booted"))
     if _is_composefs(booted):
         raise HostError(
-            "bootc manages this host with its composefs back end, where there are no OSTree "
-            "deployments to stage, keep and go back to",
-            remedy="install the host with bootc's OSTree back end, or leave it to bootc",
+            "cannot manage this host: bootc uses its composefs back end, which has no OSTree "
+            "deployments to stage, pin and roll back to",
+            remedy="install the host with the OSTree back end of bootc, or stop treenail: "
+            "systemctl disable --now treenail",
         )
     if not booted:
         raise HostError(
-            "bootc does not manage this host: it was not booted from a container image",
-            remedy="set backend to the one that manages it, or install the host from an image",
+            "cannot manage this host with bootc: it was not booted from a container image",
+            remedy='set backend = "rpm-ostree" in agent.toml, or install the host from an image',
         )
     found_others = status.get("otherDeployments")
     others = found_others if isinstance(found_others, list) else []

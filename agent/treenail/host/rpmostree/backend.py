@@ -1,4 +1,4 @@
-"""The operating system by rpm-ostree over D-Bus: what is deployed, and changing it in one go."""
+"""The back end for rpm-ostree over D-Bus: reads, stages, finalizes and rolls back deployments."""
 
 import logging
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class RpmOstreeBackend:
         *,
         needs_signature: Callable[[str], bool] = lambda _image: False,
     ) -> None:
-        """``needs_signature`` says whether an image must have a valid signature."""
+        """``needs_signature`` returns whether an image must have a valid signature."""
         self._machine = machine
         self._needs_signature = needs_signature
         self._client = RpmOstreeClient(
@@ -73,7 +73,7 @@ class RpmOstreeBackend:
         return self._client.read_deployments()
 
     def stage_deployment(self, change: DeploymentChange, *, watch: WatchCallback) -> None:
-        """Return once all of the change is staged in one deployment, and locked.
+        """Stage all of the change in one locked deployment.
 
         Image and packages are one transaction, kernel arguments a second one on its result. A call
         after an interruption continues between the two, and joins the same transaction if it runs.
@@ -112,23 +112,23 @@ class RpmOstreeBackend:
         if transaction is None:
             return False
         try:
-            ending = self._client.follow_transaction(transaction.address, watch, is_ours=False)
+            outcome = self._client.follow_transaction(transaction.address, watch, is_ours=False)
         except BusError:
             if self.read_deployments().transaction == transaction:
                 raise
             return True
-        match ending:
+        match outcome:
             case TransactionFinished() | TransactionDetached() | TransactionLost():
                 log.info("waited for %s of another client", transaction.method)
                 return True
-            case TransactionTimedOut(reason=why):
+            case TransactionTimedOut(reason=reason):
                 description = self._client.describe_transaction(transaction)
                 raise BusyError(
-                    f"rpm-ostree is busy with {description}: {why}",
+                    f"rpm-ostree is busy with {description}: {reason}",
                     remedy=f"{_STATUS_REMEDY}; to end it: rpm-ostree cancel",
                 )
             case _:
-                assert_never(ending)
+                assert_never(outcome)
 
     def drop_staged(self, staged_id: str) -> None:
         """Cancel our own transaction, and drop the pending deployment with this ID or its result.
@@ -139,12 +139,13 @@ class RpmOstreeBackend:
         ours = {staged_id}
         if found.transaction is not None:
             try:
-                ended = self._client.cancel_own_transaction(found.transaction)
+                was_ours = self._client.cancel_own_transaction(found.transaction)
             except BusError as error:
                 log.info("did not cancel the transaction, it may have ended: %s", error)
-                ended = False
+                was_ours = False
             before, found = found, self.read_deployments()
-            if ended and before.pending is None and found.pending is not None:
+            # It may have staged its deployment before the cancellation arrived.
+            if was_ours and before.pending is None and found.pending is not None:
                 ours.add(found.pending.id)
         if found.pending is not None and found.pending.id in ours:
             self._drop_pending()
@@ -168,11 +169,11 @@ class RpmOstreeBackend:
             return
         # FinalizeDeployment compares the manifest digest; older versions of rpm-ostreed compare the
         # base commit, without layered packages.
-        for known_as in filter(None, (staged.digest, staged.base_checksum)):
+        for checksum in filter(None, (staged.digest, staged.base_checksum)):
             try:
-                self._finalize_deployment(known_as, staged.image or staged.id)
+                self._finalize_deployment(checksum, staged.image or staged.id)
             except TransactionError as error:
-                if known_as == staged.base_checksum or _CHECKSUM_MISMATCH not in str(error).lower():
+                if checksum == staged.base_checksum or _CHECKSUM_MISMATCH not in str(error).lower():
                     raise
             else:
                 return
@@ -286,7 +287,7 @@ class RpmOstreeBackend:
             "initiating-command-line": f"{CLIENT}: stage {change}",
         }
         replaced: list[str] = []
-        ending = self._client.run_transaction(
+        outcome = self._client.run_transaction(
             "KernelArgs",
             existing,
             list(added),
@@ -295,29 +296,31 @@ class RpmOstreeBackend:
             make_options(given),
             watch=watch,
         )
-        check_outcome(ending, f"stage {change}")
+        check_outcome(outcome, f"stage {change}")
 
     def _verify_staged(self, goal: ExpectedDeployment, change: DeploymentChange) -> None:
         """Log the staged deployment; drop it and raise if it differs from the change."""
         found = self.read_deployments()
-        there = found.pending or found.booted
-        if there is None:
+        deployment = found.pending or found.booted
+        if deployment is None:
             raise HostError(
                 "rpm-ostree reports neither a pending nor a booted deployment",
                 remedy=_STATUS_REMEDY,
             )
-        differences = goal.list_differences(there)
+        differences = goal.list_differences(deployment)
         arguments = split_arguments(self._client.read_kernel_options(is_pending=True))
         if not is_satisfied(arguments, change.append_kargs, change.delete_kargs):
             differences += (f"has the kernel arguments {' '.join(arguments)}",)
-        if there is found.pending and not there.is_locked:
+        if deployment is found.pending and not deployment.is_locked:
             differences += ("is not locked",)
         if not differences:
             log.info(
-                "%s %s", there.id, "is staged" if there.is_staged else "already has the change"
+                "%s %s",
+                deployment.id,
+                "is staged" if deployment.is_staged else "already has the change",
             )
             return
-        if there is found.pending:
+        if deployment is found.pending:
             self._drop_pending()
         raise TransactionError(
             f"rpm-ostree did not stage {change}: it {', and it '.join(differences)}",
@@ -334,21 +337,21 @@ class RpmOstreeBackend:
                 remedy='set reboot = "full" in agent.toml',
             )
 
-    def _finalize_deployment(self, checksum: str, what: str) -> None:
+    def _finalize_deployment(self, checksum: str, name: str) -> None:
         given: dict[str, BusOption] = {
             "checksum": checksum,
-            # Else one that was killed between unlocking and rebooting could not do it again.
+            # Allows a repetition after a kill between the unlock and the reboot.
             "allow-unlocked": True,
-            "initiating-command-line": f"{CLIENT}: reboot into {what}",
+            "initiating-command-line": f"{CLIENT}: reboot into {name}",
         }
         try:
-            ending = self._client.run_transaction("FinalizeDeployment", make_options(given))
+            outcome = self._client.run_transaction("FinalizeDeployment", make_options(given))
         except BusError as error:
             if _REBOOT_INITIATED not in str(error):
                 raise
-            log.info("rpm-ostree is about to reboot already")
+            log.info("rpm-ostree is rebooting already")
             return
-        check_outcome(ending, f"reboot into {what}")
+        check_outcome(outcome, f"reboot into {name}")
 
     def _drop_pending(self) -> None:
         check_outcome(

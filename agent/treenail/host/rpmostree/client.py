@@ -42,10 +42,9 @@ _PEER_S = 60.0
 
 
 class RpmOstreeClient:
-    """A client of rpm-ostreed. Raises `HostError` alone; to be used by one thread.
+    """A client of rpm-ostreed, for one thread. Raises only `HostError`.
 
-    Every operation registers this program as a client first, because rpm-ostreed exits when idle
-    and forgets its clients; `unregister_client` lets it.
+    Every operation registers the client again: an rpm-ostreed that exited has no clients.
     """
 
     def __init__(

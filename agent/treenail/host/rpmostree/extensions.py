@@ -19,11 +19,11 @@ from treenail.host.systemd.transient import TransientJob, TransientUnits
 UNPACK_UNIT = "treenail-extensions.service"
 REPOSITORY_FILE = "/etc/yum.repos.d/treenail-extensions.repo"
 PACKAGES_DIRECTORY = "/var/lib/treenail/extensions"
-"""Not in /run, which is memory, nor in /var/tmp, of which the agent has one of its own."""
+"""Not in /run, which is memory, nor in /var/tmp, which is private to the agent's unit."""
 
 _CONTAINER = "treenail-extensions"
 _IN_IMAGE = "/usr/share/rpm-ostree/extensions/."
-# The image goes at once: it would be on disk twice. One that others use too stays.
+# Remove the image at once, else it is on disk twice. podman keeps one that a container uses.
 _SCRIPT = """\
 podman=$0 container=$1 place=$2 image=$3
 shift 3
@@ -38,8 +38,8 @@ trap 'exit 1' TERM
 "$podman" create --net=none --name "$container" "$image" /bin/true
 "$podman" cp "$container:%s" "$place"
 """
-# The signatures of its packages are not looked at: the digest that the image is pulled by names
-# every byte of them, and podman takes no image that the machine's policy.json refuses.
+# No check of package signatures: the digest of the image covers every byte of them, and podman
+# enforces the machine's policy.json.
 _CONTENT = """\
 [treenail-extensions]
 name=Packages of {image}
@@ -52,7 +52,7 @@ skip_if_unavailable=0
 
 
 class ExtensionsRepository:
-    """One image at a time. Raises `HostError`; to be used by one thread."""
+    """The packages of one image at a time, for one thread. Raises `HostError`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class ExtensionsRepository:
         *,
         timeout_s: float,
     ) -> None:
-        """Paths below ``root`` have to be those that systemd and rpm-ostree see too."""
+        """Paths below ``root`` must be those that systemd and rpm-ostree see too."""
         self._root = root
         self._files = files
         self._podman = podman
@@ -74,37 +74,39 @@ class ExtensionsRepository:
 
     @property
     def is_offered(self) -> bool:
-        """There is something that `withdraw_packages` would take away."""
+        """Return whether there is anything for `withdraw_packages` to remove."""
         return self._files.has_entry(PACKAGES_DIRECTORY) or self._files.has_entry(REPOSITORY_FILE)
 
     def offer_packages(self, image: str, *, watch: WatchCallback) -> None:
-        """Return once rpm-ostree finds the packages of the image, by digest, in its repositories.
+        """Add the packages of the image to the repositories of rpm-ostree.
 
-        What was offered before is gone. Raises `CancelledError` when the watcher has enough, and
-        leaves it to the caller to `withdraw_packages` what is there by then.
+        They replace those of an earlier image. Raises `CancelledError` when the watcher cancels or
+        detaches; the caller calls `withdraw_packages` after errors too.
         """
-        place, podman = self._root.resolve_path(PACKAGES_DIRECTORY), self._podman
-        words = (podman.program, _CONTAINER, str(place), image, *podman.build_pull_command(image))
+        directory, podman = self._root.resolve_path(PACKAGES_DIRECTORY), self._podman
+        words = (
+            podman.program, _CONTAINER, str(directory), image, *podman.build_pull_command(image)
+        )  # fmt: skip
         argv = ("/bin/sh", "-ec", _SCRIPT % _IN_IMAGE, *words)
         job = TransientJob(UNPACK_UNIT, f"treenail: unpack {image}", argv, self._timeout_s)
 
-        def each() -> None:
+        def check_verdict() -> None:
             if watch(TransactionProgress(f"unpacking {image}", None)) is not WatchVerdict.CONTINUE:
-                raise CancelledError(f"{image} was not unpacked: it was cancelled")
+                raise CancelledError(f"cancelled unpacking {image}")
 
         self.withdraw_packages()
         self._files.make_directory(PACKAGES_DIRECTORY, mode=0o700)
         self._jobs.check_outcome(
-            self._units.run_job(job, each), f"cannot unpack {image} with podman"
+            self._units.run_job(job, check_verdict), f"cannot unpack {image} with podman"
         )
-        content = _CONTENT.format(image=image, place=place)
+        content = _CONTENT.format(image=image, place=directory)
         self._files.write_file(REPOSITORY_FILE, content.encode())
 
     def withdraw_packages(self) -> None:
         """Remove the repository and its packages. Idempotent."""
         self._files.remove_file(REPOSITORY_FILE)
         self._units.stop_unit(UNPACK_UNIT, lambda: None)
-        place = self._root.resolve_path(PACKAGES_DIRECTORY)
-        if place.is_dir():
-            with translate_errors("remove", place):
-                shutil.rmtree(place)
+        directory = self._root.resolve_path(PACKAGES_DIRECTORY)
+        if directory.is_dir():
+            with translate_errors("remove", directory):
+                shutil.rmtree(directory)

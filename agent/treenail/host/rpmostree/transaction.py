@@ -19,13 +19,13 @@ INTERFACE = "org.projectatomic.rpmostree1.Transaction"
 _CALL_S = 60.0
 _NUMBERED = re.compile(r"\[(\d+)/(\d+)\]")
 _TEXT_LIMIT = 200
-# A transaction is not over when its last counted task is: 100 is for success alone.
+# After the last counted task rpm-ostree still writes the deployment: only success is 100 %.
 _MAX_UNFINISHED_PERCENT = 99
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionFinished:
-    """It said how it ended; ``is_cancelled``: after it was asked to end."""
+    """The transaction sent Finished; ``is_cancelled`` if that was after our Cancel."""
 
     is_success: bool
     text: str
@@ -34,17 +34,17 @@ class TransactionFinished:
 
 @dataclass(frozen=True, slots=True)
 class TransactionDetached:
-    """We hung up, because the watcher said so; it runs on."""
+    """The watcher detached, and the transaction continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionLost:
-    """It hung up without a word: rpm-ostreed ended."""
+    """rpm-ostreed closed the socket without Finished: it exited."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionTimedOut:
-    """A limit passed; ``is_ended`` tells whether it was cancelled for that, or runs on."""
+    """A time limit passed; unless ``is_ended`` the transaction continues."""
 
     reason: str
     is_ended: bool
@@ -60,11 +60,11 @@ def follow_transaction(
 ) -> TransactionOutcome:
     """Start or join the transaction and report its progress until it ends.
 
-    ``watch`` is asked at every sign of progress and at least once a second. Only a transaction
-    that is ``is_ours`` is cancelled, by the watcher's word or when a limit passes; another one is
-    left alone instead.
+    ``watch`` is called at every signal and at least once a second. A transaction that ``is_ours``
+    is cancelled when the watcher cancels or a limit passes; from another one this detaches.
     """
     follower = _TransactionFollower(peer, watch, clock, limits, is_ours=is_ours)
+    # Start of a running transaction returns False and joins it. The peer has subscribed before.
     peer.call_method("Start", timeout_s=_CALL_S)
     peer.run_until(follower.handle_signal)
     return follower.outcome or TransactionLost()
@@ -92,7 +92,7 @@ class _TransactionFollower:
         self._timeout_reason = ""
 
     def handle_signal(self, signal: BusSignal | None) -> bool:
-        """Whether it is over, as of this signal or this second."""
+        """Handle a signal, or None once a second; return whether the outcome is known."""
         if signal is not None:
             self._last_signal_at = self._clock.monotonic()
             if signal.member == "Finished":
@@ -107,9 +107,9 @@ class _TransactionFollower:
         elif verdict is WatchVerdict.DETACH:
             self.outcome = TransactionDetached()
         elif self._clock.monotonic() - self._cancelled_at >= self._limits.cancel_s:
-            why = f"it has not ended {self._limits.cancel_s:g} s after it was cancelled"
-            why = f"{self._timeout_reason}, and {why}" if self._timeout_reason else why
-            self.outcome = TransactionTimedOut(why, is_ended=False)
+            reason = f"no end {self._limits.cancel_s:g} s after it was cancelled"
+            reason = f"{self._timeout_reason}, and {reason}" if self._timeout_reason else reason
+            self.outcome = TransactionTimedOut(reason, is_ended=False)
         return self.outcome is not None
 
     def _record_outcome(self, *, is_success: bool, text: str) -> None:
@@ -136,9 +136,9 @@ class _TransactionFollower:
     def _check_limits(self) -> None:
         now = self._clock.monotonic()
         if now - self._started_at >= self._limits.transaction_s:
-            self._timeout_reason = f"it has not ended within {self._limits.transaction_s:g} s"
+            self._timeout_reason = f"no end within {self._limits.transaction_s:g} s"
         elif now - self._last_signal_at >= self._limits.stall_s:
-            self._timeout_reason = f"it has said nothing for {self._limits.stall_s:g} s"
+            self._timeout_reason = f"no progress for {self._limits.stall_s:g} s"
         else:
             return
         if self._is_ours:
@@ -152,14 +152,14 @@ class _TransactionFollower:
             self._peer.call_method("Cancel", timeout_s=_CALL_S)
         except BusError as error:
             # The transaction has ended, which the peer notices, or the time limit ends the wait.
-            log.warning("%s", error)
+            log.warning("cannot cancel the transaction: %s", error)
 
 
 class RpmOstreeProgress:
-    """The last progress message of a transaction, and its percentage.
+    """The last progress message of a transaction, and its percentage, which never falls.
 
-    Container imports count their tasks, ``[3/15] Fetching …``; other work has one task of its own
-    percentage. The percentage never falls.
+    A container import has no percentage but counts its tasks: ``[3/15] Fetching …``. Other
+    transactions send PercentProgress for one task.
     """
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class RpmOstreeProgress:
         self._total = 0
 
     def read_signal(self, signal: BusSignal) -> None:
-        """Take note of a signal other than Finished."""
+        """Read a signal other than Finished."""
         match signal:
             case BusSignal("Message", (str(text),)):
                 self._set_progress(text, None)
@@ -178,9 +178,9 @@ class RpmOstreeProgress:
                     self._done, self._total = int(counted.group(1)) - 1, int(counted.group(2))
                 self._set_progress(text, self._compute_percent(0))
             case BusSignal("TaskEnd", _):
-                share = self._compute_percent(100)
+                task_percent = self._compute_percent(100)
                 self._total = 0
-                self._set_progress(self.progress.text, share)
+                self._set_progress(self.progress.text, task_percent)
             case BusSignal("PercentProgress", (str(text), int(percent))):
                 self._set_progress(text, self._compute_percent(percent) if self._total else percent)
             case _:
