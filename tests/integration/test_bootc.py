@@ -1,4 +1,4 @@
-"""A node that bootc manages, from the wish to Done."""
+"""A node that bootc manages, from the request to Done."""
 
 import json
 import re
@@ -10,6 +10,9 @@ from tests.integration.commands import status
 from tests.integration.site import FAST, LAYERS, LIMIT_S, SLOW, Options, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
+from treenail.host.bootc.backend import SWITCH_UNIT
+from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.transient import TransientUnits
 
 pytestmark = pytest.mark.integration
 
@@ -47,21 +50,31 @@ def test_status_shows_how_far_the_pull_is(site: Site) -> None:
     site.settle(goal)
 
 
+def is_switching(site: Site) -> bool:
+    """Return whether bootc switch runs."""
+    bus = SystemBus(site.machine.address)
+    try:
+        run = TransientUnits(bus).find_run(SWITCH_UNIT)
+    finally:
+        bus.close_connection()
+    return run is not None and run.is_running
+
+
 def test_killed_agent_finds_the_switch_that_it_began(site: Site) -> None:
     goal = site.goal()
     with site.drains_held():
         site.ask(goal)
         site.wait_note(key.DESIRED_DRAIN, f"drain-{goal.config}")
         site.machine.change_settings(pull_bytes_per_s=SLOW)
-    wait_until(lambda: site.phase() == "rebooting")
-    fifo = site.machine.root / "run/treenail/bootc-progress"
-    wait_until(fifo.exists)
+    wait_until(lambda: is_switching(site), limit_s=LIMIT_S)
     starts = site.machine.agent.start_count
     site.machine.kill_agent()
     wait_until(lambda: site.machine.agent.start_count > starts)
     site.machine.change_settings(pull_bytes_per_s=FAST)
     site.settle(goal)
     assert site.machine.boot_count == site.boots + 1
+    started = f"Started treenail: switch to {goal.pull_spec}."
+    assert site.messages(SYSLOG_IDENTIFIER="systemd").count(started) == 1
 
 
 def test_changed_target_drops_pulled_image(site: Site) -> None:
