@@ -145,7 +145,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--no-leader-election",
         action="store_true",
-        help="start without leader election; no other process may run",
+        help="start without leader election; ensure that no other controller process runs",
     )
     parser.add_argument(
         "--drains",

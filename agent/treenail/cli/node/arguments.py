@@ -158,7 +158,7 @@ def _add_plan(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         "--policy",
         metavar="FILE",
         help="apply the NodeDisruptionPolicy of this MachineConfiguration (default: the policy of "
-        "the cluster, or the built-in policy between files)",
+        "the cluster, or the built-in policy when comparing files)",
     )
     _add_root(plan)
     _add_config(plan)
