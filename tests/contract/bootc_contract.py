@@ -72,7 +72,7 @@ class BootcContract(OperatingSystemContract):
             assert process.stdout.readline()
             process.send_signal(signal.SIGKILL)
 
-    def test_pull_of_a_killed_agent_goes_on_and_is_joined(self, machine: BootcMachine) -> None:
+    def test_pull_of_killed_agent_continues_and_is_joined(self, machine: BootcMachine) -> None:
         machine.change(replace(QUICK, pull_bytes_per_s=100_000))
         self.killed_at_work(machine, "stage", THERE.pull_spec)
         run = machine.units().find_run(PULL_UNIT)
@@ -87,7 +87,7 @@ class BootcContract(OperatingSystemContract):
         assert again is not None
         assert (again.invocation, again.is_done) == (run.invocation, True)
 
-    def test_switch_of_a_killed_agent_goes_on_and_is_joined(self, machine: BootcMachine) -> None:
+    def test_switch_of_killed_agent_continues_and_is_joined(self, machine: BootcMachine) -> None:
         machine.os().stage_deployment(TO_THERE, watch=go_on)
         machine.change(replace(QUICK, pull_bytes_per_s=100_000))
         self.killed_at_work(machine, "finalize", THERE.digest)
@@ -120,9 +120,7 @@ class BootcContract(OperatingSystemContract):
             THERE.digest,
         ]
 
-    def test_rollback_of_a_killed_agent_goes_on_and_is_not_undone(
-        self, machine: BootcMachine
-    ) -> None:
+    def test_rollback_of_killed_agent_continues_and_stays(self, machine: BootcMachine) -> None:
         self.at_there(machine)
         machine.change(replace(QUICK, staging_s=3.0))
         self.killed_at_work(machine, "roll back", "")
@@ -133,7 +131,7 @@ class BootcContract(OperatingSystemContract):
         assert machine.units().find_run(ROLLBACK_UNIT) is None
         self.assert_goes_back(machine)
 
-    def test_rollback_whose_end_nobody_saw_is_not_undone(self, machine: BootcMachine) -> None:
+    def test_rollback_with_unread_result_stays(self, machine: BootcMachine) -> None:
         self.at_there(machine)
         bootc = (str(machine.root / "usr/bin/bootc"), "rollback")
         what = f"treenail: roll back to {HERE.pull_spec}"
@@ -141,7 +139,7 @@ class BootcContract(OperatingSystemContract):
         machine.os().roll_back()
         self.assert_goes_back(machine)
 
-    def test_what_was_staged_since_the_rollback_is_dropped(self, machine: BootcMachine) -> None:
+    def test_roll_back_drops_image_staged_since(self, machine: BootcMachine) -> None:
         self.at_there(machine)
         machine.os().roll_back()
         subprocess.run(
@@ -150,7 +148,7 @@ class BootcContract(OperatingSystemContract):
         machine.os().roll_back()
         self.assert_goes_back(machine)
 
-    def test_what_the_boot_loader_gave_up_is_dropped_for_good(self, machine: BootcMachine) -> None:
+    def test_drop_removes_image_that_boot_loader_gave_up(self, machine: BootcMachine) -> None:
         here = machine.sysroot.find_booted()
         assert here is not None
         there = make_deployment(THERE, THERE.pull_spec, here.kernel_arguments)
@@ -164,7 +162,7 @@ class BootcContract(OperatingSystemContract):
                 HERE.digest
             ]
 
-    def test_former_deployment_of_an_image_makes_way_for_the_new_one(
+    def test_finalize_undeploys_former_deployment_of_same_image(
         self, machine: BootcMachine
     ) -> None:
         self.at_there(machine)
@@ -174,7 +172,7 @@ class BootcContract(OperatingSystemContract):
         assert [each.digest for each in found] == [HERE.digest, THERE.digest]
         assert found[0].is_staged
 
-    def test_nothing_is_left_once_an_image_is_deployed(self, machine: BootcMachine) -> None:
+    def test_finalize_leaves_no_unit_and_no_pulled_image(self, machine: BootcMachine) -> None:
         bootc = machine.os()
         bootc.stage_deployment(TO_THERE, watch=go_on)
         bootc.finalize_staged(THERE.digest)
@@ -182,7 +180,7 @@ class BootcContract(OperatingSystemContract):
         stored = machine.root / "var/lib/containers/storage/images.json"
         assert stored.read_text() == "[]"
 
-    def test_switch_whose_end_nobody_saw_is_in_nobodys_way(self, machine: BootcMachine) -> None:
+    def test_switch_with_unread_result_does_not_block(self, machine: BootcMachine) -> None:
         machine.os().stage_deployment(TO_THERE, watch=go_on)
         for what in (f"treenail: switch to {THERE.pull_spec}", "treenail: switch to another"):
             machine.units().run_job(
@@ -195,7 +193,7 @@ class BootcContract(OperatingSystemContract):
             machine.os().drop_staged(THERE.digest)
             machine.os().stage_deployment(TO_THERE, watch=go_on)
 
-    def test_pull_that_failed_is_in_nobodys_way(self, machine: BootcMachine) -> None:
+    def test_failed_pull_does_not_block(self, machine: BootcMachine) -> None:
         with pytest.raises(TransactionError):
             machine.os().stage_deployment(
                 DeploymentChange(image=machine.images.broken), watch=go_on
@@ -205,7 +203,7 @@ class BootcContract(OperatingSystemContract):
         assert staged is not None
         assert staged.digest == THERE.digest
 
-    def test_what_is_deployed_already_is_not_taken_for_locked(self, machine: BootcMachine) -> None:
+    def test_deployed_image_is_not_locked(self, machine: BootcMachine) -> None:
         machine.os().stage_deployment(TO_THERE, watch=go_on)
         machine.os().finalize_staged(THERE.digest)
         with pytest.raises(HostError, match=f"cannot stage .*: {THERE.pull_spec} is staged"):
@@ -225,7 +223,7 @@ class BootcContract(OperatingSystemContract):
         assert staged is not None
         assert staged.is_locked
 
-    def test_switch_that_stands_still_is_ended(self, machine: BootcMachine) -> None:
+    def test_switch_without_progress_is_stopped(self, machine: BootcMachine) -> None:
         machine.os().stage_deployment(TO_THERE, watch=go_on)
         machine.slow_down()
         hurried = machine.os(TransactionLimits(stall_s=0.5))
@@ -236,13 +234,13 @@ class BootcContract(OperatingSystemContract):
         assert staged is not None
         assert staged.is_locked
 
-    def test_image_that_is_not_named_by_its_digest_is_refused(self, machine: BootcMachine) -> None:
+    def test_stage_of_image_without_digest_is_refused(self, machine: BootcMachine) -> None:
         with pytest.raises(HostError, match="not named by its digest"):
             machine.os().stage_deployment(
                 DeploymentChange(image="registry.lab.example/os/node:2.0"), watch=go_on
             )
 
-    def test_status_that_waits_for_the_lock_is_busy(self, machine: BootcMachine) -> None:
+    def test_status_under_sysroot_lock_is_busy(self, machine: BootcMachine) -> None:
         lock = machine.sysroot.acquire_lock()
         assert lock is not None
         try:
@@ -255,7 +253,7 @@ class BootcContract(OperatingSystemContract):
             os.close(lock)
         assert machine.os().read_deployments().booted is not None
 
-    def test_others_are_waited_for(self, machine: BootcMachine) -> None:
+    def test_wait_for_other_returns_after_sysroot_lock(self, machine: BootcMachine) -> None:
         lock = machine.sysroot.acquire_lock()
         assert lock is not None
         texts: list[str] = []
@@ -269,9 +267,7 @@ class BootcContract(OperatingSystemContract):
         machine.os().wait_for_other_transaction(watch=watch)
         assert texts == ["waiting for the lock of the sysroot"]
 
-    def test_labels_are_known_before_and_after_the_image_is_deployed(
-        self, machine: BootcMachine
-    ) -> None:
+    def test_labels_are_read_before_and_after_deployment(self, machine: BootcMachine) -> None:
         bootc = machine.os()
         bootc.stage_deployment(TO_THERE, watch=go_on)
         staged = bootc.read_deployments().staged
@@ -290,7 +286,7 @@ class BootcContract(OperatingSystemContract):
             (DeploymentChange(image=THERE.pull_spec, install_packages=("usbguard",)), "packages"),
         ],
     )
-    def test_what_bootc_can_not_change_is_refused_with_a_remedy(
+    def test_stage_of_other_changes_is_refused_with_remedy(
         self, machine: BootcMachine, change: DeploymentChange, named: str
     ) -> None:
         with pytest.raises(HostError, match=f"only the image .* requested: {named}$") as e:
@@ -298,9 +294,7 @@ class BootcContract(OperatingSystemContract):
         assert "/usr/lib/bootc/kargs.d" in e.value.remedy
         assert 'backend = "rpm-ostree"' in e.value.remedy
 
-    def test_deployment_changed_by_rpm_ostree_is_refused_before_the_pull(
-        self, machine: BootcMachine
-    ) -> None:
+    def test_stage_with_local_changes_is_refused_before_pull(self, machine: BootcMachine) -> None:
         sysroot = machine.sysroot
         booted = sysroot.find_booted()
         assert booted is not None
@@ -322,7 +316,7 @@ class BootcContract(OperatingSystemContract):
         )
         assert machine.units().find_run(PULL_UNIT) is None
 
-    def test_image_is_verified_where_the_policy_has_it_so(self, machine: BootcMachine) -> None:
+    def test_switch_verifies_signature_if_policy_requires_it(self, machine: BootcMachine) -> None:
         machine.set_policy({
             "default": [{"type": "reject"}],
             "transports": {
@@ -341,7 +335,7 @@ class BootcContract(OperatingSystemContract):
         assert staged.refspec == f"ostree-image-signed:containers-storage:{THERE.pull_spec}"
         assert bootc.read_deployments().in_boot_order[0].image == THERE.pull_spec
 
-    def test_where_the_default_accepts_anything_podman_alone_verifies(
+    def test_switch_without_required_signature_leaves_it_to_podman(
         self, machine: BootcMachine
     ) -> None:
         machine.set_policy({
@@ -359,12 +353,12 @@ class BootcContract(OperatingSystemContract):
         assert staged is not None
         assert staged.refspec == f"ostree-unverified-image:containers-storage:{THERE.pull_spec}"
 
-    def test_what_another_staged_is_not_replaced(self, machine: BootcMachine) -> None:
+    def test_stage_with_image_of_another_is_refused(self, machine: BootcMachine) -> None:
         subprocess.run([machine.root / "usr/bin/bootc", "switch", THERE.pull_spec], check=True)
         with pytest.raises(HostError, match=f"cannot stage .*: {THERE.pull_spec} is staged"):
             machine.os().stage_deployment(DeploymentChange(image=BAD.pull_spec), watch=go_on)
 
-    def test_what_we_deployed_can_still_be_dropped(self, machine: BootcMachine) -> None:
+    def test_drop_removes_deployed_image(self, machine: BootcMachine) -> None:
         bootc = machine.os()
         bootc.stage_deployment(TO_THERE, watch=go_on)
         bootc.finalize_staged(THERE.digest)

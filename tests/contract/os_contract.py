@@ -13,14 +13,12 @@ from treenail.host.ostree.deployments import DeploymentChange, WatchVerdict
 class OperatingSystemContract:
     """Tests of `treenail.daemon.interfaces.OSBackend`."""
 
-    def test_new_machine_has_what_it_was_installed_from(self, machine: OsMachine) -> None:
+    def test_new_machine_has_its_installed_image(self, machine: OsMachine) -> None:
         os = machine.os()
         assert digests(os) == [f"{digest(machine.images.here)} booted"]
         assert os.read_deployments().transaction is None
 
-    def test_staged_image_is_locked_and_staging_it_again_changes_nothing(
-        self, machine: OsMachine
-    ) -> None:
+    def test_stage_locks_image_and_is_idempotent(self, machine: OsMachine) -> None:
         os, images = machine.os(), machine.images
         os.stage_deployment(images.to_there, watch=go_on)
         first = os.read_deployments()
@@ -33,14 +31,14 @@ class OperatingSystemContract:
         assert first.staged is not None
         assert first.staged.image == images.there
 
-    def test_nobodys_reboot_boots_what_is_locked(self, machine: OsMachine) -> None:
+    def test_reboot_with_locked_image_boots_the_current_one(self, machine: OsMachine) -> None:
         machine.os().stage_deployment(machine.images.to_there, watch=go_on)
         machine.reboot()
         booted = machine.os().read_deployments().booted
         assert booted is not None
         assert booted.digest == digest(machine.images.here)
 
-    def test_image_is_booted_once_it_is_finalized(self, machine: OsMachine) -> None:
+    def test_reboot_after_finalize_boots_the_image(self, machine: OsMachine) -> None:
         os, images = machine.os(), machine.images
         os.stage_deployment(images.to_there, watch=go_on)
         staged = os.read_deployments().staged
@@ -50,7 +48,7 @@ class OperatingSystemContract:
         machine.reboot()
         assert digests(machine.os()) == [f"{digest(images.there)} booted", digest(images.here)]
 
-    def test_finalizing_what_is_final_already_changes_nothing(self, machine: OsMachine) -> None:
+    def test_finalize_twice_changes_nothing(self, machine: OsMachine) -> None:
         machine.os().stage_deployment(machine.images.to_there, watch=go_on)
         staged = machine.os().read_deployments().staged
         assert staged is not None
@@ -59,7 +57,7 @@ class OperatingSystemContract:
         machine.os().finalize_staged(staged.id)
         assert machine.os().read_deployments() == first
 
-    def test_finalizing_what_is_not_staged_is_refused(self, machine: OsMachine) -> None:
+    def test_finalize_of_unstaged_image_is_refused(self, machine: OsMachine) -> None:
         os = machine.os()
         with pytest.raises(HostError, match="nothing is staged"):
             os.finalize_staged("unknown")
@@ -69,7 +67,7 @@ class OperatingSystemContract:
             os.finalize_staged("unknown")
         assert os.read_deployments() == before
 
-    def test_dropped_image_is_gone_and_dropping_can_be_repeated(self, machine: OsMachine) -> None:
+    def test_drop_removes_image_and_is_idempotent(self, machine: OsMachine) -> None:
         os = machine.os()
         os.stage_deployment(machine.images.to_there, watch=go_on)
         staged = os.read_deployments().staged
@@ -80,7 +78,7 @@ class OperatingSystemContract:
             os.drop_staged(staged.id)
             assert digests(os) == [f"{digest(machine.images.here)} booted"]
 
-    def test_machine_rolls_back_to_what_it_was_before(self, machine: OsMachine) -> None:
+    def test_roll_back_boots_the_previous_image(self, machine: OsMachine) -> None:
         images = machine.images
         machine.os().stage_deployment(images.to_there, watch=go_on)
         staged = machine.os().read_deployments().staged
@@ -94,29 +92,29 @@ class OperatingSystemContract:
         assert booted is not None
         assert booted.digest == digest(images.here)
 
-    def test_there_is_no_way_back_from_the_first_image(self, machine: OsMachine) -> None:
+    def test_roll_back_of_first_image_is_refused(self, machine: OsMachine) -> None:
         with pytest.raises(HostError, match="no previous deployment"):
             machine.os().roll_back()
 
-    def test_image_that_is_booted_needs_no_staging(self, machine: OsMachine) -> None:
+    def test_stage_of_booted_image_stages_nothing(self, machine: OsMachine) -> None:
         os = machine.os()
         os.stage_deployment(DeploymentChange(image=machine.images.here), watch=go_on)
         assert digests(os) == [f"{digest(machine.images.here)} booted"]
 
-    def test_failed_pull_says_why_and_stages_nothing(self, machine: OsMachine) -> None:
+    def test_failed_pull_has_cause_and_stages_nothing(self, machine: OsMachine) -> None:
         os = machine.os()
         with pytest.raises(TransactionError, match=machine.images.complaint):
             os.stage_deployment(DeploymentChange(image=machine.images.broken), watch=go_on)
         assert digests(os) == [f"{digest(machine.images.here)} booted"]
 
-    def test_staging_ends_at_the_watchers_word(self, machine: OsMachine) -> None:
+    def test_stage_ends_when_watcher_cancels(self, machine: OsMachine) -> None:
         os = machine.os()
         machine.slow_down()
         with pytest.raises(CancelledError):
             os.stage_deployment(machine.images.to_there, watch=at_once(WatchVerdict.CANCEL))
         assert digests(os) == [f"{digest(machine.images.here)} booted"]
 
-    def test_staging_that_was_left_is_ended_by_drop(self, machine: OsMachine) -> None:
+    def test_drop_ends_detached_stage(self, machine: OsMachine) -> None:
         os = machine.os()
         machine.slow_down()
         with pytest.raises(CancelledError):

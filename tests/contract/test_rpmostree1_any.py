@@ -89,7 +89,7 @@ def _emptied(host: Host) -> Iterator[Host]:
     host.bus.close_connection()
 
 
-def test_image_is_staged_locked_and_not_again(host: Host) -> None:
+def test_stage_of_image_is_locked_and_idempotent(host: Host) -> None:
     host.os().stage_deployment(DeploymentChange(image=host.image), watch=go_on)
     first = host.staged()
     host.os().stage_deployment(DeploymentChange(image=host.image), watch=go_on)
@@ -97,7 +97,7 @@ def test_image_is_staged_locked_and_not_again(host: Host) -> None:
     assert (first.digest, first.is_locked) == (host.image.partition("@")[2], True)
 
 
-def test_kernel_arguments_are_staged_locked_and_can_be_taken_back(host: Host) -> None:
+def test_stage_of_kernel_arguments_is_locked_and_reversible(host: Host) -> None:
     before = host.arguments(pending=False)
     host.os().stage_deployment(DeploymentChange(append_kargs=ARGUMENTS), watch=go_on)
     first = host.staged()
@@ -117,7 +117,7 @@ def test_image_and_kernel_arguments_are_one_deployment(host: Host) -> None:
     assert host.arguments(pending=True)[-1] == ARGUMENTS[0]
 
 
-def test_what_is_dropped_is_gone(host: Host) -> None:
+def test_drop_removes_staged_deployment(host: Host) -> None:
     host.os().stage_deployment(DeploymentChange(append_kargs=ARGUMENTS), watch=go_on)
     staged = host.staged()
     for _ in range(2):

@@ -22,7 +22,7 @@ _SYSTEMD = BusInterface(
 )
 _NEEDED = ("systemd-nspawn", "unshare", "nsenter", "dbus-daemon", "journalctl")
 _INIT = Path("/lib/systemd/systemd")
-# Nothing of what this machine has enabled is started.
+# Starts no unit that this machine has enabled.
 _ARGUMENTS = ("systemd.unit=basic.target", "systemd.mask=tmp.mount")
 _LIMIT_S = 60.0
 
@@ -71,7 +71,7 @@ class Container:
             "--timezone=off", f"--bind-ro={REPOSITORY}", f"--bind-ro={sys.prefix}",
             f"--bind={self.shared}", *_ARGUMENTS,
         )  # fmt: skip
-        # The root directory itself is no directory for a container; a view of it is.
+        # systemd-nspawn refuses / as the directory of a container; a bind mount of it works.
         script = 'mount --make-rprivate / && mount --bind / "$0" && exec "$@"'
         with self._log.open("wb") as log:
             self._nspawn = subprocess.Popen(
@@ -97,7 +97,7 @@ class Container:
         assert self._nspawn.poll() is None, "systemd-nspawn ended"
         tasks = Path(f"/proc/{self._nspawn.pid}/task").glob("*/children")
         for child in " ".join(path.read_text() for path in tasks).split():
-            # nspawn has children that come and go before.
+            # nspawn has short-lived children before its payload.
             with suppress(FileNotFoundError, ProcessLookupError):
                 if Path(f"/proc/{child}/comm").read_text().strip() == "systemd":
                     return int(child)
@@ -117,7 +117,7 @@ class Container:
         if nspawn is None or nspawn.poll() is not None:
             return
         if self.leader:
-            # That of its init takes the whole container with it.
+            # The end of its init ends the whole container.
             os.kill(self.leader, signal.SIGKILL)
         try:
             nspawn.wait(10)

@@ -22,7 +22,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def container() -> Iterator[Container]:
-    # Below /run, which is the container's own where the directory is not shared.
+    # The container has its own /run, into which this directory is bound.
     shared = Path(tempfile.mkdtemp(prefix="tn", dir="/run"))
     try:
         with Container(shared) as container:

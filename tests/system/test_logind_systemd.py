@@ -17,7 +17,7 @@ pytestmark = [
 ]
 # The exit code of systemd-nspawn after its payload requested a reboot.
 REBOOT = 133
-# logind asks the kernel about its callers, and those outside are none that it can see.
+# logind looks up the PID of its callers, so the caller must run in the container.
 PROGRAM = f"""
 import sys
 sys.path[:0] = ["{REPOSITORY}", "{REPOSITORY}/agent"]
@@ -50,9 +50,7 @@ def container() -> Iterator[Container]:
 
 
 @pytest.mark.parametrize("kind", ["", "soft"])
-def test_reboot_heeds_a_block_lock_and_comes_when_that_is_gone(
-    container: Container, kind: str
-) -> None:
+def test_reboot_waits_for_the_end_of_a_block_lock(container: Container, kind: str) -> None:
     command = container.inside(sys.executable, "-c", PROGRAM, *filter(None, [kind]))
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stderr

@@ -32,7 +32,7 @@ def deployed(step: int, total: int) -> bytes:
     return json.dumps(event).encode() + b"\n"
 
 
-def test_percentage_rises_through_all_tasks_and_ends_below_100() -> None:
+def test_percent_rises_through_all_tasks_to_99() -> None:
     progress = BootcProgress()
     seen = []
     for line in (
@@ -56,7 +56,7 @@ def test_percentage_rises_through_all_tasks_and_ends_below_100() -> None:
     [b"\n", b"{\n", b"[]\n", b'"x"\n', b'{"type": "ProgressBytes"}\n', b"\xff\xfe\n",
      b'{"type": "ProgressSteps", "steps": "1", "stepsTotal": 4}\n', fetched(1, 0)],
 )  # fmt: skip
-def test_what_is_not_understood_changes_no_percentage(line: bytes) -> None:
+def test_unknown_events_keep_the_percent(line: bytes) -> None:
     progress = BootcProgress()
     progress.feed_chunk(fetched(1, 2))
     progress.feed_chunk(line)
@@ -64,14 +64,14 @@ def test_what_is_not_understood_changes_no_percentage(line: bytes) -> None:
     assert progress.last_progress.percent == 50
 
 
-def test_line_may_come_in_pieces() -> None:
+def test_line_in_pieces_is_parsed() -> None:
     progress = BootcProgress()
     for byte in fetched(1, 2):
         progress.feed_chunk(bytes([byte]))
     assert progress.last_progress == TransactionProgress("Pulling Image: os", 50)
 
 
-def test_line_without_an_end_is_forgotten() -> None:
+def test_line_without_end_is_discarded() -> None:
     progress = BootcProgress()
     for _ in range(10):
         progress.feed_chunk(b"x" * 64 * 1024)
@@ -79,7 +79,7 @@ def test_line_without_an_end_is_forgotten() -> None:
     assert progress.last_progress.percent == 50
 
 
-def test_writer_never_waits_though_nobody_looks(fifo: Path) -> None:
+def test_writer_never_blocks(fifo: Path) -> None:
     """Ten times what the pipe holds is taken in one blocking write."""
     with read_progress(fifo) as progress:
         writer = os.open(fifo, os.O_WRONLY)
@@ -90,14 +90,14 @@ def test_writer_never_waits_though_nobody_looks(fifo: Path) -> None:
         wait_until(lambda: progress.last_progress.percent == 75)
 
 
-def test_writers_may_come_and_go(fifo: Path) -> None:
+def test_second_writer_is_read_too(fifo: Path) -> None:
     with read_progress(fifo) as progress:
         for done in (1, 2, 3):
             fifo.write_bytes(fetched(done, 4))
             wait_until(lambda done=done: progress.last_progress.percent == done * 25)
 
 
-def test_writer_is_told_when_the_reader_is_gone(fifo: Path) -> None:
+def test_writer_without_reader_gets_broken_pipe(fifo: Path) -> None:
     with read_progress(fifo):
         writer = os.open(fifo, os.O_WRONLY)
     with pytest.raises(BrokenPipeError):
@@ -108,7 +108,7 @@ def test_writer_is_told_when_the_reader_is_gone(fifo: Path) -> None:
     os.close(writer)
 
 
-def test_another_file_in_its_place_makes_room(fifo: Path) -> None:
+def test_other_file_at_the_path_is_replaced(fifo: Path) -> None:
     fifo.parent.mkdir()
     fifo.write_text("a file")
     with read_progress(fifo):

@@ -43,7 +43,7 @@ def status(**found: object) -> bytes:
     ).encode()
 
 
-def test_deployments_are_in_boot_order() -> None:
+def test_parse_status_returns_boot_order() -> None:
     found = parse_status(
         status(staged=entry(3), booted=entry(2), rollback=entry(1), otherDeployments=[entry(4)])
     )
@@ -54,14 +54,14 @@ def test_deployments_are_in_boot_order() -> None:
     assert deployments.rollback is found.rollback
 
 
-def test_queued_rollback_comes_first() -> None:
+def test_parse_status_puts_queued_rollback_first() -> None:
     found = parse_status(status(booted=entry(2), rollback=entry(1), rollbackQueued=True))
     deployments = DeploymentStatus(found.in_boot_order)
     assert [each.version for each in deployments.in_boot_order] == ["1.0", "2.0"]
     assert deployments.pending is found.rollback
 
 
-def test_entry_is_read_whole() -> None:
+def test_parse_status_reads_all_fields() -> None:
     booted = entry(1, pinned=True, softRebootCapable=True, incompatible=True)
     found = parse_status(status(booted=booted))
     digest, checksum = booted["image"]["imageDigest"], "1" * 64
@@ -91,20 +91,18 @@ def test_entry_is_read_whole() -> None:
         ("oci", "oci:quay.io/os/node:1"),
     ],
 )
-def test_transport_is_shown_where_the_name_is_none_of_a_registry(
-    transport: str, image: str
-) -> None:
+def test_parse_status_keeps_transport_other_than_registry(transport: str, image: str) -> None:
     assert parse_status(status(booted=entry(1, transport=transport))).booted.image == image
 
 
-def test_staged_entry_is_locked_when_it_was_only_downloaded() -> None:
+def test_downloaded_only_entry_is_locked() -> None:
     for only in (True, False):
         found = parse_status(status(booted=entry(1), staged=entry(2, downloadOnly=only)))
         assert found.staged is not None
         assert found.staged.is_locked is only
 
 
-def test_a_host_of_the_composefs_back_end_is_refused_in_a_sentence() -> None:
+def test_host_with_composefs_is_rejected() -> None:
     composefs = {"verity": "ab" * 32, "bootType": "Uki", "bootloader": "Systemd"}
     content = status(booted=entry(1, ostree=None, composefs=composefs))
     assert is_composefs(content)
@@ -116,7 +114,7 @@ def test_a_host_of_the_composefs_back_end_is_refused_in_a_sentence() -> None:
         assert not is_composefs(other)
 
 
-def test_entry_without_an_image_is_known_by_its_commit() -> None:
+def test_entry_without_image_has_id_of_its_commit() -> None:
     found = parse_status(status(booted=entry(1, image=None)))
     assert (found.booted.id, found.booted.image, found.booted.digest) == ("1" * 64, "", "")
 

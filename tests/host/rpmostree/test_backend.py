@@ -44,7 +44,7 @@ BROKEN = make_image(
 SECRET = make_image(
     "os/secret", "1", 1000, registry="private.example", credential=Credential("me", "pw")
 )
-# So slow that it does not end within a test, and never says a word.
+# So slow that no layer ends, and no progress arrives, within a test.
 SLOW = MachineSettings(pull_bytes_per_s=1000)
 BUS = BusInterface("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
 OS = BusInterface(
@@ -152,13 +152,13 @@ def daemon_pid(bus: SystemBus) -> int:
     return pid
 
 
-def test_fresh_machine_has_its_booted_deployment_and_no_transaction(
+def test_new_machine_has_booted_deployment_and_no_transaction(
     rpmostree: RpmOstreeBackend,
 ) -> None:
     assert rpmostree.read_deployments() == DeploymentStatus((HERE,))
 
 
-def test_staging_ends_with_a_locked_deployment_and_rising_progress(
+def test_stage_makes_locked_deployment_with_rising_progress(
     rpmostree: RpmOstreeBackend,
 ) -> None:
     seen: list[TransactionProgress] = []
@@ -175,7 +175,7 @@ def test_staging_ends_with_a_locked_deployment_and_rising_progress(
     assert any(progress.text.startswith("[2/4] Fetching ostree chunk") for progress in seen)
 
 
-def test_look_shows_the_end_of_a_transaction_at_once(
+def test_read_deployments_shows_end_of_transaction_at_once(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
     """Finished comes before PropertiesChanged: without Reload, the old state would be seen."""
@@ -184,7 +184,7 @@ def test_look_shows_the_end_of_a_transaction_at_once(
     assert rpmostree.read_deployments().staged == STAGED
 
 
-def test_transaction_is_over_for_others_too_when_stage_returns(rpmostree: RpmOstreeBackend) -> None:
+def test_transaction_has_ended_for_others_when_stage_returns(rpmostree: RpmOstreeBackend) -> None:
     """A peer that is not closed would keep the daemon busy for half a minute."""
     rpmostree.stage_deployment(TO_B, watch=go_on)
     rpmostree.drop_staged(STAGED.id)
@@ -192,7 +192,7 @@ def test_transaction_is_over_for_others_too_when_stage_returns(rpmostree: RpmOst
     assert rpmostree.read_deployments() == DeploymentStatus((STAGED, HERE))
 
 
-def test_image_that_is_staged_and_locked_is_not_staged_again(rpmostree: RpmOstreeBackend) -> None:
+def test_stage_of_staged_image_stages_nothing(rpmostree: RpmOstreeBackend) -> None:
     rpmostree.stage_deployment(TO_B, watch=go_on)
     seen: list[TransactionProgress] = []
     rpmostree.stage_deployment(
@@ -201,7 +201,7 @@ def test_image_that_is_staged_and_locked_is_not_staged_again(rpmostree: RpmOstre
     assert seen == []
 
 
-def test_an_image_that_has_to_be_signed_is_asked_for_as_such(machine: Machine) -> None:
+def test_stage_of_image_that_needs_signature_verifies_it(machine: Machine) -> None:
     asked: list[str] = []
     rpmostree = RpmOstreeBackend(
         machine, needs_signature=lambda image: not asked.append(image) and True
@@ -229,7 +229,7 @@ def test_an_image_that_has_to_be_signed_is_asked_for_as_such(machine: Machine) -
         (BROKEN.pull_spec, "GET https://cdn.example/b: 500", "see: journalctl -u rpm-ostreed"),
     ],
 )
-def test_failure_says_what_rpm_ostree_said_and_what_to_do(
+def test_failed_stage_has_cause_and_remedy(
     rpmostree: RpmOstreeBackend, image: str, text: str, remedy: str
 ) -> None:
     with pytest.raises(TransactionError, match=f"cannot stage {image}: .*{text}$") as caught:
@@ -238,7 +238,7 @@ def test_failure_says_what_rpm_ostree_said_and_what_to_do(
     assert rpmostree.read_deployments() == DeploymentStatus((HERE,))
 
 
-def test_foreign_transaction_is_busy_and_named(
+def test_stage_during_other_transaction_is_busy_and_names_it(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend, other: Other
 ) -> None:
     host.change_settings(MachineSettings(refresh_md_s=600))
@@ -247,7 +247,7 @@ def test_foreign_transaction_is_busy_and_named(
         rpmostree.stage_deployment(TO_B, watch=go_on)
 
 
-def test_foreign_transaction_whose_caller_left_is_named_too(
+def test_busy_error_names_transaction_whose_caller_left(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend, other: Other
 ) -> None:
     host.change_settings(MachineSettings(refresh_md_s=600))
@@ -259,7 +259,7 @@ def test_foreign_transaction_whose_caller_left_is_named_too(
         rpmostree.stage_deployment(TO_B, watch=go_on)
 
 
-def test_foreign_transaction_is_waited_for(
+def test_wait_for_other_transaction_returns_at_its_end(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend, other: Other
 ) -> None:
     host.change_settings(MachineSettings(refresh_md_s=0.3))
@@ -273,13 +273,13 @@ def test_foreign_transaction_is_waited_for(
     assert seen
 
 
-def test_waiting_for_nobody_returns_at_once_and_says_so(rpmostree: RpmOstreeBackend) -> None:
+def test_wait_without_transaction_returns_false_at_once(rpmostree: RpmOstreeBackend) -> None:
     assert not rpmostree.wait_for_other_transaction(watch=go_on)
     assert rpmostree.read_deployments() == DeploymentStatus((HERE,))
 
 
 @pytest.mark.parametrize("verdict", [WatchVerdict.CANCEL, WatchVerdict.DETACH])
-def test_foreign_transaction_is_left_running_whatever_the_watcher_says(
+def test_other_transaction_is_never_cancelled(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend, other: Other, verdict: WatchVerdict
 ) -> None:
     host.change_settings(MachineSettings(refresh_md_s=600))
@@ -290,7 +290,7 @@ def test_foreign_transaction_is_left_running_whatever_the_watcher_says(
     assert rpmostree.read_deployments().transaction == before
 
 
-def test_foreign_transaction_beyond_the_limits_is_busy_and_left_running(
+def test_other_transaction_beyond_limits_is_busy_and_continues(
     host: RpmOstreeHost, bus: SystemBus, other: Other
 ) -> None:
     clock = FakeClock()
@@ -307,16 +307,14 @@ def test_foreign_transaction_beyond_the_limits_is_busy_and_left_running(
     assert rpmostree.read_deployments().transaction == before
 
 
-def test_cancelled_staging_leaves_nothing_behind(
-    host: RpmOstreeHost, rpmostree: RpmOstreeBackend
-) -> None:
+def test_cancelled_stage_leaves_nothing(host: RpmOstreeHost, rpmostree: RpmOstreeBackend) -> None:
     host.change_settings(SLOW)
     with pytest.raises(CancelledError, match=r"did not stage .* it was cancelled"):
         rpmostree.stage_deployment(TO_B, watch=after_first_layer(WatchVerdict.CANCEL))
     assert rpmostree.read_deployments() == DeploymentStatus((HERE,))
 
 
-def test_staging_that_somebody_else_cancels_is_cancelled(
+def test_stage_cancelled_by_another_client_is_cancelled(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend, bus: SystemBus
 ) -> None:
     host.change_settings(SLOW)
@@ -333,7 +331,7 @@ def test_staging_that_somebody_else_cancels_is_cancelled(
         rpmostree.stage_deployment(TO_B, watch=watch)
 
 
-def test_staging_that_was_left_runs_on_and_is_joined_by_the_next(
+def test_detached_stage_continues_and_is_joined(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
     host.change_settings(MachineSettings(pull_bytes_per_s=1_000_000))
@@ -350,7 +348,7 @@ def test_staging_that_was_left_runs_on_and_is_joined_by_the_next(
     )
 
 
-def test_staging_of_a_killed_program_is_joined_by_the_next(
+def test_stage_of_killed_program_is_joined(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
     host.change_settings(MachineSettings(pull_bytes_per_s=700_000))
@@ -384,7 +382,7 @@ RpmOstreeBackend(machine).stage_deployment(DeploymentChange("{B.pull_spec}"), wa
     assert rpmostree.read_deployments() == DeploymentStatus((STAGED, HERE))
 
 
-def test_daemon_that_dies_in_mid_transaction_is_an_error_and_look_tells_the_truth(
+def test_daemon_killed_during_stage_is_a_bus_error(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend, bus: SystemBus
 ) -> None:
     host.change_settings(SLOW)
@@ -406,7 +404,7 @@ def test_daemon_that_dies_in_mid_transaction_is_an_error_and_look_tells_the_trut
         (TransactionLimits(stall_s=50), "no progress for 50 s"),
     ],
 )
-def test_staging_beyond_its_limits_is_cancelled(
+def test_stage_beyond_limits_is_cancelled(
     host: RpmOstreeHost, bus: SystemBus, limits: TransactionLimits, why: str
 ) -> None:
     clock = FakeClock()
@@ -422,7 +420,7 @@ def test_staging_beyond_its_limits_is_cancelled(
     assert rpmostree.read_deployments() == DeploymentStatus((HERE,))
 
 
-def test_pending_deployment_of_another_is_not_built_upon(
+def test_stage_with_pending_deployment_of_another_is_refused(
     rpmostree: RpmOstreeBackend, other: Other
 ) -> None:
     other.stage(B)
@@ -433,7 +431,7 @@ def test_pending_deployment_of_another_is_not_built_upon(
     assert rpmostree.read_deployments() == DeploymentStatus((STAGED, HERE))
 
 
-def test_what_another_staged_is_not_dropped(rpmostree: RpmOstreeBackend, other: Other) -> None:
+def test_drop_keeps_deployment_of_another(rpmostree: RpmOstreeBackend, other: Other) -> None:
     other.stage(B)
     rpmostree.drop_staged(HERE.id)
     staged = rpmostree.read_deployments().staged
@@ -441,12 +439,12 @@ def test_what_another_staged_is_not_dropped(rpmostree: RpmOstreeBackend, other: 
     assert staged.digest == B.digest
 
 
-def test_dropping_nothing_is_harmless(rpmostree: RpmOstreeBackend) -> None:
+def test_drop_of_nothing_does_nothing(rpmostree: RpmOstreeBackend) -> None:
     rpmostree.drop_staged(STAGED.id)
     assert rpmostree.read_deployments() == DeploymentStatus((HERE,))
 
 
-def test_drop_ends_our_own_transaction_first(
+def test_drop_cancels_own_transaction_first(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
     host.change_settings(SLOW)
@@ -458,7 +456,7 @@ def test_drop_ends_our_own_transaction_first(
     assert rpmostree.read_deployments() == DeploymentStatus((HERE,))
 
 
-def test_finalizing_unlocks_and_reboots_and_can_be_repeated(
+def test_finalize_unlocks_and_reboots_and_is_idempotent(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend, bus: SystemBus
 ) -> None:
     login1 = Login1()
@@ -467,7 +465,7 @@ def test_finalizing_unlocks_and_reboots_and_can_be_repeated(
     with BusService(host.address, "org.freedesktop.login1", objects):
         rpmostree.finalize_staged(STAGED.id)
         unlocked = rpmostree.read_deployments()
-        # Killed between unlocking and rebooting, rpm-ostreed is asked again.
+        # As after a kill of rpm-ostreed between the unlock and the reboot.
         os.kill(daemon_pid(bus), signal.SIGKILL)
         rpmostree.finalize_staged(STAGED.id)
         rpmostree.read_deployments()
@@ -475,7 +473,7 @@ def test_finalizing_unlocks_and_reboots_and_can_be_repeated(
     assert login1.reboots == 2
 
 
-def test_finalizing_another_than_what_is_staged_is_refused(
+def test_finalize_of_other_deployment_is_refused(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
     rpmostree.stage_deployment(TO_B, watch=go_on)
@@ -488,7 +486,7 @@ def test_finalizing_another_than_what_is_staged_is_refused(
     assert (login1.reboots, rpmostree.read_deployments().staged) == (0, STAGED)
 
 
-def test_finalizing_is_refused_while_somebody_blocks_the_shutdown(
+def test_finalize_under_block_inhibitor_is_refused(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
     rpmostree.stage_deployment(TO_B, watch=go_on)
@@ -502,7 +500,7 @@ def test_finalizing_is_refused_while_somebody_blocks_the_shutdown(
     assert (login1.reboots, rpmostree.read_deployments().staged) == (0, STAGED)
 
 
-def test_released_daemon_exits_when_idle_and_is_started_again_when_needed(
+def test_released_daemon_exits_and_is_activated_again(
     host: RpmOstreeHost, bus: SystemBus, rpmostree: RpmOstreeBackend
 ) -> None:
     host.change_settings(MachineSettings(idle_exit_s=0.2))

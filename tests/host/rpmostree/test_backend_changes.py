@@ -95,7 +95,7 @@ def refuse_the_second(host: RpmOstreeHost) -> MachineSettings:
     return settings
 
 
-def test_everything_is_in_the_one_deployment_that_is_staged(
+def test_stage_of_all_changes_makes_one_deployment(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
     rpmostree.stage_deployment(ALL, watch=go_on)
@@ -109,9 +109,7 @@ def test_everything_is_in_the_one_deployment_that_is_staged(
     assert [each.is_booted for each in rpmostree.read_deployments().in_boot_order] == [False, True]
 
 
-def test_everything_is_booted_after_one_reboot(
-    host: RpmOstreeHost, rpmostree: RpmOstreeBackend
-) -> None:
+def test_reboot_boots_all_changes_at_once(host: RpmOstreeHost, rpmostree: RpmOstreeBackend) -> None:
     booted_with(host, rpmostree, ALL)
     found = rpmostree.read_deployments().booted
     assert found is not None
@@ -125,7 +123,7 @@ def test_everything_is_booted_after_one_reboot(
     assert "console=ttyS0" not in command_line
 
 
-def test_what_is_booted_is_not_staged_again(
+def test_stage_of_booted_change_stages_nothing(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
     booted_with(host, rpmostree, ALL)
@@ -133,7 +131,9 @@ def test_what_is_booted_is_not_staged_again(
     assert host.sysroot.read_staged() is None
 
 
-def test_staging_it_again_changes_nothing(host: RpmOstreeHost, rpmostree: RpmOstreeBackend) -> None:
+def test_stage_of_staged_change_stages_nothing(
+    host: RpmOstreeHost, rpmostree: RpmOstreeBackend
+) -> None:
     rpmostree.stage_deployment(ALL, watch=go_on)
     first = staged(host)
     rpmostree.stage_deployment(ALL, watch=go_on)
@@ -147,7 +147,7 @@ def test_staging_it_again_changes_nothing(host: RpmOstreeHost, rpmostree: RpmOst
         DeploymentChange(delete_kargs=("console=ttyS0",)),
     ],
 )
-def test_kernel_arguments_alone_keep_the_image(
+def test_stage_of_kernel_arguments_keeps_the_image(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend, change: DeploymentChange
 ) -> None:
     before = host.sysroot.find_booted()
@@ -157,7 +157,7 @@ def test_kernel_arguments_alone_keep_the_image(
     assert staged(host) == replace(before, serial=1, kernel_arguments=(*kept, *change.append_kargs))
 
 
-def test_kernel_arguments_keep_their_order_and_repetitions(
+def test_kernel_arguments_keep_order_and_repetitions(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
     old = ("hugepagesz=1G", "hugepages=4", "hugepagesz=2M", "hugepages=4")
@@ -167,7 +167,7 @@ def test_kernel_arguments_keep_their_order_and_repetitions(
     assert staged(host).kernel_arguments[-5:] == new
 
 
-def test_kernel_type_goes_to_realtime_and_back(
+def test_kernel_type_changes_to_realtime_and_back(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
     realtime = booted_with(host, rpmostree, REALTIME)
@@ -182,7 +182,7 @@ def test_kernel_type_goes_to_realtime_and_back(
     assert (stock.packages, stock.removals, stock.checksum) == ((), (), A.commit)
 
 
-def test_stock_image_is_returned_to_with_everything_else_in_one_reboot(
+def test_stock_image_and_all_resets_need_one_reboot(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
     booted_with(host, rpmostree, ALL)
@@ -203,7 +203,7 @@ def test_stock_image_is_returned_to_with_everything_else_in_one_reboot(
     )  # fmt: skip
 
 
-def test_change_that_was_cut_short_is_taken_up(
+def test_stage_after_interruption_continues(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend, bus: SystemBus
 ) -> None:
     """Image and packages are staged; the daemon dies before the kernel arguments are."""
@@ -223,7 +223,7 @@ def test_change_that_was_cut_short_is_taken_up(
     assert staged(host).kernel_arguments[-3:] == ALL.append_kargs
 
 
-def test_failure_of_the_second_half_leaves_the_first_one_locked(
+def test_failed_kernel_arguments_leave_locked_image(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
     def watch(progress: TransactionProgress) -> WatchVerdict:
@@ -236,7 +236,7 @@ def test_failure_of_the_second_half_leaves_the_first_one_locked(
     assert staged(host).digest == B.digest
 
 
-def test_what_was_staged_other_than_asked_is_dropped_and_told(
+def test_staged_deployment_that_differs_is_dropped(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
     def watch(progress: TransactionProgress) -> WatchVerdict:
@@ -251,7 +251,7 @@ def test_what_was_staged_other_than_asked_is_dropped_and_told(
     assert host.sysroot.read_staged() is None
 
 
-def test_what_is_pending_but_something_else_is_not_built_upon(
+def test_stage_with_other_pending_deployment_is_refused(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
     rpmostree.stage_deployment(
@@ -270,7 +270,7 @@ def test_what_is_pending_but_something_else_is_not_built_upon(
     assert staged(host) == before
 
 
-def test_another_transaction_is_in_the_way_of_what_is_pending(
+def test_stage_with_running_transaction_is_busy(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
     rpmostree.stage_deployment(DeploymentChange(image=B.pull_spec), watch=go_on)
@@ -283,7 +283,7 @@ def test_another_transaction_is_in_the_way_of_what_is_pending(
     other.close_connection()
 
 
-def test_packages_that_no_repository_has_are_named(
+def test_stage_of_missing_packages_names_them(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
     host.change_settings(replace(QUICK, missing_packages=("usbguard",)))
@@ -297,7 +297,7 @@ def test_packages_that_no_repository_has_are_named(
     "change",
     [ALL, DeploymentChange(append_kargs=("nosmt",)), REALTIME, DeploymentChange(image=B.pull_spec)],
 )
-def test_whatever_is_staged_can_be_finalized(
+def test_finalize_accepts_every_staged_change(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend, change: DeploymentChange, *, by_commit: bool
 ) -> None:
     """Newer daemons know a deployment by its image's digest, older ones by its commit."""
@@ -310,7 +310,7 @@ def test_whatever_is_staged_can_be_finalized(
     assert (login1.reboots, host.sysroot.is_staged_locked()) == (1, False)
 
 
-def test_labels_of_the_image_are_known_before_it_is_booted(rpmostree: RpmOstreeBackend) -> None:
+def test_staged_deployment_has_labels_of_the_image(rpmostree: RpmOstreeBackend) -> None:
     rpmostree.stage_deployment(ALL, watch=go_on)
     found = rpmostree.read_deployments().staged
     assert found is not None

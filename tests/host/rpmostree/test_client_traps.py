@@ -90,7 +90,7 @@ def rpmostree(bus: SystemBus, tmp_path: Path) -> RpmOstreeBackend:
     return RpmOstreeBackend(Machine(Root(tmp_path), clock=FakeClock(), bus=bus))
 
 
-def test_daemon_that_exits_for_idleness_just_then_is_asked_again(
+def test_register_while_daemon_exits_is_retried(
     daemon: Daemon, rpmostree: RpmOstreeBackend
 ) -> None:
     daemon.exits = 2
@@ -98,7 +98,7 @@ def test_daemon_that_exits_for_idleness_just_then_is_asked_again(
     assert daemon.asked == [REGISTERED] * 3 + ["Reload"]
 
 
-def test_daemon_that_always_exits_is_an_error_in_the_end(
+def test_register_with_daemon_that_always_exits_fails(
     daemon: Daemon, rpmostree: RpmOstreeBackend
 ) -> None:
     daemon.exits = 100
@@ -108,7 +108,7 @@ def test_daemon_that_always_exits_is_an_error_in_the_end(
     assert daemon.asked == [REGISTERED] * 4
 
 
-def test_new_owner_of_the_name_is_registered_with_anew(
+def test_restarted_daemon_is_registered_with_again(
     daemon: Daemon, rpmostree: RpmOstreeBackend
 ) -> None:
     rpmostree.read_deployments()
@@ -117,7 +117,7 @@ def test_new_owner_of_the_name_is_registered_with_anew(
     assert daemon.asked == [REGISTERED, "Reload"] * 2
 
 
-def test_release_is_told_once(daemon: Daemon, rpmostree: RpmOstreeBackend) -> None:
+def test_release_unregisters_once(daemon: Daemon, rpmostree: RpmOstreeBackend) -> None:
     rpmostree.read_deployments()
     rpmostree.release_daemon()
     rpmostree.release_daemon()
@@ -133,7 +133,7 @@ def test_release_without_a_bus_is_no_error(
     assert daemon.asked == [REGISTERED, "Reload"]
 
 
-def test_transaction_out_of_reach_does_not_keep_the_daemon_busy(
+def test_unreachable_transaction_does_not_keep_daemon_busy(
     private_bus: PrivateBus, bus: SystemBus, rpmostree: RpmOstreeBackend
 ) -> None:
     """It is not started, so it lasts as long as its caller is on the bus."""
@@ -147,7 +147,7 @@ def test_transaction_out_of_reach_does_not_keep_the_daemon_busy(
     watcher.close_connection()
 
 
-def test_lock_held_outside_rpm_ostree_is_said_to_be(
+def test_sysroot_lock_of_another_program_is_named(
     daemon: Daemon, rpmostree: RpmOstreeBackend
 ) -> None:
     daemon.refusal = Refusal(BUSY, "System transaction in progress")

@@ -120,15 +120,13 @@ def go_on(_: TransactionProgress) -> WatchVerdict:
     ],
     ids=["alone", "image and arguments", "kernel"],
 )
-def test_packages_come_out_of_the_image_and_nothing_of_it_is_left(
-    site: Site, change: DeploymentChange
-) -> None:
+def test_packages_are_layered_and_nothing_is_left(site: Site, change: DeploymentChange) -> None:
     site.os().stage_deployment(change, watch=go_on)
     assert (site.packages(), site.sysroot.is_staged_locked()) == (change.install_packages, True)
     assert site.left() == []
 
 
-def test_packages_that_are_layered_go_with_the_next_image(site: Site) -> None:
+def test_layered_packages_move_to_the_next_image(site: Site) -> None:
     site.os().stage_deployment(INSTALL, watch=go_on)
     site.sysroot.unlock_staged()
     site.sysroot.finalize_staged()
@@ -142,7 +140,7 @@ def test_packages_that_are_layered_go_with_the_next_image(site: Site) -> None:
     assert site.left() == []
 
 
-def test_the_repository_is_that_of_the_image(site: Site) -> None:
+def test_repository_file_names_the_image(site: Site) -> None:
     seen: list[str] = []
 
     def look(progress: TransactionProgress) -> WatchVerdict:
@@ -169,15 +167,13 @@ def test_the_repository_is_that_of_the_image(site: Site) -> None:
     ],
     ids=["without packages", "broken", "missing"],
 )
-def test_image_that_cant_be_unpacked_stages_nothing_and_leaves_nothing(
-    site: Site, image: str, reason: str
-) -> None:
+def test_failed_unpacking_stages_and_leaves_nothing(site: Site, image: str, reason: str) -> None:
     with pytest.raises(TransactionError, match=f"cannot unpack {image} with podman: .*({reason})"):
         site.os().stage_deployment(replace(INSTALL, extensions_image=image), watch=go_on)
     assert (site.packages(), site.left()) == ((), [])
 
 
-def test_package_that_the_image_has_not_leaves_nothing(site: Site) -> None:
+def test_missing_package_leaves_nothing(site: Site) -> None:
     site.change(replace(QUICK, missing_packages=("strace",)))
     with pytest.raises(TransactionError, match="Packages not found: strace"):
         site.os().stage_deployment(replace(INSTALL, install_packages=("strace",)), watch=go_on)
@@ -185,14 +181,14 @@ def test_package_that_the_image_has_not_leaves_nothing(site: Site) -> None:
 
 
 @pytest.mark.parametrize("verdict", [WatchVerdict.CANCEL, WatchVerdict.DETACH])
-def test_unpacking_that_is_called_off_leaves_nothing(site: Site, verdict: WatchVerdict) -> None:
+def test_cancelled_unpacking_leaves_nothing(site: Site, verdict: WatchVerdict) -> None:
     site.change(replace(QUICK, pull_bytes_per_s=1000))
     with pytest.raises(CancelledError, match="cancelled unpacking"):
         site.os().stage_deployment(INSTALL, watch=lambda _: verdict)
     assert (site.packages(), site.left()) == ((), [])
 
 
-def test_what_a_transaction_needs_that_goes_on_stays_until_it_has_ended(site: Site) -> None:
+def test_packages_stay_while_their_transaction_runs(site: Site) -> None:
     site.change(replace(QUICK, staging_s=2.0))
 
     def leave(progress: TransactionProgress) -> WatchVerdict:
@@ -236,9 +232,7 @@ def killed(site: Site, moment: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("during", ["unpacking", "transaction"])
 @pytest.mark.parametrize("then", ["staged again", "dropped", "at rest"])
-def test_whoever_comes_after_a_killed_agent_takes_all_of_it_away(
-    site: Site, during: str, then: str
-) -> None:
+def test_next_agent_removes_packages_of_a_killed_one(site: Site, during: str, then: str) -> None:
     slow = {"pull_bytes_per_s": 1000.0} if during == "unpacking" else {"staging_s": 1.0}
     site.change(replace(QUICK, **slow))
     place = site.root / (PACKAGES_DIRECTORY if during == "unpacking" else REPOSITORY_FILE)[1:]

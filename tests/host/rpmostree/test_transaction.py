@@ -45,7 +45,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("story", [IMPORT, UNCOUNTED, ODD], ids=["import", "uncounted", "odd"])
-def test_progress_follows_what_is_said_and_never_falls(
+def test_progress_follows_signals_and_never_falls(
     story: list[tuple[BusSignal, TransactionProgress]],
 ) -> None:
     gauge = RpmOstreeProgress()
