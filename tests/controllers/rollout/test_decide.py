@@ -186,7 +186,9 @@ def test_canary_without_nodes_stops_rollout_with_a_problem() -> None:
     found = decide(careful, names(2))
     assert found.nodes_to_assign == ()
     assert found.problem == PoolProblem(
-        "EmptyWave", "no node of the pool matches the nodeSelector of wave 1"
+        "EmptyWave",
+        "no node of the pool matches the nodeSelector of wave 1: label a node, or correct the "
+        "selector in the rollout policy",
     )
 
 

@@ -42,7 +42,7 @@ def decide(
 
 def test_verdict_after_checks_settled_is_healthy() -> None:
     assert decide(KUBELET, READY, API, healthy_for_s=9.9) == PendingVerdict(
-        "all health checks pass; waiting for them to settle"
+        "all health checks pass; waiting until they have passed for settle_s"
     )
     assert decide(KUBELET, READY, API, healthy_for_s=10.0) == HealthyVerdict()
 

@@ -201,7 +201,10 @@ class _RolloutState:
             total - done, self.max_unavailable, self.node_duration_s, self.policy.windows, self.now
         )
         if left_s is None:
-            return f"{done} of {total} nodes are updated, the maintenance windows are too short"
+            return (
+                f"{done} of {total} nodes are updated; no maintenance window is as long as the "
+                f"{format_duration(self.node_duration_s)} that a node takes: lengthen the windows"
+            )
         soaks_s = sum(wave.soak_s for wave in self.policy.waves[self.record.wave :])
         return (
             f"{done} of {total} nodes are updated, about {format_duration(left_s + soaks_s)} left"
@@ -216,7 +219,10 @@ def _select_nodes(state: _RolloutState) -> RolloutDecision:
         return state.build_decision(waiting_reason=closed_reason, requeue_after_s=recheck_s)
     capacity = compute_wave_capacity(state.record, state.policy, state.nodes, state.target)
     if capacity.member_count == 0:
-        message = f"no node of the pool matches the nodeSelector of wave {state.record.wave + 1}"
+        message = (
+            f"no node of the pool matches the nodeSelector of wave {state.record.wave + 1}: "
+            "label a node, or correct the selector in the rollout policy"
+        )
         return state.build_decision(problem=PoolProblem("EmptyWave", message))
     if capacity.remaining <= 0:
         return state.build_decision(waiting_reason=_format_wave_progress(state))

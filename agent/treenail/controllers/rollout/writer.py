@@ -176,9 +176,9 @@ class RolloutWriter:
             return error
         except ClusterError as error:
             log.warning(
-                "no response to the assignment of %s to node %s: %s",
-                target.config,
+                "cannot tell whether node %s was assigned %s, reading it again: %s",
                 node.name,
+                target.config,
                 error,
             )
             return error

@@ -124,7 +124,7 @@ class WorkerPool:
             if thread.ident is not None:
                 thread.join(max(end - self._clock.monotonic(), 0.0))
         if any(thread.is_alive() for thread in self._threads):
-            log.warning("controller %s still runs a sync after %g s", self._name, limit_s)
+            log.warning("controller %s: a sync did not end within %g s; stopping without it", self._name, limit_s)
         else:
             self._controller.close()
 

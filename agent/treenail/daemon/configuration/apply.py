@@ -67,7 +67,7 @@ def apply_steps(
             runner.undo.commit_changes()
     except TreenailError as error:
         started = steps[: steps.index(progress.step) + 1]
-        log.warning("cannot %s; undoing %d steps", progress, len(started))
+        log.warning("cannot %s; undoing the %d steps done so far", progress, len(started))
         for each in list_undo_steps(started):
             log.debug("undoing: %s", each)
         _undo_failed(progress, error, runner)

@@ -116,7 +116,7 @@ def format_not_booted(target: Target, booted_digest: str) -> str:
 
 def _format_waiting(status: BootTrialStatus, failing: list[HealthCheckResult]) -> str:
     if not failing:
-        return "all health checks pass; waiting for them to settle"
+        return "all health checks pass; waiting until they have passed for settle_s"
     remaining_s = max(status.deadline_s - status.elapsed_s, 0.0)
     listed = "; ".join(f"{each.name}: {each.problem}" for each in failing)
     return f"waiting up to {remaining_s:.0f} s for {listed}"
