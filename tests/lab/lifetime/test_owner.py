@@ -18,8 +18,9 @@ pytestmark = pytest.mark.process
 
 # An owner with a directory and a child in another session that has a child itself.
 OWNER = """
-import os, subprocess, sys
+import os, signal, subprocess, sys
 from pathlib import Path
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup(1) makes the tests ignore it
 from treenail_lab.lifetime.owner import owner
 directory = owner.make_directory()
 environment = {**os.environ, **owner.mark_environment()}
@@ -68,11 +69,12 @@ def find_reaper(token: str) -> int:
     return 0
 
 
-def ignores_hangup(pid: int) -> bool:
+def ignores_signals(pid: int) -> bool:
     """Return whether the process has set its signal handlers (SigIgn of proc_pid_status(5))."""
     status = Path(f"/proc/{pid}/status").read_text()
     mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:"))
-    return bool(int(mask, 16) & 1 << (signal.SIGHUP - 1))
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    return all(int(mask, 16) & 1 << (number - 1) for number in numbers)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGSEGV])
@@ -96,7 +98,7 @@ def test_owner_exits_or_crashes_children_and_directory_are_gone(arguments: tuple
 def test_reaper_ignores_the_signals_of_a_terminal() -> None:
     with running_owner() as (process, directory, token):
         reaper = find_reaper(token)
-        wait_until(lambda: ignores_hangup(reaper))
+        wait_until(lambda: ignores_signals(reaper))
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             os.kill(reaper, number)
         process.kill()
