@@ -32,7 +32,7 @@ from vmlab.tools import (
 
 IF_POSSIBLE = "--if-possible"
 ASKED = "TREENAIL_VM"
-LIMIT_S = 14 * 60.0
+LIMIT_S = 40 * 60.0
 """For what is run if possible; its images are made before."""
 QUICK_BOOT_S = 240.0
 """A machine whose first boot takes longer would not be through by then."""
