@@ -80,7 +80,6 @@ def test_status_apply_holds_all_conditions() -> None:
         conditions,
         current_config="rendered-a",
         desired_config="rendered-a",
-        observed_generation=4,
         current_image="r/i@sha256:1",
     ) == {
         "apiVersion": "machineconfiguration.openshift.io/v1",
@@ -88,7 +87,6 @@ def test_status_apply_holds_all_conditions() -> None:
         "metadata": {"name": "node-1"},
         "status": {
             "conditions": [conditions[0].to_json()],
-            "observedGeneration": 4,
             "configVersion": {"current": "rendered-a", "desired": "rendered-a"},
             "configImage": {"currentImage": "r/i@sha256:1"},
         },
@@ -96,12 +94,9 @@ def test_status_apply_holds_all_conditions() -> None:
 
 
 def test_status_apply_without_values_omits_or_defaults_them() -> None:
-    applied = build_status_apply(
-        "n", (), current_config="", desired_config="", observed_generation=0
-    )
+    applied = build_status_apply("n", (), current_config="", desired_config="")
     assert applied["status"] == {
         "conditions": [],
-        "observedGeneration": 1,
         "configVersion": {"desired": "not-yet-set"},
     }
 

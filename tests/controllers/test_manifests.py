@@ -15,6 +15,7 @@ from treenail.api import documents as yaml_documents
 from treenail.cli.controller.main import main
 from treenail.clock import SystemClock
 from treenail.controllers.install.installation import InstallOptions, build_documents
+from treenail.controllers.install.permissions import iter_granted_verbs
 from treenail.errors import ForbiddenError, InvalidError
 from treenail.kube.client import Client, Json, PatchType
 from treenail.kube.kubeconfig import read_kubeconfig
@@ -142,6 +143,34 @@ def test_manifests_follow_the_options(
         if subject["kind"] == "ServiceAccount"
     ]
     assert {subject["namespace"] for subject in subjects} == {"ops"}
+
+
+def test_only_agent_prints_access_of_nodes_and_nothing_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = printed(capsys, "--only", "agent")
+    assert [(each["kind"], each["metadata"]["name"]) for each in found] == [
+        ("ClusterRole", "treenail-node"),
+        ("ClusterRoleBinding", "treenail-node"),
+        ("Role", "treenail-node"),
+        ("RoleBinding", "treenail-node"),
+        ("ValidatingAdmissionPolicy", "treenail-node"),
+        ("ValidatingAdmissionPolicyBinding", "treenail-node"),
+    ]
+
+
+def test_node_may_list_no_config_and_get_no_machineconfignode() -> None:
+    (role,) = [
+        each
+        for each in build_documents(InstallOptions())
+        if (each["kind"], each["metadata"]["name"]) == ("ClusterRole", "treenail-node")
+    ]
+    granted = set(iter_granted_verbs(role["rules"]))
+    group = "machineconfiguration.openshift.io"
+    assert {verb for resource, verb in granted if resource == f"machineconfigs.{group}"} == {"get"}
+    assert {entry for entry in granted if entry[0].startswith("machineconfignodes")} == {
+        (f"machineconfignodes/status.{group}", "patch")
+    }
 
 
 @pytest.mark.parametrize("names", ["", ",", "drain,reboot"])

@@ -93,7 +93,6 @@ def build_status_apply(
     *,
     current_config: str,
     desired_config: str,
-    observed_generation: int,
     current_image: str = "",
     desired_image: str = "",
 ) -> Json:
@@ -102,11 +101,11 @@ def build_status_apply(
     It must contain every condition that the field manager wrote before: server-side apply removes
     fields that their owner omits. Without images ``configImage`` is omitted, because older CRDs
     lack it. A ``configImage`` that the applier wrote must be removed first: a map without its
-    fields becomes null, which the schema rejects.
+    fields becomes null, which the schema rejects. ``observedGeneration`` is always omitted: the MCO
+    writes the generation plus one, and its CRD rejects a lower number.
     """
     status: Json = {
         "conditions": [condition.to_json() for condition in conditions],
-        "observedGeneration": max(observed_generation, 1),
         "configVersion": {
             **_omit_empty("current", current_config),
             "desired": desired_config or NOT_YET_SET,

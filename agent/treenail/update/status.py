@@ -5,14 +5,15 @@ report, so that they cannot contradict each other.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
 from treenail.errors import (
-    DrainError,
+    ConfigRejectedError,
     DriftError,
     HostError,
+    OverdueError,
     PreflightError,
     RetryPolicy,
     TreenailError,
@@ -40,7 +41,7 @@ from treenail.update.decision.actions import (
     VerifyAction,
     WaitAction,
 )
-from treenail.update.decision.desired import DesiredTarget
+from treenail.update.decision.desired import DesiredTarget, InvalidTarget, NoTarget
 from treenail.update.decision.facts import Facts
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.state.phases import Phase
@@ -56,7 +57,7 @@ class NodeEvent:
     reason: str
     message: str
     is_in_conditions: bool = False
-    """The conditions of the same report have this message; the Event is then omitted."""
+    """The conditions of the same report have this message; a Normal Event is then omitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class StatusReport:
     event: NodeEvent | None = None
     current: Target = field(default_factory=Target)
     desired: Target = field(default_factory=Target)
+    requested: Target | None = None
+    """The desired target if the agent refuses it; it may be invalid. None if it does not."""
 
 
 _INSTANT_ACTIONS = (
@@ -92,13 +95,40 @@ _INSTANT_ACTIONS = (
 )
 
 
-def make_report(facts: Facts, decision: Decision, failure: TreenailError | None) -> StatusReport:
-    """Return the report of an action that begins, or of the failure of its last attempt."""
-    summary = str(decision)
+def make_report(
+    facts: Facts,
+    decision: Decision,
+    failure: TreenailError | None,
+    *,
+    is_overdue: bool = False,
+) -> StatusReport:
+    """Return the report of an action that begins, or of the failure of its last attempt.
+
+    ``is_overdue``: the failure lasts longer than its ``wait_limit_s``.
+    """
     if isinstance(decision, PrestageAction | DropPrestagedAction):
         return _report_prestage(facts, decision, failure)
-    if failure is not None and failure.node_state is None:
-        failure = None
+    if failure is not None and failure.node_state is None and not is_overdue:
+        report = _report_action(facts, decision, None)
+        return _add_wait(report, failure) if report.annotations else report
+    return _report_action(facts, decision, failure)
+
+
+def _add_wait(report: StatusReport, cause: TreenailError) -> StatusReport:
+    """Return the report of an action that waits until another program can answer."""
+    if report.annotations.get(key.REASON):
+        return report
+    reason = format_reason(cause)
+    return replace(
+        report,
+        summary=f"{report.summary}: {cause}",
+        annotations={**report.annotations, key.REASON: reason},
+        event=NodeEvent("Warning", "UpdateWaiting", reason),
+    )
+
+
+def _report_action(facts: Facts, decision: Decision, failure: TreenailError | None) -> StatusReport:
+    summary = str(decision)
     if isinstance(decision, IntroduceNodeAction):
         return StatusReport(summary, annotations=decision.annotations)
     if failure is None and isinstance(decision, _INSTANT_ACTIONS):
@@ -106,7 +136,7 @@ def make_report(facts: Facts, decision: Decision, failure: TreenailError | None)
         return StatusReport(summary, event=_choose_event(facts, decision, None))
     if isinstance(decision, IdleAction) and not decision.is_settled:
         return StatusReport(summary)
-    failure = failure or _find_quarantine_error(facts, decision)
+    failure = failure or _find_overdue_error(decision) or _find_quarantine_error(facts, decision)
     return StatusReport(
         summary=summary if failure is None else f"{summary}: {failure}",
         annotations=_compute_annotations(facts, decision, failure),
@@ -114,6 +144,7 @@ def make_report(facts: Facts, decision: Decision, failure: TreenailError | None)
         event=_choose_event(facts, decision, failure),
         current=facts.record.current,
         desired=_find_desired_target(facts),
+        requested=_find_invalid_target(facts),
     )
 
 
@@ -144,6 +175,12 @@ def _find_prestage_target(
     return facts.node.prestage if facts.node else None
 
 
+def _find_overdue_error(decision: Decision) -> TreenailError | None:
+    if not (isinstance(decision, WaitAction) and decision.is_overdue):
+        return None
+    return OverdueError(f"{decision.reason} for longer than its limit", remedy=decision.remedy)
+
+
 def _find_quarantine_error(facts: Facts, decision: Decision) -> TreenailError | None:
     """Return why the update that rolls back or is cancelled is quarantined; None if it is not."""
     record = facts.record
@@ -164,8 +201,6 @@ def _compute_annotations(
     facts: Facts, decision: Decision, failure: TreenailError | None
 ) -> dict[str, str | None]:
     changes: dict[str, str | None] = {key.STATE: _choose_state(decision, failure)}
-    if isinstance(decision, WaitAction) and decision.is_overdue:
-        failure = DrainError(_format_overdue(decision))
     # The Machine Config Daemon shows a reboot only here; its state annotation stays Working.
     is_rebooting = isinstance(decision, RebootAction | VerifyAction | RollBackAction)
     changes[key.REASON] = "" if failure is None else format_reason(failure)
@@ -176,10 +211,6 @@ def _compute_annotations(
     if token:
         changes[key.DESIRED_DRAIN] = token
     return changes
-
-
-def _format_overdue(decision: WaitAction) -> str:
-    return f"{decision.reason} for longer than its limit"
 
 
 def _compute_staged_annotations(facts: Facts, decision: Decision) -> dict[str, str | None]:
@@ -193,7 +224,7 @@ def _compute_staged_annotations(facts: Facts, decision: Decision) -> dict[str, s
 
 def _choose_state(decision: Decision, failure: TreenailError | None) -> str | None:
     if failure is not None:
-        return failure.node_state
+        return failure.node_state or NodeState.DEGRADED
     if isinstance(decision, IdleAction):
         return NodeState.DONE
     return NodeState.WORKING
@@ -206,10 +237,15 @@ def _compute_current_annotations(facts: Facts) -> dict[str, str | None]:
         return {}
     desired = facts.node.desired if facts.node else None
     changes: dict[str, str | None] = {key.CURRENT_CONFIG: record.current.config}
+    if isinstance(desired, NoTarget) and record.current.image:
+        # The spelling is that of the next request; until then the own one.
+        changes[key.CURRENT_OS_IMAGE] = record.current.image
     if isinstance(desired, DesiredTarget):
         for desired_key, current_key in key.IMAGE_SPELLINGS.items():
             is_requested = desired_key in desired.image_keys
             changes[current_key] = record.current.image or None if is_requested else None
+    is_list = bool(record.current.image) and record.booted_digest != record.current.digest
+    changes[key.BOOTED_DIGEST] = record.booted_digest or None if is_list else None
     return changes
 
 
@@ -218,6 +254,11 @@ def _find_desired_target(facts: Facts) -> Target:
     if isinstance(desired, DesiredTarget):
         return desired.target
     return facts.record.update.target if facts.record.update else facts.record.current
+
+
+def _find_invalid_target(facts: Facts) -> Target | None:
+    desired = facts.node.desired if facts.node else None
+    return desired.target if isinstance(desired, InvalidTarget) else None
 
 
 def _find_drain_token(update: UpdateRecord | None, decision: Decision) -> str:
@@ -297,7 +338,8 @@ def _compute_conditions(
     """
     if failure is not None:
         is_preflight = isinstance(failure, PreflightError)
-        reason = "PreflightFailed" if is_preflight else str(failure.node_state)
+        state = failure.node_state or NodeState.DEGRADED.value
+        reason = "PreflightFailed" if is_preflight else state
         return (ReportedCondition("NodeDegraded", "True", reason, format_reason(failure)),)
     if isinstance(decision, IdleAction):
         message = f"Action during update to {facts.record.current.config} is over"
@@ -390,9 +432,15 @@ def _list_executed_conditions(target: Target, impact: UpdateImpact) -> Iterator[
         )
 
 
-def _make_failure_event(failure: TreenailError) -> NodeEvent:
+def _make_failure_event(facts: Facts, failure: TreenailError) -> NodeEvent:
     reason = "OSUpdateFailed"
-    if isinstance(failure, DriftError):
+    if isinstance(failure, OverdueError):
+        update = facts.record.update
+        is_draining = update is not None and update.phase is Phase.DRAINING
+        reason = "FailedToDrain" if is_draining else "FailedToUncordon"
+    elif isinstance(failure, ConfigRejectedError):
+        reason = "ConfigUnavailable"
+    elif isinstance(failure, DriftError):
         reason = "ConfigDriftDetected"
     elif isinstance(failure, PreflightError):
         reason = "PreflightFailed"
@@ -405,12 +453,8 @@ def _choose_event(
     facts: Facts, decision: Decision, failure: TreenailError | None
 ) -> NodeEvent | None:
     if failure is not None:
-        return _make_failure_event(failure)
+        return _make_failure_event(facts, failure)
     update = facts.record.update
-    if update is not None and isinstance(decision, WaitAction) and decision.is_overdue:
-        is_draining = update.phase is Phase.DRAINING
-        reason = "FailedToDrain" if is_draining else "FailedToUncordon"
-        return NodeEvent("Warning", reason, _format_overdue(decision))
     impact = update.impact if update else None
     if update is None or impact is None:
         return None

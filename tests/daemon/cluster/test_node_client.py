@@ -9,7 +9,10 @@ import pytest
 
 from tests.controllers.rollout.agents import client_of, install_kinds
 from tests.fakes.clock import FakeClock
+from tests.waiting import wait_until
+from treenail.api import annotations as key
 from treenail.api import machineconfignode
+from treenail.clock import SystemClock
 from treenail.daemon.cluster.node_client import NodeClient
 from treenail.errors import ClusterError
 from treenail.kube.client import Client, PatchType
@@ -18,6 +21,7 @@ from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import MACHINECONFIGNODES, NODES
 from treenail.kube.transport import HttpTransport
+from treenail.kube.watch import ResourceWatch, WatchScope
 from treenail.update.state.record import Target
 from treenail.update.status import NodeEvent, ReportedCondition, StatusReport
 from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault
@@ -55,13 +59,35 @@ class Transport(HttpTransport):
         self.refuses: Callable[[ApiRequest], bool] = lambda _: False
 
     def send(self, request: ApiRequest) -> ApiResponse:
-        if request.method == "PATCH" and "machineconfignodes" in request.path:
+        # An empty patch is how the agent reads its object.
+        is_write = request.method == "PATCH" and request.body != b"{}"
+        if is_write and "machineconfignodes" in request.path:
             self.writes.append(PatchType(str(request.content_type)).name)
             if self.refuses(request):
                 why = "failed to create typed patch object (/n1; Kind=MachineConfigNode): "
                 why += ".status.configImage: field not declared in schema"
                 status = {"kind": "Status", "code": 500, "message": why}
                 return ApiResponse(500, json.dumps(status).encode())
+        return super().send(request)
+
+
+class MonotonicTransport(Transport):
+    """Enforces the rule of the MachineConfigNode CRD that the lab's server does not evaluate:
+    observedGeneration must not decrease."""
+
+    def __init__(self, kubeconfig: Path, admin: Client) -> None:
+        super().__init__(kubeconfig)
+        self._admin = admin
+
+    def send(self, request: ApiRequest) -> ApiResponse:
+        if request.method == "PATCH" and request.path.endswith(f"machineconfignodes/{NODE}/status"):
+            status: Any = self._admin.get(MACHINECONFIGNODES, NODE).get("status") or {}
+            applied = json.loads(request.body or b"{}").get("status") or {}
+            asked = applied.get("observedGeneration")
+            if asked is not None and asked < status.get("observedGeneration", 0):
+                why = "observedGeneration must not decrease"
+                rejected = {"kind": "Status", "code": 422, "reason": "Invalid", "message": why}
+                return ApiResponse(422, json.dumps(rejected).encode())
         return super().send(request)
 
 
@@ -90,9 +116,9 @@ def admin(server: LabServer) -> Iterator[Client]:
 class Agent:
     """The clients of one agent process, as the node's user."""
 
-    def __init__(self, server: LabServer) -> None:
+    def __init__(self, server: LabServer, admin: Client | None = None) -> None:
         user = server.write_kubeconfig(f"system:node:{NODE}", ["system:nodes"])
-        self.transport = Transport(user)
+        self.transport = MonotonicTransport(user, admin) if admin else Transport(user)
         self.events = Recorded()
         self.cluster = NodeClient(
             Client(self.transport),
@@ -174,3 +200,69 @@ def test_event_is_recorded_when_conditions_are_rejected(server: LabServer, agent
         with pytest.raises(ClusterError, match="injected fault"):
             agent.report(A, A, event=EVENT)
     assert agent.events.reasons == ["Rebooted"]
+
+
+def test_failure_is_an_event_of_the_node_beside_the_conditions(agent: Agent) -> None:
+    failed = NodeEvent("Warning", "OSUpdateFailed", "no space left", is_in_conditions=True)
+    agent.report(A, A, event=EVENT)
+    agent.report(A, B, event=failed)
+    agent.report(A, B, event=failed)
+    assert agent.events.reasons == ["OSUpdateFailed"]
+
+
+def test_conditions_are_written_beside_the_observed_generation_of_the_mco(
+    server: LabServer, admin: Client
+) -> None:
+    ahead = {"status": {"observedGeneration": 2, "configVersion": {"desired": "a"}}}
+    admin.patch(MACHINECONFIGNODES, NODE, ahead, subresource="status")
+    beside_mco = Agent(server, admin)
+    assert beside_mco.report(A, B) == ["APPLY"]
+    beside_mco.transport.close()
+    status: Any = admin.get(MACHINECONFIGNODES, NODE)["status"]
+    assert said(admin)[0] == str(A)
+    assert status["observedGeneration"] == 2
+
+
+def desired_of(agent: Agent) -> str | None:
+    node = agent.cluster.get_cached_node()
+    return node.annotations.get(key.DESIRED_CONFIG) if node else None
+
+
+def test_restored_node_with_lower_version_replaces_cached_one(
+    server: LabServer, admin: Client, agent: Agent, tmp_path: Path
+) -> None:
+    watch = ResourceWatch(
+        Client(agent.transport),
+        WatchScope(NODES, field_selector=f"metadata.name={NODE}"),
+        SystemClock(),
+        on_change=lambda _, found: agent.cluster.accept_node(found) if found else None,
+    )
+    watch.add_list_handler(agent.cluster.handle_list)
+    annotate = lambda value: {"metadata": {"annotations": {key.DESIRED_CONFIG: value}}}  # noqa: E731
+    admin.patch(NODES, NODE, annotate("rendered-saved"))
+    server.save_state(tmp_path / "state.json")
+    watch.start()
+    try:
+        admin.patch(NODES, NODE, annotate("rendered-lost"))
+        wait_until(lambda: desired_of(agent) == "rendered-lost")
+        agent.cluster.write_report(StatusReport("", {key.STATE: "Working"}))
+        server.load_state(tmp_path / "state.json")
+        wait_until(lambda: desired_of(agent) == "rendered-saved")
+        node = agent.cluster.get_cached_node()
+        assert node is not None
+        assert key.STATE not in node.annotations
+    finally:
+        watch.stop()
+
+
+def test_read_from_restored_server_replaces_cached_node(
+    server: LabServer, admin: Client, agent: Agent, tmp_path: Path
+) -> None:
+    server.save_state(tmp_path / "state.json")
+    watched: Any = admin.patch(
+        NODES, NODE, {"metadata": {"annotations": {key.DESIRED_CONFIG: "rendered-lost"}}}
+    )
+    agent.cluster.accept_node(watched)
+    server.load_state(tmp_path / "state.json")
+    agent.cluster.refresh_node()
+    assert desired_of(agent) is None

@@ -22,6 +22,10 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
                 "install the controllers",
                 "treenail-controller manifests --image IMAGE | kubectl apply -f -",
             ),
+            (
+                "permit agents to work under the Machine Config Operator",
+                "treenail-controller manifests --only agent | kubectl apply -f -",
+            ),
         ),
         formatter_class=HelpFormatter,
     )
@@ -41,14 +45,23 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--image", default=defaults.image, help="image of the Deployment (default: %(default)s)"
     )
+    parser.add_argument(
+        "--only",
+        choices=("agent",),
+        help="print only the permissions and the admission policy of agents, for a cluster that "
+        "the Machine Config Operator controls (default: everything)",
+    )
     parser.set_defaults(run=print_manifests)
 
 
 def print_manifests(arguments: argparse.Namespace) -> int:
     """Print the manifests."""
     options = InstallOptions(arguments.enable, arguments.namespace, arguments.image)
-    sys.stdout.write(
-        "---\n".join(map(documents.dump_document, installation.build_documents(options)))
+    found = (
+        installation.build_node_access()
+        if arguments.only == "agent"
+        else installation.build_documents(options)
     )
+    sys.stdout.write("---\n".join(map(documents.dump_document, found)))
     sys.stdout.flush()
     return 0

@@ -56,8 +56,10 @@ def build_controllerconfig_rule() -> Json:
 
 
 NODE_VERBS: Verbs = {
+    # Not list: a node can read only the rendered configs whose names it knows.
     f"machineconfigs.{GROUP}": ("get",),
-    f"machineconfignodes.{GROUP}": ("get",),
+    # Not get: RBAC cannot restrict a group to the object of the requester's name, and the admission
+    # policy applies to writes only. The agent reads its own object in the response to a patch.
     f"machineconfignodes/status.{GROUP}": ("patch",),
     f"machineconfigurations.{MACHINECONFIGURATIONS.group}": ("get",),
 }

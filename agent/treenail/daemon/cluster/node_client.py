@@ -12,7 +12,16 @@ from treenail.api.meta import Condition, merge_conditions
 from treenail.api.node import Node
 from treenail.clock import Clock, format_rfc3339
 from treenail.daemon.cluster.node_summary import summarize_node
-from treenail.errors import ClusterError, NotFoundError, UnreachableError
+from treenail.errors import (
+    ClusterError,
+    ConfigError,
+    ConfigMissingError,
+    ConfigRejectedError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    UnreachableError,
+)
 from treenail.kube.client import Client, PatchType
 from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.resources import (
@@ -21,12 +30,17 @@ from treenail.kube.resources import (
     MACHINECONFIGURATIONS,
     NODES,
 )
+from treenail.kube.responses import RecentResponses
 from treenail.update.status import AGENT_CONDITIONS, NodeEvent, ReportedCondition, StatusReport
 
 log = logging.getLogger(__name__)
 
 Json = dict[str, object]
 
+_RBAC_REMEDY = (
+    "let the group system:nodes read it; the permissions that the agent needs are printed by: "
+    "treenail-controller manifests"
+)
 _CLUSTER_POLICY_NAME = "cluster"
 """The MachineConfiguration is a singleton of this name."""
 
@@ -34,7 +48,8 @@ _CLUSTER_POLICY_NAME = "cluster"
 class NodeClient:
     """Our Node, the MachineConfigs it names and our MachineConfigNode.
 
-    `accept_node` may be called from any thread, the other methods only from the main thread.
+    `accept_node` and `handle_list` may be called from any thread, the other methods only from the
+    main thread.
     """
 
     def __init__(
@@ -52,37 +67,73 @@ class NodeClient:
         self._clock = clock
         self._on_change = on_change
         self._lock = threading.Lock()
-        self._node: Node | None = None
+        self._watched: Node | None = None
+        """The Node by the watch, or by a read that no watch event preceded."""
+        self._responses = RecentResponses[Node]()
         self._conditions = _WrittenConditions()
         self._last_event: NodeEvent | None = None
 
     def accept_node(self, document: Json) -> None:
-        """Store a newer version of our Node, and wake the loop when a decision could change."""
+        """Store our Node from the watch, and wake the loop when a decision could change."""
         node = Node.from_json(document)
+        before = self.get_cached_node()
         with self._lock:
-            before = self._node
-            if before is not None and _is_older(node, before):
-                return
-            self._node = node
-        if before is None or summarize_node(before) != summarize_node(node):
+            self._watched = node
+        self._notify_of_change(before)
+
+    def handle_list(self) -> None:
+        """Prefer the Node that the watch just listed to all earlier responses."""
+        if self._responses.handle_list():
             self._on_change()
 
     def get_cached_node(self) -> Node | None:
         with self._lock:
-            return self._node
+            if self._watched is None:
+                return self._responses.find(self._name)
+            return self._responses.select_latest(self._name, self._watched)
+
+    def _notify_of_change(self, before: Node | None) -> None:
+        after = self.get_cached_node()
+        if after is not None and (
+            before is None or summarize_node(before) != summarize_node(after)
+        ):
+            self._on_change()
 
     def refresh_node(self) -> None:
-        self.accept_node(self._client.get(NODES, self._name))
+        with self._lock:
+            before = self._watched
+        token = self._responses.begin_request()
+        node = Node.from_json(self._client.get(NODES, self._name))
+        with self._lock:
+            if self._watched is before:
+                # etcd answers a read with its newest state, whatever the watch said before.
+                self._watched = node
+        self._responses.store_response(self._name, node, token)
 
     def fetch_machine_config(self, name: str) -> MachineConfig:
         try:
             document = self._client.get(MACHINECONFIGS, name)
         except NotFoundError as error:
-            raise NotFoundError(
-                f"cannot read MachineConfig {name}, this node's desiredConfig: it does not exist",
-                remedy="create it, or set desiredConfig to one that exists",
+            raise ConfigMissingError(
+                f"cannot read MachineConfig {name}: it does not exist",
+                remedy="create it, or set the Node's desiredConfig to one that exists",
             ) from error
-        return MachineConfig.from_json(document)
+        except ForbiddenError as error:
+            raise ConfigRejectedError(
+                f"cannot read MachineConfig {name}: {error}", remedy=error.remedy or _RBAC_REMEDY
+            ) from error
+        except InvalidError as error:
+            raise ConfigRejectedError(
+                f"cannot read MachineConfig {name}: {error}",
+                remedy="set the Node's desiredConfig to another MachineConfig",
+            ) from error
+        try:
+            return MachineConfig.from_json(document)
+        except ConfigError as error:
+            raise ConfigError(
+                f"cannot read MachineConfig {name}: {error}",
+                remedy=error.remedy or "correct the MachineConfigs that it is rendered from",
+            ) from error
 
     def fetch_disruption_policy(self) -> ClusterDisruptionPolicy:
         try:
@@ -105,7 +156,10 @@ class NodeClient:
         }
         if changes:
             body: Json = {"metadata": {"annotations": changes}}
-            self.accept_node(self._client.patch(NODES, self._name, body))
+            token = self._responses.begin_request()
+            patched = Node.from_json(self._client.patch(NODES, self._name, body))
+            self._responses.store_response(self._name, patched, token)
+            self._notify_of_change(node)
             log.debug("wrote %s", ", ".join(f"{name}={value}" for name, value in changes.items()))
         self._recorder.flush_pending()
         is_written = False
@@ -134,10 +188,14 @@ class NodeClient:
             record(node, event.reason, event.message)
 
     def _record_report_event(self, report: StatusReport, *, has_written_conditions: bool) -> None:
-        """Record the report's Event, unless written conditions already contain it."""
-        if report.event is not None and not (
-            has_written_conditions and report.event.is_in_conditions
-        ):
+        """Record the report's Event, unless it is Normal and written conditions contain it.
+
+        A Warning is recorded in any case: users look for the cause in the Events of the Node.
+        """
+        if report.event is None:
+            return
+        is_normal = report.event.type == "Normal"
+        if not (is_normal and has_written_conditions and report.event.is_in_conditions):
             self.record_event(report.event)
 
     def _write_conditions(self, report: StatusReport) -> bool:
@@ -146,7 +204,12 @@ class NodeClient:
             return self._conditions.has_object
         try:
             if not self._conditions.is_loaded:
-                self._conditions.load_existing(self._client.get(MACHINECONFIGNODES, self._name))
+                # The response to an empty patch is the object. Agents may not get
+                # MachineConfigNodes: the admission policy that restricts each node to its own
+                # applies to writes only.
+                self._conditions.load_existing(
+                    self._client.patch(MACHINECONFIGNODES, self._name, {}, subresource="status")
+                )
             merged = self._conditions.merge_verdicts(
                 report.conditions, format_rfc3339(self._clock.now())
             )
@@ -196,7 +259,6 @@ class NodeClient:
             desired_config=report.desired.config,
             current_image=current_image,
             desired_image=desired_image,
-            observed_generation=self._conditions.generation,
         )
         self._client.patch(
             MACHINECONFIGNODES, self._name, body, PatchType.APPLY, subresource="status"
@@ -209,7 +271,6 @@ class _WrittenConditions:
     def __init__(self) -> None:
         self.is_loaded = False
         self.has_object = False
-        self.generation = 0
         self.can_write_images = True
         """False once the API server rejected an image field."""
         self.has_images = False
@@ -222,7 +283,6 @@ class _WrittenConditions:
 
     def load_existing(self, document: Json) -> None:
         found = MachineConfigNode.from_json(document)
-        self.generation = found.metadata.generation
         self.has_images = found.has_status_images
         self._written = tuple(each for each in found.conditions if each.type in AGENT_CONDITIONS)
         self.is_loaded = True
@@ -245,9 +305,3 @@ class _WrittenConditions:
     def mark_absent(self, conditions: tuple[ReportedCondition, ...]) -> None:
         self._reported = conditions
         self.is_loaded = self.has_object = False
-
-
-def _is_older(node: Node, than: Node) -> bool:
-    """Return whether a late watch event is older than the answer to our own write."""
-    new, old = node.resource_version, than.resource_version
-    return new.isdigit() and old.isdigit() and int(new) < int(old)
