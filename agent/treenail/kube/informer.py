@@ -57,6 +57,10 @@ class Informer(Generic[T]):
         """Call ``handler`` for every change. Add handlers before ``start``."""
         self._handlers.append(handler)
 
+    def add_list_handler(self, handler: Callable[[], None]) -> None:
+        """Call ``handler`` after every complete list. Add handlers before ``start``."""
+        self._watch.add_list_handler(handler)
+
     def start(self) -> None:
         """Start to list and watch on a thread of the informer."""
         self._watch.start()
@@ -73,6 +77,25 @@ class Informer(Generic[T]):
     def wait_until_synced(self, limit_s: float) -> bool:
         """Wait for ``has_synced``; return False when it takes longer than ``limit_s``."""
         return self._synced.wait(limit_s)
+
+    def request_list(self) -> None:
+        """List again; ``listed_at`` tells when it is done."""
+        self._watch.request_list()
+
+    @property
+    def listed_at(self) -> float | None:
+        """Monotonic time at which the last complete list began; None before the first one."""
+        return self._watch.listed_at
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the API server last sent anything for this kind."""
+        return self._watch.silence_s
+
+    @property
+    def stale_reason(self) -> str:
+        """Why the cache may be outdated; empty when it is current."""
+        return self._watch.stale_reason
 
     def find(self, key: str) -> T | None:
         """Return the value of ``namespace/name``, or of a name without namespace."""

@@ -29,6 +29,10 @@ ObjectHandler = Callable[[str, Json | None], None]
 _DURATION_S = 300
 # A server that ends a watch sooner and without an event is overloaded or broken: back off.
 _MIN_DURATION_S = 1.0
+STALE_AFTER_S = 90.0
+"""Silence after which a watch is stale. kube-apiserver sends a bookmark about once a minute."""
+SETTLE_S = 2.0
+"""Time after a lost connection in which the API server sends what changed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class ResourceWatch:
     enqueue.
 
     The watch resumes at the last resourceVersion, also that of a bookmark: after an hour without
-    the server one request is enough. It lists again when the server answers 410 Gone.
+    the server one request is enough. It lists again when the server answers 410 Gone, and after a
+    watch without even a bookmark.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class ResourceWatch:
         self._clock = clock
         self._on_change = on_change
         self._on_connected = on_connected
+        self._list_handlers: list[Callable[[], None]] = []
         self._on_lost = on_lost
         self._backoff = backoff or Backoff()
         self._optional_backoff = Backoff(first_s=60.0, max_s=600.0) if scope.is_optional else None
@@ -88,6 +94,17 @@ class ResourceWatch:
         self._resource_version = ""
         self._reported: dict[str, tuple[object, object]] = {}
         self._last_error: str | None = "not connected yet"
+        self._list_requested_at = float("-inf")
+        self._listed_at: float | None = None
+        self._contact_at = float("-inf")
+        self._settled_at = float("-inf")
+
+    def add_list_handler(self, handler: Callable[[], None]) -> None:
+        """Call ``handler`` after each complete list, once all its objects are reported.
+
+        Add handlers before ``start``.
+        """
+        self._list_handlers.append(handler)
 
     def start(self) -> None:
         """Run on a daemon thread."""
@@ -109,10 +126,47 @@ class ResourceWatch:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(limit_s)
 
+    def request_list(self) -> None:
+        """List again, from any thread, although the watch may be intact."""
+        self._list_requested_at = self._clock.monotonic()
+        if (stream := self._stream) is not None:
+            stream.close()
+
+    @property
+    def listed_at(self) -> float | None:
+        """Monotonic time at which the last complete list began; None before the first one."""
+        return self._listed_at
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the last list, event, bookmark or connection; infinite without any."""
+        return self._clock.monotonic() - self._contact_at
+
+    @property
+    def stale_reason(self) -> str:
+        """Why the reported objects may be outdated; empty when the watch is current."""
+        plural = self._scope.resource.plural
+        if self._listed_at is None:
+            return f"{plural} are not listed yet"
+        if (error := self._last_error) is not None:
+            return f"the watch of {plural} is disconnected: {error}"
+        if self._clock.monotonic() < self._settled_at:
+            return f"the watch of {plural} has just reconnected"
+        if self.silence_s > STALE_AFTER_S:
+            return f"the watch of {plural} received no event for more than {STALE_AFTER_S:g} s"
+        return ""
+
+    def _needs_list(self) -> bool:
+        return (
+            not self._resource_version
+            or self._listed_at is None
+            or self._listed_at < self._list_requested_at
+        )
+
     def _list_and_watch(self) -> float:
         """List if needed and watch once; return the seconds to pause afterwards."""
         try:
-            if not self._resource_version:
+            if self._needs_list():
                 self._list_objects()
             return 0.0 if self._watch_events() else self._backoff.next_pause_s()
         except GoneError as error:
@@ -143,22 +197,39 @@ class ResourceWatch:
         )
 
     def _list_objects(self) -> None:
-        found = self._client.list(
-            self._scope.resource, namespace=self._scope.namespace, params=self._scope.params
-        )
-        if not found.resource_version:
+        began = self._clock.monotonic()
+        try:
+            version, listed = self._report_pages(is_paged=True)
+        except GoneError:
+            # The continue token expired. As in client-go's pager, the next list has no pages.
+            version, listed = self._report_pages(is_paged=False)
+        if not version:
             raise ClusterError(
                 f"list {self._scope.resource.plural}: the response has no resourceVersion"
             )
-        deleted = set(self._reported)
-        for item in found.items:
-            deleted.discard(format_key(item))
-            self._report_object(item)
-        for key in sorted(deleted):
+        for key in sorted(self._reported.keys() - listed):
             del self._reported[key]
             self._on_change(key, None)
-        self._resource_version = found.resource_version
-        self._mark_connected()
+        self._resource_version = version
+        self._listed_at = began
+        for handler in self._list_handlers:
+            handler()
+        self._mark_connected(is_complete=True)
+
+    def _report_pages(self, *, is_paged: bool) -> tuple[str, set[str]]:
+        """Report each page as it arrives; return the version of the list and all keys."""
+        version, listed = "", set[str]()
+        for page in self._client.list_pages(
+            self._scope.resource,
+            namespace=self._scope.namespace,
+            params=self._scope.params,
+            is_paged=is_paged,
+        ):
+            version = page.resource_version
+            for item in page.items:
+                listed.add(format_key(item))
+                self._report_object(item)
+        return version, listed
 
     def _watch_events(self) -> bool:
         """Watch once; return False when the watch ended at once and without an event."""
@@ -172,7 +243,7 @@ class ResourceWatch:
         )
         self._stream = stream
         try:
-            if self._stopped.is_set():
+            if self._stopped.is_set() or self._needs_list():
                 return True
             stream.connect()
             self._mark_connected()
@@ -180,16 +251,29 @@ class ResourceWatch:
                 has_events = True
                 self._backoff.reset()
                 self._handle_event(event)
+                self._contact_at = self._clock.monotonic()
         finally:
             self._stream = None
             stream.close()
-        if not (has_events or self._clock.monotonic() - began >= _MIN_DURATION_S):
+        lasted_s = self._clock.monotonic() - began
+        if not has_events and lasted_s >= _DURATION_S:
+            # kube-apiserver sends a bookmark about once a minute, but nothing to a watch from a
+            # version of its future, which is what an etcd restore makes of ours.
+            self._resource_version = ""
+        if not (has_events or lasted_s >= _MIN_DURATION_S):
             return False
         self._backoff.reset()
         return True
 
-    def _mark_connected(self) -> None:
+    def _mark_connected(self, *, is_complete: bool = False) -> None:
+        """Note a contact; after a complete list nothing is missing."""
+        now = self._clock.monotonic()
+        self._contact_at = now
+        if is_complete:
+            self._settled_at = now
         if self._last_error is not None:
+            if not is_complete:
+                self._settled_at = now + SETTLE_S
             self._last_error = None
             if self._optional_backoff is not None:
                 self._optional_backoff.reset()

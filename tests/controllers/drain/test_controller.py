@@ -1,6 +1,7 @@
 """The drain protocol against a real API server: cordon, evict, acknowledge, uncordon."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -360,3 +361,16 @@ def test_text_after_verb_is_opaque(site: Site, act: Act, request_text: str) -> N
     acting = act()
     site.request_drain("a", request_text)
     acting.until(lambda: site.applied("a") == request_text)
+
+
+def test_drain_is_repeated_after_restore_of_state_before_it(
+    site: Site, act: Act, tmp_path: Path
+) -> None:
+    site.node("a")
+    site.request_drain("a", "drain-b")
+    site.server.save_state(tmp_path / "state.json")
+    acting = act()
+    acting.until(lambda: site.applied("a") == "drain-b")
+    site.server.load_state(tmp_path / "state.json")
+    acting.until(lambda: site.applied("a") == "drain-b")
+    assert site.cordoned("a")

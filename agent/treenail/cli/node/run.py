@@ -234,7 +234,7 @@ class Agent:
         return InotifyPathWatcher(self._machine.root, lambda: self._wakeup.notify(event))
 
     def _create_node_watch(self, client: Client) -> ResourceWatch:
-        return ResourceWatch(
+        watch = ResourceWatch(
             client,
             WatchScope(NODES, field_selector=f"metadata.name={self._settings.node_name}"),
             self._machine.clock,
@@ -242,6 +242,8 @@ class Agent:
             on_connected=self._handle_watch_connected,
             on_lost=self._handle_watch_lost,
         )
+        watch.add_list_handler(self._node_client.handle_list)
+        return watch
 
     def _create_controller_config_watch(self, client: Client) -> ResourceWatch:
         return ResourceWatch(

@@ -133,6 +133,7 @@ class DrainController:
             WatchScope(PODDISRUPTIONBUDGETS), _parse_disruptions_allowed
         ).add_handler(self._on_budget_change)
         self._nodes = DrainNodeClient(self._client, view)
+        view.add_list_handler(self._handle_node_list)
         self._enqueue = enqueue
 
     def sync_key(self, key: str) -> float | None:
@@ -158,6 +159,10 @@ class DrainController:
         """Stop all watches. Another process continues the drains."""
         for name in list(self._running):
             self._end_drain(name)
+
+    def _handle_node_list(self) -> None:
+        for name in self._nodes.handle_list():
+            self._enqueue(name)
 
     def _apply_decision(self, node: DrainNode) -> float | None:
         match decide_drain(node, self._clock.now()):

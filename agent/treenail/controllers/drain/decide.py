@@ -73,6 +73,7 @@ class DrainNode:
     record: DrainRecord | None = None
     drain_blocked: str = ""
     """The annotation with the reported blockers."""
+    uid: str = field(default="", compare=False)
     resource_version: str = field(default="", compare=False)
     """Condition of every write; excluded from comparisons."""
 
@@ -88,6 +89,7 @@ class DrainNode:
             unschedulable=fields.get_object("spec").get_bool("unschedulable"),
             record=_parse_record(meta.annotations.get(key.DRAIN)),
             drain_blocked=meta.annotations.get(key.DRAIN_BLOCKED, ""),
+            uid=meta.uid,
             resource_version=meta.resource_version,
         )
 

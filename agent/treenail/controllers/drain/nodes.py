@@ -11,6 +11,7 @@ from treenail.controllers.runtime.informers import InformerView
 from treenail.errors import NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.resources import NODES
+from treenail.kube.responses import RecentResponses
 
 
 class DrainNodeClient:
@@ -22,22 +23,23 @@ class DrainNodeClient:
     def __init__(self, client: Client, view: InformerView[DrainNode]) -> None:
         self._client = client
         self._view = view
-        self._responses: dict[str, DrainNode] = {}
+        self._responses = RecentResponses[DrainNode]()
 
     def get_latest(self, name: str) -> DrainNode | None:
         """Return the node from the watch or from the last response, whichever is newer."""
-        watched, response = self._view.find(name), self._responses.get(name)
-        if watched is None or response is None or not _is_older(watched, response):
-            self._responses.pop(name, None)
-            return watched
-        return response
+        return self._responses.select_latest(name, self._view.find(name))
+
+    def handle_list(self) -> tuple[str, ...]:
+        """Prefer the list that was just received to all earlier responses; return their nodes."""
+        return self._responses.handle_list()
 
     def read_node(self, name: str) -> DrainNode | None:
         """Read the node from the API server; None when it does not exist."""
+        token = self._responses.begin_request()
         try:
-            return self._store_response(self._client.get(NODES, name))
+            return self._store_response(self._client.get(NODES, name), token)
         except NotFoundError:
-            self._responses.pop(name, None)
+            self._responses.forget_response(name)
             return None
 
     def cordon_node(self, node: DrainNode, record: DrainRecord) -> DrainNode:
@@ -77,14 +79,10 @@ class DrainNodeClient:
             "metadata": {"resourceVersion": node.resource_version, "annotations": annotations},
             **({} if spec is None else {"spec": spec}),
         }
-        return self._store_response(self._client.patch(NODES, node.name, body))
+        token = self._responses.begin_request()
+        return self._store_response(self._client.patch(NODES, node.name, body), token)
 
-    def _store_response(self, document: Json) -> DrainNode:
+    def _store_response(self, document: Json, token: int) -> DrainNode:
         node = DrainNode.from_json(document)
-        self._responses[node.name] = node
+        self._responses.store_response(node.name, node, token)
         return node
-
-
-def _is_older(node: DrainNode, other: DrainNode) -> bool:
-    new, old = node.resource_version, other.resource_version
-    return new.isdigit() and old.isdigit() and int(new) < int(old)

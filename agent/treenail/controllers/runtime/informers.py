@@ -1,7 +1,7 @@
 """Informers that all controllers of a process share: one watch for each kind."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Generic, TypeVar, cast
 
 from treenail.api.decode import Json
@@ -51,6 +51,10 @@ class InformerView(Generic[T]):
                 handler(key, value_before, value_after)
 
         self._informer.add_handler(handle_change)
+
+    def add_list_handler(self, handler: Callable[[], None]) -> None:
+        """Call ``handler`` after every complete list, on the watching thread."""
+        self._informer.add_list_handler(handler)
 
     def _project(self, stored: _Projections | None) -> T | None:
         return None if stored is None else cast("T | None", stored[self._index])
@@ -116,6 +120,52 @@ class Informers:
             for scope, informer in self._informers.items()
             if not (informer.has_synced or scope in self._missing_kinds)
         )
+
+    @property
+    def plurals(self) -> tuple[str, ...]:
+        """The watched kinds."""
+        return tuple(dict.fromkeys(scope.resource.plural for scope in self._informers))
+
+    def describe_staleness(self, plurals: Collection[str] = ()) -> str:
+        """Say why the objects of these kinds may be outdated; empty when all are current.
+
+        No ``plurals`` means all kinds that the cluster has.
+        """
+        reasons = (
+            informer.stale_reason
+            for scope, informer in self._iter_present()
+            if not plurals or scope.resource.plural in plurals
+        )
+        return "; ".join(filter(None, reasons))
+
+    def measure_silence_s(self, plural: str) -> float:
+        """Return the seconds since the API server last sent anything for the kind."""
+        return max(
+            (
+                informer.silence_s
+                for scope, informer in self._iter_present()
+                if scope.resource.plural == plural
+            ),
+            default=0.0,
+        )
+
+    def request_lists(self, since: float) -> None:
+        """List every kind again whose last list began before ``since`` (monotonic time)."""
+        for _scope, informer in self._iter_present():
+            if informer.listed_at is None or informer.listed_at < since:
+                informer.request_list()
+
+    def has_listed_since(self, since: float) -> bool:
+        """Return True when the last complete list of each kind began at ``since`` or later."""
+        return all(
+            informer.listed_at is not None and informer.listed_at >= since
+            for _scope, informer in self._iter_present()
+        )
+
+    def _iter_present(self) -> Iterator[tuple[WatchScope, Informer[_Projections]]]:
+        for scope, informer in self._informers.items():
+            if scope not in self._missing_kinds:
+                yield scope, informer
 
     def _handle_watch_error(self, scope: WatchScope, error: ClusterError) -> None:
         self._watch_errors[scope] = str(error)
