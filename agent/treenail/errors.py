@@ -17,14 +17,16 @@
     │  │  └─ CancelledError          (unchanged)                  the transaction was cancelled
     │  ├─ StepError                                               a step failed
     │  └─ RollbackError              Degraded         on change   undoing failed too
-    ├─ DrainError                    Working          backoff     a PodDisruptionBudget blocks it
+    ├─ OverdueError                  Degraded         backoff     a wait exceeds its limit
     └─ ClusterError                  (unchanged)      backoff     the API server
+       ├─ ConfigRejectedError        Degraded                     a named config cannot be read
        └─ UnreachableError  ConflictError  GoneError  ForbiddenError  NotFoundError
-          AlreadyExistsError  InvalidError  TooManyRequestsError
+          AlreadyExistsError  InvalidError  TooManyRequestsError  NotLeaderError
     UsageError                       (exit code 2)                 an invalid argument or setting
 
-``node_state`` is the state that the Node shows, None to leave it unchanged. ``retry_policy`` says
-when the loop retries. The loop reads these two class attributes and never the class.
+``node_state`` is the state that the Node shows. With None the state stays, and the Node shows the
+error as the reason of a wait, until ``wait_limit_s`` ends. ``retry_policy`` says when the loop
+retries. The loop reads these class attributes and never the class.
 """
 
 from enum import StrEnum
@@ -47,6 +49,10 @@ class TreenailError(Exception):
     retry_policy: RetryPolicy = RetryPolicy.BACKOFF
     report_after_failures: int = 1
     """Number of failures in a row after which the Node shows the error."""
+    wait_limit_s: float = float("inf")
+    """Seconds after which the Node is Degraded by an error without ``node_state``."""
+    max_delay_s: float = float("inf")
+    """Maximum seconds between two attempts, if that is less than the loop's own maximum."""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(message)
@@ -162,20 +168,29 @@ class RollbackError(HostError):
     retry_policy = RetryPolicy.ON_CHANGE
 
 
-class DrainError(TreenailError):
-    """The node is not drained yet."""
-
-    node_state = "Working"
+class OverdueError(TreenailError):
+    """Another program takes longer than its limit."""
 
 
 class ClusterError(TreenailError):
     """A request to the API server failed."""
 
     node_state = None
+    report_after_failures = 3
+    wait_limit_s = 600.0
+    max_delay_s = 60.0
 
 
 class UnreachableError(ClusterError):
     """The API server does not answer."""
+
+    wait_limit_s = float("inf")
+
+
+class ConfigRejectedError(ClusterError):
+    """The API server does not return a config that the Node names, and says why."""
+
+    node_state = "Degraded"
 
 
 class ConflictError(ClusterError):
@@ -198,8 +213,16 @@ class NotFoundError(ClusterError):
     """404: the object or kind does not exist."""
 
 
+class ConfigMissingError(NotFoundError, ConfigRejectedError):
+    """A config that the Node names does not exist."""
+
+
 class InvalidError(ClusterError):
     """400 or 422: the API server rejects the object."""
+
+
+class NotLeaderError(ClusterError):
+    """The request was not sent: another process may lead the controllers by now."""
 
 
 class TooManyRequestsError(ClusterError):

@@ -133,9 +133,44 @@ class Client:
         When the continue token expires the list restarts without pages, as in client-go's pager.
         """
         try:
-            return self._list_pages(resource, namespace, {"limit": str(self._page_size), **params})
+            pages = tuple(self.list_pages(resource, namespace=namespace, params=params))
         except GoneError:
-            return self._list_pages(resource, namespace, params)
+            pages = tuple(
+                self.list_pages(resource, namespace=namespace, params=params, is_paged=False)
+            )
+        items = tuple(item for page in pages for item in page.items)
+        return Listing(items, pages[-1].resource_version)
+
+    def list_pages(
+        self,
+        resource: Resource,
+        *,
+        namespace: str = "",
+        params: Params = _NO_PARAMS,
+        is_paged: bool = True,
+    ) -> Iterator[Listing]:
+        """Yield the pages of a list as they arrive, so that a caller need not hold all of them.
+
+        All pages are of the moment of the first one. Raises GoneError when the continue token
+        expires: then list without pages.
+        """
+        if is_paged:
+            params = {"limit": str(self._page_size), **params}
+        for _ in range(self._max_pages):
+            page = self._send_request("GET", resource, "", namespace, params=params)
+            found, metadata = page.get("items"), page.get("metadata")
+            if not isinstance(metadata, dict):
+                raise ClusterError(f"list {resource.plural}: the response has no metadata")
+            items = tuple(found) if isinstance(found, list) else ()
+            yield Listing(items, str(metadata.get("resourceVersion") or ""))
+            if not metadata.get("continue"):
+                return
+            # Released before the next page arrives.
+            del page, found, items
+            params = {**params, "continue": str(metadata["continue"])}
+        raise ClusterError(
+            f"list {resource.plural}: more than {self._max_pages} pages of {self._page_size}"
+        )
 
     def create(
         self, resource: Resource, body: Json, *, namespace: str = "", params: Params = _NO_PARAMS
@@ -245,22 +280,6 @@ class Client:
         # server that does not.
         stream = self._transport.open_stream(request, duration_s=duration_s + 2 * self._limit_s)
         return WatchStream(stream, f"watch {resource.plural}")
-
-    def _list_pages(self, resource: Resource, namespace: str, params: Params) -> Listing:
-        items: tuple[Json, ...] = ()
-        for _ in range(self._max_pages):
-            page = self._send_request("GET", resource, "", namespace, params=params)
-            found, metadata = page.get("items"), page.get("metadata")
-            if isinstance(found, list):
-                items += tuple(found)
-            if not isinstance(metadata, dict):
-                raise ClusterError(f"list {resource.plural}: the response has no metadata")
-            if not metadata.get("continue"):
-                return Listing(items, str(metadata.get("resourceVersion") or ""))
-            params = {**params, "continue": str(metadata["continue"])}
-        raise ClusterError(
-            f"list {resource.plural}: more than {self._max_pages} pages of {self._page_size}"
-        )
 
     def _send_request(
         self,

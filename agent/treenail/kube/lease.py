@@ -63,10 +63,14 @@ class LeaderElector:
 
     @property
     def is_leader(self) -> bool:
-        """True while the Lease is valid, also after this process was suspended."""
+        """True while this process may write, also after it was suspended.
+
+        It ends at the renew deadline: a request that begins then is over before the Lease expires.
+        The clock must count the time in which the machine sleeps.
+        """
         return (
             self._is_leading
-            and self._clock.monotonic() < self._renewed_at + self._config.lease_duration_s
+            and self._clock.monotonic() < self._renewed_at + self._config.renew_deadline_s
         )
 
     def run(self, stop: threading.Event) -> None:

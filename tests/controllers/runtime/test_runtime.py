@@ -261,3 +261,39 @@ def test_leader_without_renewal_starts_no_sync(server: LabServer, client: Client
 
     assert reader.seen == [("default/a", "one")]
     assert process.ended == [False]
+
+
+def test_new_leader_lists_every_kind_before_its_first_sync(
+    server: LabServer, client: Client
+) -> None:
+    put(client, "a", "one")
+    first, second = Reader(), Reader()
+    with running(client, first, stand=standing(client, "first")) as leader:
+        wait_until(lambda: first.seen)
+        with running(client, second, stand=standing(client, "second")) as standby:
+            wait_until(lambda: not standby.runtime.unsynced_reason)
+            before = server.count_requests(verb="list", resource="configmaps")
+            server.inject_fault(
+                RejectFault(503, retry_after_s=0), FaultMatch(verb="list", resource="configmaps")
+            )
+            leader.end()
+            wait_until(lambda: standby.runtime.is_leader)
+            wait_until(
+                lambda: server.count_requests(verb="list", resource="configmaps") > before + 1
+            )
+            assert second.seen == []
+            server.lift_fault()
+            wait_until(lambda: second.seen == [("default/a", "one")])
+
+
+def test_disconnected_watch_makes_the_process_unready(server: LabServer, client: Client) -> None:
+    put(client, "a", "one")
+    reader = Reader()
+    with running(client, reader) as process:
+        wait_until(lambda: reader.seen)
+        wait_until(lambda: not process.runtime.unready_reason)
+        server.inject_fault(RejectFault(503, retry_after_s=0), FaultMatch(verb="watch"))
+        server.cut_watches("configmaps")
+        wait_until(lambda: "watch of configmaps is disconnected" in process.runtime.unready_reason)
+        assert process.runtime.unsynced_reason == ""
+        assert 'watch_silence_seconds{resource="configmaps"}' in process.metrics.render_text()

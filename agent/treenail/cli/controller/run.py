@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treenail.cli.terminal import HelpFormatter, format_examples
-from treenail.clock import Clock, SystemClock, format_rfc3339
+from treenail.clock import BootTimeClock, Clock, format_rfc3339
 from treenail.controllers.runtime.health import HealthServer, parse_address
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.runtime import ControllerRuntime, MakeElector, make_sole_leader
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import UsageError
-from treenail.kube.client import Client
+from treenail.kube.client import Client, Transport
 from treenail.kube.events import EventRecorder
+from treenail.kube.fence import LeaderTransport
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ _SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/name
 class ControllerContext:
     """Parts that the controllers are made of."""
 
-    client: Client
+    transport: Transport
+    """Sends writes only while this process leads."""
     recorder: EventRecorder
     clock: Clock
     metrics: ControllerMetrics
@@ -56,6 +58,10 @@ class ControllerContext:
     image_annotation: str
     own_node_name: str
 
+    def create_client(self, controller: str) -> Client:
+        """Return a client whose writes the API server records under the controller's name."""
+        return Client(self.transport, field_manager=f"treenail-{controller}")
+
 
 def _build_render(context: ControllerContext) -> tuple[ControllerSettings, ...]:
     from treenail.controllers.render.controller import RenderController
@@ -63,7 +69,10 @@ def _build_render(context: ControllerContext) -> tuple[ControllerSettings, ...]:
     return (
         ControllerSettings(
             RenderController(
-                context.client, context.clock, context.recorder, settle_s=context.settle_s
+                context.create_client("render"),
+                context.clock,
+                context.recorder,
+                settle_s=context.settle_s,
             )
         ),
     )
@@ -78,15 +87,16 @@ def _build_rollout(context: ControllerContext) -> tuple[ControllerSettings, ...]
     from treenail.controllers.runtime.web import WebClient
 
     image_key = key.PREFIX + context.image_annotation
+    client = context.create_client("rollout")
     settings = RolloutSettings(image_key=image_key, own_node=context.own_node_name)
     return (
         ControllerSettings(
             RolloutController(
-                context.client, context.clock, GateClient(WebClient()), context.recorder, settings
+                client, context.clock, GateClient(WebClient()), context.recorder, settings
             )
         ),
         ControllerSettings(
-            MachineConfigNodeController(context.client, context.clock, image_key=image_key),
+            MachineConfigNodeController(client, context.clock, image_key=image_key),
             workers=4,
         ),
     )
@@ -96,7 +106,7 @@ def _build_drain(context: ControllerContext) -> tuple[ControllerSettings, ...]:
     from treenail.controllers.drain.controller import DrainController
 
     controller = DrainController(
-        context.client,
+        context.create_client("drain"),
         context.recorder,
         context.clock,
         context.metrics,
@@ -194,15 +204,16 @@ class ControllerProcess:
     """The process of the controllers."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        clock = SystemClock()
+        clock = BootTimeClock()
         host, port = parse_address(arguments.metrics)
         self._transport = _create_transport(arguments.kubeconfig, clock)
         client = Client(self._transport)
+        fenced = LeaderTransport(self._transport, lambda: self._runtime.is_leader)
         metrics = ControllerMetrics()
         identity = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
         self._recorder = EventRecorder(client, COMPONENT_NAME, identity, clock)
         context = ControllerContext(
-            client=client,
+            transport=fenced,
             recorder=self._recorder,
             clock=clock,
             metrics=metrics,
@@ -229,7 +240,7 @@ class ControllerProcess:
             port,
             metrics,
             healthy=lambda: self._runtime.stuck_reason,
-            ready=lambda: self._runtime.unsynced_reason,
+            ready=lambda: self._runtime.unready_reason,
         )
         self._stop = threading.Event()
         self._exit_code = 0

@@ -18,6 +18,7 @@ from treenail.controllers.runtime.workers import ControllerSettings, WorkerMetri
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
+_LIST_POLL_S = 0.05
 _STOP_LIMIT_S = 25.0
 """Less than the default termination grace period of a pod, 30 s."""
 _STUCK_S = 600.0
@@ -67,9 +68,12 @@ class ControllerRuntime:
         measured = WorkerMetrics(metrics)
         self._workers = [WorkerPool(crew, clock, measured) for crew in settings]
         self._informers = informers
+        self._clock = clock
+        self._metrics = metrics
         self._elected = threading.Event()
+        self._elected_at = 0.0
         self._leadership_lost = threading.Event()
-        self._leadership = make_elector(self._elected.set, self._leadership_lost.set)
+        self._leadership = make_elector(self._begin_lead, self._leadership_lost.set)
         self._stop_election = threading.Event()
         self._election_thread = threading.Thread(
             target=self._leadership.run,
@@ -88,6 +92,7 @@ class ControllerRuntime:
         """
         for workers in self._workers:
             workers.register_watches(self._informers)
+        self._register_silences()
         self._informers.start()
         self._election_thread.start()
         try:
@@ -109,6 +114,16 @@ class ControllerRuntime:
         return self._informers.unsynced_reason
 
     @property
+    def is_leader(self) -> bool:
+        """True while this process may write."""
+        return self._leadership.is_leader
+
+    @property
+    def unready_reason(self) -> str:
+        """Why this process could not decide now: a kind not listed, or a watch out of date."""
+        return self._informers.unsynced_reason or self._informers.describe_staleness()
+
+    @property
     def stuck_reason(self) -> str:
         """The syncs that take too long; empty when none does."""
         return "; ".join(
@@ -117,12 +132,40 @@ class ControllerRuntime:
             if workers.longest_sync_s > _STUCK_S
         )
 
+    def _begin_lead(self) -> None:
+        self._elected_at = self._clock.monotonic()
+        self._elected.set()
+
     def _wait_until_leading(self, stop: threading.Event) -> bool:
-        """Wait until the informers synced and this process leads; return False to stop."""
+        """Wait until this process leads and has listed every kind since; return False to stop.
+
+        A watch may lag behind the last writes of the previous leader. A list does not.
+        """
         while not (stop.is_set() or self._leadership_lost.is_set()):
             if self._informers.wait_until_synced(_POLL_S) and self._elected.wait(_POLL_S):
-                return True
+                return self._list_again(stop)
         return False
+
+    def _list_again(self, stop: threading.Event) -> bool:
+        self._informers.request_lists(self._elected_at)
+        while not (stop.is_set() or self._leadership_lost.is_set()):
+            if self._informers.has_listed_since(self._elected_at):
+                return True
+            stop.wait(_LIST_POLL_S)
+        return False
+
+    def _register_silences(self) -> None:
+        silence = self._metrics.add_gauge(
+            "watch_silence_seconds",
+            "Seconds since the API server last sent anything for a watched kind.",
+            ("resource",),
+        )
+
+        def set_function(plural: str) -> None:
+            silence.set_function(plural, by=lambda: self._informers.measure_silence_s(plural))
+
+        for plural in self._informers.plurals:
+            set_function(plural)
 
     def _stop_workers(self) -> None:
         for workers in self._workers:

@@ -14,6 +14,8 @@ from treenail.errors import TooManyRequestsError, TreenailError
 
 log = logging.getLogger(__name__)
 
+_NO_LEAD_RETRY_S = 1.0
+
 Enqueue = Callable[[str], None]
 """Queues a key for the controller; callable from any thread."""
 
@@ -111,7 +113,7 @@ class WorkerPool:
         self._controller.register_watches(informers, self.queue.add)
 
     def start(self, is_leader: Callable[[], bool]) -> None:
-        """Start the workers. They stop when ``is_leader`` returns False before a sync."""
+        """Start the workers. They start no sync while ``is_leader`` returns False."""
         self._is_leader = is_leader
         for thread in self._threads:
             thread.start()
@@ -124,7 +126,11 @@ class WorkerPool:
             if thread.ident is not None:
                 thread.join(max(end - self._clock.monotonic(), 0.0))
         if any(thread.is_alive() for thread in self._threads):
-            log.warning("controller %s: a sync did not end within %g s; stopping without it", self._name, limit_s)
+            log.warning(
+                "controller %s: a sync did not end within %g s; stopping without it",
+                self._name,
+                limit_s,
+            )
         else:
             self._controller.close()
 
@@ -138,8 +144,10 @@ class WorkerPool:
         while (taken := self.queue.get()) is not None:
             key, waited_s = taken
             if not self._is_leader():
-                self.queue.close()
-                return
+                # A late renewal keeps the lead; a lost one closes the queue.
+                self.queue.add_after(key, _NO_LEAD_RETRY_S)
+                self.queue.done(key)
+                continue
             self._metrics.queue_durations.observe(waited_s, self._name)
             began = self._clock.monotonic()
             self._started_at[threading.get_ident()] = began
