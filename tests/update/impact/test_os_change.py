@@ -1,11 +1,14 @@
 """The change of the operating system from the configs and the booted system."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.update.build import DIGEST_A, A, B
+from tests.update.build import DIGEST_A, DIGEST_B, A, B
 from treenail.config.diff import OSAspect
 from treenail.config.wanted import WantedOS
 from treenail.errors import ConfigError
+from treenail.host.system.kernel_arguments import compute_edit
 from treenail.update.impact.os_change import (
     NO_OS_CHANGE,
     OSChange,
@@ -17,7 +20,16 @@ from treenail.update.impact.os_change import (
 
 STOCK = ("kernel", "kernel-core", "kernel-modules", "kernel-modules-core", "kernel-modules-extra")
 EXTENSIONS = f"quay.io/extensions@{DIGEST_A}"
+WORDS = st.lists(st.sampled_from(["a", "b=1", "b=2", "c"]), max_size=5)
 RT = ("kernel-rt-core", "kernel-rt-modules", "kernel-rt-modules-extra")
+
+
+def test_image_of_a_booted_manifest_list_is_no_change() -> None:
+    listed = RunningOS(DIGEST_A, list_digest=DIGEST_B)
+    image = f"registry.example.com/os/node@{DIGEST_B}"
+    assert compute_os_change(WantedOS(), WantedOS(), listed, image=image) == NO_OS_CHANGE
+    assert is_in_effect(OSChange(image=image), listed)
+    assert not is_in_effect(OSChange(image=image), RunningOS(DIGEST_A))
 
 
 def running(*arguments: str, packages: tuple[str, ...] = (), removed: tuple[str, ...] = ()):
@@ -41,6 +53,15 @@ def arguments(*names: str) -> WantedOS:
         pytest.param(("a",), ("a",), running(), OSChange(append=("a",)), id="removed by a user"),
         pytest.param((), ("a",), running("a"), NO_OS_CHANGE, id="booted already"),
         pytest.param(("a", "b"), ("b",), running("b"), NO_OS_CHANGE, id="removed already"),
+        pytest.param((), ("console=tty0", "console=ttyS0"), running("console=ttyS0"),
+                     OSChange(append=("console=tty0", "console=ttyS0"), delete=("console=ttyS0",)),
+                     id="order beside an argument of the host"),
+        pytest.param((), ("a=1", "a=1"), running("a=1"),
+                     OSChange(append=("a=1", "a=1"), delete=("a=1",)), id="repetition"),
+        pytest.param((), ("y=0", "z=4", "y=1", "z=4"), running(),
+                     OSChange(append=("y=0", "z=4", "y=1", "z=4")), id="repetition in one config"),
+        pytest.param((), ("a", "b"), running("b", "a"),
+                     OSChange(append=("a", "b"), delete=("a", "b")), id="order at the first boot"),
     ],
 )  # fmt: skip
 def test_change_of_kernel_arguments_appends_and_deletes(
@@ -136,6 +157,24 @@ def test_booted_digest_under_another_name_is_no_change() -> None:
 def test_image_by_tag_is_refused() -> None:
     with pytest.raises(ConfigError, match="osImageURL"):
         compute_os_change(WantedOS(), WantedOS(image="quay.io/os:latest"), running(), image="")
+
+
+@given(old=WORDS, new=WORDS, booted=WORDS)
+def test_staged_arguments_are_in_effect_after_boot(
+    old: list[str], new: list[str], booted: list[str]
+) -> None:
+    now = RunningOS(DIGEST_A, tuple(booted))
+    change = compute_os_change(arguments(*old), arguments(*new), now, image="")
+    removed, added = compute_edit(booted, change.append, change.delete)
+    rest = list(booted)
+    for each in removed:
+        rest.remove(each)
+    after = (*rest, *added)
+    assert is_in_effect(change, RunningOS(DIGEST_A, after))
+    assert change.is_empty or not is_in_effect(change, now)
+    ours = [each for each in after if each in new]
+    assert ours[len(ours) - len(new) :] == new
+    assert not (set(old) - set(new)) & set(after)
 
 
 def test_change_is_in_effect_after_its_boot() -> None:

@@ -100,6 +100,12 @@ class RunningOS:
     """The packages that are layered on the image."""
     removed_packages: tuple[str, ...] = ()
     """The packages of the image that are removed by an override."""
+    list_digest: str = ""
+    """The digest of the manifest list that named the image; empty without one."""
+
+    def has_image(self, digest: str) -> bool:
+        """Return whether the image has this digest of a manifest or manifest list."""
+        return digest != "" and digest in {self.digest, self.list_digest}
 
 
 def compute_os_change(old: WantedOS, new: WantedOS, running: RunningOS, *, image: str) -> OSChange:
@@ -137,7 +143,7 @@ def compute_os_change(old: WantedOS, new: WantedOS, running: RunningOS, *, image
 def is_in_effect(change: OSChange, running: RunningOS) -> bool:
     """Return whether the change is booted."""
     return (
-        (not change.image or change.digest == running.digest)
+        (not change.image or running.has_image(change.digest))
         and _has_arguments(change.append, change.delete, running.kernel_arguments)
         and set(change.install) <= set(running.packages)
         and not set(change.uninstall) & set(running.packages)
@@ -147,7 +153,7 @@ def is_in_effect(change: OSChange, running: RunningOS) -> bool:
 
 
 def _select_image(image: str, running: RunningOS) -> str:
-    if not image or image.partition("@")[2] == running.digest != "":
+    if not image or running.has_image(image.partition("@")[2]):
         return ""
     pullspec.parse_pull_spec(image, where="osImageURL")
     return image
@@ -157,19 +163,16 @@ def _compute_arguments(
     old: Sequence[str], new: Sequence[str], booted: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the arguments to append, and those to delete first; order and repetition matter."""
-    delete: tuple[str, ...] = ()
-    if tuple(new[: len(old)]) == tuple(old):
-        missing = list(new)
-        for argument in booted:
-            if argument in missing:
-                missing.remove(argument)
-        append = tuple(missing)
-    else:
-        # rpm-ostree appends kernel arguments only at the end: another order needs them deleted and
-        # appended again.
-        append = tuple(new)
-        delete = tuple(dict.fromkeys(argument for argument in old if argument in booted))
-    return ((), ()) if _has_arguments(append, delete, booted) else (append, delete)
+    if _has_arguments(new, old, booted):
+        return (), ()
+    rest = tuple(new[len(old) :])
+    is_longer = tuple(new[: len(old)]) == tuple(old) and _has_arguments(old, (), booted)
+    if is_longer and not set(rest) & set(booted):
+        return rest, ()
+    # rpm-ostree appends kernel arguments only at the end: another order or number of them needs
+    # them deleted and appended again. The last console= is the primary one, for example.
+    delete = dict.fromkeys(argument for argument in (*old, *new) if argument in booted)
+    return tuple(new), tuple(delete)
 
 
 def _has_arguments(append: Sequence[str], delete: Sequence[str], booted: Sequence[str]) -> bool:
