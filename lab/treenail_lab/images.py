@@ -7,12 +7,14 @@ so an image can be added while machines run.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 REGISTRY = "registry.lab.example"
+ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
+"""The architecture of this host by its OCI name: that of every lab machine."""
 _VERSION_LABEL = "org.opencontainers.image.version"
 
 
@@ -56,11 +58,18 @@ class Image:
     faults: Mapping[str, str] = field(default_factory=dict)
     kernel: str = "6.12.0-1.lab"
     """Version of kernel and initramfs; a soft reboot needs the same one."""
+    list_digest: str = ""
+    """Digest of the manifest list that has the image; empty if no list has it."""
 
     @property
     def pull_spec(self) -> str:
         """Return ``REGISTRY/REPOSITORY@sha256:…``."""
         return f"{self.registry}/{self.repository}@{self.digest}"
+
+    @property
+    def list_pull_spec(self) -> str:
+        """Return ``REGISTRY/REPOSITORY@sha256:…`` of the manifest list."""
+        return f"{self.registry}/{self.repository}@{self.list_digest}"
 
     @property
     def size_bytes(self) -> int:
@@ -117,6 +126,7 @@ def make_image(
     *,
     registry: str = REGISTRY,
     layers: int = 4,
+    architecture: str = "amd64",
     labels: Mapping[str, str] | None = None,
     credential: Credential | None = None,
     faults: Mapping[str, str] | None = None,
@@ -132,11 +142,38 @@ def make_image(
         digest="",
         version=version,
         layers=_make_layers(f"{registry}/{name} {version}", size_bytes, layers),
+        architecture=architecture,
         labels=dict(labels or {}),
         credential=credential,
         faults=dict(faults or {}),
     )
     return replace(image, digest=_compute_digest(image.render_manifest()))
+
+
+def make_manifest_list(*images: Image) -> tuple[Image, ...]:
+    """Return the images, which differ in their architecture, in one manifest list."""
+    digest = _compute_digest(render_manifest_list(images))
+    return tuple(replace(image, list_digest=digest) for image in images)
+
+
+def render_manifest_list(images: Iterable[Image]) -> str:
+    """Render the OCI image index of the images, whose SHA-256 is the digest of the list."""
+    oci = "application/vnd.oci.image"
+    return _dump_json(
+        {
+            "schemaVersion": 2,
+            "mediaType": f"{oci}.index.v1+json",
+            "manifests": [
+                {
+                    "mediaType": f"{oci}.manifest.v1+json",
+                    "digest": image.digest,
+                    "size": len(image.render_manifest()),
+                    "platform": {"architecture": image.architecture, "os": "linux"},
+                }
+                for image in images
+            ],
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +183,20 @@ class ImageCatalogue:
     images: tuple[Image, ...] = ()
 
     def find_image(self, pull_spec: str) -> Image | None:
-        """Return the image with this pull spec."""
-        return next((image for image in self.images if image.pull_spec == pull_spec), None)
+        """Return the image with this pull spec; that of this host's platform in a list."""
+        named = (image for image in self.images if image.pull_spec == pull_spec)
+        listed = (
+            image for image in self.find_listed(pull_spec) if image.architecture == ARCHITECTURE
+        )
+        return next(named, None) or next(listed, None)
+
+    def find_listed(self, pull_spec: str) -> tuple[Image, ...]:
+        """Return the images in the manifest list with this pull spec; empty without one."""
+        return tuple(
+            image
+            for image in self.images
+            if image.list_digest and image.list_pull_spec == pull_spec
+        )
 
     def find_by_digest(self, digest: str) -> Image | None:
         """Return an image with this digest, in any repository."""

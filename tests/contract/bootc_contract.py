@@ -223,6 +223,25 @@ class BootcContract(OperatingSystemContract):
         assert staged is not None
         assert staged.is_locked
 
+    def test_image_staged_instead_of_the_requested_one_is_dropped(
+        self, machine: BootcMachine
+    ) -> None:
+        bootc = machine.os()
+        bootc.stage_deployment(TO_THERE, watch=go_on)
+        machine.change(replace(QUICK, staged_instead=BAD_AT_BOOT.pull_spec))
+        with pytest.raises(TransactionError) as caught:
+            bootc.finalize_staged(THERE.digest)
+        assert str(caught.value) == (
+            f"bootc did not stage {THERE.pull_spec}: it staged {BAD_AT_BOOT.pull_spec} "
+            f"({BAD_AT_BOOT.digest})"
+        )
+        assert machine.sysroot.read_staged() is None
+        machine.change(QUICK)
+        bootc.finalize_staged(THERE.digest)
+        staged = bootc.read_deployments().staged
+        assert staged is not None
+        assert (staged.digest, staged.is_locked) == (THERE.digest, False)
+
     def test_switch_without_progress_is_stopped(self, machine: BootcMachine) -> None:
         machine.os().stage_deployment(TO_THERE, watch=go_on)
         machine.slow_down()

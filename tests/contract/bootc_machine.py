@@ -22,7 +22,7 @@ from treenail.host.ostree.watch import TransactionLimits
 from treenail.host.systemd.bus import SystemBus
 from treenail.host.systemd.transient import TransientUnits
 from treenail_lab import images
-from treenail_lab.images import ImageCatalogue, make_image
+from treenail_lab.images import ARCHITECTURE, ImageCatalogue, make_image, make_manifest_list
 from treenail_lab.machine import rootfs, settings
 from treenail_lab.machine.ostree.sysroot import Sysroot
 from treenail_lab.machine.programs import commands
@@ -34,6 +34,10 @@ BROKEN = make_image("os/node", "2.1", 1_000_000, faults={"pull": "corrupt layer"
 BAD = make_image("os/node", "2.2", 1_000_000, faults={"stage": "no space left on device"})
 BAD_AT_BOOT = make_image("os/node", "2.3", 1_000_000, faults={"boot": "kernel panic"})
 UNSIGNED = make_image("os/node", "2.4", 1_000_000, faults={"unsigned": "no signature exists"})
+LISTED, FOREIGN = make_manifest_list(
+    make_image("os/node", "2.5", 1_000_000, architecture=ARCHITECTURE),
+    make_image("os/node", "2.5", 1_000_000, architecture="s390x"),
+)
 REPOSITORY = HERE.pull_spec.partition("@")[0]
 QUICK = MachineSettings(staging_s=0.02)
 LIMITS = TransactionLimits()
@@ -43,7 +47,13 @@ UNITS = (PULL_UNIT, SWITCH_UNIT, ROLLBACK_UNIT, UNDEPLOY_UNIT)
 class BootcMachine:
     """``address`` is of the bus; ``power_cycle`` is what a reboot does to the services."""
 
-    images = Images(HERE.pull_spec, THERE.pull_spec, BROKEN.pull_spec)
+    images = Images(
+        HERE.pull_spec,
+        THERE.pull_spec,
+        BROKEN.pull_spec,
+        listed=LISTED.list_pull_spec,
+        listed_manifest=LISTED.digest,
+    )
 
     def __init__(self, directory: Path, address: str, power_cycle: Callable[[], None]) -> None:
         self.root = directory / "root"
@@ -53,7 +63,8 @@ class BootcMachine:
         self._opened = ExitStack()
         catalogue = directory / "images.json"
         images.save_catalogue(
-            ImageCatalogue((HERE, THERE, BROKEN, BAD, BAD_AT_BOOT, UNSIGNED)), catalogue
+            ImageCatalogue((HERE, THERE, BROKEN, BAD, BAD_AT_BOOT, UNSIGNED, LISTED, FOREIGN)),
+            catalogue,
         )
         self.change(QUICK)
         rootfs.install_root(self.root, HERE)

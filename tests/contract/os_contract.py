@@ -101,6 +101,39 @@ class OperatingSystemContract:
         os.stage_deployment(DeploymentChange(image=machine.images.here), watch=go_on)
         assert digests(os) == [f"{digest(machine.images.here)} booted"]
 
+    def test_manifest_list_is_staged_and_booted_as_its_manifest(self, machine: OsMachine) -> None:
+        images = machine.images
+        if not images.listed:
+            pytest.skip("no manifest list to stage")
+        change = DeploymentChange(image=images.listed)
+        machine.os().stage_deployment(change, watch=go_on)
+        machine.os().stage_deployment(change, watch=go_on)
+        staged = machine.os().read_deployments().staged
+        assert staged is not None
+        assert (staged.is_locked, staged.has_image(digest(images.listed))) == (True, True)
+        for _ in range(2):
+            machine.os().finalize_staged(staged.id)
+        armed = machine.os().read_deployments().staged
+        assert armed is not None
+        assert (armed.id, armed.is_locked) == (staged.id, False)
+        machine.reboot()
+        machine.os().stage_deployment(change, watch=go_on)
+        found = machine.os().read_deployments()
+        assert found.booted is not None
+        assert found.staged is None
+        assert found.booted.digest == images.listed_manifest
+        assert found.booted.list_digest == digest(images.listed)
+
+    def test_drop_removes_staged_manifest_list(self, machine: OsMachine) -> None:
+        images = machine.images
+        if not images.listed:
+            pytest.skip("no manifest list to stage")
+        machine.os().stage_deployment(DeploymentChange(image=images.listed), watch=go_on)
+        staged = machine.os().read_deployments().staged
+        assert staged is not None
+        machine.os().drop_staged(staged.id)
+        assert digests(machine.os()) == [f"{digest(images.here)} booted"]
+
     def test_failed_pull_has_cause_and_stages_nothing(self, machine: OsMachine) -> None:
         os = machine.os()
         with pytest.raises(TransactionError, match=machine.images.complaint):

@@ -20,6 +20,10 @@ class Images:
     here: str
     there: str
     broken: str
+    listed: str = ""
+    """A manifest list with an image for this platform; empty if there is none."""
+    listed_manifest: str = ""
+    """The digest of that image's manifest."""
     complaint: str = "corrupt layer"
     """What is said of the broken one, as a regular expression."""
 

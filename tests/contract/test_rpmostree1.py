@@ -16,20 +16,30 @@ from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.systemd.bus import SystemBus
-from treenail_lab.images import make_image
+from treenail_lab.images import ARCHITECTURE, make_image, make_manifest_list
 from treenail_lab.machine.node.rpmostree_only import RpmOstreeHost
 from treenail_lab.machine.settings import MachineSettings
 
 HERE = make_image("os/node", "1.0", 1_000_000)
 THERE = make_image("os/node", "2.0", 1_000_000)
 BROKEN = make_image("os/node", "2.1", 1_000_000, faults={"pull": "corrupt layer"})
+LISTED, FOREIGN = make_manifest_list(
+    make_image("os/node", "2.5", 1_000_000, architecture=ARCHITECTURE),
+    make_image("os/node", "2.5", 1_000_000, architecture="s390x"),
+)
 QUICK = MachineSettings(staging_s=0.02)
 
 
 class LabMachine:
     """A root directory with the lab's rpm-ostreed, and a logind that only counts."""
 
-    images = Images(HERE.pull_spec, THERE.pull_spec, BROKEN.pull_spec)
+    images = Images(
+        HERE.pull_spec,
+        THERE.pull_spec,
+        BROKEN.pull_spec,
+        listed=LISTED.list_pull_spec,
+        listed_manifest=LISTED.digest,
+    )
 
     def __init__(self, host: RpmOstreeHost, opened: ExitStack) -> None:
         self._host = host
@@ -61,7 +71,10 @@ class TestRpmOstree(OperatingSystemContract):
         with (
             tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder,
             RpmOstreeHost(
-                Path(folder), booted=HERE, images=(THERE, BROKEN), settings=QUICK
+                Path(folder),
+                booted=HERE,
+                images=(THERE, BROKEN, LISTED, FOREIGN),
+                settings=QUICK,
             ) as host,
             ExitStack() as opened,
         ):

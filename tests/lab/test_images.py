@@ -62,6 +62,18 @@ def test_registry_requires_credential_for_unknown_image() -> None:
     assert catalogue.find_credential("elsewhere.example/os@sha256:0") is None
 
 
+def test_manifest_list_names_the_image_of_this_platform() -> None:
+    here, elsewhere = images.make_manifest_list(
+        make_image("os/node", "41.1", 1000, architecture=images.ARCHITECTURE),
+        make_image("os/node", "41.1", 1000, architecture="s390x"),
+    )
+    catalogue = ImageCatalogue((elsewhere, here))
+    assert here.list_pull_spec == elsewhere.list_pull_spec != here.pull_spec
+    assert catalogue.find_image(here.list_pull_spec) == here
+    assert catalogue.find_image(elsewhere.pull_spec) == elsewhere
+    assert ImageCatalogue((elsewhere,)).find_image(here.list_pull_spec) is None
+
+
 def test_added_image_replaces_image_with_same_pull_spec() -> None:
     broken = image(faults={"stage": "no"})
     assert ImageCatalogue((image(),)).with_image(broken) == ImageCatalogue((broken,))

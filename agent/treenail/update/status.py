@@ -26,6 +26,7 @@ from treenail.update.decision.actions import (
     Decision,
     DrainAction,
     DropPrestagedAction,
+    ExcuseTargetAction,
     FinishAction,
     IdleAction,
     IntroduceNodeAction,
@@ -91,6 +92,7 @@ _INSTANT_ACTIONS = (
     CommitAction,
     FinishAction,
     RetryAction,
+    ExcuseTargetAction,
     UnpinAction,
 )
 
@@ -183,12 +185,12 @@ def _find_overdue_error(decision: Decision) -> TreenailError | None:
 
 def _find_quarantine_error(facts: Facts, decision: Decision) -> TreenailError | None:
     """Return why the update that rolls back or is cancelled is quarantined; None if it is not."""
-    record = facts.record
+    quarantined = facts.record.quarantined if facts.record.update else None
     if isinstance(decision, RollBackAction):
-        return HostError(decision.quarantine.reason, remedy=decision.quarantine.remedy)
-    if record.update is None or record.quarantined is None:
+        quarantined = decision.quarantine
+    if quarantined is None or quarantined.is_withdrawn:
         return None
-    return HostError(record.quarantined.reason, remedy=record.quarantined.remedy)
+    return HostError(quarantined.reason, remedy=quarantined.remedy)
 
 
 def format_reason(failure: TreenailError) -> str:

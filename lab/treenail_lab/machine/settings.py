@@ -21,6 +21,8 @@ class MachineSettings:
     pull_error: str = ""
     staging_s: float = 0.2
     staging_error: str = ""
+    staged_instead: str = ""
+    """The pull spec of the image that bootc stages instead of each requested one."""
     finalization_error: str = ""
     refresh_md_s: float = 0.2
     missing_packages: tuple[str, ...] = ()

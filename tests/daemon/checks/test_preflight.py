@@ -38,6 +38,7 @@ class Machine:
                 "amd64", 100.0, (registry.RegistryLayer("sha256:1", 10),), LABELS
             )
         )
+        self.platforms: tuple[registry.PlatformManifest, ...] = ()
         self.inspected: list[tuple[str, str]] = []
         self.held: list[InhibitorLock] = []
         self.active: tuple[str, ...] = ()
@@ -49,6 +50,11 @@ class Machine:
     ) -> registry.ImageInspection | registry.InspectionProblem | None:
         self.inspected.append((image, auth_file))
         return self.answer
+
+    def list_platforms(
+        self, image: str, *, auth_file: str = ""
+    ) -> tuple[registry.PlatformManifest, ...]:
+        return self.platforms
 
     def list_units(self, *names: str) -> tuple[SystemdUnit, ...]:
         return tuple(SystemdUnit(name, "loaded", "active", "", "/") for name in self.active)
@@ -119,6 +125,22 @@ def test_registry_problem_is_a_finding(root: Root) -> None:
     machine.answer = registry.InspectionProblem("ImageNotFound", "manifest unknown")
     found = preflight(root, machine).collect_conditions(B.image)
     assert found.manifest == RegistryProblem(PreflightReason.IMAGE_NOT_FOUND, "manifest unknown")
+
+
+def test_manifest_list_without_this_platform_names_its_platforms(root: Root) -> None:
+    machine = Machine()
+    machine.answer = registry.InspectionProblem("WrongArchitecture", "no image found in list")
+    machine.platforms = (
+        registry.PlatformManifest("sha256:1", "linux/arm64"),
+        registry.PlatformManifest("sha256:2", "linux/s390x"),
+    )
+    (problem,) = find_preflight_problems(preflight(root, machine).collect_conditions(B.image))
+    assert problem.is_blocking
+    assert str(problem) == (
+        f"WrongArchitecture: {B.image} is a manifest list without linux/amd64, the platform of "
+        "this machine; it has linux/arm64, linux/s390x: no image found in list"
+    )
+    assert problem.remedy == "request an image of this architecture, or a multi-arch image"
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,19 @@ def test_parse_status_returns_boot_order() -> None:
     assert deployments.rollback is found.rollback
 
 
+def test_deployment_of_manifest_list_has_both_digests() -> None:
+    listed = entry(1)
+    listed["image"]["image"]["image"] = f"quay.io/os/node@{DIGEST}"
+    deployment = parse_status(status(booted=listed)).booted
+    assert (deployment.id, deployment.digest) == (DIGEST, f"sha256:{1:064}")
+    assert deployment.list_digest == DIGEST
+    assert [deployment.has_image(each) for each in (DIGEST, f"sha256:{1:064}", "")] == [
+        True,
+        True,
+        False,
+    ]
+
+
 def test_parse_status_puts_queued_rollback_first() -> None:
     found = parse_status(status(booted=entry(2), rollback=entry(1), rollbackQueued=True))
     deployments = DeploymentStatus(found.in_boot_order)

@@ -121,13 +121,17 @@ class PreflightChecker:
         )
 
     def _fetch_manifest(self, image: str) -> ImageManifest | RegistryProblem | None:
-        auth_file = self._machine.root.resolve_path(AUTH_FILE)
-        found = self._registry.inspect_image(
-            image, auth_file=str(auth_file) if auth_file.exists() else ""
-        )
+        path = self._machine.root.resolve_path(AUTH_FILE)
+        auth_file = str(path) if path.exists() else ""
+        found = self._registry.inspect_image(image, auth_file=auth_file)
         match found:
             case registries.InspectionProblem(kind, text):
-                return RegistryProblem(PreflightReason(kind), text)
+                reason = PreflightReason(kind)
+                is_missing = reason is PreflightReason.WRONG_ARCHITECTURE
+                manifests = (
+                    self._registry.list_platforms(image, auth_file=auth_file) if is_missing else ()
+                )
+                return RegistryProblem(reason, text, tuple(each.platform for each in manifests))
             case registries.ImageInspection():
                 layers = tuple(ImageLayer(each.digest, each.size_bytes) for each in found.layers)
                 is_bootable = any(label in found.labels for label in BOOTABLE_LABELS)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from treenail.errors import HostError
-from treenail.host.ostree.deployments import OstreeDeployment
+from treenail.host.ostree.deployments import OstreeDeployment, parse_digest
 from treenail.host.system.sanitize import sanitize_text
 
 Json = Mapping[str, object]
@@ -105,8 +105,9 @@ def _parse_entry(
     checksum = _get_text(_get_table(entry.get("ostree")), "checksum")
     digest = _get_text(image, "imageDigest")
     return OstreeDeployment(
-        # Unlike rpm-ostree's it is known before the image is deployed, and stays.
-        id=digest or checksum,
+        # Unlike rpm-ostree's it is known before the image is deployed, and stays. The manifest of a
+        # manifest list is known only afterwards.
+        id=parse_digest(_get_text(reference, "image")) or digest or checksum,
         checksum=checksum,
         version=_get_text(image, "version"),
         image=_format_image(reference),

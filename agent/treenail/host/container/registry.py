@@ -1,6 +1,7 @@
 """Image inspection by skopeo, which uses the host's registry mirrors, proxies and CAs."""
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from treenail.errors import CommandError, CommandTimeoutError
 from treenail.host.system.process import ProgramRunner
 from treenail.host.system.sanitize import sanitize_text
 from treenail.retry import retry_registry_probe
+
+log = logging.getLogger(__name__)
 
 Json = Mapping[str, object]
 
@@ -33,6 +36,14 @@ class ImageInspection:
     created: float | None
     layers: tuple[RegistryLayer, ...]
     labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformManifest:
+    """A manifest of a manifest list: its digest, and its platform as ``OS/ARCHITECTURE``."""
+
+    digest: str
+    platform: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +114,31 @@ class SkopeoClient:
 
         ``auth_file`` holds the pull secret; skopeo's arguments, visible in /proc, contain none.
         """
-        login = ["--authfile", auth_file] if auth_file else []
-        # Without --no-tags, skopeo also lists all tags: with many, that is most of the time.
-        argv = ["skopeo", "inspect", "--no-tags", *login, f"docker://{image}"]
         try:
-            output = retry_registry_probe(
-                lambda: self._programs.run_command(argv, timeout_s=self._timeout_s),
-                self._clock,
-                _is_outage,
-            )
+            # Without --no-tags, skopeo also lists all tags: with many, that is most of the time.
+            output = self._run_inspect("--no-tags", image, auth_file)
         except CommandError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return None
             return _classify_error(error)
         return _parse_inspection(output)
+
+    def list_platforms(self, image: str, *, auth_file: str = "") -> tuple[PlatformManifest, ...]:
+        """Return the manifests of a manifest list; empty for a single manifest, or on failure."""
+        try:
+            return _parse_manifest_list(self._run_inspect("--raw", image, auth_file))
+        except CommandError as error:
+            log.info("cannot list the platforms of %s: %s", image, error)
+            return ()
+
+    def _run_inspect(self, option: str, image: str, auth_file: str) -> bytes:
+        login = ["--authfile", auth_file] if auth_file else []
+        argv = ["skopeo", "inspect", option, *login, f"docker://{image}"]
+        return retry_registry_probe(
+            lambda: self._programs.run_command(argv, timeout_s=self._timeout_s),
+            self._clock,
+            _is_outage,
+        )
 
 
 def _is_outage(error: BaseException) -> bool:
@@ -171,6 +193,26 @@ def _parse_inspection(output: bytes) -> ImageInspection | InspectionProblem:
         if isinstance(labels, dict)
         else {},
     )
+
+
+def _parse_manifest_list(output: bytes) -> tuple[PlatformManifest, ...]:
+    try:
+        document: object = json.loads(output)
+    except (ValueError, RecursionError):
+        return ()
+    manifests = document.get("manifests") if isinstance(document, dict) else None
+    entries = manifests if isinstance(manifests, list) else []
+    parsed = (_parse_platform(each) for each in entries if isinstance(each, dict))
+    # buildx lists attestations of its builds as manifests of the platform unknown/unknown.
+    return tuple(each for each in parsed if "unknown" not in each.platform)
+
+
+def _parse_platform(entry: Json) -> PlatformManifest:
+    found = entry.get("platform")
+    platform: Json = found if isinstance(found, dict) else {}
+    names = (_get_text(platform, name) for name in ("os", "architecture", "variant"))
+    named = "/".join(filter(None, names)) or "unknown"
+    return PlatformManifest(_get_text(entry, "digest"), sanitize_text(named))
 
 
 def _parse_layer(layer: object) -> RegistryLayer:

@@ -21,7 +21,9 @@ class OstreeDeployment:
     """One bootable tree of this machine.
 
     ``image`` is a pull spec without ostree's scheme; a transport other than a registry stays.
-    ``digest`` is that of the manifest, ``sha256:…``. Both are empty when unknown.
+    ``digest`` is that of the manifest, ``sha256:…``. Both are empty when unknown. For a multi-arch
+    image the pull spec has the digest of the manifest list, and ``digest`` is that of the manifest
+    for this platform.
     ``is_locked``: shutdown does not finalize the staged deployment until it is unlocked.
     ``requested_packages`` are layered on the image. ``requested_base_removals`` are packages of
     the image to leave out. ``origin`` is the refspec for display.
@@ -45,6 +47,18 @@ class OstreeDeployment:
     """Labels of the image configuration; empty when unknown."""
     can_soft_reboot: bool = False
     """Whether a soft reboot can boot it, without restarting the kernel."""
+
+    @property
+    def list_digest(self) -> str:
+        """The digest of the manifest list in the pull spec; empty if it names the manifest."""
+        requested = parse_digest(self.image)
+        return "" if requested == self.digest else requested
+
+    def has_image(self, digest: str) -> bool:
+        """Return whether it is of the image with this digest of a manifest or manifest list."""
+        # A digest in the recorded pull spec counts: the pull verified what it names, and the
+        # manifest list alone decides which manifest this platform gets.
+        return digest != "" and digest in {self.digest, self.list_digest}
 
 
 @dataclass(frozen=True, slots=True)

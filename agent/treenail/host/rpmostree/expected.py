@@ -41,7 +41,7 @@ class ExpectedDeployment:
 
     def _has_same_image(self, found: OstreeDeployment) -> bool:
         if self.digest:
-            return found.digest == self.digest
+            return found.has_image(self.digest)
         return (
             found.image == self.image if self.image else found.base_checksum == self.base_checksum
         )

@@ -86,6 +86,8 @@ class RegistryProblem:
 
     reason: PreflightReason
     text: str
+    platforms: tuple[str, ...] = ()
+    """The platforms of the manifest list, where it lacks that of this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +400,11 @@ def _check_registry(facts: PreflightFacts) -> Iterator[PreflightFinding]:
         )
         registry = facts.image.partition("/")[0]
         about = what.format(registry=registry, image=facts.image)
+        if manifest.platforms:
+            about = (
+                f"{facts.image} is a manifest list without linux/{facts.architecture}, the "
+                f"platform of this machine; it has {', '.join(manifest.platforms)}"
+            )
         yield PreflightFinding(
             manifest.reason, f"{about}: {manifest.text}", remedy.format(registry=registry)
         )

@@ -33,7 +33,7 @@ def decide_prestage(facts: Facts, decision: Decision, target: Target) -> Decisio
         return decision
     if _is_prestaged(facts, requested):
         return decision
-    is_ours = deployments.staged_digest == requested.digest and deployments.is_locked
+    is_ours = deployments.has_staged(requested.digest) and deployments.is_locked
     return PrestageAction(requested, "" if is_ours else deployments.staged_id)
 
 
@@ -72,5 +72,5 @@ def _find_staged_id(facts: Facts, prestaged: PrestagedTarget) -> str:
     deployments = facts.deployments
     if prestaged.staged_id or deployments is None:
         return prestaged.staged_id
-    is_ours = deployments.staged_digest == prestaged.target.digest and deployments.is_locked
+    is_ours = deployments.has_staged(prestaged.target.digest) and deployments.is_locked
     return deployments.staged_id if is_ours else ""

@@ -131,6 +131,11 @@ def open_image(pull_spec: str, catalogue: images.ImageCatalogue, root: Path) -> 
             "unauthorized: authentication required"
         )
     image = catalogue.find_image(pull_spec)
+    if image is None and catalogue.find_listed(pull_spec):
+        raise OperationError(
+            f"{_OPEN_IMAGE}choosing an image from manifest list docker://{pull_spec}: no image "
+            f'found in manifest list for architecture {images.ARCHITECTURE}, variant "", OS linux'
+        )
     if image is None:
         raise OperationError(f"{reading}manifest unknown")
     return image

@@ -31,17 +31,24 @@ def install_skopeo(directory: Path, root: Path, catalogue: Path) -> Path:
 
 def main(arguments: list[str]) -> int:
     """Print the image in the registry."""
-    root, catalogue, verb, *_, reference = arguments
+    root, catalogue, verb, *options, reference = arguments
     if verb != "inspect" or not reference.startswith(_TRANSPORT):
         return _print_failure(f"cannot run skopeo {verb} {reference}: not emulated")
     try:
-        image = open_image(
-            reference.removeprefix(_TRANSPORT), images.load_catalogue(Path(catalogue)), Path(root)
-        )
+        found = images.load_catalogue(Path(catalogue))
+        pull_spec = reference.removeprefix(_TRANSPORT)
+        listed = found.find_listed(pull_spec) if "--raw" in options else ()
+        if listed:
+            print(images.render_manifest_list(listed), end="")
+            return 0
+        image = open_image(pull_spec, found, Path(root))
     except OperationError as error:
         return _print_failure(f'Error parsing image name \\"{reference}\\": {error}')
     if failure := image.faults.get("inspect"):
         return _print_failure(failure)
+    if "--raw" in options:
+        print(image.render_manifest(), end="")
+        return 0
     print(json.dumps(_build_document(image)))
     return 0
 

@@ -124,6 +124,9 @@ class EmulatedBootc:
         for number, step in enumerate(_STAGING, start=1):
             self._host.wait(self._host.settings().staging_s / len(_STAGING))
             progress.write_step_progress("staging", step, number, len(_STAGING))
+        if instead := self._host.settings().staged_instead:
+            image = images.load_catalogue(self._host.catalogue).find_image(instead) or image
+            refspec = _REFSPECS[transport, signed] + instead
         deployment = make_deployment(image, refspec, booted.kernel_arguments)
         serial = sysroot.compute_next_serial(deployment.checksum)
         sysroot.stage_deployment(replace(deployment, serial=serial), locked=False)

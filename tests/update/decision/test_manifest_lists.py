@@ -1,0 +1,73 @@
+"""Images that are named by the digest of a manifest list: deployments have that of a manifest."""
+
+from dataclasses import replace
+
+from tests.update.build import (
+    BOOT_1,
+    BOOT_2,
+    DIGEST_A,
+    DIGEST_B,
+    DIGEST_C,
+    A,
+    B,
+    facts,
+    observed_node,
+    update,
+)
+from treenail.update.decision.actions import (
+    AdoptAction,
+    DrainAction,
+    DropPrestagedAction,
+    IdleAction,
+    PrestageAction,
+    VerifyAction,
+)
+from treenail.update.decision.decide import decide_action
+from treenail.update.decision.decide_boot import CHECKS_BEGIN
+from treenail.update.decision.facts import DeploymentState
+from treenail.update.state.phases import Phase
+from treenail.update.state.record import LedgerRecord, PrestagedTarget
+
+TOKEN = f"drain-{B.config}"
+
+
+def test_image_of_a_manifest_list_is_recognized_by_either_digest() -> None:
+    listed = DeploymentState(
+        booted_digest=DIGEST_A,
+        staged_digest=DIGEST_C,
+        staged_list_digest=DIGEST_B,
+        staged_id="os-1",
+        is_locked=True,
+    )
+    staging = facts(record=LedgerRecord(current=A, update=update()), deployments=listed)
+    assert decide_action(staging) == DrainAction(B, TOKEN)
+    booted = DeploymentState(booted_digest=DIGEST_C, booted_list_digest=DIGEST_B)
+    rebooted = LedgerRecord(
+        current=A, update=update(Phase.REBOOTING, drain_token=TOKEN, reboot_count=1)
+    )
+    assert decide_action(facts(record=rebooted, boot_id=BOOT_2, deployments=booted)) == (
+        VerifyAction(B, CHECKS_BEGIN)
+    )
+    at_rest = facts(record=LedgerRecord(current=B, booted_digest=DIGEST_C), deployments=booted)
+    assert decide_action(at_rest) == IdleAction(f"at {B}", is_settled=True)
+    without_ledger = facts(record=LedgerRecord(), deployments=booted)
+    assert decide_action(without_ledger) == AdoptAction(B)
+
+
+def test_prestaged_manifest_list_is_not_staged_again() -> None:
+    listed = DeploymentState(
+        booted_digest=DIGEST_A,
+        staged_digest=DIGEST_C,
+        staged_list_digest=DIGEST_B,
+        staged_id="os-1",
+        is_locked=True,
+    )
+    node = replace(observed_node(A), prestage=B)
+    prestaging = facts(
+        node=node,
+        deployments=listed,
+        record=LedgerRecord(current=A, prestaged=PrestagedTarget(B, BOOT_1)),
+    )
+    assert decide_action(prestaging) == PrestageAction(B, "")
+    unwanted = replace(prestaging, node=observed_node(A))
+    assert decide_action(unwanted) == DropPrestagedAction("os-1")
