@@ -56,5 +56,5 @@ def test_reboot_waits_for_the_end_of_a_block_lock(container: Container, kind: st
     assert done.returncode == 0, done.stderr
     who, refusal, going_down = done.stdout.splitlines()
     assert (who, going_down) == ("backup", "False")
-    assert "can't reboot, blocked by backup (process " in refusal
+    assert "cannot reboot: blocked by backup (process " in refusal
     assert container.wait() == REBOOT

@@ -213,8 +213,10 @@ class EntryWriter:
     ) -> None:
         with self._open_descriptor(path) as descriptor:
             status = self._disk.fstat(descriptor)
+            # Write only what differs: a file system may refuse even an equal value.
             self._set_owner(descriptor, status, uid, gid)
-            self._disk.chmod(descriptor, mode)
+            if stat.S_IMODE(status.st_mode) != mode:
+                self._disk.chmod(descriptor, mode)
             if xattrs is not None:
                 self._set_xattrs(descriptor, xattrs)
             elif self._disk.labels is not None:
