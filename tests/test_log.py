@@ -293,3 +293,19 @@ def test_journalctl_accepts_catalog(directory):
         [*journalctl, "--list-catalog"], check=True, capture_output=True, text=True, timeout=30
     )
     assert {line.split(" ", 1)[0] for line in listed.stdout.splitlines()} == set(MessageId)
+
+
+def test_stream_lines_begin_with_their_priority() -> None:
+    stream = io.StringIO()
+    root = logging.getLogger()
+    before = root.level, list(root.handlers)
+    try:
+        journal.configure_stream_logging(stream, level=logging.INFO)
+        logging.getLogger("a").warning("first\nsecond")
+        logging.getLogger("a").debug("unseen")
+    finally:
+        for handler in root.handlers[:]:
+            if handler not in before[1]:
+                root.removeHandler(handler)
+        root.setLevel(before[0])
+    assert stream.getvalue() == "<4>first\n<4>second\n"

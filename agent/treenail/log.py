@@ -64,6 +64,24 @@ def configure_logging(
     return handler
 
 
+def configure_stream_logging(stream: TextIO, *, level: int) -> None:
+    """Send every record from ``level`` on to a stream that systemd connects to the journal.
+
+    Each line begins with its priority (sd-daemon(3)). No record has fields of its own.
+    """
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_PriorityFormatter())
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(level)
+
+
+class _PriorityFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        lines = super().format(record).splitlines() or [""]
+        return "\n".join(f"<{_compute_priority(record.levelno)}>{line}" for line in lines)
+
+
 def set_log_context(*, update: str = "", phase: str = "", config: str = "") -> None:
     """Set the fields of all further records, of every thread; an empty value removes a field."""
     fields = (

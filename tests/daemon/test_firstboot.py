@@ -3,6 +3,7 @@
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,11 @@ from treenail.daemon.firstboot import (
     FirstBootRunner,
     record_start,
 )
+from treenail.daemon.local.status_file import StatusFile
 from treenail.errors import ConfigError, HostError, UnreconcilableError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
+from treenail.host.systemd.sd_notify import SystemdNotifier
 
 SECRET = "/var/lib/kubelet/config.json"
 
@@ -64,6 +67,7 @@ class Host:
         self.again = False
         self.started_after: list[bool] = []
         """Of each time that all was started: whether the machine had been marked as done."""
+        self.statuses: list[bytes] = []
         (root / "etc").mkdir(exist_ok=True)
 
     def encapsulate(self, **spec: object) -> None:
@@ -75,7 +79,7 @@ class Host:
         clock = FakeClock()
         os = bootc_of(self.world, clock, self.bootc) if self.bootc else fake
         machine = FirstBootInterfaces(
-            os, fake, fake, FakePullSecrets(), FakePreflight(), self, clock
+            os, fake, fake, FakePullSecrets(), FakePreflight(), self, clock, self.status_file(clock)
         )
         files = HostFiles(Root(self.root))
         return FirstBootRunner(
@@ -86,6 +90,14 @@ class Host:
             stop=Waits(turns),
             is_restart=self.again,
         )
+
+    def status_file(self, clock: FakeClock) -> StatusFile:
+        return StatusFile(
+            write=self.statuses.append, notifier=SystemdNotifier({}), clock=clock, node=""
+        )
+
+    def statuses_shown(self) -> list[dict[str, Any]]:
+        return [json.loads(each) for each in self.statuses]
 
     def start_default_target(self) -> None:
         self.started_after.append((self.root / DONE_FILE[1:]).exists())
@@ -146,6 +158,29 @@ def test_first_boot_moves_to_config_image_with_one_reboot(host: Host) -> None:
     assert json.loads((host.root / ENCAPSULATED_BACKUP[1:]).read_text())["metadata"] == {
         "name": "first"
     }
+
+
+def test_first_boot_shows_each_activity_and_its_end(host: Host) -> None:
+    host.encapsulate(osImageURL=B.image)
+    host.join()
+    shown = host.statuses_shown()
+    activities = list(dict.fromkeys(each["activity"] for each in shown))
+    assert activities == [
+        f"staging {B.image}",
+        f"rebooting into {B.image}",
+        "finished the first boot, the machine may join: the target is booted",
+    ]
+    assert any((each["progress"] or {}).get("text") for each in shown)
+    assert [each["firstBoot"] for each in shown] == [True] * (len(shown) - 1) + [False]
+
+
+def test_first_boot_shows_failure_and_remedy(host: Host) -> None:
+    host.encapsulate(osImageURL=B.image, fips=True)
+    assert not host.boot()
+    last = host.statuses_shown()[-1]
+    assert (last["activity"], last["firstBoot"]) == ("retrying after a failure", True)
+    assert "FIPS mode on" in last["failure"]["message"]
+    assert "install the machine again" in last["failure"]["remedy"]
 
 
 def test_first_boot_moves_to_settings_image(host: Host) -> None:
@@ -281,8 +316,9 @@ def test_stop_event_ends_the_wait(host: Host) -> None:
     stop = threading.Event()
     stop.set()
     fake = FakeMachine(host.world)
+    clock = FakeClock()
     machine = FirstBootInterfaces(
-        fake, fake, fake, FakePullSecrets(), FakePreflight(), host, FakeClock()
+        fake, fake, fake, FakePullSecrets(), FakePreflight(), host, clock, host.status_file(clock)
     )
     waiting = FirstBootRunner(
         HostFiles(Root(host.root)), machine, image="", pull_secret=SECRET, stop=stop
@@ -294,8 +330,9 @@ def test_stop_event_ends_the_wait(host: Host) -> None:
 def test_first_boot_failure_is_retried_with_backoff_up_to_a_minute(host: Host) -> None:
     (host.root / ENCAPSULATED_CONFIG[1:]).write_text("{")
     fake, stop = FakeMachine(host.world), Waits(10)
+    clock = FakeClock()
     machine = FirstBootInterfaces(
-        fake, fake, fake, FakePullSecrets(), FakePreflight(), host, FakeClock()
+        fake, fake, fake, FakePullSecrets(), FakePreflight(), host, clock, host.status_file(clock)
     )
     files = HostFiles(Root(host.root))
     assert not FirstBootRunner(files, machine, image="", pull_secret=SECRET, stop=stop).run()

@@ -15,6 +15,7 @@ from typing import cast
 
 from treenail.cli.node.arguments import create_parser
 from treenail.cli.output import EXIT_FAILED, EXIT_USAGE, flush_output
+from treenail.cli.safe_output import guard_output
 from treenail.errors import HostError, TreenailError, UsageError
 
 _EXIT_PIPE_CLOSED = 141
@@ -26,6 +27,11 @@ Command = Callable[[argparse.Namespace], int]
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
+    with guard_output():
+        return _run_command_line(arguments)
+
+
+def _run_command_line(arguments: list[str] | None) -> int:
     parsed, unknown = create_parser().parse_known_args(arguments)
     try:
         code = _run_command(parsed, unknown)

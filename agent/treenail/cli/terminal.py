@@ -1,28 +1,38 @@
-"""Output on a terminal: colours, times, durations, and the format of help texts."""
+"""Output on a terminal: colours, wrapped lines, times, durations, and the format of help texts."""
 
 import argparse
-from collections.abc import Mapping
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import TextIO
 
+from treenail.cli.safe_output import BOLD, CYAN, GREEN, RED, RESET, YELLOW, has_colours
 from treenail.clock import format_rfc3339
 
 _DURATION_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-_RESET = "\x1b[0m"
-_COLOUR_CODES = {"+": "\x1b[32m", "-": "\x1b[31m", "~": "\x1b[33m", "@": "\x1b[36m", "!": "\x1b[1m"}
+_COLOUR_MARKS = {"+": GREEN, "-": RED, "~": YELLOW, "@": CYAN, "!": BOLD}
 _EXAMPLES = "examples:\n"
+_LABEL_WIDTH = 12
+_MIN_TEXT_WIDTH = 24
+# Digests and checksums: 12 digits identify an image on a screen; --json has all.
+_LONG_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
 
 class Painter:
-    """Colour text by its kind: added, removed, changed, position, or strong."""
+    """Colour text by its kind: added, removed, changed, position, or strong.
 
-    def __init__(self, *, has_colours: bool) -> None:
-        self._has_colours = has_colours
+    The result has marks that the guarded standard output replaces, see `safe_output`.
+    """
+
+    def __init__(self, *, is_enabled: bool) -> None:
+        self._is_enabled = is_enabled
 
     def __call__(self, text: str, kind: str) -> str:
         """Colour ``text`` for the kinds ``+``, ``-``, ``~``, ``@`` and ``!``."""
-        code = _COLOUR_CODES.get(kind) if self._has_colours else None
-        return f"{code}{text}{_RESET}" if code and text else text
+        mark = _COLOUR_MARKS.get(kind) if self._is_enabled else None
+        return f"{mark}{text}{RESET}" if mark and text else text
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -41,8 +51,42 @@ def format_examples(*examples: tuple[str, str]) -> str:
 
 def create_painter(stream: TextIO, environment: Mapping[str, str]) -> Painter:
     """Create a painter with colours for a terminal, unless NO_COLOR or TERM=dumb is set."""
-    wanted = not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
-    return Painter(has_colours=wanted and stream.isatty())
+    return Painter(is_enabled=has_colours(stream, environment))
+
+
+def find_width(stream: TextIO) -> int | None:
+    """Return the columns of the terminal; None for a pipe or a file, where no line is wrapped."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def wrap_text(
+    text: str, width: int | None, *, indent: str = "", hanging: str | None = None
+) -> Iterator[str]:
+    """Yield ``text`` as lines of at most ``width`` columns; ``hanging`` indents all but the first.
+
+    Spaces and newlines in the text become one space. Words are not broken; digests and checksums
+    are shortened when the text does not fit.
+    """
+    line = " ".join(text.split())
+    if width is None or len(indent) + len(line) <= width:
+        yield f"{indent}{line}"
+        return
+    hanging = indent if hanging is None else hanging
+    width = max(width, len(hanging) + _MIN_TEXT_WIDTH)
+    yield from textwrap.wrap(
+        _LONG_DIGEST.sub(r"\1…", line),
+        width,
+        initial_indent=indent,
+        subsequent_indent=hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def format_labelled(label: str, text: str, width: int | None) -> Iterator[str]:
+    """Yield ``text`` behind its label, wrapped in a column of its own."""
+    lead = f"{label:<{_LABEL_WIDTH}} "
+    yield from wrap_text(text, width, indent=lead, hanging=" " * len(lead))
 
 
 def format_time(seconds: float) -> str:

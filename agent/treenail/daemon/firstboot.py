@@ -13,6 +13,7 @@ from treenail.daemon.checks.preflight import PreflightChecker
 from treenail.daemon.cluster.pull_secrets import PullSecrets
 from treenail.daemon.configuration.step_runner import ServiceManager
 from treenail.daemon.interfaces import OSBackend, Power
+from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile.observe import summarize_deployments
 from treenail.daemon.reconcile.os_transaction import (
     build_deployment_change,
@@ -42,6 +43,7 @@ DONE_FILE = "/var/lib/treenail/firstboot.done"
 BEGAN_FILE = "/run/treenail/firstboot.began"
 _LIMIT = 64 * 1024 * 1024
 _RETRY_FIRST_S, _RETRY_MAX_S = 5.0, 60.0
+_PROGRESS_STEP_PERCENT = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class FirstBootInterfaces:
     preflight: PreflightChecker
     services: ServiceManager
     clock: Clock
+    status: StatusFile
 
 
 def record_start(files: HostFiles) -> bool:
@@ -90,6 +93,7 @@ class FirstBootRunner:
         self._image = image
         self._pull_secret = pull_secret
         self._stop = stop
+        self._logged_percent = 0
 
     def run(self) -> bool:
         """Return True when the machine may join, False when a signal stopped the program.
@@ -103,8 +107,9 @@ class FirstBootRunner:
             try:
                 if self.reconcile_once():
                     return True
-                log.info("waiting for the reboot")
+                self._show_activity("waiting for the reboot")
             except TreenailError as error:
+                self._interfaces.status.show_first_boot("retrying after a failure", error)
                 text = f"{error}; {error.remedy}" if error.remedy else str(error)
                 if text != logged:
                     log.warning("first boot failed, retrying: %s", text)
@@ -162,7 +167,8 @@ class FirstBootRunner:
 
         def attempt() -> bool:
             interfaces.preflight.check_image(stage.change.image)
-            log.info("staging %s", stage.change.image or "kernel arguments and packages")
+            self._logged_percent = 0
+            self._show_activity(f"staging {stage.change.image or 'kernel arguments and packages'}")
             interfaces.os.stage_deployment(
                 build_deployment_change(stage.change), watch=self._check_progress
             )
@@ -186,7 +192,7 @@ class FirstBootRunner:
         self._files.write_file(
             STATE_FILE, json.dumps(firstboot.to_json(progress)).encode(), mode=0o600
         )
-        log.info("rebooting into %s", staged.image or staged.id)
+        self._show_activity(f"rebooting into {staged.image or staged.id}")
         interfaces.os.finalize_staged(staged.id)
         interfaces.power.reboot_machine()
 
@@ -212,8 +218,19 @@ class FirstBootRunner:
             self._files.remove_file(ENCAPSULATED_CONFIG)
         self._files.remove_file(STATE_FILE)
         self._interfaces.os.release_daemon()
-        log.info("finished the first boot, the machine may join: %s", reason)
+        activity = f"finished the first boot, the machine may join: {reason}"
+        log.info("%s", activity)
+        self._interfaces.status.show_first_boot(activity, is_complete=True)
+
+    def _show_activity(self, activity: str) -> None:
+        log.info("%s", activity)
+        self._interfaces.status.show_first_boot(activity)
 
     def _check_progress(self, progress: TransactionProgress) -> WatchVerdict:
-        log.debug("%s %s", progress.text, progress.percent)
+        self._interfaces.status.show_progress(progress)
+        percent = progress.percent or 0
+        # The console shows the log, and a pull may take minutes.
+        if percent >= self._logged_percent + _PROGRESS_STEP_PERCENT:
+            self._logged_percent = percent
+            log.info("%s: %d %%", progress.text, percent)
         return WatchVerdict.DETACH if self._stop.is_set() else WatchVerdict.CONTINUE

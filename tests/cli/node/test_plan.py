@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from treenail.cli.main import main
+from treenail.cli.safe_output import GREEN, RESET
 from treenail.cli.terminal import create_painter
 
 OLD = """\
@@ -162,7 +163,7 @@ class Terminal(io.StringIO):
 
 
 def test_colours_depend_on_terminal_and_environment() -> None:
-    assert create_painter(Terminal(), {"TERM": "xterm"})("a", "+") == "\x1b[32ma\x1b[0m"
+    assert create_painter(Terminal(), {"TERM": "xterm"})("a", "+") == f"{GREEN}a{RESET}"
     assert create_painter(Terminal(), {"TERM": "xterm"})("a", " ") == "a"
     assert create_painter(Terminal(), {"TERM": "dumb"})("a", "+") == "a"
     assert create_painter(Terminal(), {"NO_COLOR": "1"})("a", "+") == "a"

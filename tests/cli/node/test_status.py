@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from treenail.cli.main import main
-from treenail.cli.node.status import format_status
+from treenail.cli.node.status import collect_status
+from treenail.cli.node.status_text import format_status
 from treenail.cli.output import EXIT_DEGRADED
 from treenail.clock import SystemClock, format_rfc3339
 from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.system.state_file import Ledger
 from treenail.update.impact.disruption import DisruptionLevel
 from treenail.update.impact.impact import UpdateImpact
@@ -51,7 +53,7 @@ def status(root: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     """The document, without what depends on the bus of the machine that runs the tests."""
     main(["status", "--json", "--root", str(root)])
     document = json.loads(capsys.readouterr().out)
-    del document["deployments"], document["problems"]
+    del document["deployments"], document["problems"], document["unknown"]
     return document
 
 
@@ -95,6 +97,7 @@ def test_status_after_agent_crash_shows_recorded_update(
         "drift": [],
         "retained": None,
         "apiServer": None,
+        "firstBoot": False,
     }
 
 
@@ -180,6 +183,68 @@ Problem      the deployments: no bus"""
     assert "Activity     waiting for the drain (40 %, Fetching)\n" in shown
     document["agent"] |= {"startedAt": None, "memoryBytes": None}
     assert "Agent        running, process 7\n" in format_status(document)
+
+
+def test_status_without_bus_says_that_deployments_are_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path}/none")
+    given(tmp_path, LedgerRecord(OLD), LIVE)
+    main(["status", "--root", str(tmp_path)])
+    shown = capsys.readouterr().out
+    for name in ("Booted", "Staged", "Rollback"):
+        assert f"{name:<12} unknown\n" in shown
+    assert "Problem      the deployments: " in shown
+    main(["status", "--json", "--root", str(tmp_path)])
+    document = json.loads(capsys.readouterr().out)
+    assert document["unknown"] == ["deployments"]
+    assert document["deployments"] == {"booted": None, "staged": None, "rollback": None}
+
+
+def test_status_without_ledger_shows_targets_of_last_status_or_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "var/lib/treenail/ledger.json").mkdir(parents=True)
+    main(["status", "--root", str(tmp_path)])
+    shown = capsys.readouterr().out
+    for name in ("Current", "Desired", "Pinned", "Last update"):
+        assert f"{name:<12} unknown\n" in shown
+    target = {"config": "rendered-a", "image": ""}
+    live = {**LIVE, "current": target, "desired": target}
+    (tmp_path / "run/treenail").mkdir(parents=True)
+    (tmp_path / "run/treenail/status.json").write_text(json.dumps(live))
+    main(["status", "--root", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "Current      rendered-a\nDesired      rendered-a\n" in shown
+    assert "Last update  unknown\n" in shown
+
+
+def test_status_on_narrow_terminal_is_wrapped_and_keeps_labels(tmp_path: Path) -> None:
+    document = collect_status(Machine(Root(tmp_path), clock=SystemClock()))
+    document["failure"] = {
+        "message": f"cannot pull {NEW.image}:\nState  Done, the registry has no such image",
+        "remedy": None,
+        "state": None,
+    }
+    lines = format_status(document, 60).splitlines()
+    assert max(map(len, lines)) <= 60
+    start = next(index for index, line in enumerate(lines) if line.startswith("Last error"))
+    assert lines[start + 1].startswith(" " * 13)
+    assert "111111111111…: State Done," in " ".join(map(str.strip, lines))
+    assert all(line[:13] == " " * 13 or line[12] == " " for line in lines)
+
+
+def test_status_during_first_boot_says_that_the_kubelet_waits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = {"text": "Fetching layers", "percent": 40}
+    live = {**LIVE, "node": "", "firstBoot": True, "activity": "staging it", "progress": progress}
+    given(tmp_path, LedgerRecord(), live)
+    with Ledger(Root(tmp_path)).hold_lock():
+        main(["status", "--root", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "State        Working, first boot: the kubelet does not start before it" in shown
+    assert "Activity     staging it (40 %, Fetching layers)\n" in shown
 
 
 def test_status_shows_pinned_deployment_and_its_end(

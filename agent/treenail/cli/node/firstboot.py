@@ -2,18 +2,26 @@
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import threading
 
 from treenail import log as journal
-from treenail.cli.node.choose_backend import choose_backend, create_operating_system
+from treenail.cli.node.choose_backend import (
+    STATUS_PATH,
+    BackendChoice,
+    choose_backend,
+    create_operating_system,
+)
 from treenail.cli.node.own_node import load_agent_settings
 from treenail.cli.node.run_probes import create_preflight
 from treenail.clock import SystemClock
 from treenail.daemon.cluster.pull_secrets import PullSecrets
 from treenail.daemon.firstboot import FirstBootInterfaces, FirstBootRunner, record_start
+from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.settings.settings import AgentSettings
+from treenail.errors import FileError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
@@ -34,9 +42,14 @@ def main(arguments: argparse.Namespace) -> int:
     # Before the settings: a start that fails on them counts too.
     is_restart = record_start(HostFiles(root))
     settings = load_agent_settings(arguments)
-    journal.configure_logging(
-        root.resolve_path(journal.JOURNAL_SOCKET), level=settings.log_level, stream=sys.stderr
-    )
+    if "JOURNAL_STREAM" in os.environ:
+        # The unit connects standard error to the journal and the console, so that a person who
+        # installs the machine sees why it does not join yet.
+        journal.configure_stream_logging(sys.stderr, level=settings.log_level)
+    else:
+        journal.configure_logging(
+            root.resolve_path(journal.JOURNAL_SOCKET), level=settings.log_level, stream=sys.stderr
+        )
     limits = TransactionLimits(settings.limits.stage_s, settings.limits.stall_s)
     machine = Machine(root, clock=SystemClock(), limits=limits)
     if not machine.kernel.is_ostree_booted():
@@ -59,14 +72,28 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _create_interfaces(machine: Machine, settings: AgentSettings) -> FirstBootInterfaces:
     choice = choose_backend(settings.backend, machine.root)
-    os = create_operating_system(choice, machine)
+    backend = create_operating_system(choice, machine)
     return FirstBootInterfaces(
-        os=os,
+        os=backend,
         power=machine.logind,
         # Without a count of soft reboots: only full reboots happen before the machine has joined.
         kernel=HostKernel(machine.root),
         credentials=PullSecrets(machine.root, machine.files, settings),
-        preflight=create_preflight(machine, os, settings.preflight, choice.backend),
+        preflight=create_preflight(machine, backend, settings.preflight, choice.backend),
         services=machine.systemd,
         clock=machine.clock,
+        status=_create_status_file(machine, choice),
     )
+
+
+def _create_status_file(machine: Machine, choice: BackendChoice) -> StatusFile:
+    def write_status(content: bytes) -> None:
+        try:
+            machine.files.write_file(STATUS_PATH, content, mode=0o644)
+        except FileError as error:
+            log.debug("cannot write the status: %s", error)
+
+    # The Node does not exist yet.
+    status = StatusFile(write=write_status, notifier=machine.notifier, clock=machine.clock, node="")
+    status.show_backend(str(choice.backend), choice.reason)
+    return status

@@ -48,13 +48,17 @@ class StatusFile:
         """Notify systemd's watchdog that the main thread is running."""
         self._notifier.notify_watchdog()
 
+    def extend_start_timeout(self, seconds: float) -> None:
+        """Ask systemd for so many more seconds to start in."""
+        self._notifier.extend_start_timeout(seconds)
+
     def show_report(
         self, facts: Facts, report: StatusReport, failure: TreenailError | None
     ) -> None:
         """Show a report, and a failure even when it is too early to put it on the Node."""
         shown: Json = {
             "activity": report.summary,
-            "desired": _render_target(report.desired),
+            "desired": _render_target(report.requested or report.desired),
             "failure": None
             if failure is None
             else {"message": str(failure), "remedy": failure.remedy, "state": failure.node_state},
@@ -66,6 +70,24 @@ class StatusFile:
             self._document |= shown
             self._progress_at = float("-inf")
             self._write_document(report.summary)
+
+    def show_first_boot(
+        self, activity: str, failure: TreenailError | None = None, *, is_complete: bool = False
+    ) -> None:
+        """Show what the first boot does before the machine joins, and why its last try failed."""
+        shown: Json = {
+            "firstBoot": not is_complete,
+            "activity": activity,
+            "progress": None,
+            "failure": None
+            if failure is None
+            else {"message": str(failure), "remedy": failure.remedy, "state": None},
+        }
+        with self._lock:
+            self._sentence = activity
+            self._document |= shown
+            self._progress_at = float("-inf")
+            self._write_document(activity)
 
     def show_record(self, record: LedgerRecord) -> None:
         """Show the ledger record that was just saved."""
