@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,20 @@ def test_resolve_entry_of_root_is_refused(root):
 def test_resolve_path_of_too_long_name_is_a_file_error(root):
     with pytest.raises(FileError, match="File name too long"):
         root.resolve_path("/etc/" + "x" * 300)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives links to other users")
+def test_resolve_safely_refuses_link_of_user_into_directory_of_another(root):
+    link(root, "var/lib/app", "/etc")
+    assert root.resolve_safely("/var/lib/app/systemd") == root.prefix / "etc/systemd"
+    os.lchown(root.prefix / "var/lib/app", 1000, 1000)
+    for path in ("/var/lib/app", "/var/lib/app/systemd", "/var/lib/app/new/directory"):
+        with pytest.raises(FileError) as caught:
+            root.resolve_safely(path)
+        assert str(caught.value) == (
+            f"cannot change {path}: {root.prefix}/var/lib/app is a link of the user 1000 to an "
+            "entry of the user 0"
+        )
+        assert f"chown -h root {root.prefix}/var/lib/app" in caught.value.remedy
+    os.chown(root.prefix / "etc/systemd", 1000, 1000)
+    assert root.resolve_safely("/var/lib/app/systemd") == root.prefix / "etc/systemd"

@@ -17,7 +17,13 @@ from treenail.host.filesystem.entries import (
     HardlinkEntry,
     SymlinkEntry,
 )
-from treenail.host.filesystem.path_stat import DIRECTORY, FILE, LINK, find_directories, stat_paths
+from treenail.host.filesystem.path_stat import (
+    DIRECTORY,
+    FILE,
+    LINK,
+    find_irreplaceable,
+    stat_paths,
+)
 from treenail.host.machine import Machine
 from treenail.host.rollback.prepare import PathChange
 from treenail.host.system.users import Accounts
@@ -31,6 +37,7 @@ from treenail.update.steps.steps import (
     DisableUnits,
     EnablementStep,
     EnableUnits,
+    EntryStep,
     FileStep,
     MakeDirectory,
     MakeLink,
@@ -90,7 +97,7 @@ class StepRunner:
                 self._accounts.find_gid(step.group)
 
     def check_path_kinds(self, steps: Sequence[ConfigStep]) -> None:
-        """Raise `FileError` for a file or link at the path of an existing directory.
+        """Raise `FileError` for a path that a file or link cannot take, or that is unsafe.
 
         No directory is replaced, not even one that the plan empties: directories are removed last.
         """
@@ -100,9 +107,13 @@ class StepRunner:
         )
         paths = [step.path for step in steps if isinstance(step, WriteFile | MakeLink)]
         kept_paths = [path for path in paths if not path.startswith(removed)]
-        for path in find_directories(self._root, self._disk, kept_paths):
+        changed = (step.path for step in steps if isinstance(step, EntryStep))
+        parents = (x.rpartition("/")[0] or "/" for x in changed if not x.startswith(removed))
+        for parent in dict.fromkeys(parents):
+            self._root.resolve_safely(parent)
+        for path, kind in find_irreplaceable(self._root, self._disk, kept_paths):
             raise FileError(
-                f"cannot write {path}: a directory exists at this path",
+                f"cannot write {path}: a {kind} exists at this path",
                 remedy=f"move {path} away, or use another path in the MachineConfig",
             )
 

@@ -16,6 +16,7 @@ LINK = "link"
 NOTHING = "nothing"
 OTHER = "something else"
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: LINK}
+_IRREPLACEABLE = {stat.S_IFDIR: DIRECTORY, stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
 _CHUNK = 1024 * 1024
 
 
@@ -53,12 +54,16 @@ def stat_paths(root: Root, disk: Disk, paths: Iterable[str]) -> dict[str, PathSt
     return states
 
 
-def find_directories(root: Root, disk: Disk, paths: Iterable[str]) -> Iterator[str]:
-    """Yield the paths that are directories; raise `FileError`."""
+def find_irreplaceable(root: Root, disk: Disk, paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the paths at which neither a file nor a link exists, each with what is there.
+
+    Raises `FileError`.
+    """
     for path, entry in resolve_entries(root, paths).items():
         try:
-            if stat.S_ISDIR(disk.lstat(entry).st_mode):
-                yield path
+            kind = stat.S_IFMT(disk.lstat(entry).st_mode)
+            if kind not in {stat.S_IFREG, stat.S_IFLNK}:
+                yield path, _IRREPLACEABLE.get(kind, "device")
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:

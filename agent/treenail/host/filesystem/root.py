@@ -17,8 +17,10 @@ class Root:
     must be trusted, as on ``/``.
     """
 
-    def __init__(self, prefix: str | Path = "/") -> None:
+    def __init__(self, prefix: str | Path = "/", *, has_usr_etc: bool = False) -> None:
+        """``has_usr_etc``: /etc is /usr/etc, as in a deployment that was never booted."""
         self.prefix = Path(prefix).resolve()
+        self._has_usr_etc = has_usr_etc
         self._prefix_text = os.fspath(self.prefix).removesuffix("/")
 
     def resolve_path(self, path: str) -> Path:
@@ -27,6 +29,24 @@ class Root:
         Raises `FileError` when ``path`` is not absolute or has ``..`` in it, and for link loops.
         """
         return self._resolve(path, follow_last=True)
+
+    def resolve_safely(self, path: str) -> Path:
+        """Resolve as `resolve_path`, for changes; raise `FileError` for an unsafe link.
+
+        A link of a user other than root is unsafe if it leads to an entry of another user, as for
+        systemd-tmpfiles: that user could choose which files of others are changed.
+        """
+        links: list[str] = []
+        resolved = self._resolve(path, follow_last=True, links=links)
+        for link in links:
+            link_uid, found_uid = _read_owner(link), _read_owner(os.fspath(resolved))
+            if link_uid not in {0, found_uid}:
+                raise FileError(
+                    f"cannot change {path}: {link} is a link of the user {link_uid} to an entry of "
+                    f"the user {found_uid}",
+                    remedy=f"remove the link, or give it to root: chown -h root {link}",
+                )
+        return resolved
 
     def resolve_entry(self, path: str) -> Path:
         """Follow every symbolic link except the last component, which is the entry itself.
@@ -38,10 +58,11 @@ class Root:
             raise FileError(f"{path!r} is the root directory itself")
         return entry
 
-    def _resolve(self, path: str, *, follow_last: bool) -> Path:
+    def _resolve(self, path: str, *, follow_last: bool, links: list[str] | None = None) -> Path:
+        """``links`` receives the links that were followed."""
         todo = _parse_parts(path)
         done: list[str] = []
-        links = 0
+        count = 0
         while todo:
             part = todo.pop()
             if part == "..":
@@ -52,9 +73,13 @@ class Root:
                 target = _read_link("/".join((self._prefix_text, *done, part)))
             if target is None:
                 done.append(part)
+                if done == ["etc"] and self._has_usr_etc:
+                    done[:] = ["usr", "etc"]
                 continue
-            links += 1
-            if links > _MAX_LINKS:
+            if links is not None:
+                links.append("/".join((self._prefix_text, *done, part)))
+            count += 1
+            if count > _MAX_LINKS:
                 raise FileError(f"{path} leads through more than {_MAX_LINKS} symbolic links")
             if target.startswith("/"):
                 done.clear()
@@ -79,6 +104,17 @@ def _parse_parts(path: str) -> list[str]:
 
 def _split_reversed(path: str) -> list[str]:
     return [part for part in reversed(path.split("/")) if part not in {"", "."}]
+
+
+def _read_owner(path: str) -> int:
+    """Return the user of the entry, or of its nearest parent that exists."""
+    while True:
+        try:
+            return os.lstat(path).st_uid
+        except (FileNotFoundError, NotADirectoryError):
+            path = path.rpartition("/")[0] or "/"
+        except OSError as error:
+            raise FileError(f"cannot inspect {path}: {error.strerror}") from error
 
 
 def _read_link(path: str) -> str | None:

@@ -1,6 +1,8 @@
 """Backups of the entries that were at paths before the files of a config replaced them."""
 
+import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -27,6 +29,9 @@ _SUFFIX = ".original"
 _MCD_DIRECTORY = "/etc/machine-config-daemon/orig"
 _MCD_SUFFIX = ".mcdorig"
 _LIMIT = 256 * 1024 * 1024
+_NAME_BYTES = 255
+# In place of a name that is too long with the suffix; the backup's header has the path.
+_LONG_NAME = re.compile(r"[0-9a-f]{64}\.long")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,8 @@ class _BackupHeader:
     gid: int
     target: str = ""
     xattrs: Mapping[str, str] = field(default_factory=dict)
+    path: str = ""
+    """The path of the entry, where the name of the backup does not show it."""
 
 
 class FileBackups:
@@ -51,9 +58,8 @@ class FileBackups:
 
     def list_paths(self) -> frozenset[str]:
         """Return the paths that have a backup of treenail or of the Machine Config Daemon."""
-        own = self._list_copies(BACKUP_DIRECTORY, _SUFFIX)
         mcd = self._list_copies(_MCD_DIRECTORY, _MCD_SUFFIX)
-        return frozenset((*own, *mcd))
+        return frozenset((*self._list_own_paths(), *mcd))
 
     def plan_backup(self, path: str) -> tuple[PathChange, ...]:
         """Return the changes that back up the current entry."""
@@ -84,7 +90,7 @@ class FileBackups:
         if content is not None:
             entry = _parse_copy(content, path)
             return PathChange(path, entry), PathChange(backup_path, AbsentEntry())
-        if self._files.has_entry(mcd_path):
+        if _has_short_name(mcd_path) and self._files.has_entry(mcd_path):
             entry = _parse_copy(self._read_entry(mcd_path), path)
             return PathChange(path, entry), PathChange(mcd_path, AbsentEntry())
         if self.find_vendor_paths([path]):
@@ -94,17 +100,28 @@ class FileBackups:
     def plan_handback(self) -> tuple[PathChange, ...]:
         """Return the changes that move the backups to the Machine Config Daemon.
 
-        It has no backups of directories. A backup of its own is older and stays.
+        It has no backups of directories, nor of names that are too long with its suffix. A backup
+        of its own is older and stays.
         """
         changes: list[PathChange] = []
-        for path in sorted(self._list_copies(BACKUP_DIRECTORY, _SUFFIX)):
+        for path in sorted(self._list_own_paths()):
             backup_path, mcd_path = _get_backup_path(path), _get_mcd_path(path)
+            if not _has_short_name(mcd_path):
+                continue
             content = self._files.read_file(backup_path, limit=_LIMIT) or b""
             entry = _parse_copy(content, path)
             if not isinstance(entry, DirectoryEntry) and not self._files.has_entry(mcd_path):
                 changes.append(PathChange(mcd_path, entry))
             changes.append(PathChange(backup_path, AbsentEntry()))
         return tuple(changes)
+
+    def _list_own_paths(self) -> Iterator[str]:
+        for path in self._list_copies(BACKUP_DIRECTORY, _SUFFIX):
+            if _LONG_NAME.fullmatch(path.rpartition("/")[2]):
+                copy = self._files.read_file(f"{BACKUP_DIRECTORY}{path}{_SUFFIX}", limit=_LIMIT)
+                yield _parse_header(copy or b"", path).path or path
+            else:
+                yield path
 
     def _list_copies(self, top: str, suffix: str) -> Iterator[str]:
         todo = [top]
@@ -128,20 +145,16 @@ class FileBackups:
                 content = self._files.read_file(path, limit=_LIMIT) or b""
         elif state.kind != LINK:
             raise FileError(f"cannot back up {path}: it is {state.kind}")
-        header = _BackupHeader(state.kind, state.mode, state.uid, state.gid, state.target, xattrs)
+        named = "" if _has_short_name(f"{path}{_SUFFIX}") else path
+        header = _BackupHeader(
+            state.kind, state.mode, state.uid, state.gid, state.target, xattrs, named
+        )
         return json.dumps(codec.encode(header)).encode() + b"\n" + content
 
 
 def _parse_copy(copy: bytes, path: str) -> Entry:
-    line, _, content = copy.partition(b"\n")
-    try:
-        header = codec.decode(_BackupHeader, json.loads(line))
-        xattrs = decode_xattrs(header.xattrs)
-    except ValueError as error:
-        raise FileError(
-            f"cannot restore {path}: its backup is damaged: {error}",
-            remedy=f"move {_get_backup_path(path)} away",
-        ) from error
+    header, content = _parse_header(copy, path), copy.partition(b"\n")[2]
+    xattrs = decode_xattrs(header.xattrs)
     if header.kind == LINK:
         return SymlinkEntry(header.target, header.uid, header.gid)
     if header.kind == DIRECTORY:
@@ -149,8 +162,28 @@ def _parse_copy(copy: bytes, path: str) -> Entry:
     return FileEntry(lambda: content, header.mode, header.uid, header.gid, xattrs)
 
 
+def _parse_header(copy: bytes, path: str) -> _BackupHeader:
+    try:
+        header = codec.decode(_BackupHeader, json.loads(copy.partition(b"\n")[0]))
+        decode_xattrs(header.xattrs)
+    except ValueError as error:
+        raise FileError(
+            f"cannot restore {path}: its backup is damaged: {error}",
+            remedy=f"move {_get_backup_path(path)} away",
+        ) from error
+    return header
+
+
 def _get_backup_path(path: str) -> str:
-    return f"{BACKUP_DIRECTORY}{path}{_SUFFIX}"
+    parent, _, name = path.rpartition("/")
+    if not _has_short_name(f"{path}{_SUFFIX}"):
+        name = f"{hashlib.sha256(name.encode()).hexdigest()}.long"
+    return f"{BACKUP_DIRECTORY}{parent}/{name}{_SUFFIX}"
+
+
+def _has_short_name(path: str) -> bool:
+    """Return whether a file can have the name at the end of the path."""
+    return len(path.rpartition("/")[2].encode()) <= _NAME_BYTES
 
 
 def _get_mcd_path(path: str) -> str:

@@ -79,7 +79,7 @@ class ChangeRecorder:
         if not parent or name in {"", ".", ".."}:
             return os.fspath(self._root.resolve_entry(path))
         if parent not in self._parents:
-            self._parents[parent] = os.fspath(self._root.resolve_path(parent)).removesuffix("/")
+            self._parents[parent] = os.fspath(self._root.resolve_safely(parent)).removesuffix("/")
         return f"{self._parents[parent]}/{name}"
 
     def _find_missing_parents(self, path: str) -> list[str]:

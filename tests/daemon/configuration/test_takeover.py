@@ -1,0 +1,91 @@
+"""Entries of others at the paths of a config: taken over with a backup, or refused untouched."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.host_machine import make_machine
+from treenail.daemon.configuration.step_runner import StepRunner
+from treenail.errors import FileError
+from treenail.host.filesystem.entries import FileEntry
+from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
+from treenail.host.rollback.backups import FileBackups
+from treenail.host.rollback.prepare import PathChange
+from treenail.host.rollback.transaction import UndoTransaction
+from treenail.update.steps.steps import MakeLink, WriteFile
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    for path in ("etc", "run", "var/lib/treenail"):
+        (tmp_path / path).mkdir(parents=True)
+    return make_machine(Root(tmp_path))
+
+
+def apply(machine: Machine, *changes: PathChange) -> None:
+    undo = UndoTransaction(machine.root)
+    undo.apply_changes(changes)
+    undo.commit_changes()
+
+
+@pytest.mark.parametrize("length", [245, 246, 255])
+def test_file_with_long_name_is_taken_over_and_restored(machine: Machine, length: int) -> None:
+    path = "/etc/" + "n" * length
+    real = machine.root.resolve_path(path)
+    real.write_text("before")
+    backups = FileBackups(machine.root)
+    apply(machine, *backups.plan_backup(path), PathChange(path, FileEntry(lambda: b"after")))
+    assert real.read_text() == "after"
+    assert backups.list_paths() == {path}
+    apply(machine, *backups.plan_restore(path))
+    assert real.read_text() == "before"
+    assert backups.list_paths() == frozenset()
+
+
+def test_handback_keeps_backup_whose_name_is_too_long(machine: Machine) -> None:
+    short, long = "/etc/short", "/etc/" + "n" * 250
+    backups = FileBackups(machine.root)
+    for path in (short, long):
+        machine.root.resolve_path(path).write_text("before")
+        apply(machine, *backups.plan_backup(path))
+    apply(machine, *backups.plan_handback())
+    assert backups.list_paths() == {short, long}
+    kept = machine.root.resolve_path("/etc/machine-config-daemon/orig/etc/short.mcdorig")
+    assert kept.read_text() == "before"
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "socket", "directory"])
+def test_file_at_path_of_special_entry_is_refused(machine: Machine, kind: str) -> None:
+    path = machine.root.resolve_path("/run/here")
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"/proc/self/fd/{os.open(path.parent, os.O_PATH)}/here")
+    for step in (
+        WriteFile("/run/here", "text", 0o644, 0, 0, "new"),
+        MakeLink("/run/here", "/etc", 0, 0, "new"),
+    ):
+        with pytest.raises(FileError) as caught:
+            StepRunner(machine).check_path_kinds([step])
+        assert str(caught.value) == f"cannot write /run/here: a {kind} exists at this path"
+        assert "move /run/here away" in caught.value.remedy
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives links to other users")
+def test_file_behind_link_of_another_user_is_refused(machine: Machine) -> None:
+    link = machine.root.resolve_path("/var/lib/app")
+    link.symlink_to("/etc")
+    os.lchown(link, 1000, 1000)
+    with pytest.raises(FileError, match="is a link of the user 1000"):
+        StepRunner(machine).check_path_kinds(
+            [WriteFile("/var/lib/app/file", "text", 0o644, 0, 0, "new")]
+        )
+    with pytest.raises(FileError, match="is a link of the user 1000"):
+        apply(machine, PathChange("/var/lib/app/conf/file", FileEntry(lambda: b"text")))
+    assert list(machine.root.resolve_path("/etc").iterdir()) == []
