@@ -1,0 +1,198 @@
+"""Index of nodes by pool, so that the cost of a reconciliation grows with its pool alone."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.controllers.rollout.nodes import NodeFacts
+from treenail.controllers.rollout.pools import (
+    Membership,
+    ObservedPool,
+    PoolSnapshot,
+    find_selecting_pools,
+    try_find_membership,
+)
+from treenail.errors import ConfigError
+from treenail.label_selector import LabelSelector, SelectorOperator
+
+_NO_LABELS: Mapping[str, str] = {}
+_ANY_LABEL = ""
+"""Key of the selectors that require no label. No label has an empty name."""
+
+
+class SelectedPools:
+    """Pools by a label that their selector requires, so that few selectors are evaluated.
+
+    Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pools: dict[str, ObservedPool] = {}
+        self._by_label: dict[str, list[MachineConfigPool]] = {}
+
+    def set_pool(self, name: str, pool: ObservedPool | None) -> bool:
+        """Store a pool, None removes it; return True if nodes may belong to another pool now."""
+        with self._lock:
+            before = self._pools.get(name)
+            if pool is None:
+                self._pools.pop(name, None)
+            else:
+                self._pools[name] = pool
+            if before and pool and before.selection_key == pool.selection_key:
+                return False
+            self._by_label = _group_by_label(each.pool for each in self._pools.values())
+            return before is not None or pool is not None
+
+    def find(self, name: str) -> ObservedPool | None:
+        """Return the stored pool."""
+        with self._lock:
+            return self._pools.get(name)
+
+    def get_names(self) -> frozenset[str]:
+        """Return the names of all pools."""
+        with self._lock:
+            return frozenset(self._pools)
+
+    def find_unreadable(self) -> tuple[str, ...]:
+        """Return the names of the pools with an invalid spec, sorted."""
+        with self._lock:
+            return tuple(sorted(name for name, each in self._pools.items() if each.error))
+
+    def find_candidates(self, labels: Mapping[str, str]) -> list[MachineConfigPool]:
+        """Return the pools that may select a node with these labels."""
+        with self._lock:
+            found = [pool for label in labels for pool in self._by_label.get(label, ())]
+            return found + self._by_label.get(_ANY_LABEL, [])
+
+    def find_primary(self, node: str, labels: Mapping[str, str]) -> str | None:
+        """Return the pool that determines the config of a node; None without exactly one."""
+        found = try_find_membership(node, labels, self.find_candidates(labels))
+        return found.primary if isinstance(found, Membership) else None
+
+
+def _group_by_label(pools: Iterable[MachineConfigPool]) -> dict[str, list[MachineConfigPool]]:
+    grouped: dict[str, list[MachineConfigPool]] = {}
+    for pool in pools:
+        if (selector := pool.node_selector) is not None and not selector.is_empty:
+            grouped.setdefault(_find_required_label(selector), []).append(pool)
+    return grouped
+
+
+def _find_required_label(selector: LabelSelector) -> str:
+    """Return a label without which the selector matches nothing, else `_ANY_LABEL`."""
+    for requirement in selector.requirements:
+        if requirement.operator in (SelectorOperator.IN, SelectorOperator.EXISTS):
+            return requirement.key
+    return _ANY_LABEL
+
+
+class PoolIndex:
+    """The pools and the names of their nodes. Thread-safe.
+
+    ``find_pool`` and ``find_node`` return the objects as the watches show them. A change of a
+    node's labels costs one lookup. A change of a selector assigns all nodes again, at the next
+    read.
+    """
+
+    def __init__(
+        self,
+        find_pool: Callable[[str], ObservedPool | None],
+        find_node: Callable[[str], NodeFacts | None],
+    ) -> None:
+        self._find_pool = find_pool
+        self._find_node = find_node
+        self._lock = threading.RLock()
+        self._pools = SelectedPools()
+        self._labels: dict[str, Mapping[str, str]] = {}
+        self._memberships: dict[str, Membership | ConfigError | None] = {}
+        self._members: dict[str, set[str]] = {}
+        self._failed: dict[str, dict[str, ConfigError]] = {}
+        self._is_outdated = False
+
+    def set_pool(self, name: str, pool: ObservedPool | None) -> None:
+        """Store a pool; None removes it."""
+        with self._lock:
+            self._is_outdated |= self._pools.set_pool(name, pool)
+
+    def set_node(self, name: str, labels: Mapping[str, str] | None) -> frozenset[str]:
+        """Store the labels of a node; None removes it. Return the pools that this affects."""
+        with self._lock:
+            before = self._find_pools(name)
+            if labels is None:
+                self._remove_membership(name)
+                self._labels.pop(name, None)
+            elif self._is_outdated or self._labels.get(name) != labels:
+                self._labels[name] = labels
+                self._add_membership(name)
+            return before | self._find_pools(name)
+
+    def get_pool_names(self) -> frozenset[str]:
+        """Return the names of all pools."""
+        return self._pools.get_names()
+
+    def read_pool(self, name: str) -> PoolSnapshot | None:
+        """Return the pool and its nodes, sorted by name; None when it does not exist."""
+        observed = self._find_pool(name)
+        with self._lock:
+            # The watch may already show another pool, while its handler waits for the lock.
+            self.set_pool(name, observed)
+            if observed is None:
+                return None
+            if self._is_outdated:
+                self._assign_all()
+            nodes = tuple(self._iter_nodes(name))
+            errors = sorted(self._failed.get(name, {}).items())
+            unreadable = tuple(each for each in self._pools.find_unreadable() if each != name)
+            return PoolSnapshot(
+                observed, nodes, tuple(error for _node, error in errors), unreadable
+            )
+
+    def _iter_nodes(self, pool: str) -> Iterator[NodeFacts]:
+        for name in sorted(self._members.get(pool, ())):
+            node = self._find_node(name)
+            if node is None:
+                continue
+            # The watch may already show other labels, while its handler waits for the lock.
+            if node.labels != self._labels[name]:
+                self._labels[name] = node.labels
+                self._add_membership(name)
+            if name in self._members.get(pool, ()):
+                yield node
+
+    def _assign_all(self) -> None:
+        self._memberships, self._members, self._failed = {}, {}, {}
+        for name in self._labels:
+            self._add_membership(name)
+        self._is_outdated = False
+
+    def _add_membership(self, name: str) -> None:
+        self._remove_membership(name)
+        labels = self._labels[name]
+        candidates = self._pools.find_candidates(labels)
+        found = try_find_membership(name, labels, candidates)
+        self._memberships[name] = found
+        if isinstance(found, Membership):
+            self._members.setdefault(found.primary, set()).add(name)
+        elif found is not None:
+            for pool in find_selecting_pools(labels, candidates):
+                self._failed.setdefault(pool, {})[name] = found
+
+    def _remove_membership(self, name: str) -> None:
+        found = self._memberships.pop(name, None)
+        if isinstance(found, Membership):
+            self._members[found.primary].discard(name)
+        elif found is not None:
+            for failed in self._failed.values():
+                failed.pop(name, None)
+
+    def _find_pools(self, name: str) -> frozenset[str]:
+        """Return the pools to reconcile when the node changes."""
+        match self._memberships.get(name):
+            case Membership() as found:
+                return frozenset(found.pools)
+            case ConfigError():
+                labels = self._labels.get(name, _NO_LABELS)
+                return frozenset(find_selecting_pools(labels, self._pools.find_candidates(labels)))
+            case _:
+                return frozenset()
