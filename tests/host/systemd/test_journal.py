@@ -46,3 +46,22 @@ def test_error_that_reaches_the_journal_late_is_read(root: Root) -> None:
 
 def test_run_without_output_has_no_error(root: Root) -> None:
     assert journal_of(root, "#!/bin/sh\n").read_error(INVOCATION) == ""
+
+
+def test_first_error_of_previous_boot_is_read(root: Root) -> None:
+    journalctl = f"""#!/bin/sh
+echo "$@" >{root.prefix}/arguments
+echo 'Finalizing staged deployment'
+echo 'error: Bootloader write config: No space left on device'
+echo 'error: later'
+"""
+    journal = journal_of(root, journalctl)
+    found = journal.read_previous_boot_error("ostree-finalize-staged.service")
+    assert found == "Bootloader write config: No space left on device"
+    assert (root.prefix / "arguments").read_text() == (
+        "--quiet --no-pager -b -1 -o cat _UID=0 -u ostree-finalize-staged.service\n"
+    )
+
+
+def test_previous_boot_without_journal_has_no_error(root: Root) -> None:
+    assert journal_of(root, "#!/bin/sh\nexit 1\n").read_previous_boot_error("a.service") == ""

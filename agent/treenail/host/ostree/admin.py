@@ -17,6 +17,8 @@ from treenail.host.ostree.jobs import JobRunner
 log = logging.getLogger(__name__)
 
 PIN_UNIT = "treenail-pin.service"
+FINALIZE_UNIT = "ostree-finalize-staged.service"
+"""The unit of ostree that deploys the staged deployment at shutdown."""
 SOFT_REBOOT_UNIT = "treenail-soft-reboot.service"
 _NEXT_ROOT = "/run/ostree/nextroot-booted"
 

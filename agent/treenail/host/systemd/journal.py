@@ -45,6 +45,21 @@ class SystemdJournal:
         text = errors[-1][len(_ERROR_PREFIX) :] if errors else next(reversed(lines), "")
         return sanitize_text(text.strip(), limit=_TEXT_LIMIT)
 
+    def read_previous_boot_error(self, unit: str) -> str:
+        """Return the first error that the unit logged in the previous boot; empty without any."""
+        options = ("--quiet", "--no-pager", "-b", "-1", "-o", "cat", "_UID=0", "-u", unit)
+        try:
+            output = self._programs.run_command(
+                [self._find_journalctl(), *options], timeout_s=_TIMEOUT_S
+            )
+        except CommandError as error:
+            log.info("cannot read the journal of the previous boot: %s", error)
+            return ""
+        lines = output.decode("utf-8", "replace").splitlines()
+        errors = (line for line in lines if line.lower().startswith(_ERROR_PREFIX))
+        text = next(errors, "")[len(_ERROR_PREFIX) :].strip()
+        return sanitize_text(text, limit=_TEXT_LIMIT)
+
     def _read_nonempty_lines(self, invocation: str) -> list[str]:
         return list(filter(str.strip, self.read_output(invocation, limit=_LINES).splitlines()))
 

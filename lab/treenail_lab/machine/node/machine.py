@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from treenail.errors import HostError
+from treenail.host.ostree.admin import FINALIZE_UNIT
 from treenail_lab import images
 from treenail_lab.images import Image
 from treenail_lab.machine import rootfs, settings
@@ -37,6 +38,7 @@ from treenail_lab.machine.ostree.sysroot import (
 from treenail_lab.machine.programs import commands
 from treenail_lab.machine.settings import MachineSettings
 from treenail_lab.machine.systemd.journal import EmulatedJournal, JournalEntry
+from treenail_lab.machine.systemd.transient_services import find_unit_log
 
 KUBELET_UNIT = "kubelet.service"
 KUBELET_CONFIG = "var/lib/kubelet/config.json"
@@ -351,6 +353,9 @@ class LabMachine:
         image = images.load_catalogue(self._images_file).find_by_digest(staged.digest)
         failure = self.read_settings().finalization_error
         failure = failure or (image.faults.get("finalize", "") if image else "")
+        report = find_unit_log(self.root, FINALIZE_UNIT)
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(f"error: {failure}\n" if failure else "", encoding="utf-8")
         if failure:
             self._log_message("ostree", f"error: {failure}", priority=3)
             return

@@ -9,6 +9,7 @@ use the same `Sysroot` as the emulated rpm-ostreed.
 import json
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from treenail_lab import images
 from treenail_lab.machine import settings
 from treenail_lab.machine.container import pull
 from treenail_lab.machine.ostree.steps import OperationError
-from treenail_lab.machine.ostree.sysroot import SysrootDeployment
+from treenail_lab.machine.ostree.sysroot import SysrootDeployment, make_deployment
 from treenail_lab.machine.programs.bootc import EmulatedBootc
 from treenail_lab.machine.programs.context import ProgramContext, ProgramError
 from treenail_lab.machine.systemd.transient_services import find_unit_log
@@ -76,6 +77,12 @@ def _run_podman(host: ProgramContext, arguments: list[str]) -> int:
             )
             print(json.dumps([{"RepoDigests": [image], "Labels": labels}]))
             return 0
+        case ["image", "mount", image] if image in host.read_storage():
+            print(_mount_image(host, image))
+            return 0
+        case ["image", "unmount", image]:
+            shutil.rmtree(_find_mount(host, image), ignore_errors=True)
+            return 0
         case ["image", "rm", "--ignore", image]:
             host.write_storage({*host.read_storage()} - {image})
             return 0
@@ -93,6 +100,21 @@ def _run_podman(host: ProgramContext, arguments: list[str]) -> int:
         case _:
             print(f"Error: {shlex.join(arguments)}: no such image or command", file=sys.stderr)
             return _PODMAN_FAILED
+
+
+def _mount_image(host: ProgramContext, image: str) -> Path:
+    """Write the tree of the image; unlike a deployment it has /etc and no /usr/etc."""
+    found = images.load_catalogue(host.catalogue).find_image(image)
+    place = _find_mount(host, image)
+    shutil.rmtree(place, ignore_errors=True)
+    if found is not None:
+        tree = host.sysroot.trees.write_tree(make_deployment(found, image, ()), place)
+        (tree / "usr/etc").rename(tree / "etc")
+    return place
+
+
+def _find_mount(host: ProgramContext, image: str) -> Path:
+    return host.root / "var/lib/containers/storage/mounts" / image.rpartition(":")[2]
 
 
 def _run_podman_pull(host: ProgramContext, image: str) -> int:
@@ -215,7 +237,7 @@ def _run_journalctl(host: ProgramContext, arguments: list[str]) -> int:
     *_, last = arguments
     if last == "--sync":
         return 0
-    log = find_unit_log(host.root, last.partition("_SYSTEMD_INVOCATION_ID=")[2])
+    log = find_unit_log(host.root, last.removeprefix("_SYSTEMD_INVOCATION_ID="))
     sys.stdout.write(log.read_text(encoding="utf-8") if log.exists() else "")
     return 0
 
