@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.controllers.rollout.agents import add_nodes, client_of, install_kinds
 from tests.controllers.rollout.world import World
@@ -13,11 +14,14 @@ from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import PoolConfiguration
 from treenail.cli.controller import main as command
+from treenail.cli.controller.status_text import format_table
 from treenail.controllers.plan import plan, status_table, text
 from treenail.controllers.plan.budgets import BlockingBudget, find_blocking_budget
 from treenail.controllers.plan.plan import PlanInput
 from treenail.controllers.render import offline
+from treenail.controllers.rollout.policy import ObservedPolicy, parse_policy
 from treenail.controllers.rollout.pools import ObservedPool
+from treenail.errors import ConfigError
 from treenail.kube.client import Client
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
@@ -48,16 +52,27 @@ def files(*found: tuple[str, str]) -> dict[str, Any]:
 
 
 def pool(policy: str = "", **spec: Any) -> dict[str, Any]:
-    notes = {"treenail.io/rollout": policy} if policy else {}
+    # The name of the policy is its spec, so that one value carries both.
+    named = {"rolloutPolicy": policy} if policy else {}
     return {
         "apiVersion": "machineconfiguration.openshift.io/v1",
         "kind": "MachineConfigPool",
-        "metadata": {"name": "worker", "annotations": notes},
+        "metadata": {"name": "worker", "annotations": {}},
         "spec": {
             "machineConfigSelector": {"matchLabels": ROLE},
             "nodeSelector": {"matchLabels": {"node-role.kubernetes.io/worker": ""}},
+            **named,
             **spec,
         },
+    }
+
+
+def parse_policies(found: PlanInput) -> dict[str, ObservedPolicy]:
+    names = {each.pool.rollout_policy for each in found.pools.values()}
+    return {
+        name: ObservedPolicy(name, parse_policy({"spec": yaml.safe_load(name)}, "careful"))
+        for name in names
+        if name.startswith("{")
     }
 
 
@@ -81,6 +96,7 @@ def snapshot(nodes: int, document: dict[str, Any], *configs: dict[str, Any]) -> 
 def planned(found: PlanInput, *documents: dict[str, Any]) -> str:
     texts = [(f"file{index}", json.dumps(each)) for index, each in enumerate(documents)]
     after = plan.apply_manifests(found, offline.read_manifests(texts))
+    after = replace(after, policies={**parse_policies(after), **after.policies})
     return "\n".join(text.format_plans(plan.plan_pools(after, now=0.0)))
 
 
@@ -125,10 +141,59 @@ def test_waves_are_planned_one_after_the_other() -> None:
 def test_image_of_the_pool_is_part_of_the_plan() -> None:
     found = snapshot(1, pool(), config("00-base"))
     change = pool()
-    change["metadata"]["annotations"] = {"treenail.io/os-image": IMAGE}
+    change["spec"]["osImage"] = IMAGE
     text = planned(found, change)
     assert f"with image {IMAGE}" in text
-    assert "osImageURL changed (part of the operating system), from annotation" in text
+    assert (
+        "osImageURL changed (part of the operating system), from spec.osImage of the pool" in text
+    )
+
+
+def test_policy_in_the_same_files_is_planned() -> None:
+    found = snapshot(4, pool(maxUnavailable=4), config("00-base"))
+    careful = {
+        "apiVersion": "treenail.io/v1alpha1",
+        "kind": "RolloutPolicy",
+        "metadata": {"name": "careful"},
+        "spec": {"canary": {}},
+    }
+    change = config("50-kernel", kernelArguments=["quiet"])
+    text = planned(found, careful, pool(rolloutPolicy="careful"), change)
+    assert "      1. n0  (wave 1)\n" in text
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (
+            {"kind": "RolloutPolicy", "metadata": {"name": "careful"},
+             "spec": {"windows": [{"day": ["Sat"]}]}},
+            "file0, document 1, RolloutPolicy careful: spec.windows[0].day: unknown field",
+        ),
+        (
+            pool(rolloutPolcy="careful"),
+            "file0, document 1, MachineConfigPool worker: spec.rolloutPolcy: unknown field",
+        ),
+        (
+            pool(paussed=True),
+            "file0, document 1, MachineConfigPool worker: spec.paussed: unknown field",
+        ),
+    ],
+)  # fmt: skip
+def test_unknown_field_in_a_file_is_rejected(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        planned(snapshot(1, pool(), config("00-base")), document)
+    assert str(raised.value) == message
+    assert (raised.value.remedy or "").startswith("did you mean ")
+
+
+def test_missing_policy_cannot_be_planned() -> None:
+    found = snapshot(1, pool(), config("00-base"))
+    after = plan.apply_manifests(
+        found, offline.read_manifests([("f", json.dumps(pool(rolloutPolicy="gone")))])
+    )
+    (planned_pool,) = plan.plan_pools(after, now=0.0)
+    assert "RolloutPolicy gone does not exist" in planned_pool.problems[0]
 
 
 def test_unrenderable_change_changes_no_node() -> None:
@@ -190,11 +255,11 @@ def test_table_lists_idle_nodes_last() -> None:
     world.set_pool("worker", "new")
     world.cordon("n7", on=True)
     world.deliver()
-    text = list(
-        status_table.format_table(status_table.build_rows(world.list_pools(), world.list_nodes()))
-    )
-    assert text[1].split() == ["worker", "-", "0/0", "0", "0", "new"]
-    assert text[2].split() == ["n7", "Done", "yes", "old"]
+    text = list(format_table(status_table.build_rows(world.list_pools(), world.list_nodes())))
+    assert text[0] == ("worker: no status yet, 0 of 0 nodes updated, 0 unavailable, 0 degraded")
+    assert text[1].split() == ["new"]
+    assert text[2].split() == ["NODE", "STATE", "OUT", "UPDATE", "AT"]
+    assert text[3].split() == ["n7", "Done", "yes", "░" * 10, "waiting", "old"]
     assert text[-1] == "  and 3 more idle nodes"
 
 
@@ -210,13 +275,12 @@ def test_table_shows_prestaged_images() -> None:
         world.change("nodes", name, {"metadata": {"annotations": {**stage, **said}}})
     world.set_pool("worker", "new")
     world.deliver()
-    text = list(
-        status_table.format_table(status_table.build_rows(world.list_pools(), world.list_nodes()))
-    )
-    assert [line.split() for line in text[2:]] == [
-        ["a", "Done", "old", "(pre-staging)"],
-        ["b", "Done", "old", "(pre-staged)"],
-        ["c", "Done", "old", "(pre-staging)"],
+    text = list(format_table(status_table.build_rows(world.list_pools(), world.list_nodes())))
+    empty = "░" * 10
+    assert [line.split() for line in text[3:]] == [
+        ["a", "Done", empty, "waiting", "old", "(pre-staging)"],
+        ["b", "Done", empty, "waiting", "old", "(pre-staged)"],
+        ["c", "Done", empty, "waiting", "old", "(pre-staging)"],
         ["no", "space", "left"],
     ]
 
@@ -225,7 +289,7 @@ def test_plan_with_prestaging_reports_it_before_the_order() -> None:
     found = snapshot(1, pool(), config("00-base"))
     change = pool("{prestage: {maxParallel: 3}}")
     assert "stage" not in planned(found, change, config("50-kernel", kernelArguments=["quiet"]))
-    change["metadata"]["annotations"]["treenail.io/os-image"] = IMAGE
+    change["spec"]["osImage"] = IMAGE
     assert "  pre-stage the image first, 3 nodes at a time\n  order, " in planned(found, change)
 
 

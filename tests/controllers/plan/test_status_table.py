@@ -6,7 +6,10 @@ import re
 import pytest
 
 from tests.controllers.rollout.world import World
+from treenail.api import annotations as key
 from treenail.cli.controller.status import LiveTable, follow_status
+from treenail.cli.controller.status_text import format_table
+from treenail.controllers.plan.status_table import build_rows
 from treenail.errors import UnreachableError
 from treenail.kube.client import Listing
 from treenail.kube.resources import Resource
@@ -83,4 +86,79 @@ def test_table_stays_while_the_api_server_is_unreachable() -> None:
     with pytest.raises(Ended):
         follow_status(cluster, cluster, LiveTable(terminal))  # type: ignore[arg-type]
     assert terminal.screen[0] == "cannot update the table: no answer from the API server"
-    assert terminal.screen[-1].split() == ["n0", "Done", "old"]
+    assert terminal.screen[-1].split() == ["n0", "Done", "░" * 10, "waiting", "old"]
+
+
+HASH = "0123456789abcdef" * 2
+REASON = "cannot stage quay.example/os@sha256:" + "1" * 64 + ": no space left on /boot; remove it"
+
+
+def show(world: World, width: int) -> list[str]:
+    return list(format_table(build_rows(world.list_pools(), world.list_nodes()), width))
+
+
+def test_halt_reason_is_complete_at_80_columns() -> None:
+    world = World()
+    long_name = "ip-10-0-131-207.eu-central-1.compute.internal"
+    world.add_node(long_name, f"rendered-worker-{HASH}")
+    world.set_pool("worker", f"rendered-worker-{HASH[::-1]}")
+    failed = {
+        key.STATE: "Degraded",
+        key.REASON: REASON,
+        key.DESIRED_CONFIG: f"rendered-worker-{HASH[::-1]}",
+    }
+    world.change("nodes", long_name, {"metadata": {"annotations": failed}})
+    condition = {"type": "Degraded", "status": "True", "reason": "Halted", "message": REASON}
+    world.change("machineconfigpools", "worker", {"status": {"conditions": [condition]}})
+    world.deliver()
+    lines = show(world, 80)
+    assert max(map(len, lines)) <= 80
+    text = " ".join(map(str.strip, lines))
+    assert text.count("cannot stage quay.example/os@sha256:111111111111…: no space left") == 2
+    assert text.count("remove it") == 2
+    assert "ip-10-0-131-207  Degraded       ░░░░░░░░░░ failed       01234567" in text
+
+
+@pytest.mark.parametrize(
+    ("annotations", "phase"),
+    [
+        ({key.STATE: "Working"}, "staging"),
+        ({key.STATE: "Working", key.DESIRED_DRAIN: "drain-a"}, "draining"),
+        (
+            {key.STATE: "Working", key.DESIRED_DRAIN: "drain-a", key.LAST_APPLIED_DRAIN: "drain-a"},
+            "applying",
+        ),
+        (
+            {
+                key.STATE: "Working",
+                key.DESIRED_DRAIN: "drain-a",
+                key.LAST_APPLIED_DRAIN: "drain-a",
+                key.POST_CONFIG_ACTION: "Rebooting",
+            },
+            "rebooting",
+        ),
+        (
+            {key.STATE: "Working", key.DESIRED_DRAIN: "uncordon-a", key.LAST_APPLIED_DRAIN: "b"},
+            "uncordoning",
+        ),
+        ({key.STATE: "Done"}, "waiting"),
+    ],
+)
+def test_phase_of_a_node_follows_its_annotations(annotations: dict[str, str], phase: str) -> None:
+    world = World()
+    world.add_node("n0", "old")
+    world.set_pool("worker", "new")
+    world.change(
+        "nodes", "n0", {"metadata": {"annotations": {key.DESIRED_CONFIG: "new", **annotations}}}
+    )
+    world.deliver()
+    ((row,),) = [pool.nodes for pool in build_rows(world.list_pools(), world.list_nodes())]
+    assert row.phase == phase
+
+
+def test_table_taller_than_the_terminal_counts_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINES", "5")
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal = Terminal()
+    LiveTable(terminal).draw_lines([str(number) for number in range(9)])
+    assert terminal.screen == ["0", "1", "2", "and 6 more lines; --once prints all"]

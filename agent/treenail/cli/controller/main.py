@@ -12,6 +12,7 @@ from treenail import __version__
 from treenail.api import documents
 from treenail.cli.controller import manifests, plan, run, status
 from treenail.cli.files import read_documents
+from treenail.cli.safe_output import guard_output
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.controllers.render import offline
 from treenail.errors import ConfigError, TreenailError, UsageError
@@ -22,6 +23,11 @@ EXIT_USAGE = 2
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
+    with guard_output():
+        return _run_command_line(argv)
+
+
+def _run_command_line(argv: list[str] | None) -> int:
     arguments = _create_parser().parse_args(argv)
     try:
         return _run_command(arguments)
@@ -53,7 +59,10 @@ def _create_parser() -> argparse.ArgumentParser:
         description="Print the rendered MachineConfigs for the MachineConfigPools, MachineConfigs "
         "and ControllerConfig in files. Ignore objects of other kinds.",
         epilog=format_examples(
-            ("check a repository in CI", "treenail-controller render -f manifests/ > /dev/null"),
+            (
+                "check a repository in CI",
+                "treenail-controller render --strict -f manifests/ > /dev/null",
+            ),
             ("render one pool", "treenail-controller render -f manifests/ --pool worker"),
         ),
         formatter_class=HelpFormatter,
@@ -75,6 +84,12 @@ def _create_parser() -> argparse.ArgumentParser:
         default="yaml",
         help="output format (default: %(default)s)",
     )
+    render.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit with 1 when a MachineConfig has a field without effect, such as a misspelt one "
+        "(default: print a warning)",
+    )
     render.set_defaults(run=_render_configs)
     plan.add_command(commands)
     status.add_command(commands)
@@ -90,6 +105,10 @@ def _run_command(arguments: argparse.Namespace) -> int:
 
 def _render_configs(arguments: argparse.Namespace) -> int:
     found = offline.read_manifests(read_documents(arguments.filename))
+    for warning in found.warnings:
+        print(f"treenail-controller: warning: {warning}", file=sys.stderr)
+    if found.warnings and arguments.strict:
+        return EXIT_FAILED
     rendered, errors = offline.render_pools(found, arguments.pool)
     for error in errors:
         _print_error(error, EXIT_FAILED)

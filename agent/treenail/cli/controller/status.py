@@ -7,7 +7,9 @@ import sys
 from typing import TextIO
 
 from treenail.cli.controller.connect import connect_cluster
-from treenail.cli.terminal import HelpFormatter, format_examples
+from treenail.cli.controller.status_text import format_table
+from treenail.cli.safe_output import GuardedStream, escape_text
+from treenail.cli.terminal import HelpFormatter, find_width, format_examples, wrap_text
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.plan import read, status_table
 from treenail.controllers.plan.status_table import PoolRow
@@ -53,7 +55,7 @@ def print_status(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps(status_table.convert_to_json(found), indent=2))
         elif arguments.once or not sys.stdout.isatty():
-            print("\n".join(status_table.format_table(found)))
+            print("\n".join(format_table(found, find_width(sys.stdout))))
         else:
             follow_status(client, SystemClock(), LiveTable(sys.stdout))
     sys.stdout.flush()
@@ -70,10 +72,11 @@ def follow_status(client: Client, clock: Clock, table: "LiveTable") -> None:
     lines: list[str] = []
     while True:
         try:
-            lines = list(status_table.format_table(read_pool_rows(client)))
+            lines = list(format_table(read_pool_rows(client), table.width))
             table.draw_lines(lines)
         except ClusterError as error:
-            table.draw_lines([f"cannot update the table: {error}", *lines])
+            problem = wrap_text(f"cannot update the table: {error}", table.width)
+            table.draw_lines([*problem, *lines])
         clock.sleep(REFRESH_S)
 
 
@@ -81,14 +84,24 @@ class LiveTable:
     """Lines on a terminal that are drawn again in the same place."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        # The guard escapes the cursor movements too; the lines are escaped here.
+        self._stream = stream.unguarded if isinstance(stream, GuardedStream) else stream
         self._drawn_count = 0
+
+    @property
+    def width(self) -> int:
+        """The columns of the terminal."""
+        return shutil.get_terminal_size().columns
 
     def draw_lines(self, lines: list[str]) -> None:
         """Draw the lines over the previous ones, cut to the size of the terminal."""
         size = shutil.get_terminal_size()
+        most = max(size.lines - 1, 1)
+        if len(lines) > most > 1:
+            hidden = len(lines) - most + 1
+            lines = [*lines[: most - 1], f"and {hidden} more lines; --once prints all"]
         # A wrapped line would take two rows, and the next drawing would start in the wrong row.
-        shown = [line[: size.columns] for line in lines[: max(size.lines - 1, 1)]]
+        shown = [escape_text(line)[: size.columns] for line in lines[:most]]
         up = _CURSOR_UP.format(self._drawn_count) if self._drawn_count else ""
         text = "".join(f"{line}{_CLEAR_LINE}\n" for line in shown)
         self._stream.write(f"{up}{text}{_CLEAR_BELOW}")

@@ -1,17 +1,14 @@
-"""Table of pools and nodes for users who watch a rollout, also as JSON."""
+"""Rows about pools and nodes for users who watch a rollout, and as JSON."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.pools import ObservedPool, PoolGrouping
+from treenail.controllers.rollout.pools import ObservedPool, group_nodes
 from treenail.controllers.rollout.status import read_reported_status
 from treenail.errors import ConfigError
-
-MAX_IDLE_NODES = 5
-"""Maximum number of idle nodes listed for a pool; the others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +22,9 @@ class NodeRow:
     is_in_service: bool
     is_idle: bool
     reason: str = ""
+    phase: str = ""
+    """Of the update: ``waiting``, ``staging``, ``draining``, ``applying``, ``rebooting``,
+    ``uncordoning``, ``failed`` or ``updated``."""
     prestage: str = ""
     """``staging`` or ``staged`` for a node that pre-stages its next image, else empty."""
 
@@ -48,7 +48,7 @@ def build_rows(
     pools: Mapping[str, ObservedPool], nodes: Mapping[str, NodeFacts]
 ) -> tuple[PoolRow, ...]:
     """Build the rows: pools by name, and in each pool the idle nodes last."""
-    grouping = PoolGrouping().group_nodes(pools, nodes)
+    grouping = group_nodes(pools, nodes)
     return tuple(
         _build_pool_row(pools[name], grouping.members.get(name, ())) for name in sorted(pools)
     )
@@ -74,6 +74,7 @@ def convert_to_json(found: Sequence[PoolRow]) -> Json:
                         "desired": node.desired,
                         "inService": node.is_in_service,
                         "reason": node.reason,
+                        "phase": node.phase,
                         "prestage": node.prestage,
                     }
                     for node in pool.nodes
@@ -82,56 +83,6 @@ def convert_to_json(found: Sequence[PoolRow]) -> Json:
             for pool in found
         ]
     }
-
-
-def format_table(found: Sequence[PoolRow]) -> Iterator[str]:
-    """Yield the lines of the table."""
-    if not found:
-        yield "no MachineConfigPools found"
-        return
-    width = max(len(row.name) for row in found)
-    width = max([width, *(len(node.name) + 2 for row in found for node in row.nodes)])
-    yield (
-        f"{'POOL / NODE':<{width}}  {'STATE':<14} {'UPDATED':>9} {'UNAVAIL':>7} {'DEGRADED':>8}  "
-        "CONFIG"
-    )
-    for row in found:
-        yield from _format_pool(row, width)
-
-
-def _format_pool(row: PoolRow, width: int) -> Iterator[str]:
-    updated = f"{row.counts['updated']}/{row.counts['total']}"
-    unavailable, degraded = row.counts["unavailable"], row.counts["degraded"]
-    yield (
-        f"{row.name:<{width}}  {_format_state(row):<14} {updated:>9} {unavailable:>7} "
-        f"{degraded:>8}  {row.config or '-'}"
-    )
-    if row.message:
-        yield f"  {row.message}"
-    idle_count = 0
-    for node in row.nodes:
-        idle_count += node.is_idle
-        if node.is_idle and idle_count > MAX_IDLE_NODES:
-            continue
-        unavailable_mark = "" if node.is_in_service else "yes"
-        desired = "" if node.desired == node.current else f" -> {node.desired}"
-        prestage = f" (pre-{node.prestage})" if node.prestage else ""
-        yield (
-            f"  {node.name:<{width - 2}}  {node.state or '-':<14} {'':>9} {unavailable_mark:>7} "
-            f"{'':>8}  {node.current or '-'}{desired}{prestage}"
-        )
-        if node.reason:
-            yield f"    {node.reason}"
-    if idle_count > MAX_IDLE_NODES:
-        yield f"  and {idle_count - MAX_IDLE_NODES} more idle nodes"
-
-
-def _format_state(row: PoolRow) -> str:
-    if row.degraded_status == "True":
-        return "Degraded"
-    if row.updating_status == "True":
-        return "Updating"
-    return "Updated" if row.updated_status == "True" else "-"
 
 
 def _build_pool_row(observed: ObservedPool, nodes: Sequence[NodeFacts]) -> PoolRow:
@@ -144,7 +95,8 @@ def _build_pool_row(observed: ObservedPool, nodes: Sequence[NodeFacts]) -> PoolR
     elif updating is not None:
         message = updating.message
     found = sorted(
-        (_build_node_row(node) for node in nodes), key=lambda row: (row.is_idle, row.name)
+        (_build_node_row(node, pool.configuration.name) for node in nodes),
+        key=lambda row: (row.is_idle, row.name),
     )
     updated = conditions.get("Updated")
     return PoolRow(
@@ -172,7 +124,7 @@ def _count_nodes(pool: MachineConfigPool) -> Mapping[str, int]:
     }
 
 
-def _build_node_row(node: NodeFacts) -> NodeRow:
+def _build_node_row(node: NodeFacts, pool_config: str) -> NodeRow:
     return NodeRow(
         name=node.name,
         state=node.state,
@@ -180,9 +132,24 @@ def _build_node_row(node: NodeFacts) -> NodeRow:
         desired=_format_target(RolloutTarget(node.desired_config, node.desired_image)),
         is_in_service=node.is_in_service,
         is_idle=node.is_done and node.is_in_service,
-        reason=node.prestage_error if node.is_done else node.reason,
+        reason=_choose_reason(node),
+        phase=_compute_phase(node, pool_config),
         prestage=_format_prestage(node),
     )
+
+
+def _choose_reason(node: NodeFacts) -> str:
+    if node.is_done:
+        return node.prestage_error
+    return node.reason or node.drain_blocker
+
+
+def _compute_phase(node: NodeFacts, pool_config: str) -> str:
+    if node.is_degraded:
+        return "failed"
+    if node.is_done:
+        return "updated" if node.current_config == pool_config else "waiting"
+    return node.phase or "waiting"
 
 
 def _format_prestage(node: NodeFacts) -> str:
