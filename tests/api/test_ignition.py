@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -195,19 +196,9 @@ def with_dropins(*names: str) -> dict[str, object]:
         ),
         (file(contents="x"), "storage.files[0].contents", "expected an object, found a string"),
         (
-            file(user={"id": 1, "name": "a"}),
-            "storage.files[0].user",
-            "expected an id or a name, found both",
-        ),
-        (
             file(user={"id": -1}),
             "storage.files[0].user.id",
             "expected the number of a user or group, found -1",
-        ),
-        (
-            file(overwrite=True),
-            "storage.files[0].overwrite",
-            "a file to overwrite needs contents.source",
         ),
         (storage(files=[None]), "storage.files[0]", "expected an object, found null"),
         (
@@ -320,22 +311,44 @@ def with_dropins(*names: str) -> dict[str, object]:
             "storage.files[0].path",
             "a unit of this config has the same path",
         ),
-        (
-            ignition("3.2.0", kernelArguments={"shouldExist": ["a"]}),
-            "kernelArguments",
-            "needs Ignition 3.3.0 or later, found 3.2.0",
-        ),
-        (
-            ignition("3.1.0", storage={"luks": [{"name": "a"}]}),
-            "storage.luks",
-            "needs Ignition 3.2.0 or later, found 3.1.0",
-        ),
     ],
 )
 def test_invalid_config_is_rejected_with_its_location(
     document: object, place: str, complaint: str
 ) -> None:
     assert refusal(document) == f"{place}: {complaint}"
+
+
+def test_merged_config_may_have_what_no_document_has() -> None:
+    document = file(user={"id": 1, "name": "a"}, overwrite=True)
+    assert parse_ignition(document).files[0].user == IgnitionOwner(1, "a")
+    assert parse_ignition(document).files[0].contents.source is None
+
+
+@pytest.mark.parametrize(
+    ("version", "document"),
+    [
+        ("3.2.0", {"kernelArguments": {"shouldExist": ["a"]}}),
+        ("3.1.0", {"storage": {"luks": [{"name": "a"}]}}),
+        ("3.0.0", {"ignition": {"version": "3.0.0", "proxy": {"httpProxy": "http://a"}}}),
+    ],
+)
+def test_section_newer_than_its_version_is_ignored(version: str, document: Any) -> None:
+    found = parse_ignition({"ignition": {"version": version}, **document})
+    assert found == IgnitionConfig(version=version)
+
+
+def test_field_newer_than_its_version_is_ignored() -> None:
+    tang = {"url": "http://a", "thumbprint": "t", "advertisement": "{}"}
+    document = ignition("3.4.0", storage={"luks": [{"name": "a", "clevis": {"tang": [tang]}}]})
+    (found,) = parse_ignition(document).luks
+    assert found == {"name": "a", "clevis": {"tang": [{"url": "http://a", "thumbprint": "t"}]}}
+
+
+def test_pin_of_version_3_2_keeps_its_empty_texts() -> None:
+    document = ignition("3.2.0", storage={"luks": [{"name": "a", "clevis": {"custom": {}}}]})
+    (found,) = parse_ignition(document).luks
+    assert found == {"name": "a", "clevis": {"custom": {"config": "", "pin": ""}}}
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,41 @@ def test_links_and_directories_are_read() -> None:
     }
 
 
+def test_sections_for_the_first_boot_are_converted() -> None:
+    document = old(
+        storage={
+            "disks": [{"device": "/dev/sda", "wipeTable": False}],
+            "raid": [{"name": "md0", "level": "raid1", "devices": ["/dev/sda"], "spares": 0}],
+            "files": [file("/a", append=True, contents={"source": "data:,1"})],
+        },
+        passwd={
+            "users": [{"name": "core", "uid": 0, "gecos": "", "shouldExist": False}],
+            "groups": [{"name": "g", "gid": 0, "system": False, "passwordHash": ""}],
+        },
+    )
+    document["ignition"] = {
+        "version": "2.2.0",
+        "config": {"replace": {}, "append": [{"source": "data:,1"}]},
+        "timeouts": {"httpTotal": 3},
+        "proxy": {"httpProxy": "http://a"},
+    }
+    found = converted(document)
+    assert found["storage"] == {
+        "disks": [{"device": "/dev/sda"}],
+        "raid": [{"name": "md0", "level": "raid1", "devices": ["/dev/sda"]}],
+        "files": [{"path": "/a", "append": [{"source": "data:,1"}], "overwrite": False}],
+    }
+    assert found["passwd"] == {
+        "users": [{"name": "core", "uid": 0}],
+        "groups": [{"name": "g", "gid": 0}],
+    }
+    assert found["ignition"] == {
+        "version": "3.5.0",
+        "config": {"replace": {"source": ""}, "merge": [{"source": "data:,1"}]},
+        "timeouts": {"httpTotal": 3},
+    }
+
+
 @pytest.mark.parametrize(
     ("document", "message"),
     [
@@ -111,12 +146,17 @@ def test_links_and_directories_are_read() -> None:
             "storage.files[0].path: expected an absolute path, found 'a'",
         ),
         (
-            old(storage={"files": [file("/a", append=True)]}),
-            "storage.files[0].append: has no equivalent in Ignition 3",
+            old(storage={"disks": [{"device": "/dev/sda", "partitions": [{"number": 1}]}]}),
+            "storage.disks[0].partitions: has no equivalent in Ignition 3",
         ),
         (
-            old(storage={"disks": [{"device": "/dev/sda"}]}),
-            "storage.disks: has no equivalent in Ignition 3",
+            old(
+                storage={
+                    "files": [file("/ab")],
+                    "links": [{"filesystem": "root", "path": "/a", "target": "b"}],
+                }
+            ),
+            "storage.files[0].path: begins with the path of a link, /a",
         ),
         (
             old(networkd={"units": [{"name": "a.network"}]}),

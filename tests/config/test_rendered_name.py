@@ -80,3 +80,8 @@ def test_order_of_kernel_arguments_and_empty_values_change_the_name() -> None:
 def test_value_outside_kubernetes_structures_raises_value_error(value: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="structure"):
         encode_yaml(value)
+
+
+def test_keys_with_a_number_are_sorted_by_it() -> None:
+    value = {"tpm10": 1, "tpm2": 2, "tpm": 3, "tpms": 4}
+    assert encode_yaml(value) == b"tpm: 3\ntpm2: 2\ntpm10: 1\ntpms: 4\n"

@@ -77,6 +77,10 @@ class Contents:
                 )
         return found
 
+    def check_source(self) -> None:
+        """Raise `IgnitionError` unless the source is a data URL with valid data."""
+        _decode_url(self.source or "", self.location)
+
     def compute_sha256(self) -> str:
         """Return the SHA-256 of the bytes in hexadecimal; raise as `decode_bytes` does."""
         return hashlib.sha256(self.decode_bytes()).hexdigest()

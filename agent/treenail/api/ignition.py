@@ -1,9 +1,9 @@
 """Parses Ignition configs of all supported versions into one model."""
 
-from treenail.api import ignition2
+from treenail.api import ignition2, ignition_schema
 from treenail.api import ignition_rules as rules
 from treenail.api.contents import Contents
-from treenail.api.decode import Fields
+from treenail.api.decode import Fields, Json
 from treenail.api.ignition_model import (
     VERSION,
     IgnitionConfig,
@@ -20,8 +20,9 @@ VERSIONS = (ignition2.VERSION, "3.0.0", "3.1.0", "3.2.0", "3.3.0", "3.4.0", VERS
 def parse_ignition(document: object, *, location: str = "spec.config") -> IgnitionConfig:
     """Parse the document; raise `IgnitionError` with the location of the error.
 
-    None is an empty config. The checks are Ignition's; like Ignition this ignores unknown fields.
-    Contents stay encoded.
+    None is an empty config. Like Ignition this ignores fields that the version of the document does
+    not have. A merged config may be valid here although Ignition would reject it as a document:
+    `treenail.api.ignition_checks` has the checks for documents. Contents stay encoded.
     """
     if document is None:
         return IgnitionConfig()
@@ -33,6 +34,8 @@ def parse_ignition(document: object, *, location: str = "spec.config") -> Igniti
             f"{', '.join(VERSIONS)}, found {version!r:.40}",
             remedy=f"write the config in version {VERSION} of Ignition's format",
         )
+    values = ignition_schema.drop_newer_fields(fields.values, version)
+    fields = Fields(values, location, IgnitionError)
     return (
         ignition2.parse_ignition2(fields)
         if version == ignition2.VERSION
@@ -41,14 +44,6 @@ def parse_ignition(document: object, *, location: str = "spec.config") -> Igniti
 
 
 def _parse_ignition3(fields: Fields, version: str) -> IgnitionConfig:
-    for name, since in (("kernelArguments", "3.3.0"), ("storage.luks", "3.2.0")):
-        parent, _, leaf = name.rpartition(".")
-        section = fields.get_object(parent) if parent else fields
-        if section.values.get(leaf) and version < since:
-            raise IgnitionError(
-                f"{section.path_of(leaf)}: needs Ignition {since} or later, found {version}",
-                remedy=f"set ignition.version to {since}",
-            )
     storage, passwd = fields.get_object("storage"), fields.get_object("passwd")
     arguments = fields.get_object("kernelArguments")
     config = IgnitionConfig(
@@ -62,7 +57,7 @@ def _parse_ignition3(fields: Fields, version: str) -> IgnitionConfig:
         disks=rules.prune_objects(storage, "disks"),
         filesystems=rules.prune_objects(storage, "filesystems"),
         raid=rules.prune_objects(storage, "raid"),
-        luks=rules.prune_objects(storage, "luks"),
+        luks=storage.map_objects("luks", lambda entry: _parse_luks(entry, version)),
         kernel_arguments=arguments.get_text_list("shouldExist"),
         absent_kernel_arguments=arguments.get_text_list("shouldNotExist"),
         ignition_section=rules.prune_fields(fields.get_object("ignition"), "version"),
@@ -72,7 +67,7 @@ def _parse_ignition3(fields: Fields, version: str) -> IgnitionConfig:
 
 
 def _parse_file(fields: Fields) -> IgnitionFile:
-    found = IgnitionFile(
+    return IgnitionFile(
         path=rules.parse_path(fields),
         contents=Contents.from_fields(fields.get_object("contents")),
         append=fields.map_objects("append", Contents.from_fields),
@@ -82,10 +77,15 @@ def _parse_file(fields: Fields) -> IgnitionFile:
         overwrite=fields.get_optional_bool("overwrite"),
         location=fields.path,
     )
-    if found.overwrite and found.contents.source is None:
-        raise fields.error(
-            f"{fields.path_of('overwrite')}: a file to overwrite needs contents.source"
-        )
+
+
+def _parse_luks(fields: Fields, version: str) -> Json:
+    found = rules.prune_fields(fields)
+    clevis = fields.get_object("clevis")
+    if version == "3.2.0" and clevis.values.get("custom") is not None:
+        # Both texts are required in version 3.2 and optional in 3.3, so that empty ones stay.
+        custom = {"config": "", "pin": "", **rules.prune_fields(clevis.get_object("custom"))}
+        found["clevis"] = {**rules.prune_fields(clevis), "custom": custom}
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from treenail.api import ignition_rules as rules
 from treenail.api.contents import Contents
-from treenail.api.decode import Fields
+from treenail.api.decode import Fields, Json
 from treenail.api.ignition_model import (
     IgnitionConfig,
     IgnitionDirectory,
@@ -30,19 +30,15 @@ SUPPORTED_USER = "core"
 def parse_ignition2(fields: Fields) -> IgnitionConfig:
     """Parse the config. As in the MCO's conversion, files and units come last to first."""
     storage, passwd = fields.get_object("storage"), fields.get_object("passwd")
-    for section, name in (
-        (fields.get_object("networkd"), "units"),
-        (storage, "disks"),
-        (storage, "raid"),
-        (passwd, "groups"),
-    ):
-        if section.get_list(name):
-            raise _make_unsupported_error(section.path_of(name))
+    networkd = fields.get_object("networkd")
+    if networkd.get_list("units"):
+        raise _make_unsupported_error(networkd.path_of("units"))
     for filesystem in storage.iter_objects("filesystems"):
         if filesystem.get_text("name") != ROOT_FILESYSTEM:
             raise _make_unsupported_error(filesystem.path)
-    if rules.prune_fields(fields.get_object("ignition"), "version"):
-        raise _make_unsupported_error(f"{fields.path_of('ignition')} beside the version")
+    for disk in storage.iter_objects("disks"):
+        if disk.get_list("partitions"):
+            raise _make_unsupported_error(disk.path_of("partitions"))
     config = IgnitionConfig(
         version=VERSION,
         files=_keep_last_files(storage.map_objects("files", _parse_file)),
@@ -50,20 +46,25 @@ def parse_ignition2(fields: Fields) -> IgnitionConfig:
         links=storage.map_objects("links", _parse_link),
         units=_merge_units(fields.get_object("systemd").map_objects("units", _parse_unit)),
         users=_merge_users(passwd),
+        groups=passwd.map_objects("groups", _prune_zeros),
+        disks=storage.map_objects("disks", _prune_zeros),
+        raid=storage.map_objects("raid", _prune_zeros),
+        ignition_section=_convert_ignition(fields.get_object("ignition")),
     )
     rules.validate_config(config, Fields({}, fields.path, fields.error))
+    _reject_link_prefixes(config)
     return config
 
 
 def _parse_file(fields: Fields) -> IgnitionFile:
-    if fields.get_bool("append"):
-        raise _make_unsupported_error(fields.path_of("append"))
-    contents = fields.get_object("contents")
-    found = Contents.from_fields(contents)
-    overwrite = fields.get_optional_bool("overwrite")
+    found = Contents.from_fields(fields.get_object("contents"))
+    contents = replace(found, source=found.source or "", compression=found.compression or None)
+    is_appended = fields.get_bool("append")
+    overwrite = False if is_appended else fields.get_optional_bool("overwrite")
     return IgnitionFile(
         path=_parse_path(fields),
-        contents=replace(found, source=found.source or "", compression=found.compression or None),
+        contents=Contents() if is_appended else contents,
+        append=(contents,) if is_appended else (),
         mode=rules.parse_mode(fields),
         user=_parse_owner(fields, "user"),
         group=_parse_owner(fields, "group"),
@@ -153,9 +154,48 @@ def _merge_users(passwd: Fields) -> tuple[IgnitionUser, ...]:
             raise fields.error(
                 f"{fields.path_of('name')}: expected {SUPPORTED_USER}, found {user.name!r:.40}"
             )
-        merged = found or user
+        merged = found or replace(user, others=_prune_zeros(Fields(user.others, fields.path)))
         found = replace(merged, ssh_keys=tuple(dict.fromkeys(merged.ssh_keys + user.ssh_keys)))
     return () if found is None else (found,)
+
+
+def _convert_ignition(fields: Fields) -> Json:
+    config = fields.get_object("config")
+    found: Json = {}
+    if config.values.get("replace") is not None:
+        found["replace"] = _convert_reference(config.get_object("replace"))
+    if merge := config.map_objects("append", _convert_reference):
+        found["merge"] = list(merge)
+    others = rules.prune_fields(fields, "version", "config")
+    return {**others, "config": found} if found else others
+
+
+def _convert_reference(fields: Fields) -> Json:
+    return {"source": "", **rules.prune_fields(fields)}
+
+
+def _prune_zeros(fields: Fields) -> Json:
+    """Return the fields without zero values, which version 2 does not distinguish from absent ones.
+
+    The numbers of users and groups may be 0.
+    """
+    return {
+        name: value
+        for name, value in rules.prune_fields(fields).items()
+        if value or name in ("uid", "gid")
+    }
+
+
+def _reject_link_prefixes(config: IgnitionConfig) -> None:
+    """Raise when a path begins with that of a link, as the MCO's conversion does."""
+    nodes: list[rules.IgnitionNode] = [*config.files, *config.directories, *config.links]
+    for link in config.links:
+        for node in nodes:
+            if node.path != link.path and node.path.startswith(link.path):
+                raise IgnitionError(
+                    f"{node.location}.path: begins with the path of a link, {link.path}",
+                    remedy="write the config in Ignition 3.5",
+                )
 
 
 def _make_unsupported_error(what: str) -> IgnitionError:

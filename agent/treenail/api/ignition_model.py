@@ -17,7 +17,7 @@ VERSION = "3.5.0"
 
 @dataclass(frozen=True, slots=True)
 class IgnitionOwner:
-    """A user or group by ID or by name; root when neither is set."""
+    """A user or group by ID or by name; root when neither is set, and the ID wins over a name."""
 
     id: int | None = None
     name: str | None = None

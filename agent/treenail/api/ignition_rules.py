@@ -63,13 +63,11 @@ def parse_mode(fields: Fields) -> int | None:
 
 
 def parse_owner(fields: Fields, name: str) -> IgnitionOwner:
-    """Read the user or group of a file."""
+    """Read the user or group of a file; it has both an id and a name only in a merged config."""
     if fields.values.get(name) is None:
         return UNSET_OWNER
     found = fields.get_object(name)
     number, text = found.get_optional_integer("id"), found.get_optional_text("name")
-    if number is not None and text:
-        raise fields.error(f"{found.path}: expected an id or a name, found both")
     if number is not None and not 0 <= number < 2**32 - 1:
         raise found.make_error("id", "the number of a user or group")
     return IgnitionOwner(number, text)
@@ -136,11 +134,10 @@ def validate_config(config: IgnitionConfig, fields: Fields) -> None:
             for index, dropin in enumerate(unit.dropins)
         )
     passwd = fields.get_object("passwd")
-    for name in ("users", "groups"):
-        entries = list(passwd.iter_objects(name))
-        _reject_duplicates(
-            (entry.get_required_text("name"), entry.path, "name") for entry in entries
-        )
+    users = [(entry.get_required_text("name"), entry) for entry in passwd.iter_objects("users")]
+    groups = [(entry.get_text("name"), entry) for entry in passwd.iter_objects("groups")]
+    for entries in (users, groups):
+        _reject_duplicates((name, entry.path, "name") for name, entry in entries)
     for index, found in enumerate(config.users):
         keys = enumerate(found.ssh_keys)
         place = f"{passwd.path}.users[{index}].sshAuthorizedKeys"

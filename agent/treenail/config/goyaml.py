@@ -13,6 +13,7 @@ from treenail.api.decode import Json
 from treenail.api.yaml11 import resolve_scalar
 
 _WIDTH = 80
+_KEY = re.compile(r"([A-Za-z]+)([0-9]*)")
 _BREAKS = "\n\u2028\u2029"  # the line breaks of YAML 1.1 that are printable
 _SPECIAL = re.compile("[^\n -~\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd]")
 _LONE_SPACE = re.compile("[\u2028\u2029]|(?<=[^ ]) (?=[^ ])")
@@ -35,8 +36,8 @@ _ESCAPES = {
 def encode_yaml(value: Json) -> bytes:
     """Encode ``value`` as go-yaml does, with a line feed at the end.
 
-    Keys must be ASCII words, as in Kubernetes structures. Only for such keys does go-yaml omit
-    quotes and sort by characters. Raises `ValueError` for any other value.
+    Keys must be ASCII letters with a number at the end or none, as in Kubernetes structures: for
+    such keys go-yaml omits quotes and its order is simple. Raises `ValueError` for any other value.
     """
     out: list[str] = []
     if value:
@@ -47,9 +48,7 @@ def encode_yaml(value: Json) -> bytes:
 
 
 def _write_mapping(value: Json, indent: int, out: list[str], *, is_begun: bool) -> None:
-    for key in sorted(value):
-        if not (key.isascii() and key.isalpha() and isinstance(resolve_scalar(key), str)):
-            raise ValueError(f"{key!r} is not a key of a Kubernetes structure")
+    for key in sorted(value, key=_split_key):
         prefix = "" if is_begun else " " * indent
         is_begun = False
         out.append(f"{prefix}{key}:")
@@ -63,6 +62,14 @@ def _write_mapping(value: Json, indent: int, out: list[str], *, is_begun: bool) 
             case scalar:
                 out.append(" ")
                 out.append(_format_value(scalar, indent + len(key) + 2, indent + 2))
+
+
+def _split_key(key: str) -> tuple[str, int]:
+    """Return the letters and the number of a key: go-yaml sorts the key a2 before a10."""
+    found = _KEY.fullmatch(key)
+    if found is None or not isinstance(resolve_scalar(key), str):
+        raise ValueError(f"{key!r} is not a key of a Kubernetes structure")
+    return found[1], int(found[2] or -1)
 
 
 def _write_sequence(items: list[object], indent: int, out: list[str], *, is_begun: bool) -> None:

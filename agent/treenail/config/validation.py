@@ -1,16 +1,24 @@
 """Validation of MachineConfigs before the merge, and of the size of rendered ones."""
 
 import json
+import re
+from collections.abc import Iterable, Iterator
 
-from treenail.api import ignition
-from treenail.api.decode import Json
+from treenail.api import ignition, ignition_checks, ignition_schema
+from treenail.api.decode import Fields, Json
+from treenail.api.ignition_schema import IgnoredField
 from treenail.api.machineconfig import EXTENSIONS, KERNEL_TYPES, MachineConfig
-from treenail.errors import ConfigError
+from treenail.errors import ConfigError, IgnitionError
 
 SIZE_LIMIT = 1_572_864
 """Maximum size of an object as JSON, in bytes: the request limit of etcd."""
 
+_MACHINE_CONFIG = ignition_schema.make_shape("apiVersion kind metadata spec")
+_SPEC = ignition_schema.make_shape(
+    "baseOSExtensionsContainerImage config extensions fips kernelArguments kernelType osImageURL"
+)
 _MAX_MODE = 0o777
+_CONTROL = re.compile("[\x7f-\x84\x86-\x9f\ufffe\uffff]")
 
 
 def validate_config(config: MachineConfig) -> None:
@@ -21,6 +29,16 @@ def validate_config(config: MachineConfig) -> None:
         raise ConfigError(f"MachineConfig {config.name}: {error}", remedy=error.remedy) from error
 
 
+def find_ignored_fields(config: MachineConfig) -> Iterator[IgnoredField]:
+    """Yield the fields of a valid MachineConfig that have no effect, such as misspelt ones."""
+    yield from ignition_schema.find_unknown_fields(Fields(config.others, ""), _MACHINE_CONFIG)
+    yield from ignition_schema.find_unknown_fields(Fields(config.spec_others, "spec"), _SPEC)
+    if config.config is not None:
+        ignition_config = Fields(config.config, "spec.config")
+        version = ignition_config.get_object("ignition").get_text("version")
+        yield from ignition_schema.find_ignored_fields(ignition_config, version)
+
+
 def check_rendered_size(spec: Json, name: str) -> None:
     """Raise `ConfigError` when a rendered config is too large for the API server."""
     size = len(json.dumps(spec, ensure_ascii=False, separators=(",", ":")).encode())
@@ -29,6 +47,21 @@ def check_rendered_size(spec: Json, name: str) -> None:
             f"cannot store {name}: it has {size} bytes, and the limit is {SIZE_LIMIT}",
             remedy="shrink the files of its MachineConfigs, or move them into the OS image",
         )
+
+
+def find_control_character(value: object, place: str = "spec") -> tuple[str, str] | None:
+    """Return the place and the first character in ``value`` that YAML rejects; None without any.
+
+    Go's JSON does not escape these characters, and the YAML parser that reads it rejects them.
+    """
+    if isinstance(value, str):
+        return (place, value) if _CONTROL.search(value) else None
+    parts: Iterable[tuple[str, object]] = ()
+    if isinstance(value, dict):
+        parts = ((f"{place}.{name}", inner) for name, inner in value.items())
+    elif isinstance(value, list):
+        parts = ((f"{place}[{index}]", inner) for index, inner in enumerate(value))
+    return next(filter(None, (find_control_character(inner, at) for at, inner in parts)), None)
 
 
 def _validate_spec(config: MachineConfig) -> None:
@@ -43,7 +76,11 @@ def _validate_spec(config: MachineConfig) -> None:
                 f"spec.extensions[{index}]: expected one of {', '.join(EXTENSIONS)}, "
                 f"found {name!r:.40}"
             )
-    for file in ignition.parse_ignition(config.config).files:
+    parsed = ignition.parse_ignition(config.config)
+    if config.config is not None:
+        document = Fields(config.config, "spec.config", IgnitionError)
+        ignition_checks.check_document(document, parsed)
+    for file in parsed.files:
         if file.mode is not None and file.mode > _MAX_MODE:
             raise ConfigError(
                 f"{file.location}.mode: expected at most 511 (0777), found {file.mode} "

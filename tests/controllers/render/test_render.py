@@ -12,6 +12,7 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.config.merge import ROLE, BaseImages
 from treenail.config.provenance import PROVENANCE, Provenance
 from treenail.config.reconcilable import ValidationOverride
+from treenail.config.wanted import read_wanted_state
 from treenail.controllers.render.render import ControllerConfig, render_pool
 from treenail.errors import ConfigError, UnreconcilableError
 
@@ -181,38 +182,87 @@ def test_rendered_config_too_large_to_store_is_rejected() -> None:
         render_pool(pool(), configs, CLUSTER)
 
 
+def test_contradicting_configs_are_rejected() -> None:
+    # The MCO writes such a config, and every node with it becomes Degraded.
+    file = {"path": "/etc/a/b", "contents": {"source": "data:,"}}
+    configs = [
+        machine_config("1", config=storage(files=[file])),
+        machine_config("2", config=storage(links=[{"path": "/etc/a", "target": "/usr"}])),
+    ]
+    with pytest.raises(ConfigError) as raised:
+        render_pool(pool(), configs, CLUSTER)
+    assert str(raised.value) == (
+        "MachineConfig 1: together with the others, spec.config.storage.files[0].path: "
+        "/etc/a is a link of this config"
+    )
+
+
+def test_file_without_contents_is_rendered_as_go_renders_it() -> None:
+    config = machine_config("1", config=storage(files=[{"path": "/etc/a", "mode": 0o600}]))
+    rendered = render_pool(pool(), [config], CLUSTER).config
+    assert rendered.config == storage(files=[{"path": "/etc/a", "mode": 0o600, "overwrite": True}])
+    (file,) = read_wanted_state(rendered).files.values()
+    assert (file.contents.decode_bytes(), file.mode) == (b"", 0o600)
+
+
+def test_owner_by_id_in_one_config_and_by_name_in_another_is_the_id() -> None:
+    file = {"path": "/etc/a", "contents": {"source": "data:,"}}
+    configs = [
+        machine_config("1", config=storage(files=[{**file, "user": {"id": 7}}])),
+        machine_config("2", config=storage(files=[{**file, "user": {"name": "core"}}])),
+    ]
+    rendered = render_pool(pool(), configs, CLUSTER).config
+    (file,) = read_wanted_state(rendered).files.values()
+    assert file.user == 7
+
+
 @pytest.mark.parametrize(
-    ("first", "second", "sentence"),
+    ("spec", "sentence"),
     [
         (
-            {"files": [{"path": "/etc/a/b", "contents": {"source": "data:,"}}]},
-            {"links": [{"path": "/etc/a", "target": "/usr"}]},
+            {"config": storage(files=[{"path": "/a", "append": [{"source": "data:,"}]}])},
             (
-                "MachineConfig 1: together with the others, spec.config.storage.files[0].path: "
-                "/etc/a is a link of this config"
+                "MachineConfig 1: together with the others, spec.config.storage.files[0].append: "
+                "cannot append to a file of a running node"
             ),
         ),
         (
-            {"files": [{"path": "/etc/a"}]},
-            {},
+            {"config": storage(files=[{"path": "/a\x7f", "contents": {"source": "data:,"}}])},
             (
-                "MachineConfig 1: together with the others, "
-                "spec.config.storage.files[0].overwrite: a file to overwrite needs contents.source"
+                "MachineConfig 1: spec.config.storage.files[0].path: expected no control "
+                "character, found one that YAML rejects"
+            ),
+        ),
+        (
+            {"kernelArguments": ["a", "b\x80"]},
+            (
+                "MachineConfig 1: spec.kernelArguments[2]: expected no control character, found "
+                "one that YAML rejects"
             ),
         ),
     ],
 )
-def test_contradicting_configs_are_rejected(
-    first: dict[str, Any], second: dict[str, Any], sentence: str
-) -> None:
-    # The MCO writes such a config, and every node with it becomes Degraded.
-    configs = [
-        machine_config("1", config=storage(**first)),
-        machine_config("2", config=storage(**second)),
-    ]
+def test_config_that_go_cannot_render_is_rejected(spec: dict[str, Any], sentence: str) -> None:
+    configs = [machine_config("0", kernelArguments=["x"]), machine_config("1", **spec)]
     with pytest.raises(ConfigError) as raised:
         render_pool(pool(), configs, CLUSTER)
     assert str(raised.value) == sentence
+    assert raised.value.remedy
+
+
+def test_field_without_effect_is_a_warning() -> None:
+    config = storage(files=[{"path": "/a", "contens": {"source": "data:,"}}])
+    document = machine_config("1", config=config, kernelArgument=["a"])
+    assert render_pool(pool(), [document], CLUSTER).warnings == (
+        (
+            "MachineConfig 1: spec.kernelArgument: ignored: unknown field; did you mean "
+            "kernelArguments?"
+        ),
+        (
+            "MachineConfig 1: spec.config.storage.files[0].contens: ignored: unknown field; did "
+            "you mean contents?"
+        ),
+    )
 
 
 def unreconcilable(*configs: MachineConfig, **more: Any) -> str:

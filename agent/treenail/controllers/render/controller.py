@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 RENDER_DEGRADED = "RenderDegraded"
 KEPT_CONFIGS = 5
 """Number of unreferenced rendered configs that a pool retains, the newest ones."""
+FIELD_IGNORED = "FieldIgnored"
+_MAX_WARNINGS = 5
 _PRUNE_S = 3600.0
 _MAX_DELETIONS = 20
 
@@ -152,7 +154,7 @@ class RenderController:
         except ConfigError as error:
             self._write_condition(pool, _build_failure_condition(pool, error))
             return None
-        self._create_config(rendered)
+        self._create_config(pool, rendered)
         pool = self._update_pool(pool, rendered)
         message = f"Rendered {rendered.name}"
         self._write_condition(pool, Condition(RENDER_DEGRADED, "False", "Rendered", message))
@@ -192,7 +194,7 @@ class RenderController:
         except NotFoundError:
             return None
 
-    def _create_config(self, rendered: RenderedConfig) -> None:
+    def _create_config(self, pool: MachineConfigPool, rendered: RenderedConfig) -> None:
         if self._configs.find(rendered.name) is not None:
             return
         try:
@@ -201,6 +203,18 @@ class RenderController:
             log.debug("%s exists already", rendered.name)
         else:
             log.info("rendered %s from %s", rendered.name, ", ".join(rendered.sources))
+            self._report_ignored_fields(pool, rendered)
+
+    def _report_ignored_fields(self, pool: MachineConfigPool, rendered: RenderedConfig) -> None:
+        if not rendered.warnings:
+            return
+        for warning in rendered.warnings:
+            log.warning("%s", warning)
+        regarding = ObjectReference(KIND, pool.name, uid=pool.metadata.uid, api_version=API_VERSION)
+        shown = rendered.warnings[:_MAX_WARNINGS]
+        more = len(rendered.warnings) - len(shown)
+        text = "; ".join(shown) + (f"; and {more} more" if more else "")
+        self._events.record_warning(regarding, FIELD_IGNORED, text)
 
     def _update_pool(self, pool: MachineConfigPool, rendered: RenderedConfig) -> MachineConfigPool:
         if pool.configuration.name == rendered.name and (

@@ -8,11 +8,19 @@ from treenail.api import documents, machineconfig, machineconfigpool
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.config.validation import validate_config
+from treenail.config.validation import find_ignored_fields, validate_config
 from treenail.controllers.render import render
 from treenail.controllers.render.render import ControllerConfig, RenderedConfig
+from treenail.controllers.rollout import policy
+from treenail.controllers.rollout.policy import ObservedPolicy
 from treenail.errors import ConfigError, UsageError
 
+_KINDS = (
+    machineconfig.KIND,
+    machineconfigpool.KIND,
+    policy.KIND,
+    render.CONTROLLER_CONFIG_KIND,
+)
 _MACHINECONFIG_PREFIX = re.compile(r"MachineConfig (\S+): ")
 
 
@@ -23,8 +31,11 @@ class InputManifests:
     pools: dict[str, MachineConfigPool] = field(default_factory=dict)
     configs: dict[str, MachineConfig] = field(default_factory=dict)
     controller_configs: dict[str, ControllerConfig] = field(default_factory=dict)
+    policies: dict[str, ObservedPolicy] = field(default_factory=dict)
     locations: dict[tuple[str, str], str] = field(default_factory=dict)
     """File and document of each object, by kind and name."""
+    warnings: list[str] = field(default_factory=list)
+    """Fields that have no effect, such as misspelt ones, with their file and document."""
 
 
 def read_manifests(texts: Iterable[tuple[str, str | bytes]]) -> InputManifests:
@@ -45,6 +56,7 @@ def render_pools(
 ) -> tuple[list[RenderedConfig], list[ConfigError]]:
     """Render the pools in the order of names; return the configs and the errors of other pools.
 
+    A pool whose current rendered config is in the input cannot change what nodes cannot apply.
     Raises `UsageError` when ``only`` is unknown. Raises `ConfigError` without a pool, and with more
     than one ControllerConfig.
     """
@@ -62,9 +74,11 @@ def render_pools(
     controller_config = next(iter(found.controller_configs.values()), ControllerConfig())
     rendered, errors = [], []
     for name in sorted(found.pools) if only is None else [only]:
+        pool = found.pools[name]
+        current = found.configs.get(pool.configuration.name)
         try:
             rendered.append(
-                render.render_pool(found.pools[name], found.configs.values(), controller_config)
+                render.render_pool(pool, found.configs.values(), controller_config, current=current)
             )
         except ConfigError as error:
             errors.append(_locate_error(error, name, found))
@@ -78,7 +92,7 @@ def _read_document(document: Json, location: str, found: InputManifests) -> None
         for item in fields.iter_objects("items"):
             _read_document(item.values, item.path, found)
         return
-    if kind not in (machineconfig.KIND, machineconfigpool.KIND, render.CONTROLLER_CONFIG_KIND):
+    if kind not in _KINDS:
         return
     name = _get_name(fields, kind, location)
     if (kind, name) in found.locations:
@@ -88,11 +102,19 @@ def _read_document(document: Json, location: str, found: InputManifests) -> None
     found.locations[kind, name] = location
     try:
         if kind == machineconfigpool.KIND:
+            machineconfigpool.reject_unknown_pool_fields(document)
             found.pools[name] = MachineConfigPool.from_json(document)
         elif kind == machineconfig.KIND:
             found.configs[name] = config = MachineConfig.from_json(document)
             if not render.is_rendered(config):
                 validate_config(config)
+                found.warnings.extend(
+                    f"{location}, {kind} {name}: {ignored}"
+                    for ignored in find_ignored_fields(config)
+                )
+        elif kind == policy.KIND:
+            policy.parse_policy(document, name)
+            found.policies[name] = ObservedPolicy.from_json(document)
         else:
             found.controller_configs[name] = ControllerConfig.from_json(document)
     except ConfigError as error:

@@ -10,15 +10,26 @@ from dataclasses import dataclass, field
 from treenail import __version__
 from treenail.api import ignition, machineconfigpool
 from treenail.api.decode import Fields, Json
+from treenail.api.ignition_model import IgnitionConfig
 from treenail.api.machineconfig import API_VERSION, KIND, MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import ObjectMeta, OwnerReference
 from treenail.config import reconcilable
-from treenail.config.merge import GENERATED_BY, BaseImages, merge_machine_configs
+from treenail.config.merge import (
+    GENERATED_BY,
+    BaseImages,
+    MergedConfig,
+    merge_machine_configs,
+)
 from treenail.config.provenance import PROVENANCE, Provenance, list_named_entries
 from treenail.config.reconcilable import ValidationOverride
 from treenail.config.rendered_name import rendered_name
-from treenail.config.validation import check_rendered_size, validate_config
+from treenail.config.validation import (
+    check_rendered_size,
+    find_control_character,
+    find_ignored_fields,
+    validate_config,
+)
 from treenail.errors import ConfigError, UnreconcilableError
 
 CONTROLLER_CONFIG_KIND = "ControllerConfig"
@@ -59,6 +70,8 @@ class RenderedConfig:
     sources: tuple[str, ...]
     """Names of the merged MachineConfigs, in merge order."""
     provenance: Provenance = field(repr=False)
+    warnings: tuple[str, ...] = ()
+    """Fields of the sources that have no effect."""
 
     @property
     def name(self) -> str:
@@ -95,6 +108,7 @@ def render_pool(
             f"MachineConfig {by} sets spec.osImageURL",
             remedy="remove one of the two",
         )
+    _check_characters(merged)
     name = rendered_name(pool.name, merged.spec)
     if len(name) > _NAME_LIMIT:
         raise ConfigError(
@@ -115,7 +129,12 @@ def render_pool(
     _check_ignition(rendered, merged.provenance)
     if current is not None and current.name != name:
         _check_reconcilable(current, rendered, merged.provenance, allowed)
-    return RenderedConfig(rendered, merged.sources, merged.provenance)
+    warnings = tuple(
+        f"MachineConfig {each.name}: {ignored}"
+        for each in chosen
+        for ignored in find_ignored_fields(each)
+    )
+    return RenderedConfig(rendered, merged.sources, merged.provenance, warnings)
 
 
 def select_configs(
@@ -169,14 +188,40 @@ def _build_owner_references(pool: MachineConfigPool) -> tuple[OwnerReference, ..
     )
 
 
+def _check_characters(merged: MergedConfig) -> None:
+    """Raise for a character that YAML rejects, so that the MCO cannot compute the name."""
+    found = find_control_character(merged.spec)
+    if found is None:
+        return
+    place, text = found
+    if place.startswith("spec.kernelArguments["):
+        names = merged.provenance.find_sources("kernelArguments", text)
+    else:
+        names = _find_sources(place, merged.spec.get("config"), merged.provenance)
+    prefix = f"MachineConfig {names[-1]}: " if names else ""
+    raise ConfigError(
+        f"{prefix}{place}: expected no control character, found one that YAML rejects",
+        remedy="remove it, or write the contents of a file in base64",
+    )
+
+
 def _check_ignition(new: MachineConfig, provenance: Provenance) -> None:
     """Raise when configs that are valid alone contradict each other."""
     try:
-        ignition.parse_ignition(new.config)
+        _reject_append(ignition.parse_ignition(new.config))
     except ConfigError as error:
-        names = _find_sources(str(error), new, provenance)
+        names = _find_sources(str(error), new.config, provenance)
         prefix = f"MachineConfig {names[-1]}: together with the others, " if names else ""
         raise ConfigError(f"{prefix}{error}", remedy=error.remedy) from error
+
+
+def _reject_append(config: IgnitionConfig) -> None:
+    for file in config.files:
+        if file.append:
+            raise ConfigError(
+                f"{file.location}.append: cannot append to a file of a running node",
+                remedy="write the whole file as contents",
+            )
 
 
 def _check_reconcilable(
@@ -190,7 +235,7 @@ def _check_reconcilable(
         return
     reasons = []
     for obstacle in found:
-        names = _find_sources(obstacle.place, new, provenance)
+        names = _find_sources(obstacle.place, new.config, provenance)
         prefix = f"MachineConfig {names[-1]}: " if names else ""
         reasons.append(f"{prefix}{obstacle.reason}")
     raise UnreconcilableError(
@@ -199,7 +244,7 @@ def _check_reconcilable(
     )
 
 
-def _find_sources(location: str, new: MachineConfig, provenance: Provenance) -> tuple[str, ...]:
+def _find_sources(location: str, config: object, provenance: Provenance) -> tuple[str, ...]:
     """Return the MachineConfigs that set ``location``; empty when its value was removed."""
     found = _LOCATION.match(location)
     if found is None:
@@ -210,5 +255,8 @@ def _find_sources(location: str, new: MachineConfig, provenance: Provenance) -> 
         return tuple(name for each in arguments for name in provenance.find_section_sources(each))
     if index is None:
         return provenance.find_section_sources(section)
-    entries = [name for where, name in list_named_entries(new.config or {}) if where == section]
+    fields = Fields.from_json(config or {}, "")
+    entries = [name for where, name in list_named_entries(fields.values) if where == section]
+    if int(index) >= len(entries):
+        return provenance.find_section_sources(section)
     return provenance.find_sources(section, entries[int(index)])
