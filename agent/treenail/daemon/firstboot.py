@@ -130,7 +130,15 @@ class FirstBootRunner:
             interfaces.os.read_deployments(), interfaces.kernel.read_command_line()
         )
         fips = interfaces.kernel.is_fips_enabled()
-        match decide_first_boot(target, deployments.running, progress, fips=fips, boot_id=boot_id):
+        decision = decide_first_boot(
+            target,
+            deployments.running,
+            progress,
+            fips=fips,
+            boot_id=boot_id,
+            architecture=interfaces.kernel.find_architecture(),
+        )
+        match decision:
             case FirstBootReady(reason=reason):
                 self._finish_first_boot(reason)
                 return True

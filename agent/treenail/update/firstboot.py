@@ -7,7 +7,12 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.codec import CodecError, key
 from treenail.config.wanted import WantedOS, read_wanted_state
 from treenail.errors import HostError, UnreconcilableError
-from treenail.update.impact.os_change import OSChange, RunningOS, compute_os_change
+from treenail.update.impact.os_change import (
+    OSChange,
+    RunningOS,
+    check_kernel_type,
+    compute_os_change,
+)
 
 Json = dict[str, object]
 
@@ -59,6 +64,7 @@ def decide_first_boot(
     *,
     fips: bool,
     boot_id: str,
+    architecture: str,
 ) -> FirstBootReady | FirstBootStage:
     """Return the next action.
 
@@ -73,6 +79,8 @@ def decide_first_boot(
             "line",
         )
     wanted = read_wanted_state(config).os if config is not None else WantedOS()
+    if not target.image:
+        check_kernel_type(wanted, architecture)
     change = compute_os_change(WantedOS(), wanted, running, image=target.image)
     if change.is_empty:
         return FirstBootReady("the target is booted")

@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 from tests.update.build import DIGEST_A, DIGEST_B, A, B
 from treenail.config.diff import OSAspect
 from treenail.config.wanted import WantedOS
-from treenail.errors import ConfigError
+from treenail.errors import ConfigError, UnreconcilableError
 from treenail.host.system.kernel_arguments import compute_edit
 from treenail.update.impact.os_change import (
     NO_OS_CHANGE,
     OSChange,
     RunningOS,
+    check_kernel_type,
     compute_os_change,
     is_in_effect,
     list_required_packages,
@@ -30,6 +31,18 @@ def test_image_of_a_booted_manifest_list_is_no_change() -> None:
     assert compute_os_change(WantedOS(), WantedOS(), listed, image=image) == NO_OS_CHANGE
     assert is_in_effect(OSChange(image=image), listed)
     assert not is_in_effect(OSChange(image=image), RunningOS(DIGEST_A))
+
+
+def test_kernel_type_of_another_architecture_is_refused() -> None:
+    for kernel_type in ("default", "realtime", "64k-pages"):
+        check_kernel_type(WantedOS(kernel_type=kernel_type), "arm64")
+    check_kernel_type(WantedOS(kernel_type="realtime"), "amd64")
+    with pytest.raises(UnreconcilableError) as caught:
+        check_kernel_type(WantedOS(kernel_type="64k-pages"), "amd64")
+    assert str(caught.value) == (
+        "cannot use kernelType 64k-pages: it exists for arm64 only, and this machine is amd64"
+    )
+    assert "kernelType default" in caught.value.remedy
 
 
 def running(*arguments: str, packages: tuple[str, ...] = (), removed: tuple[str, ...] = ()):

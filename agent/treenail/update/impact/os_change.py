@@ -1,6 +1,6 @@
 """The change of the operating system that a config requires, and whether it is booted."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from treenail.api import pullspec
@@ -8,6 +8,7 @@ from treenail.api.machineconfig import DEFAULT_KERNEL, EXTENSIONS
 from treenail.codec import key
 from treenail.config.diff import OSAspect
 from treenail.config.wanted import WantedOS
+from treenail.errors import UnreconcilableError
 
 # Another kernel replaces these packages of the base image, as in the Machine Config Daemon.
 _STOCK_KERNEL = frozenset(
@@ -25,6 +26,8 @@ _KERNEL_PACKAGES: dict[str, frozenset[str]] = {
     ),
 }
 """The packages that replace the stock kernel, by kernelType."""
+_KERNEL_ARCHITECTURES = {"64k-pages": "arm64"}
+"""Kernel types that exist for one architecture only, by OCI name."""
 _LATER_PACKAGES = frozenset({"openvswitch3.5-ipsec"})
 """Packages that earlier releases of an extension did not have."""
 
@@ -140,6 +143,18 @@ def compute_os_change(old: WantedOS, new: WantedOS, running: RunningOS, *, image
     return replace(change, packages_from=new.extensions_image)
 
 
+def check_kernel_type(os: WantedOS, architecture: str) -> None:
+    """Raise `UnreconcilableError` for a kernel type that the architecture, by OCI name, lacks."""
+    allowed = _KERNEL_ARCHITECTURES.get(os.kernel_type, architecture)
+    if architecture != allowed:
+        raise UnreconcilableError(
+            f"cannot use kernelType {os.kernel_type}: it exists for {allowed} only, and this "
+            f"machine is {architecture}",
+            remedy="use kernelType default in the MachineConfigs of this pool, or move the node to "
+            "a pool without it",
+        )
+
+
 def is_in_effect(change: OSChange, running: RunningOS) -> bool:
     """Return whether the change is booted."""
     return (
@@ -186,6 +201,12 @@ def list_packages(os: WantedOS) -> frozenset[str]:
     """Return the packages that a config layers on the image."""
     extensions = (package for name in os.extensions for package in EXTENSIONS[name])
     return frozenset(extensions) | _KERNEL_PACKAGES.get(os.kernel_type, frozenset())
+
+
+def list_unsupported_packages(layered: Collection[str]) -> tuple[str, ...]:
+    """Return the layered packages that belong to no extension and no kernel type."""
+    known = frozenset(package for packages in EXTENSIONS.values() for package in packages)
+    return _sort_names(frozenset(layered) - known.union(*_KERNEL_PACKAGES.values()))
 
 
 def list_required_packages(os: WantedOS) -> frozenset[str]:
