@@ -2,7 +2,9 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -191,8 +193,15 @@ class Wire(HttpTransport):
     """A transport that a test can interrupt."""
 
     is_interrupted = False
+    slow_pods: frozenset[str] = frozenset()
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.answered = threading.Event()
 
     def send(self, request: ApiRequest) -> ApiResponse:
+        if request.path.endswith("/eviction") and request.path.split("/")[-2] in self.slow_pods:
+            self.answered.wait(10)
         if self.is_interrupted:
             raise UnreachableError("the wire is cut")
         return super().send(request)
@@ -399,3 +408,44 @@ def test_unreachable_server_raises_and_keeps_attempts(node: Node) -> None:
         (blocker,) = drain.evict_pods().blockers
 
     assert blocker.since == NOW
+
+
+def test_unanswered_evictions_block_no_other_pod_and_are_reported(node: Node) -> None:
+    slow = [f"slow-{number}" for number in range(3)]
+    for name in [*slow, "web", "api"]:
+        node.add(name)
+    node.transport.slow_pods = frozenset(slow)
+    clock = FakeClock(SystemClock().now())
+    with (
+        ThreadPoolExecutor(8) as executor,
+        NodeDrain(node.client, "a", clock, notify=node.rang.set, executor=executor) as drain,
+    ):
+        drain.evict_pods()
+        wait_until(lambda: node.pods() == slow)
+        assert drain.evict_pods().blockers == ()
+        clock.move(10)
+        blocked = drain.evict_pods().blockers
+        assert [each.pod for each in blocked] == [f"shop/{name}" for name in slow]
+        assert {each.reason for each in blocked} == {BlockerReason.UNANSWERED}
+        assert "look for a slow admission webhook" in blocked[0].message
+
+        node.rang.clear()
+        node.transport.answered.set()
+        assert node.rang.wait(10)
+        node.emptied(drain)
+    assert node.pods() == []
+
+
+def test_eviction_without_answer_is_reported_when_the_server_answers_others(node: Node) -> None:
+    node.add("web")
+    send = node.transport.send
+
+    def lose_evictions(request: ApiRequest) -> ApiResponse:
+        if request.path.endswith("/eviction"):
+            raise UnreachableError("no response within 15 s")
+        return send(request)
+
+    node.transport.send = lose_evictions  # type: ignore[method-assign]  # the client calls it
+    with node.drain() as drain:
+        (blocker,) = drain.evict_pods().blockers
+    assert blocker.reason == BlockerReason.UNANSWERED

@@ -3,9 +3,11 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent import futures
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import ParamSpec, Self, TypeVar
 
 from treenail.clock import Clock
 from treenail.errors import (
@@ -19,11 +21,14 @@ from treenail.errors import (
 from treenail.kube.client import Client, Json
 from treenail.kube.informer import Informer
 from treenail.kube.pod import Pod, parse_pod
-from treenail.kube.resources import DAEMONSETS, PODDISRUPTIONBUDGETS, PODS, get_object
+from treenail.kube.resources import DAEMONSETS, NODES, PODDISRUPTIONBUDGETS, PODS, get_object
 from treenail.kube.watch import WatchScope
 from treenail.label_selector import matches_selector
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MAX_BLOCKERS = 10
 # kubectl drain retries a rejected eviction every 5 s (k8s.io/kubectl/pkg/drain). A terminating pod
@@ -32,6 +37,12 @@ _RETRY_S = 5.0
 _TERMINATION_SLACK_S = 15.0
 # With a slow API server one round evicts only some of the pods.
 _ROUND_LIMIT_S = 10.0
+_MAX_IN_FLIGHT = 4
+"""Evictions of one node that wait for an answer, so that no node uses all threads."""
+_WAIT_S = 1.0
+"""How long a round waits for an answer. Later answers count in the next round."""
+_SLOW_S = 10.0
+_UNANSWERED_RETRY_S = 30.0
 
 
 class BlockerReason(StrEnum):
@@ -43,6 +54,7 @@ class BlockerReason(StrEnum):
     TERMINATION = "termination"
     VOLUME = "volume"
     REFUSED = "refused"
+    UNANSWERED = "unanswered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +155,8 @@ class NodeDrain:
     One thread calls ``evict_pods``; any thread may call ``retry_budget``. ``notify`` runs on
     another thread when a pod changes. Cordon the node first, so that it gets no new pods.
     ``choose_retry_s`` returns the seconds until a blocked pod is evicted again (default: 5).
+    ``executor`` sends the evictions; without one, the calling thread does. An eviction that the API
+    server does not answer then blocks neither the other pods nor the caller.
     """
 
     def __init__(
@@ -155,8 +169,12 @@ class NodeDrain:
         grace_s: int | None = None,
         limit_s: float = 30.0,
         choose_retry_s: Callable[[Blocker], float] = lambda _: _RETRY_S,
+        executor: Executor | None = None,
     ) -> None:
         self._client = client
+        self._notify = notify
+        self._executor = executor or InlineExecutor()
+        self._in_flight: dict[str, _PendingEviction] = {}
         self._node = node
         self._clock = clock
         self._grace_s = grace_s
@@ -204,13 +222,7 @@ class NodeDrain:
         }
         budgets = _BudgetCache(self._client)
         retried = {self._retried_budgets.popleft() for _ in range(len(self._retried_budgets))}
-        end = self._clock.monotonic() + _ROUND_LIMIT_S
-        is_in_time = True
-        for pod in evictable:
-            if pod.terminates_at is None:
-                self._evict_pod(pod, budgets, retried)
-            if not (is_in_time := self._clock.monotonic() < end):
-                break
+        is_in_time = self._run_round(evictable, budgets, retried)
         blockers = sorted(
             (blocker for pod in evictable if (blocker := self._find_blocker(pod))),
             key=lambda blocker: (blocker.since, blocker.pod),
@@ -222,32 +234,106 @@ class NodeDrain:
             retry_s=_RETRY_S if is_in_time else 0.0,
         )
 
-    def _evict_pod(self, pod: Pod, budgets: "_BudgetCache", retried: Collection[str]) -> None:
+    def _run_round(
+        self, pods: Sequence[Pod], budgets: "_BudgetCache", retried: Collection[str]
+    ) -> bool:
+        """Send the evictions that are due; return False when some are left for another round."""
+        end = self._clock.monotonic() + _ROUND_LIMIT_S
+        due = deque(self._find_due(pods, retried))
+        results: list[ClusterError | None] = []
+        while self._clock.monotonic() < end:
+            while due and len(self._in_flight) < _MAX_IN_FLIGHT:
+                self._send_eviction(due.popleft())
+            if not self._in_flight:
+                break
+            # An eviction that is slow already does not keep the round waiting.
+            waits = [each.future for each in self._in_flight.values() if not each.is_slow]
+            if not futures.wait(waits, _WAIT_S, futures.FIRST_COMPLETED).done and waits:
+                self._mark_slow()
+            answered = self._collect_answers(budgets)
+            results += answered
+            if not answered and len(self._in_flight) >= _MAX_IN_FLIGHT:
+                break
+            if not due and all(each.is_slow for each in self._in_flight.values()):
+                break
+        if results and all(isinstance(each, UnreachableError) for each in results):
+            # One webhook can delay all of them. Raises when the API server itself is unreachable.
+            self._client.get(NODES, self._node)
+        # With all slots in use, an answer starts the next round.
+        return not due or len(self._in_flight) >= _MAX_IN_FLIGHT
+
+    def _mark_slow(self) -> None:
+        for each in self._in_flight.values():
+            if not each.is_slow:
+                each.is_slow = True
+                each.future.add_done_callback(lambda _: self._notify())
+
+    def _find_due(self, pods: Iterable[Pod], retried: Collection[str]) -> list[Pod]:
+        """Return the pods to evict now; those without an attempt first, then the oldest attempt."""
         now = self._clock.monotonic()
+        due: list[tuple[float, Pod]] = []
+        for pod in pods:
+            if pod.terminates_at is not None or pod.uid in self._in_flight:
+                continue
+            before = self._attempts.get(pod.uid)
+            if before and now < before.retry_at and not _is_blocked_by(before.blocker, retried):
+                continue
+            due.append((before.retry_at if before else float("-inf"), pod))
+        return [pod for _, pod in sorted(due, key=lambda item: item[0])]
+
+    def _send_eviction(self, pod: Pod) -> None:
+        def send() -> ClusterError | None:
+            try:
+                self._client.evict(pod.namespace, pod.name, uid=pod.uid, grace_s=self._grace_s)
+            except ClusterError as error:
+                return error
+            return None
+
+        future = self._executor.submit(send)
+        self._in_flight[pod.uid] = _PendingEviction(
+            pod, future, self._clock.monotonic(), self._clock.now()
+        )
+
+    def _collect_answers(self, budgets: "_BudgetCache") -> list[ClusterError | None]:
+        done = [each for each in self._in_flight.values() if each.future.done()]
+        answers = []
+        for each in done:
+            del self._in_flight[each.pod.uid]
+            answer = each.future.result()
+            answers.append(answer)
+            self._record_answer(each, answer, budgets)
+        return answers
+
+    def _record_answer(
+        self, sent: "_PendingEviction", error: ClusterError | None, budgets: "_BudgetCache"
+    ) -> None:
+        pod, retry_s = sent.pod, _RETRY_S
         before = self._attempts.get(pod.uid)
-        if before and now < before.retry_at and not _is_blocked_by(before.blocker, retried):
-            return
+        since = before.blocker.since if before and before.blocker else sent.sent_at
         blocker: Blocker | None = None
-        retry_s = _RETRY_S
-        try:
-            self._client.evict(pod.namespace, pod.name, uid=pod.uid, grace_s=self._grace_s)
-            log.info("evicted pod %s from %s", pod.key, self._node)
-        except (NotFoundError, ConflictError):
-            log.debug("pod %s is gone", pod.key)
-        except UnreachableError:
-            raise
-        except ClusterError as error:
-            if isinstance(error, TooManyRequestsError):
-                retry_s = max(retry_s, error.retry_after_s)
-            since = before.blocker.since if before and before.blocker else self._clock.now()
-            blocker = classify_refusal(pod, error, budgets.find_budgets(pod), since)
-            if blocker is not None:
-                retry_s = max(retry_s, self._choose_retry_s(blocker))
-        self._attempts[pod.uid] = _EvictionAttempt(now + retry_s, blocker)
+        match error:
+            case None:
+                log.info("evicted pod %s from %s", pod.key, self._node)
+            case NotFoundError() | ConflictError():
+                log.debug("pod %s is gone", pod.key)
+            case UnreachableError():
+                retry_s = _UNANSWERED_RETRY_S
+                blocker = _build_unanswered(pod, since)
+            case _:
+                if isinstance(error, TooManyRequestsError):
+                    retry_s = max(retry_s, error.retry_after_s)
+                blocker = classify_refusal(pod, error, budgets.find_budgets(pod), since)
+                if blocker is not None:
+                    retry_s = max(retry_s, self._choose_retry_s(blocker))
+        self._attempts[pod.uid] = _EvictionAttempt(sent.started_at + retry_s, blocker)
 
     def _find_blocker(self, pod: Pod) -> Blocker | None:
         if pod.terminates_at is None:
             attempt = self._attempts.get(pod.uid)
+            sent = self._in_flight.get(pod.uid)
+            if sent and self._clock.monotonic() - sent.started_at >= _SLOW_S:
+                since = attempt.blocker.since if attempt and attempt.blocker else sent.sent_at
+                return _build_unanswered(pod, since)
             return attempt.blocker if attempt else None
         found = find_stuck_reason(pod, self._clock.now())
         return Blocker(pod.key, *found, (), pod.terminates_at) if found else None
@@ -270,6 +356,36 @@ class NodeDrain:
 
     def _record_error(self, error: ClusterError) -> None:
         self._last_error = error
+
+
+class InlineExecutor(Executor):
+    """Runs each call at once, on the calling thread."""
+
+    def submit(
+        self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> "futures.Future[T]":
+        future: futures.Future[T] = futures.Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+@dataclass(slots=True)
+class _PendingEviction:
+    """An eviction that was sent; ``started_at`` is monotonic, ``sent_at`` is since the epoch."""
+
+    pod: Pod
+    future: "futures.Future[ClusterError | None]"
+    started_at: float
+    sent_at: float
+    is_slow: bool = False
+
+
+def _build_unanswered(pod: Pod, since: float) -> Blocker:
+    message = (
+        "the API server does not answer the eviction; look for a slow admission webhook: kubectl "
+        "get validatingwebhookconfigurations"
+    )
+    return Blocker(pod.key, BlockerReason.UNANSWERED, message, (), since)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from treenail.controllers.runtime.workqueue import WorkQueue
 from treenail.errors import ClusterError, NotFoundError
 from treenail.kube.client import Client, Json
 from treenail.kube.events import EventRecorder
+from treenail.kube.eviction import InlineExecutor
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import (
@@ -198,7 +199,13 @@ class Acting:
         self._informers = Informers(client, SystemClock())
         recorder = EventRecorder(client, "treenail-controller", "test", self.clock)
         self.controller = DrainController(
-            client, recorder, self.clock, self.metrics, max_parallel=max_parallel
+            client,
+            recorder,
+            self.clock,
+            self.metrics,
+            max_parallel=max_parallel,
+            # In the thread of the test, so that a kill ends the controller at any write.
+            executor=InlineExecutor(),
         )
         self.queue = WorkQueue(self.clock, first_retry_s=0.01, max_retry_s=0.05)
         self.controller.register_watches(self._informers, self.queue.add)

@@ -6,6 +6,7 @@ A change of a pod enqueues the node again.
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import assert_never
@@ -50,6 +51,7 @@ from treenail.kube.watch import WatchScope
 log = logging.getLogger(__name__)
 
 _MAX_PARALLEL = 50
+_EVICTION_THREADS = 32
 _LIST_TIMEOUT_S = 2.0
 _MAX_CONFLICTS = 3
 _CONFLICT_RETRY_S = 1.0
@@ -97,7 +99,7 @@ class _RunningDrain:
 class DrainController:
     """Cordons, drains and uncordons nodes, at most ``max_parallel`` drains at a time.
 
-    It reports blockers that last longer than ``report_after_s``.
+    It reports blockers that last longer than ``report_after_s``. ``executor`` sends the evictions.
     """
 
     name = "drain"
@@ -111,6 +113,7 @@ class DrainController:
         *,
         max_parallel: int = _MAX_PARALLEL,
         report_after_s: float = REPORT_AFTER_S,
+        executor: Executor | None = None,
     ) -> None:
         self._client = client
         self._events = events
@@ -120,6 +123,9 @@ class DrainController:
         self._slots = DrainSlots(max_parallel)
         self._budget_queue = BudgetQueue()
         self._condition_writer = DrainConditionWriter(client, clock)
+        self._executor = executor or ThreadPoolExecutor(
+            _EVICTION_THREADS, thread_name_prefix="evictions"
+        )
         # One entry for each node. Only the worker that reconciles the node accesses it.
         self._running: dict[str, _RunningDrain] = {}
         self._enqueue: Callable[[str], None] = lambda _: None
@@ -159,6 +165,7 @@ class DrainController:
         """Stop all watches. Another process continues the drains."""
         for name in list(self._running):
             self._end_drain(name)
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _handle_node_list(self) -> None:
         for name in self._nodes.handle_list():
@@ -312,6 +319,7 @@ class DrainController:
             choose_retry_s=lambda blocker: self._budget_queue.compute_retry_s(
                 name, record.began_at, blocker
             ),
+            executor=self._executor,
         )
         exit_stack = ExitStack()
         exit_stack.enter_context(drain)
