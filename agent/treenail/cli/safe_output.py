@@ -28,18 +28,24 @@ _ALLOWED = frozenset("\n\t")
 
 
 def escape_text(text: str, *, styles: Mapping[str, str] | None = None) -> str:
-    r"""Return ``text`` with characters that are not printable as ``\x1b`` or ``\u202e``.
+    r"""Return ``text`` with characters that are not printable as ``\u001b`` or ``\u202e``.
 
-    Newlines and tabs stay. ``styles`` maps the marks of colours to sequences of the terminal.
+    JSON reads these escapes too. Newlines and tabs stay. ``styles`` maps the marks of colours to
+    sequences of the terminal.
     """
     if all(part.isprintable() for part in text.split("\n")):
         return text
     return "".join(
         char
         if char.isprintable() or char in _ALLOWED
-        else (styles or {}).get(char) or char.encode("unicode_escape", "surrogatepass").decode()
+        else (styles or {}).get(char) or _escape_char(char)
         for char in text
     )
+
+
+def _escape_char(char: str) -> str:
+    code = ord(char)
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
 def escape_line(text: str) -> str:

@@ -33,6 +33,10 @@ _UNSUPPORTED_KEYS = (
 )
 
 
+class UnsupportedKubeconfigError(UsageError):
+    """A kubeconfig with credentials that only the package ``kubernetes`` supports."""
+
+
 @dataclass(frozen=True, slots=True)
 class ApiServerConfig:
     """One API server and one identity. Paths are ``str``, inline data is ``bytes``."""
@@ -216,11 +220,13 @@ def _parse_yaml(path: str, text: str) -> object:
 def _refuse_unsupported(cluster: _KubeconfigSection, user: _KubeconfigSection) -> None:
     for key in _UNSUPPORTED_KEYS:
         if user.values.get(key):
-            raise user.make_error(
+            error = user.make_error(
                 key, "is not supported", "use a client certificate, a token or a tokenFile"
             )
+            raise UnsupportedKubeconfigError(str(error), remedy=error.remedy)
     if cluster.get_text("proxy-url"):
-        raise cluster.make_error("proxy-url", "is not supported", "name a server without a proxy")
+        error = cluster.make_error("proxy-url", "is not supported", "name a server without a proxy")
+        raise UnsupportedKubeconfigError(str(error), remedy=error.remedy)
 
 
 def _parse_server(cluster: _KubeconfigSection) -> str:

@@ -1,6 +1,7 @@
 """The command ``treenail-controller``: dispatch and exit codes.
 
 Exit codes: 0 success, 1 an input is invalid, 2 an argument is invalid, 130 interrupted.
+``rollout`` has its own.
 """
 
 import argparse
@@ -10,7 +11,7 @@ from collections.abc import Callable
 
 from treenail import __version__
 from treenail.api import documents
-from treenail.cli.controller import manifests, plan, run, status
+from treenail.cli.controller import manifests, plan, rollout, run, status
 from treenail.cli.files import read_documents
 from treenail.cli.safe_output import guard_output
 from treenail.cli.terminal import HelpFormatter, format_examples
@@ -28,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_command_line(argv: list[str] | None) -> int:
-    arguments = _create_parser().parse_args(argv)
+    arguments = create_parser().parse_args(argv)
     try:
         return _run_command(arguments)
     except UsageError as error:
@@ -41,13 +42,15 @@ def _run_command_line(argv: list[str] | None) -> int:
         return 0
 
 
-def _create_parser() -> argparse.ArgumentParser:
+def create_parser() -> argparse.ArgumentParser:
+    """Create the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="treenail-controller",
         description="Render the configuration of pools of nodes, and roll it out.",
         epilog=format_examples(
             ("show what a change costs", "treenail-controller plan -f pool.yaml"),
             ("follow a rollout", "treenail-controller status"),
+            ("wait for a rollout in a script", "treenail-controller rollout status --wait"),
         ),
         formatter_class=HelpFormatter,
     )
@@ -93,6 +96,7 @@ def _create_parser() -> argparse.ArgumentParser:
     render.set_defaults(run=_render_configs)
     plan.add_command(commands)
     status.add_command(commands)
+    rollout.add_command(commands)
     manifests.add_command(commands)
     run.add_command(commands)
     return parser

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from treenail.cli.controller.connect import connect_cluster
+from treenail.cli.controller.connect import add_connection_arguments, connect_cluster
 from treenail.cli.files import read_documents
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import SystemClock
@@ -41,11 +41,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--live", action="store_true", help="plan the changes that the cluster requests already"
     )
     parser.add_argument("--pool", metavar="NAME", help="plan this pool only (default: all pools)")
-    parser.add_argument(
-        "--kubeconfig",
-        metavar="FILE",
-        help="connect with this kubeconfig (default: KUBECONFIG or ~/.kube/config)",
-    )
+    add_connection_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=print_plan)
 
@@ -55,7 +51,7 @@ def print_plan(arguments: argparse.Namespace) -> int:
     if bool(arguments.filename) == arguments.live:
         raise UsageError("cannot plan: name the change with -f, or use --live")
     documents = offline.read_manifests(read_documents(arguments.filename or ()))
-    with connect_cluster(arguments.kubeconfig) as client:
+    with connect_cluster(arguments) as client:
         found = read.read_snapshot(client)
     after = plan.apply_manifests(found, documents)
     if arguments.pool is not None and arguments.pool not in after.pools:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treenail.api.decode import Json
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import BootTimeClock, Clock, format_rfc3339
 from treenail.controllers.runtime.health import HealthServer, parse_address
@@ -29,6 +30,7 @@ from treenail.kube.client import Client, Transport
 from treenail.kube.events import EventRecorder
 from treenail.kube.fence import LeaderTransport
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector
+from treenail.kube.resources import SECRETS
 
 if TYPE_CHECKING:
     from treenail.kube.official import OfficialTransport
@@ -40,6 +42,8 @@ EXIT_FAILED = 1
 # Longer than the defaults of client-go: a leader survives a restart of the API server.
 _LEASE_S, _RENEW_S, _RETRY_S, _CALL_TIMEOUT_S = 60.0, 40.0, 5.0, 10.0
 _MAX_SECONDS = 3600.0
+_IMAGE_SETTLE_FACTOR = 2.0
+"""An image settles for longer than a MachineConfig, so that one decision covers both."""
 _SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
@@ -57,6 +61,8 @@ class ControllerContext:
     settle_s: float
     image_annotation: str
     own_node_name: str
+    load_secret: Callable[[str], Json]
+    """Reads a Secret of the controller's namespace. Raises `ClusterError`."""
 
     def create_client(self, controller: str) -> Client:
         """Return a client whose writes the API server records under the controller's name."""
@@ -88,12 +94,16 @@ def _build_rollout(context: ControllerContext) -> tuple[ControllerSettings, ...]
 
     image_key = key.PREFIX + context.image_annotation
     client = context.create_client("rollout")
-    settings = RolloutSettings(image_key=image_key, own_node=context.own_node_name)
+    settings = RolloutSettings(
+        image_key=image_key,
+        own_node=context.own_node_name,
+        # The render controller waits this long before it renders the same change.
+        image_settle_s=_IMAGE_SETTLE_FACTOR * context.settle_s,
+    )
+    gates = GateClient(WebClient(), load_secret=context.load_secret)
     return (
         ControllerSettings(
-            RolloutController(
-                client, context.clock, GateClient(WebClient()), context.recorder, settings
-            )
+            RolloutController(client, context.clock, gates, context.recorder, settings)
         ),
         ControllerSettings(
             MachineConfigNodeController(client, context.clock, image_key=image_key),
@@ -146,6 +156,12 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--kubeconfig",
         metavar="FILE",
         help="connect with this kubeconfig (default: the service account of the pod)",
+    )
+    parser.add_argument(
+        "--context",
+        metavar="NAME",
+        default="",
+        help="use this context of the kubeconfig (default: its current context)",
     )
     parser.add_argument(
         "--metrics", metavar="HOST:PORT", default="127.0.0.1:8080",
@@ -206,7 +222,7 @@ class ControllerProcess:
     def __init__(self, arguments: argparse.Namespace) -> None:
         clock = BootTimeClock()
         host, port = parse_address(arguments.metrics)
-        self._transport = _create_transport(arguments.kubeconfig, clock)
+        self._transport = _create_transport(arguments.kubeconfig, arguments.context, clock)
         client = Client(self._transport)
         fenced = LeaderTransport(self._transport, lambda: self._runtime.is_leader)
         metrics = ControllerMetrics()
@@ -222,6 +238,9 @@ class ControllerProcess:
             settle_s=arguments.settle,
             image_annotation=arguments.image_annotation,
             own_node_name=os.environ.get("NODE_NAME", ""),
+            load_secret=lambda name: client.get(
+                SECRETS, name, namespace=arguments.namespace or _read_own_namespace()
+            ),
         )
         make_elector: MakeElector = make_sole_leader
         if not arguments.no_leader_election:
@@ -283,7 +302,9 @@ class ControllerProcess:
         self._stop.set()
 
 
-def _create_transport(kubeconfig: str | None, clock: Clock) -> "OfficialTransport":
+def _create_transport(kubeconfig: str | None, context: str, clock: Clock) -> "OfficialTransport":
+    if context and kubeconfig is None:
+        raise UsageError("cannot use --context without a kubeconfig", remedy="add --kubeconfig")
     try:
         from treenail.kube.official import OfficialTransport
     except ModuleNotFoundError as error:
@@ -292,7 +313,7 @@ def _create_transport(kubeconfig: str | None, clock: Clock) -> "OfficialTranspor
             remedy="install treenail-controller, or run: pip install treenail[controller]",
         ) from error
     if kubeconfig is not None:
-        return OfficialTransport.from_kubeconfig(kubeconfig, clock)
+        return OfficialTransport.from_kubeconfig(kubeconfig, clock, context=context)
     return OfficialTransport.from_service_account(clock)
 
 

@@ -6,7 +6,7 @@ import shutil
 import sys
 from typing import TextIO
 
-from treenail.cli.controller.connect import connect_cluster
+from treenail.cli.controller.connect import add_connection_arguments, connect_cluster
 from treenail.cli.controller.status_text import format_table
 from treenail.cli.safe_output import GuardedStream, escape_text
 from treenail.cli.terminal import HelpFormatter, find_width, format_examples, wrap_text
@@ -36,11 +36,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         ),
         formatter_class=HelpFormatter,
     )
-    parser.add_argument(
-        "--kubeconfig",
-        metavar="FILE",
-        help="connect with this kubeconfig (default: KUBECONFIG or ~/.kube/config)",
-    )
+    add_connection_arguments(parser)
     parser.add_argument(
         "--once", action="store_true", help="print the table once, also on a terminal"
     )
@@ -50,7 +46,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def print_status(arguments: argparse.Namespace) -> int:
     """Print the table; on a terminal, update it until Ctrl-C."""
-    with connect_cluster(arguments.kubeconfig) as client:
+    with connect_cluster(arguments) as client:
         found = read_pool_rows(client)
         if arguments.json:
             print(json.dumps(status_table.convert_to_json(found), indent=2))

@@ -1,0 +1,146 @@
+"""``treenail-controller rollout status`` and the choice of the cluster."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.controllers.rollout.agents import client_of, install_kinds
+from tests.fakes.clock import FakeClock
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.cli.controller.connect import find_kubeconfigs
+from treenail.cli.controller.main import main
+from treenail.cli.controller.rollout import await_rollouts, compute_exit_code
+from treenail.controllers.plan.rollout_result import (
+    RolloutOutcome,
+    RolloutResult,
+    compute_rollout_result,
+)
+from treenail.errors import UnreachableError
+from treenail.kube.resources import MACHINECONFIGPOOLS
+from treenail_lab.apiserver.serving.server import LabServer
+
+COMPLETE, BLOCKED, IN_PROGRESS = (
+    RolloutOutcome.COMPLETE,
+    RolloutOutcome.BLOCKED,
+    RolloutOutcome.IN_PROGRESS,
+)
+
+
+def pool(*, observed: int = 2, paused: bool = False, **conditions: str) -> MachineConfigPool:
+    listed = [
+        {"type": kind, "status": status, "reason": "x", "message": f"because of {kind}"}
+        for kind, status in conditions.items()
+    ]
+    status = {"observedGeneration": observed, "machineCount": 3, "updatedMachineCount": 1}
+    return MachineConfigPool.from_json(
+        {
+            "metadata": {"name": "worker", "generation": 2},
+            "spec": {"paused": paused},
+            "status": {**status, "conditions": listed},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "outcome", "message"),
+    [
+        (pool(Updated="True"), COMPLETE, "because of Updated"),
+        (pool(Updated="False", Updating="True"), IN_PROGRESS, "because of Updating"),
+        (pool(Updated="False", Updating="True", Degraded="True"), BLOCKED, "because of Degraded"),
+        (pool(Updated="False", Stalled="True"), BLOCKED, "because of Stalled"),
+        (pool(Updated="True", observed=1), IN_PROGRESS, "has not seen the change"),
+        (pool(Updated="True", Degraded="True", observed=1), IN_PROGRESS, "has not seen the change"),
+        (pool(Updated="False", paused=True), BLOCKED, "the pool is paused"),
+        (pool(), IN_PROGRESS, "no status yet"),
+    ],
+)
+def test_outcome_follows_the_conditions(
+    found: MachineConfigPool, outcome: RolloutOutcome, message: str
+) -> None:
+    result = compute_rollout_result(found)
+    assert result.outcome is outcome
+    assert message in result.message
+    assert (result.updated, result.total) == (1, 3)
+
+
+def result(outcome: RolloutOutcome, message: str = "m") -> RolloutResult:
+    return RolloutResult("worker", outcome, message, 1, 3)
+
+
+class Reads:
+    """Returns one result after the other, the last one for ever; None is no answer."""
+
+    def __init__(self, *results: RolloutResult | None) -> None:
+        self._results = [*results]
+
+    def __call__(self) -> Sequence[RolloutResult]:
+        found = self._results.pop(0) if len(self._results) > 1 else self._results[0]
+        if found is None:
+            raise UnreachableError("no answer")
+        return (found,)
+
+
+def test_wait_ends_when_the_rollout_is_complete_and_shows_each_change_once() -> None:
+    shown: list[RolloutResult] = []
+    progress, done = result(IN_PROGRESS), result(COMPLETE)
+    found = await_rollouts(
+        Reads(progress, progress, None, done), FakeClock(), timeout_s=60, show=shown.append
+    )
+    assert (compute_exit_code(found), shown) == (0, [progress, done])
+
+
+def test_wait_ends_at_once_when_a_user_must_act() -> None:
+    clock = FakeClock()
+    found = await_rollouts(Reads(result(BLOCKED)), clock, timeout_s=60, show=None)
+    assert compute_exit_code(found) == 3
+
+
+def test_wait_ends_at_the_time_limit() -> None:
+    clock = FakeClock()
+    began = clock.monotonic()
+    found = await_rollouts(Reads(result(IN_PROGRESS)), clock, timeout_s=62, show=None)
+    assert (compute_exit_code(found), clock.monotonic() - began) == (4, 62)
+
+
+def test_wait_without_any_answer_is_an_error() -> None:
+    with pytest.raises(UnreachableError):
+        await_rollouts(Reads(None), FakeClock(), timeout_s=12, show=None)
+
+
+def test_rollout_status_reads_a_context_of_a_list_of_kubeconfigs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LabServer(tmp_path / "api") as server:
+        client, transport = client_of(server.admin_kubeconfig)
+        install_kinds(client)
+        named = {"apiVersion": MACHINECONFIGPOOLS.api_version, "kind": "MachineConfigPool"}
+        client.create(MACHINECONFIGPOOLS, {**named, "metadata": {"name": "worker"}, "spec": {}})
+        other = tmp_path / "other"
+        other.write_text("apiVersion: v1\nkind: Config\ncurrent-context: none\n")
+        files = [str(tmp_path / "missing"), str(other), str(server.admin_kubeconfig)]
+        monkeypatch.setenv("KUBECONFIG", os.pathsep.join(files))
+        (context,) = [
+            line.split()[-1]
+            for line in server.admin_kubeconfig.read_text().splitlines()
+            if "current-context" in line
+        ]
+        context = context.strip('",')
+        assert main(["rollout", "status", "worker", "--context", context]) == 4
+        assert capsys.readouterr().out.startswith("worker: in progress, 0 of 0 nodes updated: ")
+        assert main(["rollout", "status", "web", "--context", context]) == 2
+        assert "cannot find MachineConfigPool web: the cluster has worker" in (
+            capsys.readouterr().err
+        )
+        transport.close()
+
+
+def test_kubeconfigs_of_a_list_that_do_not_exist_are_skipped(tmp_path: Path) -> None:
+    present = tmp_path / "a"
+    present.touch()
+    listed = {"KUBECONFIG": os.pathsep.join(["/none/b", str(present), ""])}
+    assert find_kubeconfigs(None, listed) == [str(present)]
+    assert find_kubeconfigs("c", listed) == ["c"]
+    assert find_kubeconfigs(None, {"KUBECONFIG": "/none/b:/none/c"}) == ["/none/b"]
+    assert find_kubeconfigs(None, {}) == [str(Path.home() / ".kube/config")]
