@@ -8,6 +8,9 @@ from treenail.errors import ConfigError
 _DIGEST = re.compile(r"sha256:[a-f0-9]{64}")
 _REGISTRY = re.compile(r"(?=.{1,253}(:|$))[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?(:[0-9]{1,5})?")
 _COMPONENT = re.compile(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*")
+_TRANSPORT = re.compile(
+    r".*://|ostree-|(containers-storage|docker-archive|docker-daemon|oci|oci-archive|dir):"
+)
 _LIMIT = 447  # maximum length in the CRD of the MachineOSConfig
 
 
@@ -30,8 +33,10 @@ def parse_pull_spec(text: str, *, where: str) -> PullSpec:
     two nodes would get different images.
     """
     name, at, digest = text.partition("@")
-    if "://" in text or text.startswith("ostree-"):
-        raise _make_error(where, text, "it starts with a transport")
+    if _TRANSPORT.match(text):
+        raise _make_error(
+            where, text, "it starts with a transport, and images come from a registry"
+        )
     if not at:
         tagged = ":" in name.rpartition("/")[2]
         raise _make_error(where, text, "it names a tag" if tagged else "it has no digest")
