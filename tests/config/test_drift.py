@@ -87,7 +87,7 @@ FILE = ExpectedEntry("/etc/a", EntryKind.FILE, "a", 0o644, 7, "wheel")
         (
             ActualEntry(EntryKind.FILE, B, 0o1600, 0, 10, "root", ""),
             [
-                Drift("/etc/a", DriftAttribute.CONTENTS, f"sha256:{A}", f"sha256:{B}"),
+                Drift("/etc/a", DriftAttribute.CONTENTS, "<withheld>", "<withheld>"),
                 Drift("/etc/a", DriftAttribute.MODE, "0644", "1600"),
                 Drift("/etc/a", DriftAttribute.USER, "7", "root"),
                 Drift("/etc/a", DriftAttribute.GROUP, "wheel", "10"),
@@ -200,3 +200,22 @@ def as_written(entry: ExpectedEntry) -> ActualEntry:
 def test_correctly_written_entry_has_no_drift(document: object) -> None:
     for entry in compute_expected_entries(of(document)).values():
         assert compare_entry(entry, as_written(entry)) == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "mode", "found_mode", "is_shown"),
+    [
+        ("/etc/a", 0o644, 0o644, True),
+        ("/etc/a", 0o600, 0o600, False),
+        ("/etc/a", 0o644, 0o600, False),
+        ("/etc/a", 0o600, 0o644, False),
+        ("/etc/shadow", 0o644, 0o644, False),
+    ],
+)
+def test_drift_of_contents_has_no_digest_of_a_secret_file(
+    path: str, mode: int, found_mode: int, *, is_shown: bool
+) -> None:
+    entry = ExpectedEntry(path, EntryKind.FILE, "a", mode)
+    (drift, *_) = compare_entry(entry, ActualEntry(EntryKind.FILE, B, found_mode))
+    assert str(drift) == f"{path}: contents differ"
+    assert (B in drift.actual, A in drift.expected) == (is_shown, is_shown)

@@ -37,6 +37,7 @@ class DriftAttribute(StrEnum):
     ENABLEMENT = "enablement"
     KERNEL_ARGUMENTS = "kernel arguments"
     PACKAGES = "packages"
+    IMAGE = "image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,11 @@ class ExpectedEntry:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One difference from the config; contents are represented by their digest."""
+    """One difference from the config.
+
+    Contents are represented by their digest, those of secret files not at all: a digest without a
+    salt confirms a guessed password.
+    """
 
     subject: str
     attribute: DriftAttribute
@@ -99,6 +104,8 @@ class Drift:
     actual: str
 
     def __str__(self) -> str:
+        if self.attribute is DriftAttribute.CONTENTS:
+            return f"{self.subject}: contents differ"
         return f"{self.subject}: expected {self.attribute} {self.expected}, found {self.actual}"
 
 
@@ -184,6 +191,14 @@ def find_argument_drift(wanted: Iterable[str], booted: Iterable[str]) -> tuple[D
     )
 
 
+def find_image_drift(wanted: str, booted: frozenset[str]) -> tuple[Drift, ...]:
+    """Return the booted image as drift unless it has the wanted digest; empty if one is unknown."""
+    if not wanted or not any(booted) or wanted in booted:
+        return ()
+    named = " and ".join(sorted(filter(None, booted)))
+    return (Drift("operating system", DriftAttribute.IMAGE, wanted, named),)
+
+
 def find_package_drift(wanted: Iterable[str], installed: Iterable[str]) -> tuple[Drift, ...]:
     """Return the packages that are missing; additional ones are no drift."""
     missing = sorted(set(wanted) - set(installed))
@@ -225,9 +240,13 @@ def _expect_unit_files(unit: WantedUnit) -> Iterator[ExpectedEntry]:
 
 def _find_differences(entry: ExpectedEntry, found: ActualEntry) -> Iterator[Drift]:
     if entry.kind is EntryKind.FILE and (digest := entry.compute_sha256()) != found.sha256:
-        yield Drift(
-            entry.path, DriftAttribute.CONTENTS, f"sha256:{digest}", f"sha256:{found.sha256}"
-        )
+        from treenail.config.redact import WITHHELD, is_secret_file  # noqa: PLC0415 - as above
+
+        expected, actual = f"sha256:{digest}", f"sha256:{found.sha256}"
+        mode = found.mode if entry.mode is None else entry.mode & found.mode
+        if is_secret_file(entry.path, mode):
+            expected = actual = WITHHELD
+        yield Drift(entry.path, DriftAttribute.CONTENTS, expected, actual)
     if entry.mode is not None and entry.mode != found.mode:
         yield Drift(entry.path, DriftAttribute.MODE, f"{entry.mode:04o}", f"{found.mode:04o}")
     if entry.user is not None and entry.user not in (found.uid, found.user):

@@ -21,12 +21,15 @@ from treenail.cli.node.own_node import load_node_settings
 from treenail.cli.output import EXIT_DEGRADED
 from treenail.cli.terminal import Painter, create_painter
 from treenail.config.drift import Drift, DriftAttribute, compute_expected_entries
+from treenail.config.image_content import ImageSplit
 from treenail.config.redact import FileDiff, compute_redacted_diff
-from treenail.config.wanted import WantedOS, WantedState, read_wanted_state
+from treenail.config.wanted import WantedOS, read_wanted_state
 from treenail.daemon.configuration.apply import apply_steps
 from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.daemon.configuration.drift_repair import NodeConfigs
+from treenail.daemon.configuration.image_content import read_image_content
+from treenail.daemon.configuration.inspect import open_booted_tree
 from treenail.errors import FileError, HostError, UnreachableError, UsageError
 from treenail.host.machine import Machine
 from treenail.update.decision.request import RequestKind, UserRequest
@@ -88,11 +91,7 @@ def format_drifts(found: Sequence[ReportedDrift], current: Target, paint: Painte
         yield f"no drift: the machine matches {current.config}"
     for each in found:
         drift = each.drift
-        if drift.attribute is DriftAttribute.CONTENTS:
-            text = f"{drift.subject}: contents differ"
-        else:
-            text = str(drift)
-        yield f"{paint(text, '~')} ({_REACTION_TEXTS[each.reaction]})"
+        yield f"{paint(str(drift), '~')} ({_REACTION_TEXTS[each.reaction]})"
         for line in each.diff.lines:
             yield f"    {paint(line, line[:1])}"
         if each.diff.note:
@@ -116,22 +115,26 @@ class _DriftInspector:
         self._policy = load_node_settings(machine.root, config).drift.policy
         self.current = records.from_json(machine.ledger.read_document()).current
         if self.current.config:
-            self._desired, self._expected = self._read_node_config()
+            self._split, self._expected = self._read_node_config()
         else:
-            self._desired, self._expected = self._read_once_config()
+            self._split, self._expected = self._read_once_config()
 
-    def _read_node_config(self) -> tuple[WantedState, ExpectedState]:
-        configs = NodeConfigs(self._files, ConfigCache(self._files, OfflineCluster()))
-        desired = configs.load_wanted(self.current)
+    def _read_node_config(self) -> tuple[ImageSplit, ExpectedState]:
+        image = open_booted_tree(self._machine.root)
+        configs = NodeConfigs(
+            ConfigCache(self._files, OfflineCluster()),
+            lambda wanted: read_image_content(image, wanted),
+        )
+        split = configs.load_split(self.current)
         expected = configs.load_expected(self.current)
-        if desired is None or expected is None:
+        if split is None or expected is None:
             raise HostError(
                 f"cannot check drift: this machine stores no copy of {self.current.config}",
                 remedy="start the agent, which fetches it: systemctl start treenail",
             )
-        return desired, expected
+        return split, expected
 
-    def _read_once_config(self) -> tuple[WantedState, ExpectedState]:
+    def _read_once_config(self) -> tuple[ImageSplit, ExpectedState]:
         """Read the config of the last ``treenail once``, without the OS part, which it skipped."""
         config = read_stored_config(self._files)
         if config is None:
@@ -141,7 +144,7 @@ class _DriftInspector:
             )
         self.current = Target(config.name or "the config of treenail once")
         desired = replace(read_wanted_state(config), os=WantedOS())
-        return desired, ExpectedState.from_wanted(desired)
+        return ImageSplit(desired), ExpectedState.from_wanted(desired)
 
     def find_drifts(self) -> list[ReportedDrift]:
         """Find all drift, sorted by path."""
@@ -164,8 +167,11 @@ class _DriftInspector:
                 self._machine, is_running=self._is_running
             )
             old = inspector.read_ownership()
-            inventory = inspector.inspect_machine(old, self._desired)
-            steps = plan_steps(old, self._desired, inventory, config=self.current.config).steps
+            wanted, provided = self._split.wanted, self._split.provided
+            inventory = inspector.inspect_machine(old, wanted, provided)
+            steps = plan_steps(
+                old, wanted, inventory, config=self.current.config, provided=provided
+            ).steps
             apply_steps(plan_repair(steps, drifts), runner)
 
     def _read_booted_state(self) -> BootedState:
@@ -178,19 +184,20 @@ class _DriftInspector:
             if self._is_running:
                 raise
             # A directory tree was never booted: assume the arguments of the config.
-            arguments = self._desired.os.kernel_arguments
+            arguments = self._split.wanted.os.kernel_arguments
         try:
             booted = read_deployments(self._machine).booted
         except HostError:
-            booted = None
-        return BootedState(
-            arguments, None if booted is None else frozenset(booted.requested_packages)
-        )
+            return BootedState(arguments)
+        if booted is None:
+            return BootedState(arguments)
+        digests = frozenset((booted.digest, booted.list_digest))
+        return BootedState(arguments, frozenset(booted.requested_packages), digests)
 
     def _diff_contents(self, drift: Drift) -> FileDiff:
         if drift.attribute is not DriftAttribute.CONTENTS:
             return FileDiff()
-        entry = compute_expected_entries(self._desired)[drift.subject]
+        entry = compute_expected_entries(self._split.wanted)[drift.subject]
         contents = entry.contents or ""
         old = contents.decode_bytes() if isinstance(contents, Contents) else contents.encode()
         new = self._files.read_file(drift.subject, limit=_MAX_FILE_BYTES)
