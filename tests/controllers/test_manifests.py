@@ -259,6 +259,27 @@ def test_controllerconfig_keeps_unknown_fields(client: Client) -> None:
     assert make(client, CONTROLLERCONFIGS, spec=spec)["spec"] == spec
 
 
+def test_release_images_of_a_machineconfignode_are_stored_unchanged(client: Client) -> None:
+    spec = {"node": {"name": "a"}, "pool": {"name": "a"}, "configVersion": {"desired": "x"}}
+    make(client, MACHINECONFIGNODES, spec=spec)
+    release = {
+        "name": "ocp-release-bundle-4.22.0-x86_64",
+        "image": f"localhost:22625/openshift/release@sha256:{'a' * 64}",
+        "conditions": [
+            {
+                "type": "Available",
+                "status": "True",
+                "reason": "Installed",
+                "message": "",
+                "lastTransitionTime": "2026-11-22T00:00:00Z",
+            }
+        ],
+    }
+    status = {"configVersion": {"desired": "x"}, "internalReleaseImage": {"releases": [release]}}
+    found = client.patch(MACHINECONFIGNODES, "a", {"status": status}, subresource="status")
+    assert found["status"] == status
+
+
 def test_node_writes_conditions_of_its_own_machineconfignode_only(
     server: LabServer, client: Client, clients: Clients
 ) -> None:
