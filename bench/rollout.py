@@ -21,13 +21,13 @@ from tests.controllers.rollout.agents import (
     Agents,
     add_config,
     add_nodes,
+    add_policy,
     add_pool,
     client_of,
     install_kinds,
 )
 from tests.controllers.rollout.world import World, build_reconciler
 from treenail.api import annotations as key
-from treenail.controllers.rollout.policy import ROLLOUT_POLICY
 from treenail.kube.client import Client
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail_lab.apiserver.serving.server import LabServer
@@ -37,7 +37,13 @@ USER, DRAINER = "rollout", "drain"
 WRITES = ("create", "update", "patch", "delete")
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete")
 SPREAD = "{order: spread, rebootTimeout: 1h}"
-CAREFUL = "{canary: {}, soak: 0s, waves: [50%], order: spread, rebootTimeout: 1h}"
+CAREFUL = {
+    "canary": {},
+    "soak": "0s",
+    "waves": ["50%"],
+    "order": "spread",
+    "rebootTimeout": "1h",
+}
 
 
 def measure(_seconds: float) -> Iterator[Result]:
@@ -160,9 +166,8 @@ def cluster(size: int) -> Iterator[tuple[LabServer, Client]]:
         for config in ("old", "new"):
             add_config(client, config)
         add_nodes(client, [f"n{number:05}" for number in range(size)], "old")
-        add_pool(
-            client, "worker", "old", maxUnavailable="10%", annotations={ROLLOUT_POLICY: CAREFUL}
-        )
+        add_policy(client, "careful", CAREFUL)
+        add_pool(client, "worker", "old", maxUnavailable="10%", rolloutPolicy="careful")
         try:
             yield server, client
         finally:

@@ -14,10 +14,8 @@ import pytest
 
 import treenail
 from treenail.api import annotations as key
-from treenail.controllers.rollout.gates.os_image import OS_IMAGE
 from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED
-from treenail.controllers.rollout.policy import POLICY_FIELDS, ROLLOUT_POLICY, ROLLOUT_RESUME
-from treenail.controllers.rollout.progress import ROLLOUT_STATE
+from treenail.controllers.rollout.policy import POLICY_FIELDS
 from treenail.daemon.settings.settings import (
     DriftSettings,
     FirstBootSettings,
@@ -91,7 +89,8 @@ def test_manual_lists_every_setting(settings: type[PartialSettings]) -> None:
 
 def test_manual_states_every_default() -> None:
     manual = (ROOT / "rpm/man/treenail-agent.toml.5").read_text()
-    for field in (*fields(LimitSettings), *fields(HealthSettings), fields(PreflightSettings)[0]):
+    numbers = (*fields(LimitSettings), *fields(HealthSettings)[1:], fields(PreflightSettings)[0])
+    for field in numbers:
         assert (
             f"(default: {field.default:g})" in manual.split(f".B {field.name}\n")[1].split(".TP")[0]
         )
@@ -143,15 +142,8 @@ def test_manual_lists_every_rollout_policy_field() -> None:
 def test_manual_lists_every_controller_annotation() -> None:
     manual = (ROOT / "rpm/man/treenail-controller.8").read_text().replace("\\-", "-")
     keys = {
-        *(
-            OS_IMAGE,
-            ROLLOUT_POLICY,
-            ROLLOUT_RESUME,
-            ROLLOUT_STATE,
-            STARTED_AT,
-            WAS_DEGRADED,
-            LOCKED_BY,
-        ),
+        *(STARTED_AT, WAS_DEGRADED, LOCKED_BY),
+        *(key.IMAGE_FILES, key.HEALTH_MODE, key.RETRY, key.POOL_RETRY),
         *(key.PRESTAGE_CONFIG, key.PRESTAGE_IMAGE, key.PRESTAGED, key.PRESTAGE_ERROR),
         *(key.DRAIN, key.DRAIN_BLOCKED),
     }

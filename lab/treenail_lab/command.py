@@ -20,7 +20,6 @@ from pathlib import Path
 from treenail.api import documents
 from treenail.api.machineconfig import MachineConfig
 from treenail.clock import SystemClock
-from treenail.controllers.rollout.gates.os_image import OS_IMAGE
 from treenail.errors import ConfigError, TreenailError, UsageError
 from treenail_lab import control_socket
 from treenail_lab.cluster import Lab, LabPlan
@@ -315,7 +314,8 @@ def _print_access(lab: Lab) -> None:
     print(f"export KUBECONFIG={lab.server.admin_kubeconfig}")
     print(f"# images: {json.dumps(images)}")
     after = lab.plan.images[-1].pull_spec
-    print(f"# try: kubectl annotate mcp worker --overwrite {OS_IMAGE}={after}")
+    change = json.dumps({"spec": {"osImage": after}})
+    print(f"# try: kubectl patch mcp worker --type merge -p '{change}'")
     print("# end with Ctrl-C", flush=True)
 
 

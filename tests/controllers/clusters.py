@@ -41,6 +41,7 @@ from treenail.kube.resources import (
     NODES,
     PODDISRUPTIONBUDGETS,
     PODS,
+    ROLLOUTPOLICIES,
     Resource,
 )
 from treenail.kube.transport import HttpStream, HttpTransport
@@ -138,11 +139,13 @@ class Place:
 
     def pool(self, policy: str = "", **spec: Any) -> None:
         """Create or change the pool."""
-        notes = {"treenail.io/rollout": policy} if policy else {}
+        if policy:
+            self._apply_policy(yaml.safe_load(policy))
+            spec = {"rolloutPolicy": self.prefix, **spec}
         document: Json = {
             "apiVersion": MACHINECONFIGPOOLS.api_version,
             "kind": MACHINECONFIGPOOLS.kind,
-            "metadata": {"name": self.prefix, "annotations": notes},
+            "metadata": {"name": self.prefix},
             "spec": {
                 "machineConfigSelector": {"matchLabels": {ROLE: self.prefix}},
                 "nodeSelector": {"matchLabels": {self.prefix: "node"}},
@@ -151,6 +154,16 @@ class Place:
         }
         self._remember(MACHINECONFIGPOOLS, self.prefix, "")
         self.client.patch(MACHINECONFIGPOOLS, self.prefix, document, PatchType.APPLY)
+
+    def _apply_policy(self, spec: Json) -> None:
+        document: Json = {
+            "apiVersion": ROLLOUTPOLICIES.api_version,
+            "kind": ROLLOUTPOLICIES.kind,
+            "metadata": {"name": self.prefix},
+            "spec": spec,
+        }
+        self._remember(ROLLOUTPOLICIES, self.prefix, "")
+        self.client.patch(ROLLOUTPOLICIES, self.prefix, document, PatchType.APPLY)
 
     def config(self, name: str, **spec: Any) -> str:
         """Create or change a MachineConfig of the pool; return its full name."""
@@ -181,7 +194,18 @@ class Place:
             "nodeName": node,
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": 0,
-            "containers": [{"name": "main", "image": "example.invalid/image"}],
+            # As the namespace of the controllers demands: Pod Security Standards, restricted.
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [
+                {
+                    "name": "main",
+                    "image": "example.invalid/image",
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                }
+            ],
         }
         self.client.create(PODS, {"metadata": metadata, "spec": spec}, namespace=self.prefix)
         status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}

@@ -12,15 +12,16 @@ from tests.controllers.rollout.builders import NEW, pool, proceed
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.render import offline
-from treenail.controllers.rollout.decide import decide_rollout
+from treenail.controllers.rollout.decide import RolloutContext, decide_rollout
 from treenail.controllers.rollout.gates.os_image import (
     MachineOSBuild,
     MachineOSConfig,
     compute_build_target,
     decide_built_image,
-    read_annotated_image,
+    read_pool_image,
 )
 from treenail.controllers.rollout.nodes import NodeFacts, NodeReport
+from treenail.controllers.rollout.policy import ObservedPolicy
 from treenail.controllers.rollout.pools import find_membership
 from treenail.controllers.rollout.progress import RolloutRecord
 from treenail.controllers.rollout.status import PoolStatusInput, compute_status
@@ -30,7 +31,7 @@ ROLE = "machineconfiguration.openshift.io/role"
 LABELS = {ROLE: "worker"}
 POOL: Json = {
     "kind": "MachineConfigPool",
-    "metadata": {"name": "worker", "annotations": {"treenail.io/rollout": "{canary: {}}"}},
+    "metadata": {"name": "worker", "annotations": {}},
     "spec": {
         "machineConfigSelector": {
             "matchLabels": dict(LABELS),
@@ -39,6 +40,9 @@ POOL: Json = {
         "nodeSelector": {"matchLabels": dict(LABELS)},
         "maxUnavailable": "10%",
         "configuration": {"name": "new", "source": [{"name": "00"}]},
+        "osImage": f"registry.example.com/os@sha256:{'1' * 64}",
+        "imageFiles": "Write",
+        "rolloutPolicy": "careful",
     },
     "status": {"conditions": [{"type": "Updated", "status": "True"}]},
 }
@@ -109,10 +113,10 @@ def test_any_rollout_is_decided_or_rejected(found: object, nodes: list[Any], kep
     with contextlib.suppress(ConfigError):
         seen = MachineConfigPool.from_json(found)
         facts = [NodeFacts.from_json(each) for each in nodes]
-        record = RolloutRecord.from_text(json.dumps(kept))
+        record = RolloutRecord.from_json(kept)
         for each in facts:
             find_membership(each.name, each.labels, [seen])
-        image = read_annotated_image(seen)
+        image = read_pool_image(seen)
         turn = decide_rollout(seen, facts, image, record, now=1e9)
         view = PoolStatusInput(
             seen, image.target, facts, waiting_reason=turn.waiting_reason, problem=turn.problem
@@ -124,7 +128,11 @@ def test_any_rollout_is_decided_or_rejected(found: object, nodes: list[Any], kep
 @given(damaged(POLICY))
 def test_any_policy_is_obeyed_or_reported(policy: object) -> None:
     facts = [NodeFacts("a", current_config="old", desired_config="old", state="Done")]
-    turn = decide_rollout(pool(json.dumps(policy)), facts, proceed(NEW), None, now=1e9)
+    observed = ObservedPolicy.from_json({"metadata": {"name": "careful"}, "spec": policy})
+    turn = decide_rollout(
+        pool(), facts, proceed(NEW), None, now=1e9, context=RolloutContext(policy=observed.policy)
+    )
+    assert (observed.error is None) or str(observed.error)
     assert turn.problem is None or turn.problem.message
 
 

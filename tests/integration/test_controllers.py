@@ -15,8 +15,6 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
 from treenail.controllers.install.installation import NAME
-from treenail.controllers.rollout.gates.os_image import OS_IMAGE
-from treenail.controllers.rollout.policy import ROLLOUT_POLICY, ROLLOUT_RESUME
 from treenail.kube.informer import Informer
 from treenail.kube.resources import (
     LEASES,
@@ -24,6 +22,7 @@ from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,
     NODES,
+    ROLLOUTPOLICIES,
 )
 from treenail.kube.watch import WatchScope
 from treenail_lab.cluster import POOL, Lab, LabPlan
@@ -36,7 +35,7 @@ from treenail_lab.workload import Workload
 
 pytestmark = [pytest.mark.integration, pytest.mark.limit(180)]
 
-CAREFUL = "{canary: {nodes: 1, soak: 1s}, maxFailures: 0}"
+CAREFUL: dict[str, Any] = {"canary": {"nodes": 1, "soak": "1s"}, "maxFailures": 0}
 QUICK = ("--settle=0", "--name-after=2")
 LIMIT_S = 60.0
 SIZE = 2_000_000
@@ -93,11 +92,10 @@ class Fleet:
         self.lab.add_image(found)
         return found
 
-    def ask(self, image: Image, **annotations: str) -> None:
+    def ask(self, image: Image, policy: dict[str, Any] = CAREFUL) -> None:
         """Request an image for the pool's nodes."""
-        wanted: Any = pool.build_pool(image.pull_spec)
-        wanted["metadata"]["annotations"] |= {ROLLOUT_POLICY: CAREFUL, **annotations}
-        pool.apply_pool(self.lab, wanted)
+        pool.apply_policy(self.lab, policy)
+        pool.apply_pool(self.lab, pool.build_pool(image.pull_spec))
 
     # How it is
 
@@ -121,6 +119,9 @@ class Fleet:
             for name in self.lab.machines
             if self.notes(name).get(key.DESIRED_OS_IMAGE) == image.pull_spec
         ]
+
+    def policy(self) -> Any:
+        return self.lab.client.get(ROLLOUTPOLICIES, pool.POLICY)
 
     def notes(self, node: str) -> dict[str, str]:
         return self.lab.read_annotations(node)
@@ -257,12 +258,12 @@ def test_second_replica_continues_when_leader_is_killed(fleet: Fleet) -> None:
     assert fleet.leader() == f"{NAME}-0"
 
 
-STAGING = "{prestage: {maxParallel: 2}, maxFailures: 0}"
+STAGING: dict[str, Any] = {"prestage": {"maxParallel": 2}, "maxFailures": 0}
 
 
 def test_all_nodes_stage_before_the_first_is_drained(fleet: Fleet) -> None:
     image = fleet.image()
-    fleet.ask(image, **{ROLLOUT_POLICY: STAGING})
+    fleet.ask(image, STAGING)
     first = wait_until(lambda: fleet.asked(image), limit_s=LIMIT_S)
     for name, machine in fleet.lab.machines.items():
         if name not in first:
@@ -283,20 +284,20 @@ def test_all_nodes_stage_before_the_first_is_drained(fleet: Fleet) -> None:
 
 def test_missing_image_halts_rollout_before_any_node_changes(fleet: Fleet) -> None:
     good, bad = fleet.image(), make_image("os", "nowhere", SIZE)
-    fleet.ask(bad, **{ROLLOUT_POLICY: STAGING})
+    fleet.ask(bad, STAGING)
     wait_until(lambda: fleet.condition("Degraded").get("reason") == "Halted", limit_s=LIMIT_S)
     assert " failed first: prestaging failed: " in fleet.condition("Degraded")["message"]
     assert fleet.asked(bad) == []
     assert {fleet.notes(name)[key.STATE] for name in fleet.lab.machines} == {"Done"}
-    fleet.ask(good, **{ROLLOUT_POLICY: STAGING})
+    fleet.ask(good, STAGING)
     fleet.settle(good)
 
 
 def test_paused_pool_drops_prestaged_deployments(fleet: Fleet) -> None:
     image = fleet.image()
     machines = fleet.lab.machines.values()
-    window = '{days: [Mon], start: "00:00", duration: 1s, timeZone: UTC}'
-    fleet.ask(image, **{ROLLOUT_POLICY: f"{{prestage: {{}}, windows: [{window}]}}"})
+    window = {"days": ["Mon"], "start": "00:00", "duration": "1s", "timeZone": "UTC"}
+    fleet.ask(image, {"prestage": {}, "windows": [window]})
     wait_until(lambda: all(machine.is_staged_locked for machine in machines), limit_s=LIMIT_S)
     pool.pause_pool(fleet.lab)
     wait_until(lambda: not any(machine.staged_deployment for machine in machines), limit_s=LIMIT_S)
@@ -323,7 +324,8 @@ def test_halted_rollout_resumes_on_user_request(fleet: Fleet) -> None:
     fleet.ask(image)
     wait_until(lambda: fleet.condition("Degraded").get("reason") == "Halted", limit_s=LIMIT_S)
     fleet.lab.add_image(image)
-    fleet.ask(image, **{ROLLOUT_RESUME: "the image is there now"})
+    (entry,) = fleet.policy()["status"]["pools"]
+    assert (entry["state"], entry["haltedBy"]["node"]) == ("Halted", fleet.asked(image)[0])
+    fleet.ask(image, {**CAREFUL, "resume": {"worker": "the image is there now"}})
     fleet.settle(image)
-    annotations = fleet.pool()["metadata"]["annotations"]
-    assert annotations[OS_IMAGE] == image.pull_spec
+    wait_until(lambda: fleet.policy()["status"]["pools"][0]["state"] == "Updated", limit_s=LIMIT_S)

@@ -1,9 +1,11 @@
 """MachineConfigPool: nodes with the same configuration, and limits of their update."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from treenail.api.decode import Fields, Json
 from treenail.api.meta import Condition, ObjectMeta
+from treenail.api.unknown_fields import reject_unknown_fields
 from treenail.errors import ConfigError
 from treenail.label_selector import LabelSelector, parse_optional_selector
 
@@ -13,6 +15,21 @@ KIND = "MachineConfigPool"
 MASTER = "master"
 WORKER = "worker"
 ARBITER = "arbiter"
+
+SPEC_FIELDS = frozenset({
+    "configuration", "imageFiles", "machineConfigSelector", "maxUnavailable", "nodeSelector",
+    "osImage", "osImageStream", "paused", "pinnedImageSets", "rolloutPolicy",
+})  # fmt: skip
+_SELECTOR_FIELDS = frozenset({"matchLabels", "matchExpressions"})
+
+
+class ImageFiles(StrEnum):
+    """Where the files of the config come from in image mode."""
+
+    BAKED = "Baked"
+    """The image contains them."""
+    WRITE = "Write"
+    """The agent writes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +59,15 @@ class MachineConfigPool:
     """A count, a percentage, or None for the default."""
     configuration: PoolConfiguration = PoolConfiguration()
     """Desired configuration of the nodes."""
+    os_image: str | None = None
+    """Pull spec of the OS image of the nodes; None for the image that the config names."""
+    image_files: ImageFiles | None = None
+    """None leaves the choice to the settings of each node."""
+    rollout_policy: str = ""
+    """Name of the RolloutPolicy; empty for none."""
     os_image_stream: str = ""
+    pinned_image_sets: tuple[str, ...] = ()
+    """Names of the PinnedImageSets."""
     status_configuration: PoolConfiguration = PoolConfiguration()
     """The last configuration that all nodes had."""
     conditions: tuple[Condition, ...] = ()
@@ -72,15 +97,41 @@ class MachineConfigPool:
             paused=spec.get_bool("paused"),
             max_unavailable=_parse_max_unavailable(spec),
             configuration=PoolConfiguration.from_fields(spec.get_object("configuration")),
+            os_image=spec.get_optional_text("osImage"),
+            image_files=_parse_image_files(spec),
+            rollout_policy=spec.get_text("rolloutPolicy"),
             os_image_stream=spec.get_object("osImageStream").get_text("name"),
+            pinned_image_sets=spec.map_objects(
+                "pinnedImageSets", lambda each: each.get_text("name")
+            ),
             status_configuration=PoolConfiguration.from_fields(status.get_object("configuration")),
             conditions=status.map_objects("conditions", Condition.from_fields),
             status=status.get_other_fields(),
         )
 
 
+def reject_unknown_pool_fields(document: object) -> None:
+    """Raise `ConfigError` for a field of the spec that no MachineConfigPool has."""
+    spec = Fields.from_json(document, "").get_object("spec")
+    reject_unknown_fields(spec, SPEC_FIELDS)
+    for name in ("machineConfigSelector", "nodeSelector"):
+        reject_unknown_fields(spec.get_object(name), _SELECTOR_FIELDS)
+
+
 def _parse_selector(spec: Fields, name: str) -> LabelSelector | None:
     return parse_optional_selector(spec.values.get(name), spec.path_of(name))
+
+
+def _parse_image_files(spec: Fields) -> ImageFiles | None:
+    text = spec.get_optional_text("imageFiles")
+    if text is None:
+        return None
+    try:
+        return ImageFiles(text)
+    except ValueError as error:
+        raise spec.error(
+            f"{spec.path_of('imageFiles')}: expected {' or '.join(ImageFiles)}, found {text!r:.40}"
+        ) from error
 
 
 def _parse_max_unavailable(spec: Fields) -> int | str | None:

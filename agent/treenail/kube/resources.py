@@ -89,6 +89,9 @@ MACHINECONFIGNODES = _define_mco_resource("machineconfignodes", "MachineConfigNo
 CONTROLLERCONFIGS = _define_mco_resource("controllerconfigs", "ControllerConfig")
 MACHINEOSCONFIGS = _define_mco_resource("machineosconfigs", "MachineOSConfig")
 MACHINEOSBUILDS = _define_mco_resource("machineosbuilds", "MachineOSBuild")
+ROLLOUTPOLICIES = Resource(
+    "treenail.io", "v1alpha1", "rolloutpolicies", "RolloutPolicy", namespaced=False
+)
 MACHINECONFIGURATIONS = Resource(
     "operator.openshift.io",
     "v1",

@@ -1,15 +1,14 @@
 """The lab's only pool: its manifest, and a summary of its conditions."""
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.gates.os_image import OS_IMAGE
-from treenail.controllers.rollout.policy import ROLLOUT_POLICY
 from treenail.kube.client import Json, PatchType
-from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINECONFIGS
+from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINECONFIGS, ROLLOUTPOLICIES
 from treenail_lab.cluster import POOL, Lab, build_rendered_config
 from treenail_lab.demo.table import PoolView
 
 ROLE_LABEL = "machineconfiguration.openshift.io/role"
-CANARY_POLICY = "{canary: {nodes: 1, soak: 2s}, maxFailures: 0}"
+POLICY = "careful"
+CANARY_POLICY: Json = {"canary": {"nodes": 1, "soak": "2s"}, "maxFailures": 0}
 """One node first; the rollout halts at the first failure."""
 
 
@@ -18,13 +17,26 @@ def build_pool(image: str, *, paused: bool = False) -> Json:
     return {
         "apiVersion": MACHINECONFIGPOOLS.api_version,
         "kind": MACHINECONFIGPOOLS.kind,
-        "metadata": {"name": POOL, "annotations": {OS_IMAGE: image, ROLLOUT_POLICY: CANARY_POLICY}},
+        "metadata": {"name": POOL},
         "spec": {
+            "osImage": image,
+            "rolloutPolicy": POLICY,
             "paused": paused,
             "machineConfigSelector": {"matchLabels": {ROLE_LABEL: POOL}},
             "nodeSelector": {"matchLabels": {f"node-role.kubernetes.io/{POOL}": ""}},
         },
     }
+
+
+def apply_policy(lab: Lab, spec: Json) -> None:
+    """Apply the rollout policy of the pool."""
+    wanted: Json = {
+        "apiVersion": ROLLOUTPOLICIES.api_version,
+        "kind": ROLLOUTPOLICIES.kind,
+        "metadata": {"name": POLICY},
+        "spec": spec,
+    }
+    lab.client.patch(ROLLOUTPOLICIES, POLICY, wanted, PatchType.APPLY)
 
 
 def build_config(name: str, spec: Json | None = None) -> Json:
@@ -40,7 +52,8 @@ def apply_pool(lab: Lab, wanted: Json) -> None:
 
 
 def create_pool(lab: Lab, image: str) -> None:
-    """Create the pool and its first MachineConfig."""
+    """Create the pool, its rollout policy and its first MachineConfig."""
+    apply_policy(lab, CANARY_POLICY)
     lab.add_config(build_config(f"00-{POOL}"))
     apply_pool(lab, build_pool(image))
 

@@ -19,6 +19,7 @@ from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,
     NODES,
+    ROLLOUTPOLICIES,
 )
 from treenail.kube.transport import HttpTransport
 from treenail.kube.watch import WatchScope
@@ -63,6 +64,18 @@ def add_pool(client: Client, name: str, config: str, **spec: Any) -> None:
                 "nodeSelector": {"matchLabels": {f"node-role.kubernetes.io/{name}": ""}},
                 **spec,
             },
+        },
+    )
+
+
+def add_policy(client: Client, name: str, spec: Json) -> None:
+    client.create(
+        ROLLOUTPOLICIES,
+        {
+            "apiVersion": ROLLOUTPOLICIES.api_version,
+            "kind": ROLLOUTPOLICIES.kind,
+            "metadata": {"name": name},
+            "spec": spec,
         },
     )
 

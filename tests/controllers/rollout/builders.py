@@ -6,9 +6,11 @@ from typing import Any
 
 from treenail.api.annotations import DESIRED_IMAGE
 from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.controllers.rollout import decide
+from treenail.controllers.rollout.decide import RolloutContext, RolloutDecision
 from treenail.controllers.rollout.gates.os_image import GateOpen, MachineOSBuild, MachineOSConfig
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.policy import ROLLOUT_POLICY
+from treenail.controllers.rollout.policy import RolloutPolicy, parse_policy
 
 OLD, NEW, NEWER = RolloutTarget("old"), RolloutTarget("new"), RolloutTarget("newer")
 
@@ -45,16 +47,31 @@ def pool(
     policy: Any = None, *, annotations: dict[str, str] | None = None, **spec: Any
 ) -> MachineConfigPool:
     """A pool named worker with the target NEW."""
-    found = dict(annotations or {})
     if policy is not None:
-        found[ROLLOUT_POLICY] = policy if isinstance(policy, str) else json.dumps(policy)
+        # The name of the policy is its spec, so that one value carries both.
+        spec = {"rolloutPolicy": json.dumps(policy), **spec}
+    metadata = {"name": "worker", "generation": 7, "annotations": annotations or {}}
     return MachineConfigPool.from_json(
         {
-            "metadata": {"name": "worker", "generation": 7, "annotations": found},
+            "metadata": metadata,
             "spec": {"configuration": {"name": "new"}, **spec},
             "status": {"configuration": {"name": "old"}},
         }
     )
+
+
+def read_policy(found: MachineConfigPool) -> RolloutPolicy:
+    """The policy of a pool that `pool` built."""
+    if not found.rollout_policy:
+        return RolloutPolicy()
+    return parse_policy({"spec": json.loads(found.rollout_policy)}, "careful")
+
+
+def decide_rollout(found: Any, *inputs: Any, **more: Any) -> RolloutDecision:
+    """Decide with the policy of a pool that `pool` built; ``more`` is the context."""
+    now = more.pop("now")
+    context = RolloutContext(policy=read_policy(found), **more)
+    return decide.decide_rollout(found, *inputs, now=now, context=context)
 
 
 def proceed(target: RolloutTarget = NEW) -> GateOpen:

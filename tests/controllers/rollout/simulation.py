@@ -3,9 +3,10 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from tests.controllers.rollout.builders import OLD, node, proceed
+from tests.controllers.rollout.builders import OLD, decide_rollout, node, proceed
+from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.decide import RolloutDecision, decide_rollout
+from treenail.controllers.rollout.decide import RolloutDecision
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 from treenail.controllers.rollout.progress import RolloutRecord
 
@@ -24,15 +25,15 @@ class Simulation:
         self.ever_given: dict[RolloutTarget, set[str]] = {}
         self.most_unavailable = 0
         self.turns: list[RolloutDecision] = []
-        self._record: str | None = None
+        self._record: Json | None = None
 
     def turn(self, pool: MachineConfigPool, target: RolloutTarget) -> RolloutDecision:
         """Decide and apply the assignments."""
-        record = None if self._record is None else RolloutRecord.from_text(self._record)
+        record = None if self._record is None else RolloutRecord.from_json(self._record)
         found = decide_rollout(
             pool, tuple(self.nodes.values()), proceed(target), record, now=self.now
         )
-        self._record = None if found.record is None else found.record.to_text()
+        self._record = None if found.record is None else found.record.to_json()
         for name in found.nodes_to_assign:
             self.give(name, target)
         self.turns.append(found)

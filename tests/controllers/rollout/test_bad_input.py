@@ -11,8 +11,6 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.render import render
 from treenail.controllers.render.render import ControllerConfig
-from treenail.controllers.rollout.gates.os_image import OS_IMAGE
-from treenail.controllers.rollout.progress import ROLLOUT_STATE
 from treenail.errors import ConfigError
 
 WORKER = {"matchLabels": {"node-role.kubernetes.io/worker": ""}}
@@ -74,12 +72,24 @@ def gate(found: World) -> None:
 
 
 def image(found: World) -> None:
-    notes = {OS_IMAGE: "registry.example.com/os:latest"}
-    found.set_pool("worker", "new", annotations=notes)
+    found.set_pool("worker", "new", osImage="registry.example.com/os:latest")
 
 
 def record(found: World) -> None:
-    found.set_pool("worker", "new", annotations={ROLLOUT_STATE: "{"})
+    found.set_pool("worker", "new")
+    found.change("machineconfigpools", "worker", {"status": {"rollout": {"wave": "1"}}})
+
+
+def missing_policy(found: World) -> None:
+    found.set_pool("worker", "new", rolloutPolicy="carefull")
+
+
+def stream(found: World) -> None:
+    found.set_pool("worker", "new", osImageStream={"name": "rhel-10"})
+
+
+def pinned(found: World) -> None:
+    found.set_pool("worker", "new", pinnedImageSets=[{"name": "base"}])
 
 
 def absent(found: World) -> None:
@@ -123,26 +133,39 @@ CASES = {
     ),
     "a policy with a wrong value": Case(
         policy, "worker", "InvalidConfiguration",
-        "annotation treenail.io/rollout of pool worker: canary.nodes: expected a count of nodes "
+        "RolloutPolicy worker: spec.canary.nodes: expected a count of nodes "
         "or a percentage from 1% to 100%, found 'none'",
     ),
     "a policy with an unknown field": Case(
         unknown_field, "worker", "InvalidConfiguration",
-        "annotation treenail.io/rollout of pool worker: unknown field 'soakTime'; use one of: "
-        "alerts, canary, fleetLock, maxFailures, order, prestage, rebootTimeout, soak, waves, "
-        "windows",
+        "RolloutPolicy worker: spec.soakTime: unknown field; did you mean soak?",
     ),
     "a gate that is nowhere": Case(
         gate, "worker", "InvalidConfiguration",
-        "annotation treenail.io/rollout of pool worker: alerts.url: expected an http or https URL "
+        "RolloutPolicy worker: spec.alerts.url: expected an http or https URL "
         "without user, query and fragment, found a string",
     ),
     "an image by tag": Case(
         image, "worker", "InvalidConfiguration",
-        "annotation treenail.io/os-image of pool worker",
+        "spec.osImage of pool worker",
     ),
     "a record that a user edited": Case(
-        record, "worker", "InvalidConfiguration", "annotation treenail.io/rollout-state",
+        record, "worker", "InvalidConfiguration", "status.rollout.wave: expected an integer",
+    ),
+    "a policy that does not exist": Case(
+        missing_policy, "worker", "MissingRolloutPolicy",
+        "RolloutPolicy carefull does not exist, and spec.rolloutPolicy of pool worker names it; "
+        "create it, or correct spec.rolloutPolicy; until then no node is assigned",
+    ),
+    "an image stream": Case(
+        stream, "worker", "InvalidConfiguration",
+        "spec.osImageStream of pool worker is not supported, found rhel-10; remove it, and name "
+        "the image of the stream in spec.osImage",
+    ),
+    "a pinned image set": Case(
+        pinned, "worker", "InvalidConfiguration",
+        "spec.pinnedImageSets of pool worker is not supported, found base; remove it, and pull "
+        "the images in another way, such as with a DaemonSet",
     ),
     "a config that does not exist": Case(
         absent, "worker", "MissingMachineConfig",

@@ -12,6 +12,7 @@ from tests.controllers.rollout.agents import (
     Agents,
     add_config,
     add_nodes,
+    add_policy,
     add_pool,
     client_of,
     start_client,
@@ -21,9 +22,7 @@ from treenail.api import annotations as key
 from treenail.clock import SystemClock
 from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.gates.external import GateClient
-from treenail.controllers.rollout.gates.os_image import OS_IMAGE
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
-from treenail.controllers.rollout.policy import ROLLOUT_POLICY
 from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
@@ -104,8 +103,7 @@ def test_pool_is_updated_to_config_and_image(server: LabServer, client: Client) 
         wait_until(lambda: writes(server, "machineconfignodes") == 5)
         assert not writes(server, "nodes")
         change = {
-            "metadata": {"annotations": {OS_IMAGE: IMAGE}},
-            "spec": {"configuration": {"name": "new"}},
+            "spec": {"osImage": IMAGE, "configuration": {"name": "new"}},
         }
         client.patch(MACHINECONFIGPOOLS, "worker", change)
         wait_until(lambda: status(client).get("configuration") == {"name": "new"}, limit_s=30)
@@ -137,12 +135,12 @@ def test_bad_image_reaches_only_the_canary_of_500_nodes(server: LabServer, clien
     add_config(client, "old")
     names = [f"n{number:03}" for number in range(500)]
     add_nodes(client, names, "old")
-    policy = {ROLLOUT_POLICY: "{canary: {nodes: 2}, soak: 1h}"}
-    add_pool(client, "worker", "old", maxUnavailable="10%", annotations=policy)
+    add_policy(client, "careful", {"canary": {"nodes": 2}, "soak": "1h"})
+    add_pool(client, "worker", "old", maxUnavailable="10%", rolloutPolicy="careful")
     agents = Agents(client, is_bad=lambda node: node.image == IMAGE)
     with agents, running(server):
         wait_until(lambda: condition(client, "Updated").get("status") == "True", limit_s=60)
-        change = {"metadata": {"annotations": {OS_IMAGE: IMAGE}}}
+        change = {"spec": {"osImage": IMAGE}}
         client.patch(MACHINECONFIGPOOLS, "worker", change)
         # A degraded node has a minute before its state counts against the new target.
         halted = wait_until(

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.rollout.agents import add_config, add_pool
+from tests.controllers.rollout.agents import add_config, add_policy, add_pool
 from tests.drains import Drains
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
 from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.gates.external import GateClient
-from treenail.controllers.rollout.gates.os_image import OS_IMAGE
-from treenail.controllers.rollout.policy import ROLLOUT_POLICY
 from treenail.controllers.rollout.reconcile import RolloutSettings as Rules
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
@@ -75,13 +73,22 @@ def status(lab: Lab) -> Any:
 @pytest.mark.integration
 @pytest.mark.limit(180)
 def test_real_agents_update_and_missing_image_stops_at_canary(lab: Lab) -> None:
-    notes = {OS_IMAGE: BEFORE.pull_spec, ROLLOUT_POLICY: "{canary: {}, soak: 0s}"}
-    add_pool(lab.client, "worker", "rendered-worker-a", maxUnavailable=2, annotations=notes)
+    add_policy(lab.client, "careful", {"canary": {}, "soak": "0s"})
+    add_pool(
+        lab.client,
+        "worker",
+        "rendered-worker-a",
+        maxUnavailable=2,
+        osImage=BEFORE.pull_spec,
+        rolloutPolicy="careful",
+    )
     with rollout(lab):
         wait_until(lambda: status(lab).get("updatedMachineCount") == 2, limit_s=60)
         change: dict[str, Any] = {
-            "metadata": {"annotations": {OS_IMAGE: AFTER.pull_spec}},
-            "spec": {"configuration": {"name": "rendered-worker-b"}},
+            "spec": {
+                "osImage": AFTER.pull_spec,
+                "configuration": {"name": "rendered-worker-b"},
+            },
         }
         lab.client.patch(MACHINECONFIGPOOLS, "worker", change)
         wait_until(
@@ -92,9 +99,7 @@ def test_real_agents_update_and_missing_image_stops_at_canary(lab: Lab) -> None:
         assert booted == {AFTER.digest}
 
         wrong = f"{AFTER.pull_spec.partition('@')[0]}@sha256:{'0' * 64}"
-        lab.client.patch(
-            MACHINECONFIGPOOLS, "worker", {"metadata": {"annotations": {OS_IMAGE: wrong}}}
-        )
+        lab.client.patch(MACHINECONFIGPOOLS, "worker", {"spec": {"osImage": wrong}})
         wait_until(lambda: status(lab).get("degradedMachineCount") == 1, limit_s=60)
         assigned = [name for name in lab.machines if wrong in lab.read_annotations(name).values()]
         assert len(assigned) == 1

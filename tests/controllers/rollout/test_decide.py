@@ -9,6 +9,7 @@ from tests.controllers.rollout.builders import (
     NEW,
     NEWER,
     OLD,
+    decide_rollout,
     failed,
     image,
     node,
@@ -17,10 +18,9 @@ from tests.controllers.rollout.builders import (
     proceed,
 )
 from tests.controllers.rollout.simulation import all_have, fleet
-from treenail.controllers.rollout.decide import RolloutDecision, decide_rollout
+from treenail.controllers.rollout.decide import RolloutDecision
 from treenail.controllers.rollout.gates.os_image import GateBlocked, GateWaiting
 from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.policy import ROLLOUT_RESUME
 from treenail.controllers.rollout.progress import NodeFailure, RolloutRecord
 from treenail.controllers.rollout.status import PoolProblem
 
@@ -30,7 +30,7 @@ HOUR = 3600.0
 def decide(
     found: object, nodes: list[NodeFacts], record: RolloutRecord | None = None
 ) -> RolloutDecision:
-    return decide_rollout(found, nodes, proceed(), record, now=1000.0)  # type: ignore[arg-type]  # a pool
+    return decide_rollout(found, nodes, proceed(), record, now=1000.0)
 
 
 def names(count: int) -> list[NodeFacts]:
@@ -101,7 +101,6 @@ def test_closed_gate_assigns_no_node(verdict: GateWaiting | GateBlocked) -> None
     ("found", "sentence"),
     [
         (pool(maxUnavailable="50"), "spec.maxUnavailable of pool worker is '50', which is neither"),
-        (pool({"soak": "often"}), "annotation treenail.io/rollout of pool worker: soak: expected"),
     ],
 )
 def test_invalid_pool_assigns_no_node_and_reports_the_error(found: object, sentence: str) -> None:
@@ -171,7 +170,7 @@ def test_canary_not_ready_during_soak_restarts_the_soak() -> None:
         soaking.record,
         now=1300.0,
     )
-    assert gone.record == RolloutRecord(NEW)
+    assert gone.record == RolloutRecord(NEW, blocked_since=1300.0)
     back = decide_rollout(careful, nodes, proceed(), gone.record, now=1700.0)
     assert (back.nodes_to_assign, back.requeue_after_s) == ((), 600.0)
 
@@ -200,23 +199,41 @@ def test_failure_halts_rollout_and_names_the_remedy() -> None:
     assert found.problem == PoolProblem(
         "Halted",
         "The rollout of MachineConfig new is halted: node a failed first: disk; set another "
-        "target, or resume: kubectl annotate machineconfigpool worker --overwrite "
-        'treenail.io/rollout-resume="$(date)"',
+        "target, or resume: kubectl patch rolloutpolicy {} --type merge "
+        """-p '{"spec": {"resume": {"worker": "1"}}}'""",
     )
 
 
-def test_halt_ends_only_by_resume_annotation() -> None:
+def test_halt_ends_only_by_resume_field() -> None:
     halted = RolloutRecord(NEW, halted_by=NodeFailure("a", "disk"))
     healed = [node("a", NEW), node("c")]
     assert decide(pool({}), healed, halted).nodes_to_assign == ()
-    resumed = decide(pool({}, annotations={ROLLOUT_RESUME: "today"}), healed, halted)
+    resumed = decide(pool({"resume": {"worker": "today"}}), healed, halted)
     assert resumed.nodes_to_assign == ("c",)
     assert resumed.record == RolloutRecord(NEW, resume_value="today")
 
 
+def test_halt_names_a_value_that_resumes() -> None:
+    nodes = [failed("a"), node("b")]
+    found = decide(pool({"resume": {"worker": "4"}}), nodes)
+    assert found.problem is not None
+    assert '{"spec": {"resume": {"worker": "5"}}}' in found.problem.message
+
+
+def test_resume_of_another_pool_does_not_end_the_halt() -> None:
+    halted = RolloutRecord(NEW, halted_by=NodeFailure("a", "disk"))
+    other = pool({"resume": {"infra": "1"}})
+    assert decide(other, [node("a", NEW), node("c")], halted).nodes_to_assign == ()
+
+
+def test_halt_ends_without_policy() -> None:
+    halted = RolloutRecord(NEW, halted_by=NodeFailure("a", "disk"))
+    assert decide(pool(), [node("a", NEW), node("c")], halted).nodes_to_assign == ("c",)
+
+
 def test_resume_acknowledges_only_present_failures() -> None:
     halted = RolloutRecord(NEW, halted_by=NodeFailure("a", "disk"))
-    word = pool({}, annotations={ROLLOUT_RESUME: "1"}, maxUnavailable=3)
+    word = pool({"resume": {"worker": "1"}}, maxUnavailable=3)
     nodes = [failed("a"), node("b"), node("c")]
     resumed = decide(word, nodes, halted)
     assert resumed.nodes_to_assign == ("b", "c")

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.controllers.drain.site import Site
-from tests.controllers.rollout.builders import NEW, node, pool, proceed
+from tests.controllers.rollout.builders import NEW, decide_rollout, node, pool, proceed
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
-from treenail.controllers.rollout.decide import decide_rollout
 from treenail.controllers.rollout.disruption_budgets import CACHE_S, BudgetWatcher
 from treenail.controllers.rollout.policy import NodeOrder
 from treenail.controllers.runtime.informers import Informers

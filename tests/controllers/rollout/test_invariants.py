@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.rollout.builders import image, pool, proceed
+from tests.controllers.rollout.builders import decide_rollout, image, pool, proceed
 from tests.controllers.rollout.simulation import Simulation, all_have
-from treenail.controllers.rollout.decide import decide_rollout
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget, overlay_written
-from treenail.controllers.rollout.policy import ROLLOUT_RESUME
 from treenail.controllers.rollout.progress import RolloutRecord
 from treenail.controllers.rollout.status import PoolStatusInput, compute_status
 
@@ -93,13 +91,15 @@ class Walk(Simulation):
         return overlay_written(now.values(), self.written)
 
     def step(self) -> None:
-        resume = {ROLLOUT_RESUME: self.resume_value} if self.resume_value else {}
-        found = pool(self.policy, annotations=resume, maxUnavailable=self.limit)
+        policy = self.policy
+        if policy is not None and self.resume_value:
+            policy = {**policy, "resume": {"worker": self.resume_value}}
+        found = pool(policy, maxUnavailable=self.limit)
         seen = self.seen()
-        record = None if self.kept is None else RolloutRecord.from_text(self.kept)
+        record = None if self.kept is None else RolloutRecord.from_json(self.kept)
         turn = decide_rollout(found, seen, proceed(self.target), record, now=self.now)
         if turn.record is not None:
-            self.kept = turn.record.to_text()
+            self.kept = turn.record.to_json()
         before = self.out_of_service()
         by_name = {each.name: each for each in seen}
         for name in turn.nodes_to_assign:

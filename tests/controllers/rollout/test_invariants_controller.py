@@ -27,7 +27,7 @@ import pytest
 from tests.controllers.rollout.world import ROLE, Json, Killed, World, build_reconciler
 from treenail.api import annotations as key
 from treenail.clock import format_rfc3339
-from treenail.controllers.rollout.gates.os_image import OS_IMAGE, GateOpen
+from treenail.controllers.rollout.gates.os_image import GateOpen
 from treenail.controllers.rollout.nodes import (
     STARTED_AT,
     WAS_DEGRADED,
@@ -35,9 +35,9 @@ from treenail.controllers.rollout.nodes import (
     NodeFacts,
     RolloutTarget,
 )
-from treenail.controllers.rollout.policy import ROLLOUT_POLICY, ROLLOUT_RESUME
+from treenail.controllers.rollout.policy import RolloutPolicy
 from treenail.controllers.rollout.prestage import is_prestage_done
-from treenail.controllers.rollout.progress import ROLLOUT_STATE
+from treenail.controllers.rollout.progress import ROLLOUT_STATUS
 from treenail.controllers.rollout.reconcile import RolloutReconciler, RolloutSettings
 from treenail.controllers.rollout.status import RENDER_DEGRADED as RENDERED
 from treenail.errors import ClusterError, TooManyRequestsError, UnreachableError
@@ -114,10 +114,11 @@ class Walk:
 
     def ask(self, target: RolloutTarget) -> None:
         self.target = target
-        notes = {ROLLOUT_RESUME: self.word or None, OS_IMAGE: target.image}
-        self.world.set_pool(
-            "worker", target.config, self.policy, maxUnavailable=self.limit, annotations=notes
-        )
+        policy = self.policy
+        if policy is not None and self.word:
+            policy = f"{policy.removesuffix('}')}, resume: {{worker: {self.word!r}}}}}"
+        image = {} if target.image is None else {"osImage": target.image}
+        self.world.set_pool("worker", target.config, policy, maxUnavailable=self.limit, **image)
 
     def happen(self, event: str) -> None:
         world, name = self.world, self.chance.choice(NAMES)
@@ -195,8 +196,10 @@ class Walk:
     def check_write(self, plural: str, name: str, body: Json) -> None:
         """Check a write before it happens."""
         notes = set(body["metadata"].get("annotations", {}))
-        if plural == "machineconfigpools":
-            owned = notes <= {ROLLOUT_STATE} and set(body) <= {"metadata", "status"}
+        if plural == "rolloutpolicies":
+            owned = set(body) <= {"metadata", "status"}
+        elif plural == "machineconfigpools":
+            owned = not notes and set(body) <= {"metadata", "status"}
             if conditions := body.get("status", {}).get("conditions"):
                 theirs = [each for each in conditions if each["type"] == RENDERED]
                 owned &= theirs == [
@@ -392,6 +395,9 @@ class Around(World):
     def list_nodes(self) -> Mapping[str, NodeFacts]:
         return self.world.list_nodes()
 
+    def list_policies(self) -> Any:
+        return self.world.list_policies()
+
     def get(self, *found: Any) -> Json:
         return self.world.get(*found)
 
@@ -444,7 +450,7 @@ class DropsRecordWrites(Around):
     """Does not write the record."""
 
     def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
-        if ROLLOUT_STATE in body["metadata"].get("annotations", {}):
+        if ROLLOUT_STATUS in body.get("status", {}):
             return super().get(resource, name)
         return super().patch(resource, name, body, *patch_type, **more)
 
@@ -452,11 +458,9 @@ class DropsRecordWrites(Around):
 class IgnoresPolicy(Around):
     """Does not see the rollout policy of the pool."""
 
-    def list_pools(self) -> Any:
-        found = super().list_pools()
-        for seen in found.values():
-            dict.pop(seen.pool.metadata.annotations, ROLLOUT_POLICY, None)
-        return found
+    def list_policies(self) -> Any:
+        found = super().list_policies()
+        return {name: replace(seen, policy=RolloutPolicy()) for name, seen in found.items()}
 
 
 class DropsDegradedMessage(Around):

@@ -3,29 +3,49 @@
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.controllers.rollout.builders import pool
+from treenail.controllers.install.installation import load_crds
 from treenail.controllers.rollout.policy import (
     DEFAULT_MAX_PARALLEL,
+    KIND,
+    POLICY_FIELDS,
+    MissingPolicyError,
     NodeOrder,
+    ObservedPolicy,
     PoolShare,
     RolloutPolicy,
     Wave,
+    find_policy,
     parse_policy,
 )
 from treenail.errors import ConfigError
 from treenail.label_selector import LabelRequirement, LabelSelector, SelectorOperator
 
-WHERE = "annotation treenail.io/rollout of pool worker"
+WHERE = "RolloutPolicy careful"
+
+
+def parse(spec: Any) -> RolloutPolicy:
+    return parse_policy({"spec": spec}, "careful")
 
 
 def test_pool_without_policy_has_no_limits() -> None:
-    assert parse_policy(pool()) == RolloutPolicy()
+    assert find_policy(pool(), {}) == RolloutPolicy()
     assert RolloutPolicy().max_failures is None
 
 
+def test_missing_policy_is_an_error_that_names_both() -> None:
+    named = pool(rolloutPolicy="carefull")
+    with pytest.raises(MissingPolicyError) as raised:
+        find_policy(named, {"careful": ObservedPolicy("careful")})
+    assert str(raised.value) == (
+        "RolloutPolicy carefull does not exist, and spec.rolloutPolicy of pool worker names it"
+    )
+
+
 def test_empty_policy_tolerates_no_failure() -> None:
-    assert parse_policy(pool("{}")) == RolloutPolicy(max_failures=0)
+    assert parse({}) == RolloutPolicy(max_failures=0)
 
 
 def test_policy_fields_are_parsed() -> None:
@@ -40,7 +60,7 @@ def test_policy_fields_are_parsed() -> None:
     windows:
     - {days: [Sat], start: "1:20", duration: 4h, timeZone: UTC}
     """
-    found = parse_policy(pool(text))
+    found = parse(yaml.safe_load(text))
     canaries = LabelSelector((LabelRequirement("canary", SelectorOperator.IN, ("",)),))
     assert found.waves == (
         Wave(PoolShare(2), 5400.0, canaries),
@@ -58,15 +78,13 @@ def test_policy_fields_are_parsed() -> None:
 
 
 def test_staging_without_limit_uses_default() -> None:
-    assert parse_policy(pool({"prestage": {}})).prestage_max_parallel == DEFAULT_MAX_PARALLEL
-    assert parse_policy(pool({"canary": {}})).prestage_max_parallel is None
+    assert parse({"prestage": {}}).prestage_max_parallel == DEFAULT_MAX_PARALLEL
+    assert parse({"canary": {}}).prestage_max_parallel is None
 
 
 def test_canary_defaults_to_one_node_with_common_soak() -> None:
-    assert parse_policy(pool({"canary": {}, "soak": "5m"})).waves == (Wave(PoolShare(1), 300.0),)
-    assert parse_policy(pool({"canary": {"soak": "0s"}, "soak": "5m"})).waves == (
-        Wave(PoolShare(1), 0.0),
-    )
+    assert parse({"canary": {}, "soak": "5m"}).waves == (Wave(PoolShare(1), 300.0),)
+    assert parse({"canary": {"soak": "0s"}, "soak": "5m"}).waves == (Wave(PoolShare(1), 0.0),)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +105,6 @@ def test_share_is_between_one_node_and_all(share: PoolShare, total: int, expecte
 @pytest.mark.parametrize(
     ("document", "sentence"),
     [
-        ({"canari": {}}, "unknown field 'canari'"),
         ({"canary": 1}, "canary: expected an object, found 1"),
         (
             {"canary": {"nodes": 0}},
@@ -119,12 +136,49 @@ def test_share_is_between_one_node_and_all(share: PoolShare, total: int, expecte
 )
 def test_invalid_policy_is_rejected_with_the_field(document: Any, sentence: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        parse_policy(pool(document))
-    assert str(raised.value).startswith(f"{WHERE}: {sentence}")
+        parse(document)
+    assert str(raised.value).startswith(f"{WHERE}: spec.{sentence}")
 
 
-@pytest.mark.parametrize("text", ["", "  ", "- a", "canary: [", "just words"])
-def test_policy_that_is_no_object_is_rejected(text: str) -> None:
+@pytest.mark.parametrize(
+    ("document", "field", "remedy"),
+    [
+        ({"canari": {}}, "canari", "did you mean canary?"),
+        ({"soakTime": "5m"}, "soakTime", "did you mean soak?"),
+        ({"canary": {"nodeselector": {}}}, "canary.nodeselector", "did you mean nodeSelector?"),
+        (
+            {"canary": {"nodeSelector": {"matchlabels": {}}}},
+            "canary.nodeSelector.matchlabels",
+            "did you mean matchLabels?",
+        ),
+        (
+            {"windows": [{"day": ["Sat"], "start": "01:00", "duration": "4h", "timeZone": "UTC"}]},
+            "windows[0].day",
+            "did you mean days?",
+        ),
+        ({"prestage": {"parallel": 2}}, "prestage.parallel", "did you mean maxParallel?"),
+        ({"fleetLock": {"groups": "a"}}, "fleetLock.groups", "did you mean group?"),
+        ({"alerts": {"token": "a"}}, "alerts.token", "use one of: names, secret, url"),
+    ],
+)
+def test_unknown_field_is_rejected_with_path_and_suggestion(
+    document: Any, field: str, remedy: str
+) -> None:
     with pytest.raises(ConfigError) as raised:
-        parse_policy(pool(text))
+        parse(document)
+    assert str(raised.value) == f"{WHERE}: spec.{field}: unknown field"
+    assert raised.value.remedy is not None
+    assert raised.value.remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize("document", [{"spec": []}, {"spec": "canary"}, {"specs": {}}])
+def test_policy_that_is_no_object_is_rejected(document: Any) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_policy(document, "careful")
     assert WHERE in str(raised.value)
+
+
+def test_every_field_of_the_schema_is_parsed_and_no_other() -> None:
+    (crd,) = (each for each in load_crds() if each["spec"]["names"]["kind"] == KIND)  # type: ignore[index]
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]  # type: ignore[index]
+    assert set(schema["properties"]["spec"]["properties"]) == POLICY_FIELDS

@@ -4,11 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from tests.controllers.rollout.builders import failed, image, node, on_its_way, pool, proceed
+from tests.controllers.rollout.builders import (
+    decide_rollout,
+    failed,
+    image,
+    node,
+    on_its_way,
+    pool,
+    proceed,
+)
 from tests.controllers.rollout.world import World, build_reconciler
 from treenail.api import annotations as key
-from treenail.controllers.rollout.decide import decide_rollout
-from treenail.controllers.rollout.gates.os_image import OS_IMAGE
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 from treenail.controllers.rollout.policy import RolloutPolicy
 from treenail.controllers.rollout.prestage import PrestageRequests, decide_prestage_requests
@@ -130,8 +136,7 @@ class Staged:
         self.controller = build_reconciler(self.world)
 
     def change(self, pull_spec: str = IMAGE, **spec: object) -> None:
-        notes = {OS_IMAGE: pull_spec}
-        self.world.set_pool("worker", "new", self.policy, annotations=notes, **spec)
+        self.world.set_pool("worker", "new", self.policy, osImage=pull_spec, **spec)
 
     def turn(self, seconds: float = 0.0) -> None:
         self.world.pass_time(seconds)

@@ -1,9 +1,17 @@
-"""The record of a rollout as text, failures, and the time of the next check."""
+"""The record of a rollout in JSON, failures, and the time of the next check."""
 
 import pytest
 
-from tests.controllers.rollout.builders import NEW, failed, image, node, on_its_way, pool
-from treenail.controllers.rollout.policy import RolloutPolicy, parse_policy
+from tests.controllers.rollout.builders import (
+    NEW,
+    failed,
+    image,
+    node,
+    on_its_way,
+    pool,
+    read_policy,
+)
+from treenail.controllers.rollout.policy import RolloutPolicy
 from treenail.controllers.rollout.progress import (
     NodeFailure,
     RolloutRecord,
@@ -25,21 +33,21 @@ from treenail.errors import ConfigError
     ],
 )
 def test_record_survives_round_trip(record: RolloutRecord) -> None:
-    assert RolloutRecord.from_text(record.to_text()) == record
+    assert RolloutRecord.from_json(record.to_json()) == record
 
 
 def test_new_record_has_only_the_config() -> None:
-    assert RolloutRecord(NEW).to_text() == '{"config":"new"}'
+    assert RolloutRecord(NEW).to_json() == {"config": "new"}
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"wave": "1"}', '{"halted": 1}'])
-def test_invalid_record_is_rejected(text: str) -> None:
+@pytest.mark.parametrize("found", ["", [], {"wave": "1"}, {"halted": 1}])
+def test_invalid_record_is_rejected(found: object) -> None:
     with pytest.raises(ConfigError):
-        RolloutRecord.from_text(text)
+        RolloutRecord.from_json(found)
 
 
 def test_waves_without_soak_advance_at_once() -> None:
-    careful = parse_policy(pool({"canary": {}, "waves": [2, 3]}))
+    careful = read_policy(pool({"canary": {}, "waves": [2, 3]}))
     nodes = [node(name, NEW) for name in "abc"] + [node("d")]
     assert advance_record(None, careful, nodes, NEW, now=0.0).wave == 3
 
@@ -70,14 +78,14 @@ def test_only_previously_degraded_node_has_grace_period() -> None:
 
 
 def test_node_without_assignment_cannot_fail() -> None:
-    careful = parse_policy(pool({"rebootTimeout": "1m"}))
+    careful = read_policy(pool({"rebootTimeout": "1m"}))
     ill = node("a", NEW, is_healthy=False, ready_changed_at=10.0)
     assert find_failures([ill], NEW, careful, now=1e6) == ()
     assert compute_next_check_s(RolloutRecord(NEW), careful, [ill], NEW, now=20.0) is None
 
 
 def test_next_check_is_the_earliest_deadline() -> None:
-    careful = parse_policy(pool({"canary": {"soak": "10m"}, "rebootTimeout": "20m"}))
+    careful = read_policy(pool({"canary": {"soak": "10m"}, "rebootTimeout": "20m"}))
     nodes = [
         on_its_way("a", is_healthy=False, started_at=100.0, ready_changed_at=400.0),
         failed("b", started_at=560.0, was_degraded=True),

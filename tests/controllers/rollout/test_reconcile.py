@@ -1,16 +1,16 @@
 """Single syncs of the reconciler, in virtual time."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 
 from tests.controllers.rollout.world import World, build_reconciler
 from treenail.api import annotations as key
-from treenail.controllers.rollout.gates.external import LockServer, PrometheusAlerts
-from treenail.controllers.rollout.gates.os_image import OS_IMAGE, GateBlocked, GateWaiting
+from treenail.controllers.rollout.gates.external import LockHolder, LockServer, PrometheusAlerts
+from treenail.controllers.rollout.gates.os_image import GateBlocked, GateWaiting
 from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED, RolloutTarget
-from treenail.controllers.rollout.policy import ROLLOUT_RESUME
-from treenail.controllers.rollout.progress import ROLLOUT_STATE
+from treenail.controllers.rollout.progress import ROLLOUT_STATUS
 from treenail.controllers.rollout.reconcile import (
     CONFLICT_RETRY_S,
     RolloutReconciler,
@@ -52,7 +52,7 @@ def node_writes(found: World) -> list[dict[str, object]]:
 
 
 def test_assignment_writes_config_and_image_in_one_conditional_write() -> None:
-    found = world(annotations={OS_IMAGE: IMAGE})
+    found = world(osImage=IMAGE)
     version = found.objects["nodes"]["n0"]["metadata"]["resourceVersion"]
     turn(found, controller(found))
     assert node_writes(found) == [
@@ -84,7 +84,7 @@ def test_assignment_of_degraded_node_records_it() -> None:
 
 
 def test_image_is_requested_by_the_configured_annotation() -> None:
-    found = world(annotations={OS_IMAGE: IMAGE})
+    found = world(osImage=IMAGE)
     turn(found, controller(found, image_key=key.DESIRED_IMAGE))
     notes = found.objects["nodes"]["n0"]["metadata"]["annotations"]
     assert notes[key.DESIRED_IMAGE] == IMAGE
@@ -101,7 +101,7 @@ def test_status_counts_nodes_assigned_in_the_same_sync() -> None:
 def test_record_is_written_before_any_node() -> None:
     found = world()
     turn(found, controller(found))
-    kinds = [(plural, ROLLOUT_STATE in str(body)) for plural, _, body in found.writes]
+    kinds = [(plural, ROLLOUT_STATUS in body.get("status", {})) for plural, _, body in found.writes]
     assert kinds[:2] == [("machineconfigpools", True), ("nodes", False)]
 
 
@@ -223,8 +223,9 @@ def test_bad_image_stops_at_canary_until_resumed() -> None:
     assert degraded["reason"] == "Halted"
     assert "node n0 failed first: it does not boot" in degraded["message"]
     found.bad = set()
-    found.set_pool("worker", "newer", "{canary: {}, soak: 5m}", maxUnavailable="10%",
-                   annotations={ROLLOUT_RESUME: "yes"})  # fmt: skip
+    found.set_pool(
+        "worker", "newer", "{canary: {}, soak: 5m, resume: {worker: again}}", maxUnavailable="10%"
+    )
     for _ in range(120):
         turn(found, controlled, after_s=120)
     assert found.conditions()["Updated"]["status"] == "True"
@@ -238,22 +239,29 @@ class Locks:
     held: set[str] = field(default_factory=set)
     broken: str = ""
     alert: GateWaiting | GateBlocked | None = None
+    on_acquire: Callable[[], None] = lambda: None
 
     def check_alerts(self, alerts: PrometheusAlerts | None) -> GateWaiting | GateBlocked | None:
         return self.alert
 
-    def acquire_lock(self, server: LockServer, node: str) -> GateWaiting | GateBlocked | None:
+    def acquire_lock(
+        self, server: LockServer, holder: LockHolder
+    ) -> GateWaiting | GateBlocked | None:
+        self.on_acquire()
         if self.broken:
             return GateBlocked(self.broken, "GateUnavailable")
+        node = holder.uid
         if node not in self.held and len(self.held) >= self.most:
             return GateWaiting("all locks are taken")
         self.held.add(node)
         return None
 
-    def release_lock(self, server: LockServer, node: str) -> GateWaiting | GateBlocked | None:
+    def release_lock(
+        self, server: LockServer, holder: LockHolder
+    ) -> GateWaiting | GateBlocked | None:
         if self.broken:
             return GateBlocked(self.broken, "GateUnavailable")
-        self.held.discard(node)
+        self.held.discard(holder.uid)
         return None
 
 
@@ -262,7 +270,7 @@ def test_lock_is_held_during_update_and_released_afterwards() -> None:
     locks = Locks(most=2)
     controlled = controller(found, locks)
     assert turn(found, controlled) is not None
-    assert locks.held == {"n0", "n1"}
+    assert locks.held == {"uid-n0", "uid-n1"}
     assert find_assigned(found) == ["n0", "n1"]
     assert found.truth["n0"].locked_by == "workers http://locks.example.com"
     assert "all locks are taken" in found.conditions()["Updating"]["message"]

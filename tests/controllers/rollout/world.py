@@ -8,11 +8,14 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import yaml
+
 from treenail.api import annotations as key
 from treenail.clock import format_rfc3339
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.policy import ROLLOUT_POLICY
-from treenail.controllers.rollout.pools import ObservedPool
+from treenail.controllers.rollout.policy import ObservedPolicy
+from treenail.controllers.rollout.pool_index import PoolIndex
+from treenail.controllers.rollout.pools import ObservedPool, PoolSnapshot
 from treenail.controllers.rollout.reconcile import (
     RolloutCaches,
     RolloutReconciler,
@@ -21,7 +24,13 @@ from treenail.controllers.rollout.reconcile import (
 from treenail.errors import ConflictError, NotFoundError, UnreachableError
 from treenail.kube.client import PatchType
 from treenail.kube.events import ObjectReference
-from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINECONFIGS, NODES, Resource
+from treenail.kube.resources import (
+    MACHINECONFIGPOOLS,
+    MACHINECONFIGS,
+    NODES,
+    ROLLOUTPOLICIES,
+    Resource,
+)
 
 Json = dict[str, Any]
 
@@ -49,6 +58,7 @@ class World:
         self.writes: list[tuple[str, str, Json]] = []
         self.next_fault = ""
         self.fault_on = ""
+        self.stale_reason = ""
         self.on_write: Callable[[str, str, Json], None] = lambda *_: None
         self.warnings: list[tuple[str, str, str]] = []
         self._version = 0
@@ -73,6 +83,10 @@ class World:
 
     def list_nodes(self) -> Mapping[str, NodeFacts]:
         return {name: self.facts(found) for name, found in self.delivered.get("nodes", {}).items()}
+
+    def list_policies(self) -> Mapping[str, ObservedPolicy]:
+        found = self.delivered.get(ROLLOUTPOLICIES.plural, {})
+        return {name: ObservedPolicy.from_json(document) for name, document in found.items()}
 
     def deliver(self, plural: str = "", count: int | None = None) -> None:
         """Deliver pending watch events, all of them or the first ``count``."""
@@ -108,7 +122,7 @@ class World:
             raise Killed
         if fault == "unreachable":
             raise UnreachableError("no answer")
-        if resource.plural not in ("nodes", "machineconfigpools"):
+        if resource.plural not in ("nodes", "machineconfigpools", "rolloutpolicies"):
             raise NotFoundError(f"{resource.plural}: no such kind")
         assert patch_type is PatchType.MERGE
         found = self._object(resource.plural, name)
@@ -175,11 +189,13 @@ class World:
         )
 
     def set_pool(self, name: str, config: str, policy: str | None = None, **spec: Any) -> None:
-        """Create or change the pool."""
+        """Create or change the pool, and the policy of the same name, in YAML."""
         before = self.objects.get("machineconfigpools", {}).get(name, {"metadata": {}})
         notes = {**before["metadata"].get("annotations", {}), **spec.pop("annotations", {})}
-        notes[ROLLOUT_POLICY] = policy
         notes = {note: text for note, text in notes.items() if text is not None}
+        if policy is not None:
+            self.set_policy(name, yaml.safe_load(policy))
+            spec = {"rolloutPolicy": name, **spec}
         selector = {"matchLabels": {f"node-role.kubernetes.io/{name}": ""}}
         self.put(
             MACHINECONFIGPOOLS,
@@ -191,6 +207,13 @@ class World:
         )
         if config and config not in self.objects.get("machineconfigs", {}):
             self.add_config(config)
+
+    def set_policy(self, name: str, spec: Json) -> None:
+        """Create or change a policy."""
+        before = self.objects.get(ROLLOUTPOLICIES.plural, {}).get(name, {})
+        if before.get("spec") != spec:
+            document = {"metadata": {"name": name}, "spec": spec}
+            self.put(ROLLOUTPOLICIES, {**document, "status": before.get("status", {})})
 
     def flap(self, name: str, *, healthy: bool) -> None:
         conditions = [ready(healthy=healthy, at=self.seconds)]
@@ -328,10 +351,10 @@ class OpenGates:
     def check_alerts(self, alerts: object) -> None:
         return None
 
-    def acquire_lock(self, server: object, node: str) -> None:
+    def acquire_lock(self, server: object, holder: object) -> None:
         return None
 
-    def release_lock(self, server: object, node: str) -> None:
+    def release_lock(self, server: object, holder: object) -> None:
         return None
 
 
@@ -346,9 +369,25 @@ def build_reconciler(
 ) -> RolloutReconciler:
     """A reconciler with the world as API server, caches, clock and Event recorder."""
     observed = caches or world
+
+    def read_pool(name: str) -> PoolSnapshot | None:
+        pools, nodes = observed.list_pools(), observed.list_nodes()
+        index = PoolIndex(pools.get, nodes.get)
+        for each, pool in pools.items():
+            index.set_pool(each, pool)
+        for each, node in nodes.items():
+            index.set_node(each, node.labels)
+        found: PoolSnapshot | None = index.read_pool(name)
+        return found
+
     return reconciler(
         world,
-        RolloutCaches(observed.list_pools, observed.list_nodes),
+        RolloutCaches(
+            read_pool,
+            lambda: str(getattr(observed, "stale_reason", "")),
+            lambda name: observed.list_nodes().get(name),
+            observed.list_policies,
+        ),
         world,
         gates or OpenGates(),
         world,

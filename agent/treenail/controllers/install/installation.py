@@ -106,6 +106,19 @@ def _build_controller_access(options: InstallOptions) -> list[Json]:
             "Role", f"{NAME}-leader", options.namespace, permissions.build_lease_rules(NAME)
         ),
         _build_binding("RoleBinding", f"{NAME}-leader", options.namespace, account),
+        *_build_gate_access(options, account),
+    ]
+
+
+def _build_gate_access(options: InstallOptions, account: Json) -> list[Json]:
+    """Build the access to the Secrets that rollout policies name."""
+    if "rollout" not in options.controllers:
+        return []
+    name = f"{NAME}-gates"
+    rules = permissions.build_rules([permissions.GATE_VERBS])
+    return [
+        _build_role("Role", name, options.namespace, rules),
+        _build_binding("RoleBinding", name, options.namespace, account),
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.api.decode import Json
-from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINECONFIGURATIONS
+from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINECONFIGURATIONS, ROLLOUTPOLICIES
 
 GROUP = MACHINECONFIGPOOLS.group
 
@@ -17,6 +17,9 @@ _WATCH_VERBS = ("list", "watch")
 
 EVENT_VERBS: Verbs = {"events": ("create", "patch")}
 """Verbs for Events, in the namespace of Events about cluster-scoped objects."""
+
+GATE_VERBS: Verbs = {"secrets": ("get",)}
+"""Verbs for the Secrets of gates, in the namespace of the controller."""
 
 CONTROLLER_VERBS: Mapping[str, Verbs] = {
     "render": {
@@ -30,8 +33,10 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
     },
     "rollout": {
         f"machineconfigs.{GROUP}": ("get",),
-        f"machineconfigpools.{GROUP}": ("patch", *_WATCH_VERBS),
+        f"machineconfigpools.{GROUP}": _WATCH_VERBS,
         f"machineconfigpools/status.{GROUP}": ("patch",),
+        f"rolloutpolicies.{ROLLOUTPOLICIES.group}": _WATCH_VERBS,
+        f"rolloutpolicies/status.{ROLLOUTPOLICIES.group}": ("patch",),
         f"machineconfignodes.{GROUP}": ("create", "patch", *_WATCH_VERBS),
         "nodes": ("patch", *_WATCH_VERBS),
         "pods": ("list",),

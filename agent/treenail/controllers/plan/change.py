@@ -6,7 +6,6 @@ from treenail.api.disruptionpolicy import DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.config.diff import compare_configs
 from treenail.config.wanted import WantedState, read_wanted_state
-from treenail.controllers.rollout.gates.os_image import OS_IMAGE
 from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.errors import ConfigError
 from treenail.update.impact.disruption import (
@@ -65,7 +64,7 @@ def plan_change(
         )
         found = compare_configs(was, will_be)
         cost = compute_disruption(found, policy)
-        image_source = f"annotation {OS_IMAGE}" if after.image else ""
+        image_source = "spec.osImage of the pool" if after.image else ""
         because = ConfigSources(found, old, new, image_source=image_source).find_cause
     except ConfigError as error:
         return NodeChange(nodes, before, unknown_reason=str(error))

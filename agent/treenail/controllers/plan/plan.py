@@ -17,10 +17,16 @@ from treenail.controllers.render.render import ControllerConfig, is_rendered, re
 from treenail.controllers.rollout import progress, select
 from treenail.controllers.rollout.gates import os_image, windows
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.policy import NodeOrder, RolloutPolicy, Wave, parse_policy
-from treenail.controllers.rollout.pools import ObservedPool, PoolGrouping
+from treenail.controllers.rollout.policy import (
+    NodeOrder,
+    ObservedPolicy,
+    RolloutPolicy,
+    Wave,
+    find_policy,
+)
+from treenail.controllers.rollout.pools import ObservedPool, check_supported_fields, group_nodes
 from treenail.controllers.rollout.progress import find_wave_members
-from treenail.controllers.rollout.select import compute_max_unavailable
+from treenail.controllers.rollout.select import compute_max_unavailable, limit_to_quorum
 from treenail.errors import ConfigError
 
 NODE_WITHOUT_DRAIN_S = 60.0
@@ -37,6 +43,7 @@ class PlanInput:
     controller_config: ControllerConfig = field(default_factory=ControllerConfig)
     disruption_policy: DisruptionPolicy = DEFAULT_POLICY
     budgets: tuple[BlockingBudget, ...] = ()
+    policies: Mapping[str, ObservedPolicy] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +88,15 @@ def apply_manifests(before: PlanInput, documents: InputManifests) -> PlanInput:
         pools[name] = ObservedPool(pool if known is None else _apply_pool(known.pool, pool))
     cluster = next(iter(documents.controller_configs.values()), before.controller_config)
     configs = {**before.configs, **documents.configs}
-    return replace(before, pools=pools, configs=configs, controller_config=cluster)
+    policies = {**before.policies, **documents.policies}
+    return replace(
+        before, pools=pools, configs=configs, controller_config=cluster, policies=policies
+    )
 
 
 def plan_pools(snapshot: PlanInput, *, now: float, only: str | None = None) -> tuple[PoolPlan, ...]:
     """Plan every pool in the order of names, or only one."""
-    grouping = PoolGrouping().group_nodes(snapshot.pools, snapshot.nodes)
+    grouping = group_nodes(snapshot.pools, snapshot.nodes)
     plans = []
     for name in sorted(snapshot.pools):
         if only not in (None, name):
@@ -109,9 +119,11 @@ def _plan_pool(
     if observed.error is not None:
         raise observed.error
     pool, config, sources = _render_target(snapshot, observed.pool)
-    target = os_image.read_annotated_image(pool).target
-    policy = parse_policy(pool)
+    check_supported_fields(pool)
+    target = os_image.read_pool_image(pool).target
+    policy = find_policy(pool, snapshot.policies)
     limit = compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
+    limit = limit_to_quorum(limit, nodes)
     outdated = [node for node in nodes if not node.is_updated_to(target)]
     changes = tuple(_plan_changes(snapshot, outdated, target, config))
     batches = tuple(_plan_batches(outdated, nodes, target, policy, limit))

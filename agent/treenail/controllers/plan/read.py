@@ -16,6 +16,7 @@ from treenail.controllers.plan.budgets import (
 from treenail.controllers.plan.plan import PlanInput
 from treenail.controllers.render.render import ControllerConfig
 from treenail.controllers.rollout.nodes import NodeFacts
+from treenail.controllers.rollout.policy import ObservedPolicy
 from treenail.controllers.rollout.pools import ObservedPool
 from treenail.errors import ClusterError, ForbiddenError, NotFoundError
 from treenail.kube.client import Client
@@ -27,6 +28,7 @@ from treenail.kube.resources import (
     NODES,
     PODDISRUPTIONBUDGETS,
     PODS,
+    ROLLOUTPOLICIES,
     Resource,
 )
 
@@ -61,6 +63,10 @@ def read_snapshot(client: Client, *, image_key: str = key.DESIRED_OS_IMAGE) -> P
         controller_config=clusters[0] if clusters else ControllerConfig(),
         disruption_policy=_read_disruption_policy(client),
         budgets=_read_blocking_budgets(client),
+        policies={
+            each.name: each
+            for each in _list_parsed(client, ROLLOUTPOLICIES, ObservedPolicy.from_json)
+        },
     )
 
 

@@ -8,9 +8,15 @@ from treenail.api.decode import Json
 from treenail.api.machineconfigpool import ARBITER, MASTER
 from treenail.clock import Clock
 from treenail.controllers.rollout.disruption_budgets import BudgetWatcher
-from treenail.controllers.rollout.gates.external import GateClient
+from treenail.controllers.rollout.gates.background import (
+    MAX_PARALLEL_REQUESTS,
+    BackgroundGates,
+    Gates,
+)
 from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.pools import ObservedPool, find_pools_of_node
+from treenail.controllers.rollout.policy import ObservedPolicy
+from treenail.controllers.rollout.pool_index import PoolIndex
+from treenail.controllers.rollout.pools import ObservedPool
 from treenail.controllers.rollout.reconcile import (
     RolloutCaches,
     RolloutReconciler,
@@ -19,10 +25,14 @@ from treenail.controllers.rollout.reconcile import (
 from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
-from treenail.kube.resources import MACHINECONFIGPOOLS, NODES
+from treenail.kube.resources import MACHINECONFIGPOOLS, NODES, ROLLOUTPOLICIES
 from treenail.kube.watch import WatchScope
 
 MAX_PARALLEL_WRITES = 16
+_ORPHAN_PREFIX = "node/"
+"""Prefix of keys that are nodes with a lock. The name of a pool contains no slash."""
+_DECISIVE = (NODES.plural, MACHINECONFIGPOOLS.plural)
+"""Kinds whose watches must be current for an assignment."""
 PAUSE_FACTOR = 4.0
 """Pause of a pool after a reconciliation, as a multiple of its duration.
 
@@ -40,7 +50,7 @@ class RolloutController:
         self,
         client: Client,
         clock: Clock,
-        gates: GateClient,
+        gates: Gates,
         events: EventRecorder,
         settings: RolloutSettings,
     ) -> None:
@@ -49,24 +59,35 @@ class RolloutController:
         self._executor = ThreadPoolExecutor(
             MAX_PARALLEL_WRITES, thread_name_prefix="rollout-writes"
         )
+        self._gate_executor = ThreadPoolExecutor(
+            MAX_PARALLEL_REQUESTS, thread_name_prefix="rollout-gates"
+        )
         self._budgets = BudgetWatcher(client, clock)
+        self._index = PoolIndex(self._find_pool, self._find_node)
         self._reconciler = RolloutReconciler(
             client,
-            RolloutCaches(self._list_pools, self._list_nodes),
+            RolloutCaches(
+                self._index.read_pool,
+                self._find_stale_reason,
+                self._find_node,
+                self._list_policies,
+            ),
             clock,
-            gates,
+            BackgroundGates(gates, clock, self._gate_executor),
             events,
             settings,
             parallel_map=self._executor.map,
             find_blocked_nodes=self._budgets.find_blocked_nodes,
         )
+        self._informers: Informers | None = None
         self._pools: InformerView[ObservedPool] | None = None
         self._nodes: InformerView[NodeFacts] | None = None
+        self._policies: InformerView[ObservedPolicy] | None = None
         self._lock = threading.Lock()
         self._not_before: dict[str, float] = {}
 
     def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
-        """Watch pools, nodes and PodDisruptionBudgets."""
+        """Watch pools, policies, nodes and PodDisruptionBudgets."""
         self._budgets.watch_budgets(informers)
         image_key = self._settings.image_key
         pools = informers.add_view(WatchScope(MACHINECONFIGPOOLS), ObservedPool.from_json)
@@ -75,22 +96,54 @@ class RolloutController:
             return NodeFacts.from_json(document, image_key=image_key)
 
         nodes = informers.add_view(WatchScope(NODES), parse_node)
-        self._pools, self._nodes = pools, nodes
+        self._informers, self._pools, self._nodes = informers, pools, nodes
 
         def on_pool(name: str, before: ObservedPool | None, after: ObservedPool | None) -> None:
+            self._index.set_pool(name, after)
+            if after is None:
+                self._enqueue_lock_holders(enqueue)
             if before is None or after is None or before.selection_key != after.selection_key:
                 # Nodes may now belong to another pool, so all pools are affected.
-                for each in {name, *pools.get_all()}:
+                for each in {name, *self._index.get_pool_names()}:
                     enqueue(each)
             elif before.decision_key != after.decision_key:
                 enqueue(name)
 
-        def on_node(_name: str, before: NodeFacts | None, after: NodeFacts | None) -> None:
-            for each in _find_affected_pools(before, after, pools.get_all()):
+        def on_node(name: str, _before: NodeFacts | None, after: NodeFacts | None) -> None:
+            if after is None:
+                self._reconciler.forget_node(name)
+            elif after.locked_by:
+                enqueue(f"{_ORPHAN_PREFIX}{name}")
+            labels = None if after is None else after.labels
+            for each in self._add_coupled(self._index.set_node(name, labels)):
                 enqueue(each)
 
+        self._watch_policies(informers, pools, enqueue)
         pools.add_handler(on_pool)
         nodes.add_handler(on_node)
+
+    def _watch_policies(
+        self,
+        informers: Informers,
+        pools: InformerView[ObservedPool],
+        enqueue: Callable[[str], None],
+    ) -> None:
+        # A cluster with an older CRD set has no policies.
+        policies = informers.add_view(
+            WatchScope(ROLLOUTPOLICIES), ObservedPolicy.from_json, optional=True
+        )
+        self._policies = policies
+
+        def on_policy(
+            name: str, before: ObservedPolicy | None, after: ObservedPolicy | None
+        ) -> None:
+            if before and after and before.decision_key == after.decision_key:
+                return
+            for each, observed in pools.get_all().items():
+                if observed.pool.rollout_policy == name:
+                    enqueue(each)
+
+        policies.add_handler(on_policy)
 
     def sync_key(self, key: str) -> float | None:
         """One pass; see `RolloutReconciler.sync_pool`."""
@@ -99,6 +152,8 @@ class RolloutController:
         if early_s > 0:
             return early_s
         try:
+            if key.startswith(_ORPHAN_PREFIX):
+                return self._release_orphan(key.removeprefix(_ORPHAN_PREFIX))
             return self._reconciler.sync_pool(key)
         finally:
             ended = self._clock.monotonic()
@@ -108,22 +163,35 @@ class RolloutController:
     def close(self) -> None:
         """Stop the threads that write."""
         self._executor.shutdown()
+        # A gate that hangs must not delay the end of the process.
+        self._gate_executor.shutdown(wait=False, cancel_futures=True)
 
-    def _list_pools(self) -> Mapping[str, ObservedPool]:
-        return {} if self._pools is None else self._pools.get_all()
+    def _find_pool(self, name: str) -> ObservedPool | None:
+        return None if self._pools is None else self._pools.find(name)
 
-    def _list_nodes(self) -> Mapping[str, NodeFacts]:
-        return {} if self._nodes is None else self._nodes.get_all()
+    def _find_node(self, name: str) -> NodeFacts | None:
+        return None if self._nodes is None else self._nodes.find(name)
 
+    def _list_policies(self) -> Mapping[str, ObservedPolicy]:
+        return {} if self._policies is None else self._policies.get_all()
 
-def _find_affected_pools(
-    before: NodeFacts | None, after: NodeFacts | None, pools: Mapping[str, ObservedPool]
-) -> set[str]:
-    names = {
-        name
-        for node in (before, after)
-        if node is not None
-        for name in find_pools_of_node(node, pools.values())
-    }
-    # In a cluster with an arbiter, the two pools wait for each other.
-    return names | ({MASTER, ARBITER} & pools.keys() if names & {MASTER, ARBITER} else set())
+    def _enqueue_lock_holders(self, enqueue: Callable[[str], None]) -> None:
+        """Look at all nodes with a lock after a pool is deleted."""
+        for name, node in ({} if self._nodes is None else self._nodes.get_all()).items():
+            if node.locked_by:
+                enqueue(f"{_ORPHAN_PREFIX}{name}")
+
+    def _release_orphan(self, name: str) -> float | None:
+        """Release the lock of a node in no pool. The pool does it for its own nodes."""
+        node = self._find_node(name)
+        if node is None or self._index.set_node(name, node.labels):
+            return None
+        return self._reconciler.release_orphan(name)
+
+    def _find_stale_reason(self) -> str:
+        return "" if self._informers is None else self._informers.describe_staleness(_DECISIVE)
+
+    def _add_coupled(self, names: frozenset[str]) -> frozenset[str]:
+        """Add the other pool of the control plane: master and arbiter wait for each other."""
+        coupled = frozenset((MASTER, ARBITER))
+        return names | (coupled & self._index.get_pool_names()) if names & coupled else names

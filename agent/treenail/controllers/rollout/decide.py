@@ -4,6 +4,7 @@ All functions are pure. The reconciler observes, writes the decision, and decide
 change or after `RolloutDecision.requeue_after_s`.
 """
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,13 +17,19 @@ from treenail.controllers.rollout.gates.os_image import (
     GateVerdict,
     GateWaiting,
 )
+from treenail.controllers.rollout.holders import (
+    check_progress,
+    describe_holder,
+    find_holders,
+    format_holders,
+    format_unexpected,
+)
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 from treenail.controllers.rollout.policy import (
-    ROLLOUT_RESUME,
+    MissingPolicyError,
     NodeOrder,
     RolloutPolicy,
     Wave,
-    parse_policy,
 )
 from treenail.controllers.rollout.prestage import (
     PrestageRequests,
@@ -33,6 +40,7 @@ from treenail.controllers.rollout.progress import (
     NodeFailure,
     RolloutRecord,
     advance_record,
+    compute_image_settle_s,
     compute_next_check_s,
     compute_soak_end,
     compute_wave_capacity,
@@ -43,12 +51,14 @@ from treenail.controllers.rollout.select import (
     compute_max_unavailable,
     find_candidates,
     find_redirectable,
+    limit_to_quorum,
 )
 from treenail.controllers.rollout.status import PoolProblem, format_target
 from treenail.errors import ConfigError
 
-_MAX_NAMED_NODES = 3
-"""Nodes that the Updating condition names; it counts the others."""
+STALE_RETRY_S = 2.0
+"""Delay until the next decision while the caches are outdated."""
+NO_POLICY = RolloutPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +80,32 @@ class RolloutDecision:
     problem: PoolProblem | None = None
     requeue_after_s: float | None = None
     """Delay after which time alone may change the decision."""
+    is_held: bool = False
+    """Nodes that are not updated yet hold the rollout up."""
+    stalled_message: str = ""
+    """Why the rollout exceeds its progress deadline; empty while it does not."""
     prestage: PrestageRequests = field(default_factory=PrestageRequests)
     """Requests to serving nodes. They take no node out of service."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutContext:
+    """What else a decision depends on."""
+
+    policy: RolloutPolicy = NO_POLICY
+    gate_verdicts: Sequence[GateWaiting | GateBlocked] = ()
+    """Of the gates beside that of the image."""
+    last_node: str = ""
+    """Where the controller runs; it gets the target last."""
+    blocked_nodes: Collection[str] = ()
+    """They have pods that cannot be evicted now, so other nodes go first."""
+    stale_reason: str = ""
+    """Why the facts may be outdated, or empty. If they are, nothing is decided from them."""
+    image_settle_s: float = 0.0
+    """How long no node gets a new image, so that MachineConfigs of the same change come along."""
+
+
+NO_CONTEXT = RolloutContext()
 
 
 def decide_rollout(
@@ -81,22 +115,24 @@ def decide_rollout(
     record: RolloutRecord | None,
     *,
     now: float,
-    gate_verdicts: Sequence[GateWaiting | GateBlocked] = (),
-    last_node: str = "",
-    blocked_nodes: Collection[str] = (),
+    context: RolloutContext = NO_CONTEXT,
 ) -> RolloutDecision:
     """Decide the next writes for the pool.
 
     ``nodes`` are the pool's nodes, including own writes that the cache does not show yet.
-    ``image_verdict`` carries the target, ``gate_verdicts`` come from other gates. ``last_node``,
-    where the controller runs, gets the target last. ``blocked_nodes`` have pods that cannot be
-    evicted now, so other nodes go first.
+    ``image_verdict`` carries the target.
     """
+    policy, gate_verdicts = context.policy, context.gate_verdicts
     try:
-        policy = parse_policy(pool)
         limit = compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
     except ConfigError as error:
         return RolloutDecision(record=record, problem=build_config_problem(error))
+    if context.stale_reason:
+        return RolloutDecision(
+            record=record,
+            waiting_reason=f"waiting: {context.stale_reason}",
+            requeue_after_s=STALE_RETRY_S,
+        )
     for verdict in (image_verdict, *gate_verdicts):
         if isinstance(verdict, GateBlocked):
             return RolloutDecision(record=record, problem=PoolProblem(verdict.kind, verdict.reason))
@@ -111,7 +147,7 @@ def decide_rollout(
         return RolloutDecision(
             record=record, waiting_reason="waiting: no configuration is rendered yet"
         )
-    resume = pool.metadata.annotations.get(ROLLOUT_RESUME, "")
+    resume = policy.resume.get(pool.name, "")
     record = advance_record(
         record, policy, nodes, image_verdict.target, now=now, resume_value=resume
     )
@@ -120,30 +156,38 @@ def decide_rollout(
         nodes,
         image_verdict.target,
         record,
+        limit_to_quorum(limit, nodes),
         limit,
         now,
-        last_node,
-        frozenset(blocked_nodes),
+        context.last_node,
+        frozenset(context.blocked_nodes),
     )
     is_stopped = pool.paused or pool.is_deleting
+    settle_s = compute_image_settle_s(record, context.image_settle_s, now)
+    if settle_s > 0 and not (is_stopped or record.halted_by or waiting):
+        return state.build_decision(
+            waiting_reason="waiting: the image changed, and MachineConfigs may change with it",
+            requeue_after_s=settle_s,
+        )
     prestage = decide_prestage_requests(policy, nodes, image_verdict.target, is_stopped=is_stopped)
     if record.halted_by is not None:
         # Prestaged images stay: the user may resume the rollout.
-        return state.build_decision(
-            problem=_build_halt_problem(pool.name, record, record.halted_by)
-        )
+        return state.build_decision(problem=_build_halt_problem(pool, record, record.halted_by))
     if is_stopped or waiting:
-        return replace(state.build_decision(waiting_reason=waiting), prestage=prestage)
-    if prestage.waiting_reason:
+        decision = state.build_decision(waiting_reason=waiting)
+    elif prestage.waiting_reason:
         decision = state.build_decision(waiting_reason=prestage.waiting_reason)
-        return replace(decision, prestage=prestage)
-    return replace(_select_nodes(state), prestage=prestage)
+    else:
+        decision = _select_nodes(state)
+    return replace(_add_stall(state, decision), prestage=prestage)
 
 
 def build_config_problem(error: ConfigError) -> PoolProblem:
-    """Build the problem of a pool with an invalid spec or annotation."""
+    """Build the problem of a pool with an invalid spec or policy."""
     remedy = f"; {error.remedy}" if error.remedy else ""
-    return PoolProblem("InvalidConfiguration", f"{error}{remedy}")
+    is_missing = isinstance(error, MissingPolicyError)
+    reason = "MissingRolloutPolicy" if is_missing else "InvalidConfiguration"
+    return PoolProblem(reason, f"{error}{remedy}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +199,8 @@ class _RolloutState:
     target: RolloutTarget
     record: RolloutRecord
     max_unavailable: int
+    requested_max_unavailable: int
+    """What the pool allows; more than ``max_unavailable`` where etcd could lose its quorum."""
     now: float
     last_node: str
     blocked_nodes: frozenset[str]
@@ -175,6 +221,7 @@ class _RolloutState:
         waiting_reason: str = "",
         problem: PoolProblem | None = None,
         requeue_after_s: float | None = None,
+        is_held: bool = False,
     ) -> RolloutDecision:
         """Build a decision, with the delay until the next one."""
         next_check_s = compute_next_check_s(
@@ -189,31 +236,41 @@ class _RolloutState:
             progress_message=self.format_progress(),
             problem=problem,
             requeue_after_s=min(times) if times else None,
+            is_held=is_held,
         )
 
-    def format_progress(self) -> str:
+    def format_progress(self, *, has_estimate: bool = True) -> str:
         """Format how many nodes are updated, and the estimated time left."""
+        quorum = ""
+        if self.max_unavailable < self.requested_max_unavailable:
+            quorum = (
+                f"maxUnavailable ({self.requested_max_unavailable}) is limited to "
+                f"{self.max_unavailable}, so that etcd keeps the quorum of its members; "
+            )
         total = len(self.nodes)
         done = sum(node.is_updated_to(self.target) for node in self.nodes)
         if done == total:
             return ""
+        if not has_estimate:
+            return f"{quorum}{done} of {total} nodes are updated"
         left_s = progress.estimate_remaining_s(
             total - done, self.max_unavailable, self.node_duration_s, self.policy.windows, self.now
         )
         if left_s is None:
             return (
-                f"{done} of {total} nodes are updated; no maintenance window is as long as the "
-                f"{format_duration(self.node_duration_s)} that a node takes: lengthen the windows"
+                f"{quorum}{done} of {total} nodes are updated; no maintenance window is as long as "
+                f"the {format_duration(self.node_duration_s)} that a node takes: lengthen the "
+                "windows"
             )
         soaks_s = sum(wave.soak_s for wave in self.policy.waves[self.record.wave :])
-        return (
-            f"{done} of {total} nodes are updated, about {format_duration(left_s + soaks_s)} left"
-        )
+        left = format_duration(left_s + soaks_s)
+        return f"{quorum}{done} of {total} nodes are updated, about {left} left"
 
 
 def _select_nodes(state: _RolloutState) -> RolloutDecision:
     if all(node.is_assigned(state.target) for node in state.nodes):
-        return state.build_decision()
+        is_held = not all(node.is_updated_to(state.target) for node in state.nodes)
+        return state.build_decision(is_held=is_held)
     closed_reason, recheck_s = _check_windows(state)
     if closed_reason:
         return state.build_decision(waiting_reason=closed_reason, requeue_after_s=recheck_s)
@@ -225,10 +282,41 @@ def _select_nodes(state: _RolloutState) -> RolloutDecision:
         )
         return state.build_decision(problem=PoolProblem("EmptyWave", message))
     if capacity.remaining <= 0:
-        return state.build_decision(waiting_reason=_format_wave_progress(state))
+        is_held = state.record.settled_at is None
+        return state.build_decision(waiting_reason=_format_wave_progress(state), is_held=is_held)
     chosen = _choose_candidates(state)[: capacity.remaining]
     waiting = "" if chosen else _format_unavailability(state)
-    return state.build_decision(chosen, waiting_reason=waiting, requeue_after_s=recheck_s)
+    return state.build_decision(
+        chosen, waiting_reason=waiting, requeue_after_s=recheck_s, is_held=not chosen
+    )
+
+
+def _add_stall(state: _RolloutState, decision: RolloutDecision) -> RolloutDecision:
+    """Add which nodes hold the rollout up, and whether for longer than the deadline."""
+    check = check_progress(
+        state.nodes,
+        state.target,
+        state.record,
+        deadline_s=state.policy.progress_deadline_s,
+        now=state.now,
+        is_held=decision.is_held,
+    )
+    times = [at for at in (decision.requeue_after_s, check.recheck_s) if at is not None]
+    message = decision.progress_message
+    if not check.is_moving:
+        # An estimate would promise an end that only a user can bring about.
+        message = state.format_progress(has_estimate=False)
+    unexpected = ""
+    if not decision.waiting_reason:
+        assigned = [node for node in state.nodes if node.is_assigned(state.target)]
+        unexpected = format_unexpected(find_holders(assigned, state.target, state.now))
+    return replace(
+        decision,
+        record=check.record,
+        progress_message="; ".join(filter(None, (unexpected, message))),
+        stalled_message=check.message,
+        requeue_after_s=min(times, default=None),
+    )
 
 
 def _choose_candidates(state: _RolloutState) -> Sequence[NodeFacts]:
@@ -283,50 +371,36 @@ def _check_windows(state: _RolloutState) -> tuple[str, float | None]:
 def _format_wave_progress(state: _RolloutState) -> str:
     wave = f"wave {state.record.wave + 1} of {len(state.policy.waves) + 1}"
     if state.record.settled_at is None:
-        return f"{wave} is in progress"
+        holders = find_holders(state.nodes, state.target, state.now)
+        return "; ".join(filter(None, (f"{wave} is in progress", format_unexpected(holders))))
     left_s = compute_soak_end(state.record, state.policy) - state.now
     return f"{wave} is soaking; the next wave starts in {format_duration(left_s)}"
 
 
 def _format_unavailability(state: _RolloutState) -> str:
     """Format which nodes use up maxUnavailable, or which nodes cannot get the target now."""
-    holders = [
-        (node.name, _describe_unavailability(node))
-        for node in state.nodes
-        if node.is_unavailable or (node.is_failing and node.is_assigned(state.target))
-    ]
+    holders = find_holders(state.nodes, state.target, state.now)
     if len(holders) >= state.max_unavailable:
-        named = _format_nodes(holders)
+        named = format_holders(holders)
         return f"waiting: maxUnavailable ({state.max_unavailable}) reached by {named}"
     held = [
-        (node.name, _describe_unavailability(node))
+        describe_holder(node, state.now)
         for node in _filter_wave(state, state.nodes)
         if not node.is_assigned(state.target)
     ]
-    return f"waiting for {_format_nodes(held)}"
+    return f"waiting for {format_holders(held)}"
 
 
-def _describe_unavailability(node: NodeFacts) -> str:
-    if node.is_degraded:
-        return "degraded"
-    if not node.is_healthy:
-        return "not ready"
-    if not node.is_done:
-        return "updating"
-    # An agent reports Done only after its uncordon, so this cordon is not part of an update.
-    return "cordoned by a user" if node.unschedulable else "image not prestaged"
-
-
-def _format_nodes(nodes: Sequence[tuple[str, str]]) -> str:
-    named = ", ".join(f"{name} ({reason})" for name, reason in nodes[:_MAX_NAMED_NODES])
-    more = len(nodes) - _MAX_NAMED_NODES
-    return f"{named} and {more} more" if more > 0 else named
-
-
-def _build_halt_problem(pool: str, record: RolloutRecord, first: NodeFailure) -> PoolProblem:
+def _build_halt_problem(
+    pool: MachineConfigPool, record: RolloutRecord, first: NodeFailure
+) -> PoolProblem:
+    # A copied command must change the value, whatever the last one was.
+    last = record.resume_value
+    value = str(int(last) + 1) if last.isdecimal() else "1"
+    patch = json.dumps({"spec": {"resume": {pool.name: value}}})
     return PoolProblem(
         "Halted",
         f"The rollout of {format_target(record.target)} is halted: node {first.node} failed first: "
-        f"{first.reason}; set another target, or resume: kubectl annotate machineconfigpool {pool} "
-        f'--overwrite {ROLLOUT_RESUME}="$(date)"',
+        f"{first.reason}; set another target, or resume: kubectl patch rolloutpolicy "
+        f"{pool.rollout_policy} --type merge -p '{patch}'",
     )

@@ -82,14 +82,11 @@ class ExpectedNodes:
                 and (found.is_confirmed, found.target) == (False, target)
             )
 
-    def retain_nodes(self, names: Iterable[str]) -> None:
-        """Forget all nodes but these."""
-        known = frozenset(names)
+    def forget_node(self, name: str) -> None:
+        """Forget a deleted node."""
         with self._lock:
-            for name in self._by_node.keys() - known:
-                del self._by_node[name]
-            for name in self._prestage_by_node.keys() - known:
-                del self._prestage_by_node[name]
+            self._by_node.pop(name, None)
+            self._prestage_by_node.pop(name, None)
 
     def _overlay_prestage(self, nodes: tuple[NodeFacts, ...]) -> tuple[NodeFacts, ...]:
         with self._lock:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
-from treenail.api.decode import Fields
+from treenail.api.decode import Fields, load_json
 from treenail.api.machineconfignode import ConditionType
 from treenail.api.meta import Condition, ObjectMeta
 from treenail.clock import parse_rfc3339
+from treenail.errors import ConfigError
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
 STARTED_AT = "treenail.io/rollout-started-at"
@@ -25,6 +26,7 @@ WAS_DEGRADED = "treenail.io/rollout-was-degraded"
 LOCKED_BY = "treenail.io/fleet-lock"
 """The server that granted the node's lock; written with the target, removed at the release."""
 
+_BLOCKER_CHARS = 120
 _DEGRADED_STATES = (NodeState.DEGRADED, NodeState.UNRECONCILABLE)
 
 
@@ -38,6 +40,15 @@ class RolloutTarget:
 
     config: str
     image: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """Annotations that the controller copies from the pool and its policy; empty when absent."""
+
+    image_files: str = ""
+    health_mode: str = ""
+    pool_retry: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,11 @@ class NodeFacts:
     was_degraded: bool = False
     """It was degraded at the assignment, so its state may still be about the previous target."""
     locked_by: str = ""
+    settings: NodeSettings = NodeSettings()
+    drain_blocker: str = ""
+    """What has blocked the drain of the node for some time."""
+    phase: str = field(default="", compare=False)
+    """Phase of the update in progress, for tables; no decision depends on it."""
     uid: str = field(default="", compare=False)
     resource_version: str = field(default="", compare=False)
     """Condition of every write; excluded from comparisons."""
@@ -105,6 +121,13 @@ class NodeFacts:
             prestage_error=_parse_prestage_error(annotations),
             was_degraded=WAS_DEGRADED in annotations,
             locked_by=annotations.get(LOCKED_BY, ""),
+            settings=NodeSettings(
+                annotations.get(key.IMAGE_FILES, ""),
+                annotations.get(key.HEALTH_MODE, ""),
+                annotations.get(key.POOL_RETRY, ""),
+            ),
+            drain_blocker=_parse_drain_blocker(annotations),
+            phase=_parse_phase(annotations),
             uid=meta.uid,
             resource_version=meta.resource_version,
         )
@@ -138,6 +161,12 @@ class NodeFacts:
             and self.has_desired_image
             and self.state == NodeState.DONE
         )
+
+    @property
+    def has_not_responded(self) -> bool:
+        """The state is not about the desired target: the agent has not seen it yet."""
+        is_outdated = self.current_config != self.desired_config or not self.has_desired_image
+        return is_outdated and self.state in ("", NodeState.DONE)
 
     @property
     def is_degraded(self) -> bool:
@@ -202,6 +231,19 @@ def overlay_written(
     return tuple(overlaid)
 
 
+def _parse_phase(annotations: Mapping[str, str]) -> str:
+    """Return the phase as the agent's annotations imply it; empty without an update."""
+    if annotations.get(key.STATE) != NodeState.WORKING:
+        return ""
+    if annotations.get(key.POST_CONFIG_ACTION):
+        return "rebooting"
+    requested = annotations.get(key.DESIRED_DRAIN, "")
+    is_drain = requested.startswith("drain-")
+    if requested != annotations.get(key.LAST_APPLIED_DRAIN, ""):
+        return "draining" if is_drain else "uncordoning"
+    return "applying" if is_drain else "staging"
+
+
 def _parse_prestage_target(annotations: Mapping[str, str]) -> RolloutTarget | None:
     image = annotations.get(key.PRESTAGE_IMAGE, "")
     return RolloutTarget(annotations.get(key.PRESTAGE_CONFIG, ""), image) if image else None
@@ -211,6 +253,28 @@ def _parse_prestage_error(annotations: Mapping[str, str]) -> str:
     """Parse the error; empty when it is about another image than the requested one."""
     image, colon, reason = annotations.get(key.PRESTAGE_ERROR, "").partition(": ")
     return reason if colon and image == annotations.get(key.PRESTAGE_IMAGE) else ""
+
+
+def _parse_drain_blocker(annotations: Mapping[str, str]) -> str:
+    """Parse the first blocker of the running drain, as a phrase; empty without any."""
+    text = annotations.get(key.DRAIN_BLOCKED, "")
+    if not text or annotations.get(key.DESIRED_DRAIN) == annotations.get(key.LAST_APPLIED_DRAIN):
+        return ""
+    try:
+        document = {"blocked": load_json(text, where=f"annotation {key.DRAIN_BLOCKED}")}
+        blocked = [*Fields.from_json(document, "").iter_objects("blocked")]
+        if not blocked:
+            return ""
+        pod = blocked[0].get_text("pod")
+        budgets = [each.get_text("name") for each in blocked[0].iter_objects("budgets")]
+        more = f" and {len(blocked) - 1} more" if len(blocked) > 1 else ""
+        message = blocked[0].get_text("message")[:_BLOCKER_CHARS]
+    except ConfigError:
+        return "pods"
+    if budgets:
+        budget = f"{pod.partition('/')[0]}/{budgets[0]}"
+        return f"PodDisruptionBudget {budget} of pod {pod}{more}"
+    return f"pod {pod}{more}: {message}"
 
 
 def _is_healthy(condition: Condition) -> bool:

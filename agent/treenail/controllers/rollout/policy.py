@@ -1,8 +1,11 @@
-"""Rollout policy of a pool: an optional annotation in YAML.
+"""RolloutPolicy: limits of a rollout beyond ``maxUnavailable``, in an object that pools name.
 
 ::
 
-    treenail.io/rollout: |
+    apiVersion: treenail.io/v1alpha1
+    kind: RolloutPolicy
+    metadata: {name: careful}
+    spec:
       canary: {nodes: 1, soak: 30m, nodeSelector: {matchLabels: {canary: ""}}}
       waves: [10%, 50%]          # updated share of the pool; the rest follows
       soak: 10m                  # between waves
@@ -13,40 +16,48 @@
       windows:
       - {days: [Sat, Sun], start: "01:00", duration: 4h, timeZone: Europe/Berlin}
       fleetLock: {url: "http://locks.example.com", group: workers}
-      alerts: {url: "http://prometheus.example.com", names: [ApiErrors]}
+      alerts: {url: "https://prometheus.example.com", names: [ApiErrors], secret: prometheus}
+      healthMode: Enforce        # or Report, Off; absent: agent.toml of the node
+      resume: {worker: "1"}      # a new value resumes the halted rollout of pool worker
 
-Every field is optional. Without the annotation nothing but ``maxUnavailable`` limits a
-rollout, as with the Machine Config Operator.
+Every field is optional. Without a policy nothing but ``maxUnavailable`` limits a rollout, as with
+the Machine Config Operator.
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
-from treenail.api import documents
-from treenail.api.decode import Fields
+from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.meta import ObjectMeta
+from treenail.api.unknown_fields import reject_unknown_fields
 from treenail.controllers.rollout.gates import external
 from treenail.controllers.rollout.gates.external import LockServer, PrometheusAlerts
 from treenail.controllers.rollout.gates.windows import MaintenanceWindow, parse_window
 from treenail.errors import ConfigError
 from treenail.label_selector import LabelSelector, parse_optional_selector
 
-ROLLOUT_POLICY = "treenail.io/rollout"
-ROLLOUT_RESUME = "treenail.io/rollout-resume"
-"""Annotation of a pool: a new value resumes a halted rollout."""
+API_VERSION = "treenail.io/v1alpha1"
+KIND = "RolloutPolicy"
 
 POLICY_FIELDS = frozenset({
     "canary", "waves", "soak", "maxFailures", "rebootTimeout", "order", "prestage", "windows",
-    "fleetLock", "alerts",
+    "fleetLock", "alerts", "progressDeadline", "healthMode", "resume",
 })  # fmt: skip
+_CANARY_FIELDS = frozenset({"nodes", "soak", "nodeSelector"})
+_SELECTOR_FIELDS = frozenset({"matchLabels", "matchExpressions"})
+_REQUIREMENT_FIELDS = frozenset({"key", "operator", "values"})
 
 DEFAULT_MAX_PARALLEL = 10
 """Nodes that pull at the same time: a compromise between speed and load on the registry."""
 
+DEFAULT_PROGRESS_DEADLINE_S = 3600.0
+
 _T = TypeVar("_T")
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 _DURATION = re.compile(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?")
 _PERCENTAGE = re.compile(r"(100|[1-9]?[0-9])%")
@@ -57,6 +68,15 @@ class NodeOrder(StrEnum):
 
     ZONES = "zones"
     SPREAD = "spread"
+
+
+class HealthMode(StrEnum):
+    """What a failed health check after a reboot does; the controller copies it to the nodes."""
+
+    ENFORCE = "Enforce"
+    """Roll back."""
+    REPORT = "Report"
+    OFF = "Off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,28 +109,82 @@ class RolloutPolicy:
     max_failures: int | None = None
     """Number of nodes that may fail; None means any number."""
     reboot_timeout_s: float | None = None
+    progress_deadline_s: float = DEFAULT_PROGRESS_DEADLINE_S
+    """Time without progress after which the pool is stalled; 0 disables the deadline."""
     order: NodeOrder = NodeOrder.ZONES
     prestage_max_parallel: int | None = None
     """Nodes that prestage at the same time; None disables prestaging."""
     windows: tuple[MaintenanceWindow, ...] = ()
     lock_server: LockServer | None = None
     alerts: PrometheusAlerts | None = None
+    health_mode: HealthMode | None = None
+    """None leaves the choice to the settings of each node."""
+    resume: Mapping[str, str] = field(default_factory=dict)
+    """By pool: a new value resumes its halted rollout."""
 
 
-def parse_policy(pool: MachineConfigPool) -> RolloutPolicy:
-    """Parse the policy of the pool; raises `ConfigError` that names the field."""
-    text = pool.metadata.annotations.get(ROLLOUT_POLICY)
-    if text is None:
+class MissingPolicyError(ConfigError):
+    """A pool names a RolloutPolicy that does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPolicy:
+    """A RolloutPolicy from the cache, possibly with an invalid spec."""
+
+    name: str
+    policy: RolloutPolicy = field(default_factory=RolloutPolicy)
+    error: ConfigError | None = None
+    """Why the spec is invalid."""
+    generation: int = 0
+    status: Json = field(default_factory=dict, repr=False)
+    resource_version: str = field(default="", compare=False)
+
+    @classmethod
+    def from_json(cls, document: Json) -> "ObservedPolicy":
+        """Parse a RolloutPolicy; raises `ConfigError` only for invalid metadata or status."""
+        fields = Fields.from_json(document, "")
+        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        observed = cls(
+            meta.name,
+            generation=meta.generation,
+            status=fields.get_object("status").values,
+            resource_version=meta.resource_version,
+        )
+        try:
+            return replace(observed, policy=parse_policy(document, meta.name))
+        except ConfigError as error:
+            return replace(observed, error=error)
+
+    @property
+    def decision_key(self) -> tuple[object, ...]:
+        """The fields that determine a decision."""
+        return self.policy, str(self.error)
+
+
+def find_policy(pool: MachineConfigPool, policies: Mapping[str, ObservedPolicy]) -> RolloutPolicy:
+    """Return the policy of the pool; raises `ConfigError` when it is missing or invalid."""
+    name = pool.rollout_policy
+    if not name:
         return RolloutPolicy()
-    where = f"annotation {ROLLOUT_POLICY} of pool {pool.name}"
-    if not text.strip():
-        raise ConfigError(f"{where} is empty", remedy="remove it, or write {} for the defaults")
+    if (found := policies.get(name)) is None:
+        raise MissingPolicyError(
+            f"RolloutPolicy {name} does not exist, and spec.rolloutPolicy of pool {pool.name} "
+            "names it",
+            remedy="create it, or correct spec.rolloutPolicy; until then no node is assigned",
+        )
+    if found.error is not None:
+        raise found.error
+    return found.policy
+
+
+def parse_policy(document: Json, name: str) -> RolloutPolicy:
+    """Parse the spec of a RolloutPolicy; raises `ConfigError` that names the field."""
     try:
-        return _parse_fields(Fields.from_json(documents.load_document(text, where=where), ""))
+        fields = Fields.from_json(document, "")
+        reject_unknown_fields(fields, {"apiVersion", "kind", "metadata", "spec", "status"})
+        return _parse_spec(fields.get_object("spec"))
     except ConfigError as error:
-        if where in str(error):
-            raise
-        raise ConfigError(f"{where}: {error}", remedy=error.remedy) from error
+        raise ConfigError(f"RolloutPolicy {name}: {error}", remedy=error.remedy) from error
 
 
 def parse_duration_s(fields: Fields, name: str) -> float | None:
@@ -127,17 +201,14 @@ def parse_duration_s(fields: Fields, name: str) -> float | None:
     return hours * 3600.0 + minutes * 60.0 + rest
 
 
-def _parse_fields(fields: Fields) -> RolloutPolicy:
+def _parse_spec(fields: Fields) -> RolloutPolicy:
     # An ignored typo would disable a limit that the user relies on.
-    if unknown := sorted(fields.values.keys() - POLICY_FIELDS):
-        raise ConfigError(
-            f"unknown field {unknown[0]!r:.40}",
-            remedy=f"use one of: {', '.join(sorted(POLICY_FIELDS))}",
-        )
+    reject_unknown_fields(fields, POLICY_FIELDS)
     return RolloutPolicy(
         waves=_parse_waves(fields),
         max_failures=_parse_max_failures(fields),
         reboot_timeout_s=parse_duration_s(fields, "rebootTimeout"),
+        progress_deadline_s=_parse_progress_deadline(fields),
         order=_parse_order(fields),
         prestage_max_parallel=_parse_max_parallel(fields),
         windows=fields.map_objects(
@@ -145,6 +216,8 @@ def _parse_fields(fields: Fields) -> RolloutPolicy:
         ),
         lock_server=_parse_optional(fields, "fleetLock", external.parse_lock_server),
         alerts=_parse_optional(fields, "alerts", external.parse_alerts),
+        health_mode=_parse_health_mode(fields),
+        resume=fields.get_text_map("resume"),
     )
 
 
@@ -157,6 +230,8 @@ def _parse_waves(fields: Fields) -> tuple[Wave, ...]:
     soak_s = parse_duration_s(fields, "soak") or 0.0
     if fields.values.get("canary") is not None:
         canary = fields.get_object("canary")
+        reject_unknown_fields(canary, _CANARY_FIELDS)
+        _reject_unknown_selector_fields(canary.get_object("nodeSelector"))
         share = (
             PoolShare(1)
             if canary.values.get("nodes") is None
@@ -177,6 +252,12 @@ def _parse_waves(fields: Fields) -> tuple[Wave, ...]:
             )
         waves.append(Wave(share, soak_s))
     return tuple(waves)
+
+
+def _reject_unknown_selector_fields(selector: Fields) -> None:
+    reject_unknown_fields(selector, _SELECTOR_FIELDS)
+    for requirement in selector.iter_objects("matchExpressions"):
+        reject_unknown_fields(requirement, _REQUIREMENT_FIELDS)
 
 
 def _is_larger(before: PoolShare, after: PoolShare) -> bool:
@@ -203,10 +284,16 @@ def _parse_max_failures(fields: Fields) -> int:
     return value
 
 
+def _parse_progress_deadline(fields: Fields) -> float:
+    seconds = parse_duration_s(fields, "progressDeadline")
+    return DEFAULT_PROGRESS_DEADLINE_S if seconds is None else seconds
+
+
 def _parse_max_parallel(fields: Fields) -> int | None:
     if fields.values.get("prestage") is None:
         return None
     prestage = fields.get_object("prestage")
+    reject_unknown_fields(prestage, {"maxParallel"})
     value = prestage.get_optional_integer("maxParallel")
     if value is not None and value < 1:
         raise prestage.make_error("maxParallel", "a positive count of nodes")
@@ -214,9 +301,20 @@ def _parse_max_parallel(fields: Fields) -> int | None:
 
 
 def _parse_order(fields: Fields) -> NodeOrder:
-    text = fields.get_optional_text("order") or NodeOrder.ZONES
-    if text not in list(NodeOrder):
+    return _parse_choice(fields, "order", NodeOrder) or NodeOrder.ZONES
+
+
+def _parse_health_mode(fields: Fields) -> HealthMode | None:
+    return _parse_choice(fields, "healthMode", HealthMode)
+
+
+def _parse_choice(fields: Fields, name: str, choices: type[_Choice]) -> _Choice | None:
+    text = fields.get_optional_text(name)
+    if text is None:
+        return None
+    try:
+        return choices(text)
+    except ValueError as error:
         raise fields.error(
-            f"{fields.path_of('order')}: expected one of {', '.join(NodeOrder)}, found {text!r:.40}"
-        )
-    return NodeOrder(text)
+            f"{fields.path_of(name)}: expected one of {', '.join(choices)}, found {text!r:.40}"
+        ) from error

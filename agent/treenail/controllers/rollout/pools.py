@@ -1,6 +1,5 @@
 """Pools and their nodes, by the rules of the Machine Config Operator (helpers.go)."""
 
-import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -98,6 +97,24 @@ class ObservedPool:
         )
 
 
+def check_supported_fields(pool: MachineConfigPool) -> None:
+    """Raise `ConfigError` for a field that the controllers do not implement.
+
+    Ignored, it would let the pool report Updated without what the field requests.
+    """
+    where = f"of pool {pool.name} is not supported"
+    if pool.os_image_stream:
+        raise ConfigError(
+            f"spec.osImageStream {where}, found {pool.os_image_stream}",
+            remedy="remove it, and name the image of the stream in spec.osImage",
+        )
+    if pool.pinned_image_sets:
+        raise ConfigError(
+            f"spec.pinnedImageSets {where}, found {', '.join(pool.pinned_image_sets[:3])}",
+            remedy="remove it, and pull the images in another way, such as with a DaemonSet",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class PoolSnapshot:
     """One pool and its nodes, from the caches."""
@@ -133,77 +150,45 @@ class ClusterSnapshot:
         )
 
 
-class PoolGrouping:
-    """Groups nodes by pool, and recomputes only what changed. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._selectors: object = None
-        self._memberships: dict[str, tuple[NodeFacts, Membership | ConfigError | None]] = {}
-
-    def group_nodes(
-        self, pools: Mapping[str, ObservedPool], nodes: Mapping[str, NodeFacts]
-    ) -> ClusterSnapshot:
-        """Group the nodes by the pool that determines their config."""
-        readable = [observed.pool for observed in pools.values()]
-        selectors = [(pool.name, pool.node_selector) for pool in readable]
-        members: dict[str, list[NodeFacts]] = {}
-        errors: dict[str, list[ConfigError]] = {}
-        with self._lock:
-            if selectors != self._selectors:
-                self._selectors, self._memberships = selectors, {}
-            for name in self._memberships.keys() - nodes.keys():
-                del self._memberships[name]
-            # Sorted, so that no decision depends on the order of cache updates.
-            for name, node in sorted(nodes.items(), key=_get_name):
-                known = self._memberships.get(name)
-                if known is None or known[0] is not node:
-                    self._memberships[name] = known = (node, _try_find_membership(node, readable))
-                match known[1]:
-                    case Membership() as found:
-                        members.setdefault(found.primary, []).append(node)
-                    case ConfigError() as error:
-                        for pool in _find_selecting_pools(node, readable):
-                            errors.setdefault(pool, []).append(error)
-                    case None:
-                        pass
-        return ClusterSnapshot(
-            pools,
-            {pool: tuple(found) for pool, found in members.items()},
-            {pool: tuple(found) for pool, found in errors.items()},
-        )
+def group_nodes(
+    pools: Mapping[str, ObservedPool], nodes: Mapping[str, NodeFacts]
+) -> ClusterSnapshot:
+    """Group the nodes by the pool that determines their config, sorted by name."""
+    readable = [observed.pool for observed in pools.values()]
+    members: dict[str, list[NodeFacts]] = {}
+    errors: dict[str, list[ConfigError]] = {}
+    for name, node in sorted(nodes.items(), key=_get_name):
+        match try_find_membership(name, node.labels, readable):
+            case Membership() as found:
+                members.setdefault(found.primary, []).append(node)
+            case ConfigError() as error:
+                for pool in find_selecting_pools(node.labels, readable):
+                    errors.setdefault(pool, []).append(error)
+            case None:
+                pass
+    return ClusterSnapshot(
+        pools,
+        {pool: tuple(found) for pool, found in members.items()},
+        {pool: tuple(found) for pool, found in errors.items()},
+    )
 
 
 def _get_name(item: tuple[str, NodeFacts]) -> str:
     return item[0]
 
 
-def find_pools_of_node(node: NodeFacts, pools: Iterable[ObservedPool]) -> tuple[str, ...]:
-    """Return the pools to reconcile when the node changes."""
-    readable = [observed.pool for observed in pools]
-    match _try_find_membership(node, readable):
-        case Membership() as found:
-            return found.pools
-        case ConfigError():
-            return _find_selecting_pools(node, readable)
-        case _:
-            return ()
-
-
-def _try_find_membership(
-    node: NodeFacts, pools: Iterable[MachineConfigPool]
+def try_find_membership(
+    node: str, labels: Mapping[str, str], pools: Iterable[MachineConfigPool]
 ) -> Membership | ConfigError | None:
+    """Find the pools of the node, or the error of `find_membership`."""
     try:
-        return find_membership(node.name, node.labels, pools)
+        return find_membership(node, labels, pools)
     except ConfigError as error:
         return error
 
 
-def _find_selecting_pools(node: NodeFacts, pools: Iterable[MachineConfigPool]) -> tuple[str, ...]:
-    return tuple(
-        pool.name
-        for pool in pools
-        if pool.node_selector is not None
-        and not pool.node_selector.is_empty
-        and pool.node_selector.matches(node.labels)
-    )
+def find_selecting_pools(
+    labels: Mapping[str, str], pools: Iterable[MachineConfigPool]
+) -> tuple[str, ...]:
+    """Return every pool whose selector matches the labels."""
+    return tuple(pool.name for pool in pools if _is_selected_by(pool, labels))

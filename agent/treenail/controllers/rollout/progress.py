@@ -4,12 +4,11 @@ The record holds what cannot be read from the nodes. It is stored on the pool, s
 controller process continues where this one stopped.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from treenail.api.decode import Fields, Json, load_json
+from treenail.api.decode import Fields, Json
 from treenail.controllers.rollout.gates.windows import (
     MaintenanceWindow,
     WindowClosed,
@@ -18,8 +17,8 @@ from treenail.controllers.rollout.gates.windows import (
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 from treenail.controllers.rollout.policy import RolloutPolicy, Wave
 
-ROLLOUT_STATE = "treenail.io/rollout-state"
-"""Annotation of a pool with the record. Only the rollout controller writes it."""
+ROLLOUT_STATUS = "rollout"
+"""Field of a pool's status with the record. Only the rollout controller may write it."""
 
 MAX_ACKNOWLEDGED = 500
 GRACE_S = 60.0
@@ -43,37 +42,47 @@ class RolloutRecord:
     target: RolloutTarget
     wave: int = 0
     """Number of complete waves."""
+    image_changed_at: float | None = None
+    """When the target got another image than the previous one; None when it had none."""
     settled_at: float | None = None
     """Since when all nodes of the current wave are updated and healthy; None while they are not."""
     halted_by: NodeFailure | None = None
     """The failure that halted the rollout."""
     resume_value: str = ""
-    """The last value of the resume annotation that was applied."""
+    """The last value of the policy's field resume that was applied."""
+    blocked_since: float | None = None
+    """Since when nodes hold the rollout up although none is updating; None while they do not."""
     acknowledged: tuple[str, ...] = ()
     """Nodes whose failure the user acknowledged by resuming."""
 
     @classmethod
-    def from_text(cls, text: str) -> "RolloutRecord":
-        """Parse the annotation; raises `ConfigError`."""
-        fields = Fields.from_json(load_json(text, where=f"annotation {ROLLOUT_STATE}"), "")
+    def from_json(cls, document: object) -> "RolloutRecord":
+        """Parse the field of the status; raises `ConfigError`."""
+        fields = Fields.from_json(document, f"status.{ROLLOUT_STATUS}")
         halted = fields.get_object("halted")
         settled = fields.get_optional_integer("settledAt")
+        blocked = fields.get_optional_integer("blockedSince")
+        changed = fields.get_optional_integer("imageChangedAt")
         return cls(
             target=RolloutTarget(fields.get_text("config"), fields.get_optional_text("image")),
             wave=fields.get_optional_integer("wave") or 0,
+            image_changed_at=None if changed is None else float(changed),
             settled_at=None if settled is None else float(settled),
             halted_by=NodeFailure(halted.get_text("node"), halted.get_text("reason"))
             if halted.values
             else None,
             resume_value=fields.get_text("resumed"),
+            blocked_since=None if blocked is None else float(blocked),
             acknowledged=fields.get_text_list("acknowledged"),
         )
 
-    def to_text(self) -> str:
-        """Format the record for the annotation."""
+    def to_json(self) -> Json:
+        """Format the record for the field of the status."""
         document: Json = {"config": self.target.config}
         if self.target.image is not None:
             document["image"] = self.target.image
+        if self.image_changed_at is not None:
+            document["imageChangedAt"] = int(self.image_changed_at)
         if self.wave:
             document["wave"] = self.wave
         if self.settled_at is not None:
@@ -82,9 +91,11 @@ class RolloutRecord:
             document["halted"] = {"node": self.halted_by.node, "reason": self.halted_by.reason}
         if self.resume_value:
             document["resumed"] = self.resume_value
+        if self.blocked_since is not None:
+            document["blockedSince"] = int(self.blocked_since)
         if self.acknowledged:
             document["acknowledged"] = list(self.acknowledged)
-        return json.dumps(document, separators=(",", ":"))
+        return document
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +129,11 @@ def advance_record(
     present failures.
     """
     if record is None or record.target != target:
-        record = RolloutRecord(target, resume_value=resume_value)
+        changed_at = _compute_image_change(record, target, now)
+        record = RolloutRecord(target, resume_value=resume_value, image_changed_at=changed_at)
+    if policy.max_failures is None:
+        # The user removed the policy, and with it the limit that halted the rollout.
+        record = replace(record, halted_by=None)
     failed = find_failures(nodes, target, policy, now=now)
     if resume_value != record.resume_value:
         acknowledged = tuple(failure.node for failure in failed)[:MAX_ACKNOWLEDGED]
@@ -142,6 +157,14 @@ def advance_record(
             return record
         record = replace(record, wave=record.wave + 1, settled_at=None)
     return record
+
+
+def compute_image_settle_s(record: RolloutRecord, settle_s: float, now: float) -> float:
+    """Compute how long no node may get the image of the target, in seconds."""
+    if record.image_changed_at is None:
+        return 0.0
+    # Not more than the whole time, also after the clock was set back.
+    return min(settle_s, record.image_changed_at + settle_s - now)
 
 
 def compute_wave_capacity(
@@ -218,6 +241,16 @@ def _describe_failure(
     unready_s = now - _find_unready_since(node)
     allowed = format_duration(policy.reboot_timeout_s or 0.0)
     return f"it has not been ready for {format_duration(unready_s)} (rebootTimeout: {allowed})"
+
+
+def _compute_image_change(
+    before: RolloutRecord | None, target: RolloutTarget, now: float
+) -> float | None:
+    image = None if before is None else before.target.image
+    if image != target.image:
+        # Rounded as in the status of the pool, so that a record equals itself after a restart.
+        return float(int(now))
+    return None if before is None else before.image_changed_at
 
 
 def _compute_failure_time(node: NodeFacts, policy: RolloutPolicy) -> float | None:

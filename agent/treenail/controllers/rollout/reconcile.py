@@ -5,37 +5,52 @@ the cluster: the process can end between any two writes, and another process con
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from treenail.api import annotations as key
+from treenail.api.decode import Json
 from treenail.api.machineconfigpool import API_VERSION, ARBITER, KIND, MASTER, MachineConfigPool
 from treenail.clock import Clock, format_rfc3339
 from treenail.controllers.rollout import status
 from treenail.controllers.rollout.decide import (
+    NO_POLICY,
+    RolloutContext,
     RolloutDecision,
     build_config_problem,
     decide_rollout,
 )
 from treenail.controllers.rollout.expected import ExpectedNodes, ExpectedPools
 from treenail.controllers.rollout.gates import os_image
-from treenail.controllers.rollout.gates.external import GateClient, LockServer
+from treenail.controllers.rollout.gates.background import Gates
+from treenail.controllers.rollout.gates.external import LockServer
 from treenail.controllers.rollout.gates.os_image import (
     GateBlocked,
     GateOpen,
+    GatePending,
     GateVerdict,
     GateWaiting,
 )
+from treenail.controllers.rollout.lock_keeper import LockKeeper
+from treenail.controllers.rollout.node_settings import build_settings, find_settings_changes
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.policy import parse_policy
-from treenail.controllers.rollout.pools import (
-    ClusterSnapshot,
-    ObservedPool,
-    PoolGrouping,
-    PoolSnapshot,
+from treenail.controllers.rollout.policy import ObservedPolicy, RolloutPolicy, find_policy
+from treenail.controllers.rollout.policy_status import (
+    PolicyStatusInput,
+    build_pool_entry,
+    read_pool_entries,
+    replace_pool_entry,
 )
-from treenail.controllers.rollout.progress import ROLLOUT_STATE, RolloutRecord
-from treenail.controllers.rollout.status import DEGRADED, PoolProblem, PoolStatus, PoolStatusInput
+from treenail.controllers.rollout.pools import PoolSnapshot, check_supported_fields
+from treenail.controllers.rollout.progress import ROLLOUT_STATUS, RolloutRecord
+from treenail.controllers.rollout.status import (
+    DEGRADED,
+    PROGRESS_DEADLINE,
+    STALLED,
+    PoolProblem,
+    PoolStatus,
+    PoolStatusInput,
+)
 from treenail.controllers.rollout.writer import ParallelMap, RolloutWriter
 from treenail.errors import (
     ClusterError,
@@ -55,6 +70,8 @@ CONFLICT_RETRY_S = 0.5
 """Delay after a conflict. By then the cache shows what the other client wrote."""
 GATE_RETRY_S = 30.0
 """Interval between two requests to a gate that is not open."""
+PENDING_RETRY_S = 0.25
+"""Interval at which the answer of a gate is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +82,24 @@ class RolloutSettings:
     """The Node annotation that requests an image."""
     own_node: str = ""
     """The node that runs this process. The rollout assigns it last."""
-    image_gate: Callable[[MachineConfigPool], GateVerdict] = os_image.read_annotated_image
+    image_settle_s: float = 0.0
+    """How long no node gets a new image. Longer than the settle time of the render controller."""
+    image_gate: Callable[[MachineConfigPool], GateVerdict] = os_image.read_pool_image
     """Finds the target of a pool. The gate for images built in the cluster goes here."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutCaches:
-    """Pools and nodes by name, as the watches show them."""
+    """Pools and nodes as the watches show them."""
 
-    list_pools: Callable[[], Mapping[str, ObservedPool]]
-    list_nodes: Callable[[], Mapping[str, NodeFacts]]
+    read_pool: Callable[[str], PoolSnapshot | None]
+    """Returns a pool with its nodes; None when it does not exist."""
+    find_stale_reason: Callable[[], str] = lambda: ""
+    """Returns why the caches may be outdated; empty when they are current."""
+    find_node: Callable[[str], NodeFacts | None] = lambda _: None
+    """Returns a node of any pool or none; None when it does not exist."""
+    list_policies: Callable[[], Mapping[str, ObservedPolicy]] = dict
+    """Returns the RolloutPolicies by name."""
 
 
 @dataclass(slots=True)
@@ -86,6 +111,8 @@ class _PoolSync:
     nodes: tuple[NodeFacts, ...]
     now: float
     target: RolloutTarget
+    stale_reason: str = ""
+    policy: RolloutPolicy = NO_POLICY
     decision: RolloutDecision = field(default_factory=RolloutDecision)
     requeue_after_s: list[float] = field(default_factory=list)
     errors: list[ClusterError] = field(default_factory=list)
@@ -106,7 +133,7 @@ class RolloutReconciler:
         client: Client,
         caches: RolloutCaches,
         clock: Clock,
-        gates: GateClient,
+        gates: Gates,
         events: EventRecorder,
         settings: RolloutSettings,
         *,
@@ -120,7 +147,6 @@ class RolloutReconciler:
         self._events = events
         self._settings = settings
         self._find_blocked_nodes = find_blocked_nodes
-        self._grouping = PoolGrouping()
         self._expected = ExpectedNodes()
         self._pools = ExpectedPools()
         self._status_written_at: dict[str, float] = {}
@@ -132,6 +158,7 @@ class RolloutReconciler:
             parallel_map=parallel_map,
             image_key=settings.image_key,
         )
+        self._locks = LockKeeper(gates, self._writer, self._pools)
 
     def sync_pool(self, name: str) -> float | None:
         """Reconcile the pool once and return after how many seconds to do it again, or None.
@@ -139,41 +166,59 @@ class RolloutReconciler:
         Writes the pool's status whatever else fails. Raises `ClusterError` when the
         reconciliation must be repeated.
         """
-        nodes = self._caches.list_nodes()
-        cluster = self._grouping.group_nodes(self._caches.list_pools(), nodes)
-        snapshot = cluster.find_pool(name)
-        self._expected.retain_nodes(nodes)
+        # Asked first: what is read afterwards is at least as recent.
+        stale_reason = self._caches.find_stale_reason()
+        snapshot = self._caches.read_pool(name)
         if snapshot is None:
-            self._forget_pool(name)
-            return None
+            return self._forget_pool(name)
         pool = self._pools.get_latest(snapshot.observed.pool)
         overlaid = self._expected.overlay_nodes(snapshot.nodes)
         target = RolloutTarget(pool.configuration.name, "")
-        sync = _PoolSync(snapshot, pool, overlaid, self._clock.now(), target)
-        sync.decision = self._decide_pool(sync, cluster)
+        sync = _PoolSync(snapshot, pool, overlaid, self._clock.now(), target, stale_reason)
+        sync.decision = self._decide_pool(sync)
         self._apply_decision(sync)
         self._report_status(sync)
+        self._report_policy(sync)
         if sync.errors:
             raise sync.errors[0]
         if sync.decision.requeue_after_s is not None:
             sync.requeue_after_s.append(sync.decision.requeue_after_s)
         return min(sync.requeue_after_s, default=None)
 
-    def _forget_pool(self, name: str) -> None:
+    def release_orphan(self, name: str) -> float | None:
+        """Release the lock of a node that is in no pool; return when to try again, or None."""
+        node = self._caches.find_node(name)
+        if node is None or self._caches.find_stale_reason():
+            return None if node is None else GATE_RETRY_S
+        return GATE_RETRY_S if self._locks.release_orphan(node) is not None else None
+
+    def forget_node(self, name: str) -> None:
+        """Forget a deleted node."""
+        self._expected.forget_node(name)
+
+    def _forget_pool(self, name: str) -> float | None:
         self._pools.forget_pool(name)
         self._status_written_at.pop(name, None)
         self._existing_configs.pop(name, None)
+        try:
+            self._write_policy_entries(name, lambda _: None)
+        except ClusterError as error:
+            log.debug("cannot remove pool %s from the status of its policy: %s", name, error)
+            return CONFLICT_RETRY_S
+        return None
 
-    def _decide_pool(self, sync: _PoolSync, cluster: ClusterSnapshot) -> RolloutDecision:
+    def _decide_pool(self, sync: _PoolSync) -> RolloutDecision:
         pool = sync.pool
         try:
             _validate_pool(sync.snapshot)
+            check_supported_fields(pool)
+            sync.policy = find_policy(pool, self._caches.list_policies())
             image_verdict = self._settings.image_gate(pool)
-            text = pool.metadata.annotations.get(ROLLOUT_STATE)
-            record = None if text is None else RolloutRecord.from_text(text)
+            stored = pool.status.get(ROLLOUT_STATUS)
+            record = None if stored is None else RolloutRecord.from_json(stored)
             if isinstance(image_verdict, GateOpen):
                 sync.target = image_verdict.target
-            pool_gates = tuple(self._find_pool_gates(sync.snapshot, cluster))
+            pool_gates = tuple(self._find_pool_gates(sync.snapshot))
         except ConfigError as error:
             return RolloutDecision(problem=build_config_problem(error))
 
@@ -186,41 +231,49 @@ class RolloutReconciler:
                 image_verdict,
                 record,
                 now=sync.now,
-                gate_verdicts=(*pool_gates, *external),
-                last_node=self._settings.own_node,
-                blocked_nodes=blocked_nodes,
+                context=RolloutContext(
+                    policy=sync.policy,
+                    gate_verdicts=(*pool_gates, *external),
+                    last_node=self._settings.own_node,
+                    blocked_nodes=blocked_nodes,
+                    stale_reason=sync.stale_reason,
+                    image_settle_s=self._settings.image_settle_s,
+                ),
             )
 
         decision = decide()
         if not decision.nodes_to_assign:
             return decision
         # Gates cost a request each, so they are queried only when a node would be assigned.
-        verdict = self._check_config_exists(pool) or self._gates.check_alerts(
-            parse_policy(pool).alerts
-        )
+        verdict = self._check_config_exists(pool) or self._gates.check_alerts(sync.policy.alerts)
+        if isinstance(verdict, GatePending):
+            sync.requeue_after_s.append(PENDING_RETRY_S)
+            return replace(decision, nodes_to_assign=())
         if verdict is None:
             blocked_nodes = self._find_blocked_nodes()
             return decide(blocked_nodes=blocked_nodes) if blocked_nodes else decision
         sync.requeue_after_s.append(GATE_RETRY_S)
         return decide(verdict)
 
-    def _find_pool_gates(
-        self, snapshot: PoolSnapshot, cluster: ClusterSnapshot
-    ) -> Iterator[GateWaiting]:
+    def _find_pool_gates(self, snapshot: PoolSnapshot) -> Iterator[GateWaiting]:
         """Yield why the pool must wait for another pool."""
         name = snapshot.observed.pool.name
         for other in snapshot.unreadable_pools:
             yield GateWaiting(
                 f"waiting: the spec of pool {other} is invalid, so its nodes are unknown"
             )
-        if name in (MASTER, ARBITER) and cluster.members.get(ARBITER) and MASTER in cluster.pools:
-            masters = self._expected.overlay_nodes(cluster.members.get(MASTER, ()))
-            arbiters = self._expected.overlay_nodes(cluster.members[ARBITER])
-            verdict = self._settings.image_gate(self._pools.get_latest(cluster.pools[MASTER].pool))
-            target = verdict.target if isinstance(verdict, GateOpen) else RolloutTarget("", "")
-            waiting = os_image.check_control_plane(name, masters, arbiters, target)
-            if waiting is not None:
-                yield waiting
+        if name not in (MASTER, ARBITER):
+            return
+        master, arbiter = self._caches.read_pool(MASTER), self._caches.read_pool(ARBITER)
+        if master is None or arbiter is None or not arbiter.nodes:
+            return
+        masters = self._expected.overlay_nodes(master.nodes)
+        arbiters = self._expected.overlay_nodes(arbiter.nodes)
+        verdict = self._settings.image_gate(self._pools.get_latest(master.observed.pool))
+        target = verdict.target if isinstance(verdict, GateOpen) else RolloutTarget("", "")
+        waiting = os_image.check_control_plane(name, masters, arbiters, target)
+        if waiting is not None:
+            yield waiting
 
     def _check_config_exists(self, pool: MachineConfigPool) -> GateBlocked | None:
         """Block the rollout of a rendered config that does not exist."""
@@ -242,9 +295,9 @@ class RolloutReconciler:
 
     def _apply_decision(self, sync: _PoolSync) -> None:
         record = sync.decision.record
-        stored = sync.pool.metadata.annotations.get(ROLLOUT_STATE)
+        stored = sync.pool.status.get(ROLLOUT_STATUS)
         # The record is written before any node: another process must know how far this one got.
-        if record is not None and record.to_text() != stored:
+        if record is not None and record.to_json() != stored:
             try:
                 written = self._writer.write_record(sync.pool, record)
             except ClusterError as error:
@@ -253,6 +306,7 @@ class RolloutReconciler:
             sync.pool = self._pools.record_write(sync.pool, written)
         self._assign_nodes(sync)
         self._update_prestage(sync)
+        self._copy_settings(sync)
         self._release_locks(sync)
         sync.nodes = self._expected.overlay_nodes(sync.snapshot.nodes)
 
@@ -262,19 +316,52 @@ class RolloutReconciler:
             return
         chosen = [*self._find_unconfirmed(sync, decision.target)]
         by_name = {node.name: node for node in sync.nodes}
-        server = parse_policy(sync.pool).lock_server if decision.nodes_to_assign else None
-        for name in decision.nodes_to_assign:
-            if server is not None:
-                verdict = self._gates.acquire_lock(server, name)
-                if verdict is not None:
-                    sync.decision = _apply_gate_verdict(decision, verdict)
-                    sync.requeue_after_s.append(GATE_RETRY_S)
-                    break
-            chosen.append(by_name[name])
+        nodes = [by_name[name] for name in decision.nodes_to_assign]
+        server = sync.policy.lock_server
+        chosen += nodes if server is None else self._acquire_locks(sync, server, nodes)
         if not chosen:
             return
-        lock = "" if server is None else server.text
-        for error in self._writer.assign_target(chosen, decision.target, sync.pool.name, lock):
+        for error in self._writer.assign_target(
+            chosen,
+            decision.target,
+            sync.pool.name,
+            lock_server="" if server is None else server.text,
+            settings=build_settings(sync.pool, sync.policy),
+        ):
+            sync.record_error(error)
+
+    def _acquire_locks(
+        self, sync: _PoolSync, server: LockServer, nodes: Sequence[NodeFacts]
+    ) -> Sequence[NodeFacts]:
+        """Return the nodes that got a lock, up to the first one that did not."""
+        try:
+            result = self._locks.acquire_locks(sync.pool, server, nodes)
+        except ClusterError as error:
+            sync.record_error(error)
+            return ()
+        sync.pool = result.pool
+        match result.answer:
+            case GatePending():
+                sync.requeue_after_s.append(PENDING_RETRY_S)
+            case GateWaiting() | GateBlocked() as verdict:
+                sync.decision = _apply_gate_verdict(sync.decision, verdict)
+                sync.requeue_after_s.append(GATE_RETRY_S)
+            case None:
+                pass
+        return result.granted
+
+    def _copy_settings(self, sync: _PoolSync) -> None:
+        """Copy changed settings to the nodes. A paused pool changes nothing."""
+        target = sync.decision.target
+        if target is None or sync.stale_reason or sync.pool.paused or sync.pool.is_deleting:
+            return
+        changes = find_settings_changes(
+            self._expected.overlay_nodes(sync.snapshot.nodes),
+            build_settings(sync.pool, sync.policy),
+            target,
+            sync.decision.nodes_to_assign,
+        )
+        for error in self._writer.copy_settings(changes):
             sync.record_error(error)
 
     def _update_prestage(self, sync: _PoolSync) -> None:
@@ -296,31 +383,28 @@ class RolloutReconciler:
         """
         record = sync.decision.record
         is_halted = record is not None and record.halted_by is not None
-        if is_halted or sync.pool.paused or sync.pool.is_deleting:
+        if sync.stale_reason or is_halted or sync.pool.paused or sync.pool.is_deleting:
             return ()
         return self._expected.find_unconfirmed(sync.nodes, target)
 
     def _release_locks(self, sync: _PoolSync) -> None:
-        """Release the locks of updated nodes, also while the pool is paused."""
-        for node in self._expected.overlay_nodes(sync.snapshot.nodes):
-            server = LockServer.from_text(node.locked_by)
-            if server is None or not (node.is_done and node.is_in_service):
-                continue
-            if (verdict := self._gates.release_lock(server, node.name)) is not None:
-                log.warning(
-                    "cannot release the lock of node %s: %s; retrying in %.0f s",
-                    node.name,
-                    verdict.reason,
-                    GATE_RETRY_S,
-                )
-                sync.requeue_after_s.append(GATE_RETRY_S)
-                return
-            try:
-                self._writer.clear_lock(node)
-            except NotFoundError:
-                continue
-            except ClusterError as error:
-                sync.record_error(error)
+        """Release the locks of nodes at rest, also while the pool is paused."""
+        if sync.stale_reason:
+            return
+        members = {each.name: each for each in self._expected.overlay_nodes(sync.snapshot.nodes)}
+        result = self._locks.release_locks(
+            sync.pool,
+            members.values(),
+            # Also nodes that left the pool.
+            lambda name: members.get(name) or self._caches.find_node(name),
+            sync.decision.nodes_to_assign,
+        )
+        sync.pool = result.pool
+        if result.answer is not None:
+            is_pending = isinstance(result.answer, GatePending)
+            sync.requeue_after_s.append(PENDING_RETRY_S if is_pending else GATE_RETRY_S)
+        for error in result.errors:
+            sync.record_error(error)
 
     def _report_status(self, sync: _PoolSync) -> None:
         desired = self._compute_status(sync)
@@ -341,6 +425,43 @@ class RolloutReconciler:
         self._status_written_at[before.name] = self._clock.monotonic()
         self._emit_warnings(before, desired)
 
+    def _report_policy(self, sync: _PoolSync) -> None:
+        """Show the rollout in the status of the policy that the pool names, and in no other."""
+        if sync.stale_reason:
+            return
+        is_updated = all(node.is_updated_to(sync.target) for node in sync.nodes)
+
+        def build_entry(observed: ObservedPolicy) -> Json | None:
+            if observed.name != sync.pool.rollout_policy:
+                return None
+            return build_pool_entry(
+                PolicyStatusInput(
+                    sync.pool,
+                    sync.policy,
+                    observed.generation,
+                    sync.decision,
+                    is_updated=is_updated,
+                    now=sync.now,
+                )
+            )
+
+        try:
+            self._write_policy_entries(sync.pool.name, build_entry)
+        except ClusterError as error:
+            sync.record_error(error)
+
+    def _write_policy_entries(
+        self, pool: str, build_entry: Callable[[ObservedPolicy], Json | None]
+    ) -> None:
+        for observed in self._caches.list_policies().values():
+            entries = replace_pool_entry(observed, pool, build_entry(observed))
+            if entries == read_pool_entries(observed):
+                continue
+            try:
+                self._writer.write_policy_status(observed, entries)
+            except NotFoundError:
+                log.debug("RolloutPolicy %s is deleted", observed.name)
+
     def _compute_status(self, sync: _PoolSync) -> PoolStatus:
         problem = sync.decision.problem or _find_problem(sync)
         now = format_rfc3339(sync.now)
@@ -352,16 +473,19 @@ class RolloutReconciler:
             nodes=sync.nodes,
             waiting_reason=sync.decision.waiting_reason,
             progress_message=sync.decision.progress_message,
+            stalled_message=sync.decision.stalled_message,
             problem=problem,
         )
         return status.compute_status(status_input, now=now)
 
     def _emit_warnings(self, pool: MachineConfigPool, written: PoolStatus) -> None:
-        """Emit an Event for a Degraded condition that became True or got another message."""
-        before = [(each.status, each.message) for each in pool.conditions if each.type == DEGRADED]
+        """Emit an Event for a problem that is new or has another message."""
+        before = [(each.type, each.status, each.message) for each in pool.conditions]
         for condition in written.conditions:
-            now = (condition.status, condition.message)
-            if condition.type == DEGRADED and condition.status == "True" and now not in before:
+            is_stall = condition.type == STALLED and condition.reason == PROGRESS_DEADLINE
+            now = (condition.type, condition.status, condition.message)
+            is_problem = condition.type == DEGRADED or is_stall
+            if is_problem and condition.status == "True" and now not in before:
                 regarding = ObjectReference(
                     KIND, pool.name, uid=pool.metadata.uid, api_version=API_VERSION
                 )

@@ -15,6 +15,8 @@ from treenail.api.machineconfigpool import ARBITER
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 from treenail.errors import ConfigError
 
+CONTROL_PLANE_LABELS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
+
 _PERCENTAGE = re.compile(r"\+?([0-9]{1,9})%")
 
 
@@ -82,6 +84,16 @@ def compute_max_unavailable(pool: str, spec: int | str | None, nodes: int) -> in
                 remedy="set it to a number such as 2, or to a percentage such as 10%",
             )
     return 1 if pool == ARBITER else max(limit, 1)
+
+
+def limit_to_quorum(limit: int, nodes: Iterable[NodeFacts]) -> int:
+    """Limit how many nodes of a pool may be unavailable, so that etcd keeps its quorum.
+
+    Each control plane node counts as a member of etcd. At least 1, because a pool of one or two
+    members could never update otherwise.
+    """
+    members = sum(any(label in node.labels for label in CONTROL_PLANE_LABELS) for node in nodes)
+    return limit if members == 0 else min(limit, max(1, (members - 1) // 2))
 
 
 def sort_by_zone(nodes: Iterable[NodeFacts]) -> tuple[NodeFacts, ...]:

@@ -8,19 +8,23 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from treenail.api import annotations as key
-from treenail.api.decode import Json
+from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import Clock, format_rfc3339
 from treenail.controllers.rollout.expected import ExpectedNodes
+from treenail.controllers.rollout.locks import LOCKS_STATUS, NodeLock
+from treenail.controllers.rollout.node_settings import SettingsChange, build_target_annotations
 from treenail.controllers.rollout.nodes import (
     LOCKED_BY,
     STARTED_AT,
     WAS_DEGRADED,
     NodeFacts,
+    NodeSettings,
     RolloutTarget,
 )
+from treenail.controllers.rollout.policy import ObservedPolicy
 from treenail.controllers.rollout.pools import ObservedPool
-from treenail.controllers.rollout.progress import ROLLOUT_STATE, RolloutRecord
+from treenail.controllers.rollout.progress import ROLLOUT_STATUS, RolloutRecord
 from treenail.controllers.rollout.status import PoolStatus
 from treenail.errors import (
     ClusterError,
@@ -28,10 +32,11 @@ from treenail.errors import (
     ForbiddenError,
     InvalidError,
     NotFoundError,
+    NotLeaderError,
     TooManyRequestsError,
 )
 from treenail.kube.client import Client
-from treenail.kube.resources import MACHINECONFIGPOOLS, NODES
+from treenail.kube.resources import MACHINECONFIGPOOLS, NODES, ROLLOUTPOLICIES
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +46,21 @@ ParallelMap = Callable[
 ]
 """``map``, or the ``map`` of an executor, which writes several nodes in parallel."""
 
+_NOT_WRITTEN = (
+    NotFoundError,
+    ForbiddenError,
+    InvalidError,
+    TooManyRequestsError,
+    NotLeaderError,
+)
+
 _CLEARED_PRESTAGE_ANNOTATIONS: Mapping[str, str | None] = {
     key.PRESTAGE_CONFIG: None,
     key.PRESTAGE_IMAGE: None,
 }
+
+
+_NO_SETTINGS = NodeSettings()
 
 
 class RolloutWriter:
@@ -66,12 +82,19 @@ class RolloutWriter:
         self._image_key = image_key
 
     def assign_target(
-        self, nodes: Sequence[NodeFacts], target: RolloutTarget, pool: str, lock_server: str = ""
+        self,
+        nodes: Sequence[NodeFacts],
+        target: RolloutTarget,
+        pool: str,
+        *,
+        lock_server: str = "",
+        settings: NodeSettings = _NO_SETTINGS,
     ) -> tuple[ClusterError, ...]:
         """Assign the target to the nodes, several in parallel, and return the errors.
 
         An error of one node does not stop the others. The next reconciliation decides again about
         nodes with a conflict. ``lock_server`` names the server that granted their locks.
+        ``settings`` are written together with the target.
         """
         now = self._clock.now()
         for node in nodes:
@@ -79,7 +102,13 @@ class RolloutWriter:
 
         def write(node: NodeFacts) -> ClusterError | None:
             return self._assign_node(
-                node, target, pool, self._build_annotations(target, now, lock_server)
+                node,
+                target,
+                pool,
+                {
+                    **self._build_annotations(target, now, lock_server),
+                    **build_target_annotations(node, settings),
+                },
             )
 
         return tuple(error for error in self._parallel_map(write, nodes) if error is not None)
@@ -108,24 +137,58 @@ class RolloutWriter:
 
         return tuple(error for error in self._parallel_map(write, nodes) if error is not None)
 
-    def write_record(self, pool: MachineConfigPool, record: RolloutRecord) -> MachineConfigPool:
-        """Write the record to the pool's annotation and return the pool from the response."""
-        body: Json = {
-            "metadata": {
-                "resourceVersion": pool.metadata.resource_version,
-                "annotations": {ROLLOUT_STATE: record.to_text()},
+    def copy_settings(self, changes: Iterable[SettingsChange]) -> tuple[ClusterError, ...]:
+        """Write the annotations, several in parallel; return the errors."""
+        by_name = {change.node.name: change for change in changes}
+
+        def write(node: NodeFacts) -> ClusterError | None:
+            body: Json = {
+                "metadata": {
+                    "resourceVersion": node.resource_version,
+                    "annotations": dict(by_name[node.name].annotations),
+                }
             }
+            try:
+                self._client.patch(NODES, node.name, body)
+            except (ConflictError, NotFoundError):
+                # The next reconciliation decides again, once the cache shows the change.
+                log.debug("node %s changed before its settings were copied", node.name)
+            except ClusterError as error:
+                return error
+            return None
+
+        nodes = [change.node for change in by_name.values()]
+        return tuple(error for error in self._parallel_map(write, nodes) if error is not None)
+
+    def write_policy_status(self, observed: ObservedPolicy, entries: list[Json]) -> None:
+        """Replace the entries of the pools in the policy's status."""
+        body: Json = {
+            "metadata": {"resourceVersion": observed.resource_version},
+            "status": {"pools": entries},
         }
-        return ObservedPool.from_json(self._client.patch(MACHINECONFIGPOOLS, pool.name, body)).pool
+        self._client.patch(ROLLOUTPOLICIES, observed.name, body, subresource="status")
+
+    def write_record(self, pool: MachineConfigPool, record: RolloutRecord) -> MachineConfigPool:
+        """Write the record to the pool's status and return the pool from the response."""
+        # A merge patch keeps fields that it does not name.
+        absent = dict.fromkeys(Fields.from_json(pool.status, "").get_object(ROLLOUT_STATUS).values)
+        return self._write_status(pool, {ROLLOUT_STATUS: {**absent, **record.to_json()}})
+
+    def write_locks(self, pool: MachineConfigPool, locks: Iterable[NodeLock]) -> MachineConfigPool:
+        """Write the locks that nodes may hold and return the pool from the response."""
+        return self._write_status(pool, {LOCKS_STATUS: [lock.to_json() for lock in locks]})
 
     def write_status(self, pool: MachineConfigPool, status: PoolStatus) -> MachineConfigPool:
         """Write the pool's status fields and return the pool from the response.
 
         A merge patch keeps the status fields of other controllers.
         """
+        return self._write_status(pool, status.to_json())
+
+    def _write_status(self, pool: MachineConfigPool, status: Json) -> MachineConfigPool:
         body: Json = {
             "metadata": {"resourceVersion": pool.metadata.resource_version},
-            "status": status.to_json(),
+            "status": status,
         }
         response = self._client.patch(MACHINECONFIGPOOLS, pool.name, body, subresource="status")
         return ObservedPool.from_json(response).pool
@@ -171,7 +234,7 @@ class RolloutWriter:
             # A retry after a lost response conflicts with its own first write: the cache shows it.
             self._expected.confirm_target(node.name)
             return error
-        except (NotFoundError, ForbiddenError, InvalidError, TooManyRequestsError) as error:
+        except _NOT_WRITTEN as error:
             self._expected.forget_target(node.name)
             return error
         except ClusterError as error:

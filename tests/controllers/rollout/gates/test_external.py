@@ -1,8 +1,10 @@
 """Lock servers and Prometheus, over real HTTP."""
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -12,11 +14,17 @@ from treenail.controllers.rollout.gates.external import (
     GATE_MISCONFIGURED,
     GATE_UNAVAILABLE,
     GateClient,
+    GateCredentials,
+    LockHolder,
     LockServer,
     PrometheusAlerts,
 )
-from treenail.controllers.rollout.gates.os_image import GateBlocked, GateWaiting
+from treenail.controllers.rollout.gates.os_image import GateAnswer, GateBlocked, GateWaiting
 from treenail.controllers.runtime.web import WebClient
+from treenail.errors import ForbiddenError, NotFoundError
+
+DRIPPED = threading.Event()
+"""Never set: its wait ends with its limit."""
 
 
 class Site(ThreadingHTTPServer):
@@ -29,6 +37,8 @@ class Site(ThreadingHTTPServer):
         self.status = 200
         self.body: Any = {}
         self.requests: list[tuple[str, str, str | None, Any]] = []
+        self.tokens: list[str | None] = []
+        self.drips = False
 
     @property
     def url(self) -> str:
@@ -49,12 +59,26 @@ class _Request(BaseHTTPRequestHandler):
     def _answer(self, body: Any) -> None:
         site = self.server
         site.requests.append((self.command, self.path, self.headers["fleet-lock-protocol"], body))
+        site.tokens.append(self.headers["Authorization"])
+        if site.drips:
+            self._drip()
+            return
         found = site.body if isinstance(site.body, bytes) else json.dumps(site.body).encode()
         self.send_response(site.status)
         self.send_header("Content-Length", str(len(found)))
         self.send_header("Location", "/elsewhere")
         self.end_headers()
         self.wfile.write(found)
+
+    def _drip(self) -> None:
+        """Send a byte at a time, without an end."""
+        self.send_response(200)
+        self.end_headers()
+        with suppress(OSError):
+            while True:
+                self.wfile.write(b" ")
+                self.wfile.flush()
+                DRIPPED.wait(0.02)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base's name
         """Do nothing: tests read the recorded requests."""
@@ -74,8 +98,11 @@ def site() -> Iterator[Site]:
 CLIENT = GateClient(WebClient(limit_s=2.0, max_bytes=10_000))
 
 
-def lock(site: Site) -> GateWaiting | GateBlocked | None:
-    return CLIENT.acquire_lock(LockServer(f"{site.url}/locks", "workers"), "n0")
+HOLDER = LockHolder("n0", "8c1f")
+
+
+def lock(site: Site) -> GateAnswer:
+    return CLIENT.acquire_lock(LockServer(f"{site.url}/locks", "workers"), HOLDER)
 
 
 def alerts(site: Site, *states: str, name: str = "ApiErrors", health: str = "ok") -> Any:
@@ -86,9 +113,9 @@ def alerts(site: Site, *states: str, name: str = "ApiErrors", health: str = "ok"
 
 def test_lock_is_acquired_and_released_by_fleet_lock_protocol(site: Site) -> None:
     server = LockServer(f"{site.url}/locks", "workers")
-    assert CLIENT.acquire_lock(server, "n0") is None
-    assert CLIENT.release_lock(server, "n0") is None
-    body = {"client_params": {"id": "n0", "group": "workers"}}
+    assert CLIENT.acquire_lock(server, HOLDER) is None
+    assert CLIENT.release_lock(server, HOLDER) is None
+    body = {"client_params": {"id": "8c1f", "group": "workers"}}
     assert site.requests == [
         ("POST", "/locks/v1/pre-reboot", "true", body),
         ("POST", "/locks/v1/steady-state", "true", body),
@@ -120,7 +147,7 @@ def test_redirect_is_not_followed(site: Site) -> None:
 
 def test_unreachable_lock_server_blocks(site: Site) -> None:
     gone = LockServer("http://127.0.0.1:1", "workers")
-    found = CLIENT.acquire_lock(gone, "n0")
+    found = CLIENT.acquire_lock(gone, HOLDER)
     assert isinstance(found, GateBlocked)
     assert found.kind == GATE_UNAVAILABLE
     assert "127.0.0.1:1" in found.reason
@@ -167,3 +194,90 @@ def test_failing_prometheus_blocks(site: Site) -> None:
 
 def test_policy_without_alerts_sends_no_request() -> None:
     assert CLIENT.check_alerts(None) is None
+
+
+@pytest.mark.parametrize("status", [201, 202, 204])
+def test_lock_is_granted_by_status_200_only(site: Site, status: int) -> None:
+    site.status, site.body = status, b""
+    assert isinstance(lock(site), GateBlocked)
+
+
+def test_response_without_end_is_cut_off(site: Site) -> None:
+    site.drips = True
+    hasty = GateClient(WebClient(limit_s=0.2, max_bytes=10_000))
+    found = hasty.check_alerts(PrometheusAlerts(site.url, ("ApiErrors",)))
+    assert isinstance(found, GateBlocked)
+    assert found.reason.endswith("no response in time")
+
+
+def test_host_that_no_resolver_accepts_blocks() -> None:
+    found = CLIENT.check_alerts(PrometheusAlerts("http://ex..ample", ("ApiErrors",)))
+    assert isinstance(found, GateBlocked)
+    assert found.kind == GATE_UNAVAILABLE
+
+
+def build_secret(kind: str = "treenail.io/gate", **data: str) -> dict[str, Any]:
+    encoded = {name: base64.b64encode(text.encode()).decode() for name, text in data.items()}
+    return {"type": kind, "data": encoded}
+
+
+def check_with(site: Site, secret: dict[str, Any] | Exception) -> GateAnswer:
+    def load(name: str) -> dict[str, Any]:
+        assert name == "prometheus"
+        if isinstance(secret, Exception):
+            raise secret
+        return secret
+
+    client = GateClient(WebClient(limit_s=2.0), load)
+    return client.check_alerts(PrometheusAlerts(site.url, ("ApiErrors",), "prometheus"))
+
+
+def test_alerts_are_read_with_the_token_of_the_secret(site: Site) -> None:
+    alerts(site, "inactive")
+    assert check_with(site, build_secret(token="s3cr3t\n")) is None
+    assert site.tokens == [None, "Bearer s3cr3t"]
+
+
+@pytest.mark.parametrize(
+    ("secret", "sentence"),
+    [
+        (
+            NotFoundError("no"),
+            "Secret prometheus in the namespace of the controller does not exist",
+        ),
+        (ForbiddenError("no"), "cannot read Secret prometheus in the namespace"),
+        (
+            build_secret("Opaque", token="s3cr3t"),
+            "it is of type 'Opaque', expected treenail.io/gate",
+        ),
+        (build_secret(token="s3\x00t"), "key token contains control characters"),
+        ({"type": "treenail.io/gate", "data": {"token": "?"}}, "key token is not base64"),
+    ],
+)
+def test_unusable_secret_blocks_and_sends_nothing(
+    site: Site, secret: dict[str, Any] | Exception, sentence: str
+) -> None:
+    found = check_with(site, secret)
+    assert isinstance(found, GateBlocked)
+    assert sentence in found.reason
+    assert "s3cr3t" not in found.reason
+    assert site.requests == []
+
+
+def test_refused_token_names_the_secret(site: Site) -> None:
+    site.status = 401
+    found = check_with(site, build_secret(token="s3cr3t"))
+    assert isinstance(found, GateBlocked)
+    assert found.reason.endswith("HTTP 401 (alerts.secret: Secret prometheus)")
+
+
+def test_server_is_verified_by_the_authority_of_the_secret(site: Site) -> None:
+    secure = PrometheusAlerts(site.url.replace("http:", "https:"), ("ApiErrors",), "prometheus")
+    broken = build_secret(**{"ca.crt": "no certificate"})
+    found = GateClient(WebClient(limit_s=2.0), lambda _: broken).check_alerts(secure)
+    assert isinstance(found, GateBlocked)
+    assert site.requests == []
+
+
+def test_credentials_show_no_token() -> None:
+    assert "s3cr3t" not in repr(GateCredentials("s3cr3t", "authority"))

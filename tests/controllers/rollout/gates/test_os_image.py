@@ -15,7 +15,6 @@ from tests.controllers.rollout.builders import (
 )
 from tests.oracle import needs_oracle, records
 from treenail.controllers.rollout.gates.os_image import (
-    OS_IMAGE,
     BuildState,
     GateBlocked,
     GateOpen,
@@ -25,7 +24,7 @@ from treenail.controllers.rollout.gates.os_image import (
     check_control_plane,
     compute_build_target,
     decide_built_image,
-    read_annotated_image,
+    read_pool_image,
 )
 from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.errors import ConfigError
@@ -97,16 +96,16 @@ def test_build_state_is_the_last_true_condition(true: list[str], state: BuildSta
     assert MachineOSBuild.from_json(document).state is state
 
 
-def test_annotated_image_is_the_target() -> None:
-    found = read_annotated_image(pool(annotations={OS_IMAGE: SPEC}))
+def test_image_of_the_pool_is_the_target() -> None:
+    found = read_pool_image(pool(osImage=SPEC))
     assert found.target == RolloutTarget("new", SPEC)
-    assert read_annotated_image(pool()).target == RolloutTarget("new")
+    assert read_pool_image(pool()).target == RolloutTarget("new")
 
 
-def test_annotated_image_by_tag_is_rejected() -> None:
+def test_image_by_tag_is_rejected() -> None:
     with pytest.raises(ConfigError) as raised:
-        read_annotated_image(pool(annotations={OS_IMAGE: "registry.example.com/os:latest"}))
-    assert str(raised.value).startswith(f"annotation {OS_IMAGE} of pool worker is ")
+        read_pool_image(pool(osImage="registry.example.com/os:latest"))
+    assert str(raised.value).startswith("spec.osImage of pool worker is ")
     assert "names a tag" in str(raised.value)
 
 

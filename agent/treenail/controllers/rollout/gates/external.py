@@ -4,18 +4,24 @@ A gate that does not respond, or whose response is invalid, blocks the rollout a
 the pool's conditions. It never counts as open.
 """
 
+import base64
+import binascii
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlencode, urlsplit
 
-from treenail.api.decode import Fields, load_json
-from treenail.controllers.rollout.gates.os_image import GateBlocked, GateWaiting
+from treenail.api.decode import Fields, Json, load_json
+from treenail.api.unknown_fields import reject_unknown_fields
+from treenail.controllers.rollout.gates.os_image import GateAnswer, GateBlocked, GateWaiting
 from treenail.controllers.runtime.web import WebClient, WebFailure, WebRequest
-from treenail.errors import ConfigError
+from treenail.errors import ClusterError, ConfigError, NotFoundError
 
 MAX_ALERTS = 50
 GATE_UNAVAILABLE = "GateUnavailable"
 GATE_MISCONFIGURED = "GateMisconfigured"
+SECRET_TYPE = "treenail.io/gate"  # noqa: S105  # a type, no secret
+"""Type of a Secret that a policy may name. Without it a policy could send any Secret anywhere."""
 
 _MESSAGE_LIMIT = 200
 
@@ -29,7 +35,7 @@ class LockServer:
 
     @property
     def text(self) -> str:
-        """Annotation value, as `from_text` parses it."""
+        """Format for an annotation, as `from_text` parses it."""
         return f"{self.group} {self.url}"
 
     @classmethod
@@ -40,15 +46,55 @@ class LockServer:
 
 
 @dataclass(frozen=True, slots=True)
+class LockHolder:
+    """A node that holds or requests a lock."""
+
+    name: str
+    uid: str
+    """The id of the lock: unlike the name it differs between clusters and after a new install."""
+
+
+@dataclass(frozen=True, slots=True)
 class PrometheusAlerts:
     """Prometheus alerts that pause a rollout while one of them fires."""
 
     url: str
     names: tuple[str, ...]
+    secret: str = ""
+    """Name of the Secret with the bearer token and the certificate authority; empty for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateCredentials:
+    """Credentials for a gate, from a Secret."""
+
+    token: str = ""
+    certificate_authority: str = ""
+    """PEM; empty for those of the system."""
+
+    def __repr__(self) -> str:
+        # A token must not reach a log.
+        return "GateCredentials()"
+
+    @classmethod
+    def from_json(cls, secret: Json) -> "GateCredentials":
+        """Parse a Secret; raises `ConfigError` for another type and for data that is no text."""
+        fields = Fields.from_json(secret, "Secret")
+        if fields.get_text("type") != SECRET_TYPE:
+            raise ConfigError(
+                f"it is of type {fields.get_text('type')!r:.60}, expected {SECRET_TYPE}"
+            )
+        data = fields.get_object("data")
+        return cls(_decode_text(data, "token").strip(), _decode_text(data, "ca.crt"))
+
+
+LoadSecret = Callable[[str], Json]
+"""Reads a Secret of the controller's namespace by name. Raises `ClusterError`."""
 
 
 def parse_lock_server(fields: Fields) -> LockServer:
     """Parse the lock server of a policy; raises `ConfigError`."""
+    reject_unknown_fields(fields, {"url", "group"})
     group = fields.get_required_text("group")
     # The FleetLock protocol allows these characters in a group.
     if not group.isascii() or not group.replace("-", "").replace(".", "").isalnum():
@@ -58,10 +104,14 @@ def parse_lock_server(fields: Fields) -> LockServer:
 
 def parse_alerts(fields: Fields) -> PrometheusAlerts:
     """Parse the alerts of a policy; raises `ConfigError`."""
+    reject_unknown_fields(fields, {"url", "names", "secret"})
     names = fields.get_text_list("names")
     if not names or len(names) > MAX_ALERTS or not all(names):
         raise fields.error(f"{fields.path_of('names')}: expected 1 to {MAX_ALERTS} names of alerts")
-    return PrometheusAlerts(_parse_url(fields), names)
+    url, secret = _parse_url(fields), fields.get_text("secret")
+    if secret and not url.startswith("https://"):
+        raise fields.make_error("url", "an https URL, because a token is sent there")
+    return PrometheusAlerts(url, names, secret)
 
 
 def _parse_url(fields: Fields) -> str:
@@ -69,6 +119,8 @@ def _parse_url(fields: Fields) -> str:
     try:
         parts = urlsplit(text)
         is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        # The resolver rejects empty labels (http://a..b) and labels of more than 63 characters.
+        (parts.hostname or "").encode("idna")
     except ValueError:
         is_usable = False
         parts = urlsplit("")
@@ -80,25 +132,24 @@ def _parse_url(fields: Fields) -> str:
 class GateClient:
     """Client of Prometheus and FleetLock servers. None means that the gate is open."""
 
-    def __init__(self, web: WebClient) -> None:
+    def __init__(self, web: WebClient, load_secret: LoadSecret | None = None) -> None:
         self._web = web
+        self._load_secret = load_secret
 
-    def check_alerts(self, alerts: PrometheusAlerts | None) -> GateWaiting | GateBlocked | None:
+    def check_alerts(self, alerts: PrometheusAlerts | None) -> GateAnswer:
         """Check that none of the policy's alerts is firing."""
         return None if alerts is None else self._check_prometheus(alerts)
 
-    def acquire_lock(self, server: LockServer, node: str) -> GateWaiting | GateBlocked | None:
+    def acquire_lock(self, server: LockServer, holder: LockHolder) -> GateAnswer:
         """Acquire the lock that lets the node leave service. Idempotent."""
-        return self._call_fleet_lock(server, node, "pre-reboot")
+        return self._call_fleet_lock(server, holder, "pre-reboot")
 
-    def release_lock(self, server: LockServer, node: str) -> GateWaiting | GateBlocked | None:
+    def release_lock(self, server: LockServer, holder: LockHolder) -> GateAnswer:
         """Release the lock of a node that is back in service. Idempotent."""
-        return self._call_fleet_lock(server, node, "steady-state")
+        return self._call_fleet_lock(server, holder, "steady-state")
 
-    def _call_fleet_lock(
-        self, server: LockServer, node: str, endpoint: str
-    ) -> GateWaiting | GateBlocked | None:
-        body = {"client_params": {"id": node, "group": server.group}}
+    def _call_fleet_lock(self, server: LockServer, holder: LockHolder, endpoint: str) -> GateAnswer:
+        body = {"client_params": {"id": holder.uid, "group": server.group}}
         headers = (("fleet-lock-protocol", "true"),)
         response = self._web.send_request(
             WebRequest(f"{server.url}/v1/{endpoint}", json.dumps(body).encode(), headers)
@@ -106,7 +157,7 @@ class GateClient:
         name = f"lock server {server.url} (group {server.group})"
         if isinstance(response, WebFailure):
             return GateBlocked(f"cannot reach {name}: {response.reason}", GATE_UNAVAILABLE)
-        if 200 <= response.status < 300:
+        if response.status == 200:
             return None
         kind, value = _parse_refusal(response.body)
         if kind is None:
@@ -114,14 +165,32 @@ class GateClient:
                 f"{name} responded with HTTP {response.status} and no FleetLock error",
                 GATE_MISCONFIGURED,
             )
-        return GateWaiting(f"waiting: {name} refuses a lock for node {node}: {value or kind}")
+        return GateWaiting(
+            f"waiting: {name} refuses a lock for node {holder.name}: {value or kind}"
+        )
 
-    def _check_prometheus(self, alerts: PrometheusAlerts) -> GateWaiting | GateBlocked | None:
+    def _check_prometheus(self, alerts: PrometheusAlerts) -> GateAnswer:
         name = f"Prometheus {alerts.url}"
+        credentials = self._load_credentials(alerts.secret)
+        if isinstance(credentials, GateBlocked):
+            return credentials
         query = urlencode([("type", "alert"), *(("rule_name[]", name) for name in alerts.names)])
-        response = self._web.send_request(WebRequest(f"{alerts.url}/api/v1/rules?{query}"))
+        headers = (("Authorization", f"Bearer {credentials.token}"),) if credentials.token else ()
+        response = self._web.send_request(
+            WebRequest(
+                f"{alerts.url}/api/v1/rules?{query}",
+                headers=headers,
+                certificate_authority=credentials.certificate_authority,
+            )
+        )
         if isinstance(response, WebFailure):
             return GateBlocked(f"cannot reach {name}: {response.reason}", GATE_UNAVAILABLE)
+        if response.status in (401, 403):
+            hint = f"Secret {alerts.secret}" if alerts.secret else "the policy names no secret"
+            return GateBlocked(
+                f"{name} refuses access with HTTP {response.status} (alerts.secret: {hint})",
+                GATE_MISCONFIGURED,
+            )
         if response.status != 200:
             return GateBlocked(f"{name} responded with HTTP {response.status}", GATE_UNAVAILABLE)
         try:
@@ -140,6 +209,34 @@ class GateClient:
         if unknown:
             return GateBlocked(f"{name} cannot evaluate alert {unknown[0]}", GATE_MISCONFIGURED)
         return None
+
+    def _load_credentials(self, secret: str) -> GateCredentials | GateBlocked:
+        if not secret or self._load_secret is None:
+            return GateCredentials()
+        where = f"Secret {secret} in the namespace of the controller"
+        try:
+            return GateCredentials.from_json(self._load_secret(secret))
+        except NotFoundError:
+            return GateBlocked(
+                f"{where} does not exist; create it with the type {SECRET_TYPE} and the keys "
+                "token and ca.crt, or correct alerts.secret",
+                GATE_MISCONFIGURED,
+            )
+        except ConfigError as error:
+            return GateBlocked(f"cannot use {where}: {error}", GATE_MISCONFIGURED)
+        except ClusterError as error:
+            return GateBlocked(f"cannot read {where}: {error}", GATE_UNAVAILABLE)
+
+
+def _decode_text(data: Fields, name: str) -> str:
+    """Decode a value of a Secret; empty when absent. Errors quote no part of it."""
+    try:
+        text = base64.b64decode(data.get_text(name), validate=True).decode()
+    except (binascii.Error, ValueError) as error:
+        raise ConfigError(f"key {name} is not base64 of a text") from error
+    if not text.replace("\n", "").replace("\r", "").isprintable():
+        raise ConfigError(f"key {name} contains control characters")
+    return text
 
 
 def _parse_refusal(body: bytes) -> tuple[str | None, str]:

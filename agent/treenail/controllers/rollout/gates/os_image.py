@@ -1,6 +1,6 @@
 """OS image gate: which image the pool's nodes get, and whether they may get it now.
 
-The image comes from an annotation of the pool or from a build in the cluster, which a
+The image comes from the spec of the pool or from a build in the cluster, which a
 MachineOSConfig requests and a MachineOSBuild runs. Order and messages of the build checks are those
 of the Machine Config Operator (canLayeredContinue in node_controller.go).
 """
@@ -14,9 +14,6 @@ from treenail.api.decode import Fields
 from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
 from treenail.api.meta import Condition, ObjectMeta
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-
-OS_IMAGE = "treenail.io/os-image"
-"""Annotation of a pool: pull spec, by digest, of the OS image for its nodes."""
 
 
 class BuildState(StrEnum):
@@ -100,18 +97,25 @@ class GateBlocked:
     """CamelCase reason for the pool's condition."""
 
 
+@dataclass(frozen=True, slots=True)
+class GatePending:
+    """The gate was asked and has not answered yet."""
+
+
 GateVerdict = GateOpen | GateWaiting | GateBlocked
+GateAnswer = GateWaiting | GateBlocked | GatePending | None
+"""Answer of an external gate; None means that it is open."""
 
 
-def read_annotated_image(pool: MachineConfigPool) -> GateOpen:
-    """Return the pool's config with the image from its annotation, if it has one.
+def read_pool_image(pool: MachineConfigPool) -> GateOpen:
+    """Return the pool's config with the image from its spec, if it names one.
 
-    Raises `ConfigError` when the annotation is not a pull spec by digest.
+    Raises `ConfigError` when ``spec.osImage`` is not a pull spec by digest.
     """
-    image = pool.metadata.annotations.get(OS_IMAGE)
+    image = pool.os_image
     if image is None:
         return GateOpen(RolloutTarget(pool.configuration.name), "the config names the image")
-    pullspec.parse_pull_spec(image, where=f"annotation {OS_IMAGE} of pool {pool.name}")
+    pullspec.parse_pull_spec(image, where=f"spec.osImage of pool {pool.name}")
     return GateOpen(
         RolloutTarget(pool.configuration.name, image), f"the pool names the image {image}"
     )

@@ -11,9 +11,11 @@ from datetime import UTC, datetime, time, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from treenail.api.decode import Fields
+from treenail.api.unknown_fields import reject_unknown_fields
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _WEEK = timedelta(days=7)
+_FIELDS = frozenset({"days", "start", "duration", "timeZone"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ def find_window_state(
 
 def parse_window(fields: Fields, duration_s: float | None) -> MaintenanceWindow:
     """Parse a window; raises `ConfigError`."""
+    # Without its days a window would be open every day.
+    reject_unknown_fields(fields, _FIELDS)
     if not duration_s or duration_s > _WEEK.total_seconds():
         raise fields.error(f"{fields.path_of('duration')}: expected a duration of at most a week")
     days = fields.get_text_list("days") or DAYS

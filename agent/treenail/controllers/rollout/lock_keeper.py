@@ -1,0 +1,124 @@
+"""Acquires and releases the locks of nodes, and records them in the pool."""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.controllers.rollout.expected import ExpectedPools
+from treenail.controllers.rollout.gates.background import Gates
+from treenail.controllers.rollout.gates.external import LockServer
+from treenail.controllers.rollout.gates.os_image import GateAnswer, GatePending
+from treenail.controllers.rollout.locks import (
+    NodeLock,
+    add_locks,
+    find_annotated_locks,
+    find_releasable_locks,
+    get_holder,
+    is_at_rest,
+    read_locks,
+)
+from treenail.controllers.rollout.nodes import NodeFacts
+from treenail.controllers.rollout.writer import RolloutWriter
+from treenail.errors import ClusterError, ConfigError, NotFoundError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LockResult:
+    """What came of a request to lock servers."""
+
+    pool: MachineConfigPool
+    granted: Sequence[NodeFacts] = ()
+    answer: GateAnswer = None
+    """The answer that stopped it, or None."""
+    errors: list[ClusterError] = field(default_factory=list)
+
+
+class LockKeeper:
+    """Locks of the nodes of all pools. Thread-safe for different pools."""
+
+    def __init__(self, gates: Gates, writer: RolloutWriter, pools: ExpectedPools) -> None:
+        self._gates = gates
+        self._writer = writer
+        self._pools = pools
+
+    def acquire_locks(
+        self, pool: MachineConfigPool, server: LockServer, nodes: Sequence[NodeFacts]
+    ) -> LockResult:
+        """Acquire locks in this order, up to the first that is not granted.
+
+        Raises `ClusterError` when the locks cannot be recorded. Then none is requested.
+        """
+        locks = read_locks(pool)
+        wanted = add_locks(locks, server, nodes)
+        # Recorded before the request: a granted lock must be released whatever happens.
+        if wanted != locks:
+            pool = self._write_locks(pool, wanted)
+        for index, node in enumerate(nodes):
+            answer = self._gates.acquire_lock(server, get_holder(node))
+            if answer is not None:
+                return LockResult(pool, nodes[:index], answer)
+        return LockResult(pool, nodes)
+
+    def release_locks(
+        self,
+        pool: MachineConfigPool,
+        members: Iterable[NodeFacts],
+        find_node: Callable[[str], NodeFacts | None],
+        busy: Collection[str],
+    ) -> LockResult:
+        """Release the locks of the pool's nodes at rest and of nodes that are gone."""
+        result = LockResult(pool)
+        try:
+            locks = read_locks(pool)
+        except ConfigError as error:
+            log.warning("cannot read the locks of pool %s: %s", pool.name, error)
+            return result
+        annotated = (each for each in find_annotated_locks(members) if each not in locks)
+        released = [
+            lock
+            for lock in find_releasable_locks((*locks, *annotated), find_node, busy)
+            if self._release(lock, find_node(lock.holder.name), result)
+        ]
+        left = tuple(each for each in locks if each not in released)
+        if left != locks:
+            try:
+                result.pool = self._write_locks(pool, left)
+            except ClusterError as error:
+                result.errors.append(error)
+        return result
+
+    def release_orphan(self, node: NodeFacts) -> GateAnswer:
+        """Release the lock in the annotation of a node that is in no pool; None when done."""
+        result = LockResult(MachineConfigPool.from_json({}))
+        for lock in find_annotated_locks([node]):
+            if is_at_rest(node):
+                self._release(lock, node, result)
+        if result.errors:
+            raise result.errors[0]
+        return result.answer
+
+    def _release(self, lock: NodeLock, node: NodeFacts | None, result: LockResult) -> bool:
+        answer = self._gates.release_lock(lock.server, lock.holder)
+        if answer is not None:
+            # Look again soon if any answer is pending.
+            if result.answer is None or isinstance(answer, GatePending):
+                result.answer = answer
+            if not isinstance(answer, GatePending):
+                name = lock.holder.name
+                log.warning("cannot release the lock of node %s: %s", name, answer.reason)
+            return False
+        try:
+            if node is not None and node.uid == lock.holder.uid and node.locked_by:
+                self._writer.clear_lock(node)
+        except NotFoundError:
+            log.debug("node %s is deleted", lock.holder.name)
+        except ClusterError as error:
+            result.errors.append(error)
+            return False
+        return True
+
+    def _write_locks(self, pool: MachineConfigPool, locks: Iterable[NodeLock]) -> MachineConfigPool:
+        return self._pools.record_write(pool, self._writer.write_locks(pool, locks))

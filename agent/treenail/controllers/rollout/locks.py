@@ -1,0 +1,90 @@
+"""Locks of FleetLock servers: which nodes may hold one, and which locks to release.
+
+A lock is recorded in the status of the pool before the server is asked for it. So no lock is lost
+when the process ends between both, when the node is deleted or when it leaves the pool. The
+annotation of the node has the same information for a pool that is deleted.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from treenail.api.decode import Fields, Json
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.controllers.rollout.gates.external import LockHolder, LockServer
+from treenail.controllers.rollout.nodes import NodeFacts
+
+LOCKS_STATUS = "fleetLocks"
+"""Field of a pool's status. Only the rollout controller may write it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLock:
+    """A lock that a node may hold: it was requested, and not released since."""
+
+    server: LockServer
+    holder: LockHolder
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "NodeLock":
+        return cls(
+            LockServer(fields.get_text("url"), fields.get_text("group")),
+            LockHolder(fields.get_text("node"), fields.get_text("uid")),
+        )
+
+    def to_json(self) -> Json:
+        return {
+            "node": self.holder.name,
+            "uid": self.holder.uid,
+            "url": self.server.url,
+            "group": self.server.group,
+        }
+
+
+def get_holder(node: NodeFacts) -> LockHolder:
+    """Return the holder of a node's lock."""
+    return LockHolder(node.name, node.uid)
+
+
+def read_locks(pool: MachineConfigPool) -> tuple[NodeLock, ...]:
+    """Read the locks that nodes of the pool may hold; raises `ConfigError`."""
+    return Fields(pool.status, "status").map_objects(LOCKS_STATUS, NodeLock.from_fields)
+
+
+def add_locks(
+    present: tuple[NodeLock, ...], server: LockServer, nodes: Iterable[NodeFacts]
+) -> tuple[NodeLock, ...]:
+    """Return the locks together with those to request for the nodes."""
+    wanted = (NodeLock(server, get_holder(node)) for node in nodes)
+    return (*present, *(lock for lock in wanted if lock not in present))
+
+
+def find_releasable_locks(
+    locks: Iterable[NodeLock],
+    find_node: Callable[[str], NodeFacts | None],
+    busy: Collection[str] = (),
+) -> tuple[NodeLock, ...]:
+    """Find the locks whose node is at rest, was deleted, or was installed again.
+
+    ``busy`` nodes get the target now.
+    """
+    found = []
+    for lock in locks:
+        node = find_node(lock.holder.name)
+        is_gone = node is None or node.uid != lock.holder.uid
+        if is_gone or (node is not None and node.name not in busy and is_at_rest(node)):
+            found.append(lock)
+    return tuple(found)
+
+
+def find_annotated_locks(nodes: Iterable[NodeFacts]) -> tuple[NodeLock, ...]:
+    """Read the locks in the annotations of the nodes."""
+    return tuple(
+        NodeLock(server, get_holder(node))
+        for node in nodes
+        if (server := LockServer.from_text(node.locked_by)) is not None
+    )
+
+
+def is_at_rest(node: NodeFacts) -> bool:
+    """True when no update of the node is in progress."""
+    return node.is_in_service and (node.is_done or node.is_unassigned)

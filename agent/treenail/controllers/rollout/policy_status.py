@@ -1,0 +1,86 @@
+"""Status of a RolloutPolicy: where the rollout of each pool that names it stands.
+
+It is only a view for users. The record that decisions need is in the status of the pool, so a
+policy may be deleted and created again during a rollout.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from treenail.api.decode import Fields, Json
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.clock import format_rfc3339
+from treenail.controllers.rollout.decide import RolloutDecision
+from treenail.controllers.rollout.gates.windows import WindowClosed, find_window_state
+from treenail.controllers.rollout.policy import ObservedPolicy, RolloutPolicy
+
+
+class RolloutState(StrEnum):
+    """State of a pool's rollout, for the policy's status."""
+
+    UPDATED = "Updated"
+    PROGRESSING = "Progressing"
+    PAUSED = "Paused"
+    HALTED = "Halted"
+    STALLED = "Stalled"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStatusInput:
+    """Input of `build_pool_entry`."""
+
+    pool: MachineConfigPool
+    policy: RolloutPolicy
+    generation: int
+    """Generation of the policy that the decision used."""
+    decision: RolloutDecision
+    is_updated: bool
+    now: float
+
+
+def build_pool_entry(status_input: PolicyStatusInput) -> Json:
+    """Build the entry of a pool."""
+    decision, policy = status_input.decision, status_input.policy
+    entry: Json = {
+        "pool": status_input.pool.name,
+        "observedGeneration": status_input.generation,
+        "state": str(_find_state(status_input)),
+    }
+    if decision.record is not None:
+        target = decision.record.target
+        entry["config"] = target.config
+        if target.image:
+            entry["image"] = target.image
+        entry["wave"] = min(decision.record.wave + 1, len(policy.waves) + 1)
+        entry["waves"] = len(policy.waves) + 1
+        if (failure := decision.record.halted_by) is not None:
+            entry["haltedBy"] = {"node": failure.node, "reason": failure.reason}
+    window = find_window_state(policy.windows, status_input.now)
+    if isinstance(window, WindowClosed):
+        # Rounded: the time is the same at each computation until the window opens.
+        opens = round(status_input.now + window.opens_in_s)
+        entry["nextWindow"] = format_rfc3339(float(opens))
+    return entry
+
+
+def replace_pool_entry(observed: ObservedPolicy, pool: str, entry: Json | None) -> list[Json]:
+    """Return the entries of the policy's status with that of the pool replaced or removed."""
+    others = [each for each in read_pool_entries(observed) if each.get("pool") != pool]
+    entries = others if entry is None else [*others, entry]
+    return sorted(entries, key=lambda each: str(each.get("pool")))
+
+
+def read_pool_entries(observed: ObservedPolicy) -> list[Json]:
+    """Return the entries of the policy's status."""
+    return [each.values for each in Fields(observed.status, "status").iter_objects("pools")]
+
+
+def _find_state(status_input: PolicyStatusInput) -> RolloutState:
+    record = status_input.decision.record
+    if record is not None and record.halted_by is not None:
+        return RolloutState.HALTED
+    if status_input.decision.problem is not None:
+        return RolloutState.STALLED
+    if status_input.is_updated:
+        return RolloutState.UPDATED
+    return RolloutState.PAUSED if status_input.pool.paused else RolloutState.PROGRESSING
