@@ -8,6 +8,7 @@ from tests.contract.client import Cluster
 from tests.waiting import wait_until
 from treenail_lab.apiserver.serving.faults import (
     DelayFault,
+    DelayWatchesFault,
     FaultMatch,
     LoseAnswerFault,
     RefuseFault,
@@ -202,3 +203,38 @@ def test_only_masters_control_the_lab(lab: LabServer) -> None:
 def test_unknown_controls_are_not_found(admin: Cluster) -> None:
     assert admin.get("/lab/nothing").code == 404
     assert admin.post("/lab/requests", {}).code == 405
+
+
+def test_held_watch_of_one_user_delivers_nothing_until_lifted(lab: LabServer) -> None:
+    admin = Cluster.of_kubeconfig(lab.admin_kubeconfig)
+    held = Cluster.of_kubeconfig(lab.write_kubeconfig("held", ["system:masters"]))
+    version = admin.get(NODES).metadata["resourceVersion"]
+    fault = {"fault": "hold-watches", "match": {"user": "held", "resource": "nodes"}}
+    number = admin.post("/lab/faults", fault).ok()["id"]
+    with held.watch(NODES, resourceVersion=version) as late, admin.watch(NODES) as events:
+        admin.post(NODES, {"metadata": {"name": "a"}}).ok()
+        assert next(events)["object"]["metadata"]["name"] == "a"
+        with held.watch(NODES, resourceVersion=version, timeoutSeconds=1) as silent:
+            assert list(silent) == []
+        assert held.get(f"{NODES}/a").code == 200
+        admin.delete(f"/lab/faults/{number}").ok()
+        assert next(late)["object"]["metadata"]["name"] == "a"
+
+
+def test_delayed_watches_keep_their_own_order_and_overtake_each_other(
+    lab: LabServer, admin: Cluster
+) -> None:
+    version = admin.get(NODES).metadata["resourceVersion"]
+    names = [f"n{number:02}" for number in range(15)]
+    lab.inject_fault(DelayWatchesFault(0.3, is_random=True))
+    with (
+        admin.watch(NODES, resourceVersion=version) as nodes,
+        admin.watch("/api/v1/configmaps", resourceVersion=version) as maps,
+    ):
+        for name in names:
+            admin.post(NODES, {"metadata": {"name": name}}).ok()
+        lab.lift_fault()
+        admin.post("/api/v1/namespaces/default/configmaps", {"metadata": {"name": "last"}}).ok()
+        # Written last, and delivered while the events of the Nodes are still late.
+        assert next(maps)["object"]["metadata"]["name"] == "last"
+        assert [next(nodes)["object"]["metadata"]["name"] for _ in names] == names

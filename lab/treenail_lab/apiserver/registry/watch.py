@@ -1,6 +1,8 @@
 """Watches: the changes of a kind, filtered by the selectors of a client."""
 
-from collections.abc import AsyncIterator, Iterator
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -14,6 +16,8 @@ from treenail_lab.apiserver.storage.store import ChangeWaiter, Store, StoreEvent
 # kube-apiserver sends a bookmark about once a minute, and one shortly before a watch ends.
 BOOKMARK_S = 60.0
 LAST_BOOKMARK_S = 2.0
+HOLD_POLL_S = 0.02
+"""How often a held watch looks whether it is released."""
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 
@@ -26,6 +30,17 @@ class WatchOptions:
     timeout_s: float
     should_send_bookmarks: bool = False
     should_send_initial_events: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WatchPace:
+    """How late a watch delivers what happened."""
+
+    is_held: bool = False
+    """It delivers nothing, not even bookmarks, and stays open."""
+    delay_s: float = 0.0
+    is_random: bool = False
+    """Each event has another delay, up to ``delay_s``. The order within a watch stays."""
 
 
 @dataclass(slots=True)
@@ -48,6 +63,9 @@ class WatchTable:
 
     store: Store
     clock: Clock
+    find_pace: Callable[[str, str], WatchPace] = lambda _plural, _user: WatchPace()
+    """Returns the present pace of the watches of a kind and user."""
+    chance: random.Random = field(default_factory=lambda: random.Random(1))  # noqa: S311  # no secret
     _watches: dict[int, OpenWatch] = field(default_factory=dict)
 
     def cut_watches(self, plural: str = "", user: str = "") -> int:
@@ -99,21 +117,34 @@ class WatchTable:
         else:
             self.store.check_version(version)
         due = self._compute_next_bookmark(end)
+        late: deque[tuple[float, Json]] = deque()
         while not watch.is_cut:
-            events = self.store.read_events(kind.storage, version)
+            pace = self.find_pace(kind.plural, watch.user)
+            for event in self.store.read_events(kind.storage, version):
+                at = self._compute_delivery(pace, late[-1][0] if late else 0.0)
+                late += ((at, change) for change in _filter_event(event, options.matches))
             # Also past the versions of other kinds, for the next bookmark.
             version = max(version, self.store.version)
-            for event in events:
-                for change in _filter_event(event, options.matches):
-                    yield change
             now = self.clock.monotonic()
+            while late and not pace.is_held and late[0][0] <= now:
+                yield late.popleft()[1]
             if now >= end:
                 return
-            if options.should_send_bookmarks and now >= due:
+            is_current = not late and not pace.is_held
+            if options.should_send_bookmarks and is_current and now >= due:
                 yield _build_bookmark(kind, version, {})
                 due = self._compute_next_bookmark(end)
-            limit = min(end, due) if options.should_send_bookmarks else end
-            await watch.waiter.wait(limit - now)
+            limits = [end, *(at for at, _ in list(late)[:1])]
+            if options.should_send_bookmarks and is_current:
+                limits.append(due)
+            if pace.is_held:
+                limits.append(now + HOLD_POLL_S)
+            await watch.waiter.wait(min(limits) - now)
+
+    def _compute_delivery(self, pace: WatchPace, previous: float) -> float:
+        """Compute when to deliver an event: late, but never before the previous one."""
+        delay_s = self.chance.uniform(0.0, pace.delay_s) if pace.is_random else pace.delay_s
+        return max(previous, self.clock.monotonic() + delay_s)
 
     def _compute_next_bookmark(self, end: float) -> float:
         now = self.clock.monotonic()

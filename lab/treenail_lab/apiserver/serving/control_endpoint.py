@@ -8,7 +8,8 @@
                                     refuse, delay (seconds), reject (code, retryAfterSeconds) or
                                     lose-answer: for times requests, for forSeconds, or until
                                     lifted; and, at once, cut-watches (match: resource, user) or
-                                    expire-versions
+                                    expire-versions; and, for watches (match: resource, user),
+                                    hold-watches, or delay-watches (seconds, random)
     DELETE /lab/faults[/ID]         lift one or all
     GET    /lab/requests            counts by user, verb and resource, and the latest requests
     DELETE /lab/requests            count from zero
@@ -35,9 +36,11 @@ from treenail_lab.apiserver.request import ServerRequest
 from treenail_lab.apiserver.serving.faults import (
     MATCH_FIELDS,
     DelayFault,
+    DelayWatchesFault,
     Fault,
     FaultInjector,
     FaultMatch,
+    HoldWatchesFault,
     LoseAnswerFault,
     RefuseFault,
     RejectFault,
@@ -163,5 +166,9 @@ def _read_fault(body: Json) -> Fault:
             raise bad_request_error("reject: expected code 429, 500 or 503")
         case "lose-answer":
             return LoseAnswerFault()
+        case "hold-watches":
+            return HoldWatchesFault()
+        case "delay-watches":
+            return DelayWatchesFault(_read_number(body, "seconds"), bool(body.get("random")))
         case other:
             raise bad_request_error(f"unknown fault {other!r}")

@@ -2,11 +2,12 @@
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treenail.clock import Clock
 from treenail_lab.apiserver.errors import ApiError
 from treenail_lab.apiserver.objects import Json
+from treenail_lab.apiserver.registry.watch import WatchPace
 from treenail_lab.apiserver.request import ServerRequest
 
 _REASONS = {
@@ -45,7 +46,25 @@ class LoseAnswerFault:
     """Execute writes, and close the connection instead of answering."""
 
 
-Fault = RefuseFault | DelayFault | RejectFault | LoseAnswerFault
+@dataclass(frozen=True, slots=True)
+class HoldWatchesFault:
+    """Keep watches open, and deliver nothing until the fault is lifted."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayWatchesFault:
+    """Deliver the events of watches late.
+
+    With random delays, the watches of different kinds and users overtake each other. The order
+    within a watch stays, as kube-apiserver guarantees it.
+    """
+
+    seconds: float
+    is_random: bool = False
+
+
+WatchFault = HoldWatchesFault | DelayWatchesFault
+Fault = RefuseFault | DelayFault | RejectFault | LoseAnswerFault | WatchFault
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +96,8 @@ FAULT_NAMES: Mapping[type, str] = {
     DelayFault: "delay",
     RejectFault: "reject",
     LoseAnswerFault: "lose-answer",
+    HoldWatchesFault: "hold-watches",
+    DelayWatchesFault: "delay-watches",
 }
 MATCH_FIELDS = ("verb", "resource", "namespace", "name", "user")
 
@@ -137,6 +158,8 @@ class FaultInjector:
         self._drop_ended()
         matched = []
         for injection in self._injections:
+            if isinstance(injection.fault, WatchFault):
+                continue
             # A read has no effect that its lost answer could hide, so it does not count.
             is_exempt = isinstance(injection.fault, LoseAnswerFault) and not request.is_change
             if is_exempt or not injection.match.is_match(request, user):
@@ -145,6 +168,21 @@ class FaultInjector:
                 injection.times -= 1
             matched.append(injection.fault)
         return matched
+
+    def find_watch_pace(self, plural: str, user: str) -> WatchPace:
+        """Return how late the watches of a kind and user deliver events now."""
+        self._drop_ended()
+        pace = WatchPace()
+        for injection in self._injections:
+            found = injection.match
+            if found.resource not in {"", plural} or found.user not in {"", user}:
+                continue
+            match injection.fault:
+                case HoldWatchesFault():
+                    pace = replace(pace, is_held=True)
+                case DelayWatchesFault(seconds, is_random):
+                    pace = replace(pace, delay_s=seconds, is_random=is_random)
+        return pace
 
     def _drop_ended(self) -> None:
         now = self._clock.monotonic()

@@ -20,7 +20,9 @@ from treenail_lab.apiserver.schema.kinds import ResourceKind
 from treenail_lab.apiserver.serving import discovery
 from treenail_lab.apiserver.serving.faults import (
     DelayFault,
+    DelayWatchesFault,
     FaultInjector,
+    HoldWatchesFault,
     LoseAnswerFault,
     RefuseFault,
     RejectFault,
@@ -131,6 +133,8 @@ class WebApplication:
                     raise fault.to_error()
                 case LoseAnswerFault():
                     loses_answer = True
+                case HoldWatchesFault() | DelayWatchesFault():
+                    pass  # The watches ask for their pace themselves.
         return loses_answer
 
     def _identify_user(self, request: web.Request) -> ApiUser:

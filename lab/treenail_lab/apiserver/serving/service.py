@@ -62,8 +62,8 @@ class ApiServer:
         self.store = Store()
         self.kinds = KindRegistry()
         self.registry = ObjectRegistry(self.store, self.kinds, self._clock)
-        self.watches = WatchTable(self.store, self._clock)
         self.faults = FaultInjector(self._clock)
+        self.watches = WatchTable(self.store, self._clock, self.faults.find_watch_pace)
         self.requests = RequestLog(self._clock)
         self.controllers = ControllerLoop(self.registry)
         self.control = ControlEndpoint(
