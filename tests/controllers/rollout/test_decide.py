@@ -349,3 +349,13 @@ def test_each_wave_soaks_before_the_next_larger_one() -> None:
     assert [given.count(at) for at in starts] == [1, 9, 40, 50]
     for before, after in pairwise(starts):
         assert after - before >= fleet_.takes_s + HOUR
+
+
+def test_limit_of_control_plane_pool_is_explained() -> None:
+    label = {"node-role.kubernetes.io/control-plane": ""}
+    masters = [node(name, labels=label) for name in "abc"]
+    found = decide(pool(maxUnavailable=2), masters)
+    assert found.nodes_to_assign == ("a",)
+    assert found.progress_message.startswith(
+        "maxUnavailable (2) is limited to 1, so that etcd keeps the quorum of its members; "
+    )

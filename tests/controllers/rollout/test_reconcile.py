@@ -1,18 +1,25 @@
 """Single syncs of the reconciler, in virtual time."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
 
-from tests.controllers.rollout.world import World, build_reconciler
+from tests.controllers.rollout.world import Killed, World, build_reconciler
 from treenail.api import annotations as key
 from treenail.controllers.rollout.gates.external import LockHolder, LockServer, PrometheusAlerts
-from treenail.controllers.rollout.gates.os_image import GateBlocked, GateWaiting
+from treenail.controllers.rollout.gates.os_image import (
+    GateAnswer,
+    GateBlocked,
+    GatePending,
+    GateWaiting,
+)
 from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED, RolloutTarget
 from treenail.controllers.rollout.progress import ROLLOUT_STATUS
 from treenail.controllers.rollout.reconcile import (
     CONFLICT_RETRY_S,
+    PENDING_RETRY_S,
     RolloutReconciler,
     RolloutSettings,
 )
@@ -238,10 +245,10 @@ class Locks:
     most: int = 1
     held: set[str] = field(default_factory=set)
     broken: str = ""
-    alert: GateWaiting | GateBlocked | None = None
+    alert: GateAnswer = None
     on_acquire: Callable[[], None] = lambda: None
 
-    def check_alerts(self, alerts: PrometheusAlerts | None) -> GateWaiting | GateBlocked | None:
+    def check_alerts(self, alerts: PrometheusAlerts | None) -> GateAnswer:
         return self.alert
 
     def acquire_lock(
@@ -332,3 +339,211 @@ def test_masters_wait_while_arbiter_is_unavailable() -> None:
     controlled.sync_pool("arbiter")
     controlled.sync_pool("master")
     assert find_assigned(found) == ["m0"]
+
+
+def read_locks(found: World, pool: str = "worker") -> list[str]:
+    """The names of the nodes that may hold a lock."""
+    return [each["node"] for each in found.status(pool).get("fleetLocks", ())]
+
+
+def test_lock_is_recorded_before_it_is_requested() -> None:
+    found = world(3, LOCKS)
+    recorded: list[list[str]] = []
+    locks = Locks(on_acquire=lambda: recorded.append(read_locks(found)))
+    turn(found, controller(found, locks))
+    assert recorded == [["n0"]]
+
+
+@pytest.mark.parametrize("fault", ["kill before", "kill after", "conflict", "lost"])
+def test_lock_is_released_after_a_fault_of_the_assignment(fault: str) -> None:
+    found = world(3, LOCKS)
+    locks = Locks()
+
+    def fail_assignment() -> None:
+        found.fault_on, found.next_fault = "nodes", fault
+
+    locks.on_acquire = fail_assignment
+    with suppress(Killed, UnreachableError):
+        turn(found, controller(found, locks))
+    assert locks.held == {"uid-n0"}
+    locks.on_acquire = lambda: None
+    found.set_pool("worker", "new", LOCKS, paused=True)
+    again = controller(found, locks)
+    for _ in range(4):
+        turn(found, again, after_s=600)
+    assert locks.held == set()
+    assert read_locks(found) == []
+
+
+def test_lock_of_deleted_node_is_released() -> None:
+    found = world(3, LOCKS)
+    locks = Locks()
+    turn(found, controller(found, locks))
+    assert locks.held == {"uid-n0"}
+    found.remove("nodes", "n0")
+    turn(found, controller(found, locks))
+    assert "uid-n0" not in locks.held
+    assert "n0" not in read_locks(found)
+
+
+def test_lock_of_node_that_left_its_pool_is_released_at_rest() -> None:
+    found = world(3, LOCKS)
+    locks = Locks()
+    controlled = controller(found, locks)
+    turn(found, controlled)
+    leaves = {"metadata": {"labels": {"node-role.kubernetes.io/worker": None}}}
+    found.change("nodes", "n0", leaves)
+    found.set_pool("worker", "new", LOCKS, paused=True)
+    turn(found, controlled)
+    assert locks.held == {"uid-n0"}
+    for _ in range(3):
+        turn(found, controlled, after_s=600)
+    assert locks.held == set()
+    assert LOCKED_BY not in found.objects["nodes"]["n0"]["metadata"]["annotations"]
+
+
+def test_lock_of_node_without_pool_is_released_by_its_annotation() -> None:
+    found = world(3, LOCKS)
+    locks = Locks()
+    turn(found, controller(found, locks))
+    found.remove("machineconfigpools", "worker")
+    for _ in range(3):
+        found.pass_time(600)
+    found.deliver()
+    controlled = controller(found, locks)
+    assert controlled.sync_pool("worker") is None
+    assert controlled.release_orphan("n0") is None
+    assert locks.held == set()
+    assert not found.truth["n0"].locked_by
+
+
+def test_lock_is_kept_while_its_server_refuses_the_release() -> None:
+    found = world(3, LOCKS)
+    locks = Locks()
+    controlled = controller(found, locks)
+    turn(found, controlled)
+    found.set_pool("worker", "new", LOCKS, paused=True)
+    locks.broken = "no answer"
+    for _ in range(4):
+        turn(found, controlled, after_s=600)
+    assert read_locks(found) == ["n0"]
+    locks.broken = ""
+    turn(found, controlled, after_s=30)
+    assert (locks.held, read_locks(found)) == (set(), [])
+
+
+def test_pending_gate_assigns_no_node_and_reports_nothing() -> None:
+    found = world(3)
+    gates = Locks(alert=GatePending())
+    controlled = controller(found, gates)
+    assert turn(found, controlled) == PENDING_RETRY_S
+    assert find_assigned(found) == []
+    assert found.conditions()["Updating"]["reason"] == "RollingOut"
+    gates.alert = None
+    turn(found, controlled)
+    assert find_assigned(found) == ["n0"]
+
+
+SETTLE_S = 10.0
+
+
+def test_image_and_config_of_one_change_reboot_the_canary_once() -> None:
+    found = world(3, "{canary: {}}", osImage=IMAGE)
+    found.set_pool("worker", "old", "{canary: {}}", osImage=IMAGE)
+    controlled = controller(found, image_settle_s=SETTLE_S)
+    assert turn(found, controlled) == SETTLE_S
+    message = found.conditions()["Updating"]["message"]
+    assert "the image changed, and MachineConfigs may change with it" in message
+    # The render controller writes the config of the same kubectl apply a few seconds later.
+    found.set_pool("worker", "new", "{canary: {}}", osImage=IMAGE)
+    assert turn(found, controller(found, image_settle_s=SETTLE_S), after_s=6) == SETTLE_S - 6
+    turn(found, controlled, after_s=4)
+    for _ in range(8):
+        turn(found, controlled, after_s=300)
+    assert found.conditions()["Updated"]["status"] == "True"
+    assigned = [name for plural, name, body in found.writes if key.DESIRED_CONFIG in str(body)]
+    assert sorted(assigned) == ["n0", "n1", "n2"]
+
+
+def test_config_without_image_does_not_settle() -> None:
+    found = world(3)
+    turn(found, controller(found, image_settle_s=SETTLE_S))
+    assert find_assigned(found) == ["n0"]
+
+
+def test_settings_of_pool_and_policy_are_written_with_the_target() -> None:
+    found = world(2, "{healthMode: Report}", imageFiles="Write", osImage=IMAGE)
+    turn(found, controller(found))
+    notes = found.objects["nodes"]["n0"]["metadata"]["annotations"]
+    assert (notes[key.IMAGE_FILES], notes[key.HEALTH_MODE]) == ("write", "report")
+    assert key.IMAGE_FILES not in found.objects["nodes"]["n1"]["metadata"]["annotations"]
+
+
+def test_changed_settings_reach_nodes_that_have_the_target() -> None:
+    found = world(2, "{healthMode: Report}", imageFiles="Write", osImage=IMAGE)
+    controlled = controller(found)
+    for _ in range(6):
+        turn(found, controlled, after_s=300)
+    found.set_pool("worker", "new", "{healthMode: Off}", imageFiles="Baked", osImage=IMAGE)
+    found.set_policy("worker", {"healthMode": "Off"})
+    found.set_pool("worker", "new", rolloutPolicy="worker", osImage=IMAGE)
+    turn(found, controlled)
+    for name in ("n0", "n1"):
+        notes = found.objects["nodes"][name]["metadata"]["annotations"]
+        assert (notes.get(key.IMAGE_FILES), notes[key.HEALTH_MODE]) == (None, "off")
+
+
+def test_retry_of_the_pool_is_copied_once_per_value() -> None:
+    found = world(2, annotations={key.RETRY: "1"})
+    controlled = controller(found)
+    turn(found, controlled)
+    turn(found, controlled)
+    notes = {name: found.objects["nodes"][name]["metadata"]["annotations"] for name in ("n0", "n1")}
+    assert {each.get(key.RETRY) for each in notes.values()} == {"1"}
+    # A later value of the Node is not replaced.
+    found.change("nodes", "n0", {"metadata": {"annotations": {key.RETRY: "mine"}}})
+    turn(found, controlled)
+    assert found.objects["nodes"]["n0"]["metadata"]["annotations"][key.RETRY] == "mine"
+
+
+def test_policy_status_shows_wave_halt_and_window() -> None:
+    policy = "{canary: {}, soak: 5m}"
+    found = world(3, policy)
+    found.bad = {RolloutTarget("new")}
+    controlled = controller(found)
+
+    def read_entries() -> list[object]:
+        status = found.objects["rolloutpolicies"]["worker"]["status"]
+        entries: list[object] = status["pools"]
+        return entries
+
+    turn(found, controlled)
+    common = {"pool": "worker", "observedGeneration": 1, "config": "new", "wave": 1, "waves": 2}
+    assert read_entries() == [{**common, "state": "Progressing"}]
+    for _ in range(4):
+        turn(found, controlled, after_s=300)
+    halt = {"node": "n0", "reason": "it does not boot"}
+    assert read_entries() == [{**common, "state": "Halted", "haltedBy": halt}]
+    found.set_policy("worker", {"windows": [CLOSED_WINDOW]})
+    found.set_pool("worker", "newer", rolloutPolicy="worker")
+    turn(found, controlled)
+    (entry,) = read_entries()
+    assert isinstance(entry, dict)
+    assert (entry["state"], entry["nextWindow"]) == ("Progressing", "2001-09-15T01:00:00Z")
+    found.remove("machineconfigpools", "worker")
+    turn(found, controlled)
+    assert read_entries() == []
+
+
+CLOSED_WINDOW = {"days": ["Sat"], "start": "01:00", "duration": "1h", "timeZone": "UTC"}
+
+
+def test_policy_that_appears_starts_the_rollout() -> None:
+    found = world(2, rolloutPolicy="careful")
+    controlled = controller(found)
+    turn(found, controlled)
+    assert found.conditions()["Stalled"]["reason"] == "MissingRolloutPolicy"
+    assert found.conditions()["Updated"]["status"] == "False"
+    found.set_policy("careful", {"canary": {}})
+    turn(found, controlled)
+    assert find_assigned(found) == ["n0"]

@@ -20,6 +20,7 @@ from treenail.controllers.rollout.select import (
     compute_max_unavailable,
     find_candidates,
     find_redirectable,
+    limit_to_quorum,
     sort_by_zone,
     spread_over_zones,
 )
@@ -171,3 +172,26 @@ def test_node_left_cordoned_on_first_target_is_redirectable() -> None:
     stuck = NodeFacts("a", state="Degraded", unschedulable=True).with_target(bad, 0.0)
     silent = NodeFacts("b", unschedulable=True).with_target(bad, 0.0)
     assert find_redirectable([stuck, silent], NEW) == (stuck,)
+
+
+@pytest.mark.parametrize(
+    ("members", "others", "limit", "expected"),
+    [
+        (3, 0, 2, 1),
+        (3, 0, 1, 1),
+        (5, 0, 4, 2),
+        (1, 0, 1, 1),
+        (2, 0, 2, 1),
+        (3, 50, 10, 1),
+        (0, 9, 5, 5),
+    ],
+)
+def test_limit_keeps_the_quorum_of_etcd(
+    members: int, others: int, limit: int, expected: int
+) -> None:
+    label = {"node-role.kubernetes.io/control-plane": ""}
+    nodes = [
+        *(node(f"m{number}", labels=label) for number in range(members)),
+        *(node(f"w{number}") for number in range(others)),
+    ]
+    assert limit_to_quorum(limit, nodes) == expected
