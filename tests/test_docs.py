@@ -15,6 +15,7 @@ from treenail.daemon.settings.settings import (
     PartialSettings,
     PreflightSettings,
 )
+from treenail.update.checks.health import ROLLBACK_RULES
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
@@ -65,6 +66,20 @@ def test_configuration_lists_every_setting_with_default(settings: type[PartialSe
             assert default == f"{field.default:g}", field.name
         else:
             assert default, field.name
+
+
+def test_rollback_rules_in_documents_equal_those_of_the_code() -> None:
+    document = (ROOT / "docs/health.md").read_text()
+    table = document.split("equal to ROLLBACK_RULES -->\n")[1].split("<!-- end of rollback rules")[
+        0
+    ]
+    rows = [row.strip("|").split(" | ") for row in table.splitlines()[2:]]
+    assert [(check.strip(), text.strip()) for check, text in rows] == [
+        (rule.check, rule.condition) for rule in ROLLBACK_RULES
+    ]
+    manual = (ROOT / "rpm/man/treenail.8").read_text().replace("\\-", "-")
+    listed = manual.split("and no others, cause a rollback:\n")[1].split("\n.PP\n")[0]
+    assert listed == "\n".join(f".TP\n.B {each.check}\n{each.condition}" for each in ROLLBACK_RULES)
 
 
 def test_phases_in_document_equal_transition_table() -> None:

@@ -1,5 +1,6 @@
 """A node of a model world: the real reconcile loop, restarted whenever it ends."""
 
+import hashlib
 import os
 import tempfile
 import threading
@@ -10,11 +11,13 @@ from tests.daemon.machines import ROOT, TOP, planned
 from tests.fakes import disk
 from tests.fakes.bootc_host import bootc_of
 from tests.fakes.clock import FakeClock
+from tests.fakes.disk import Entry
 from tests.fakes.host_machine import make_machine
 from tests.fakes.world import (
     PLATFORM,
     FakeCluster,
     FakeControllerConfigSync,
+    FakeCrashRecord,
     FakeHealth,
     FakeLedger,
     FakeMachine,
@@ -29,7 +32,9 @@ from tests.fakes.world import (
 )
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
-from treenail.config.wanted import read_wanted_state
+from treenail.config.drift import ActualEntry, EntryKind
+from treenail.config.image_content import ImageContent, list_image_paths
+from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.configuration.drift import DriftCheck
 from treenail.daemon.configuration.drift_repair import DriftRepairer, NodeConfigs
@@ -38,7 +43,7 @@ from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
 from treenail.daemon.configuration.path_watcher import TouchedPaths
 from treenail.daemon.configuration.step_runner import StepRunner
-from treenail.daemon.local.metrics import DriftMetrics
+from treenail.daemon.local.metrics import NodeMetrics
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.daemon.reconcile.crash_counter import CrashCounter
@@ -47,9 +52,8 @@ from treenail.daemon.reconcile.observe import Observer
 from treenail.host.rollback.undo_log import UNDO_DIRECTORY as UNDO
 from treenail.host.systemd.unit_files import UnitFileReader
 from treenail.update.drift.drift_policy import DriftPolicy, DriftReaction
-from treenail.update.impact.impact import apply_image_mode
 from treenail.update.state.record import Target
-from treenail.update.steps.steps import RecordOwnership
+from treenail.update.steps.steps import BackUpEntry, RecordOwnership
 
 TURNS_TO_REST = 60
 IDLE_TURNS = 12
@@ -70,6 +74,35 @@ class SilentWatcher:
         return TouchedPaths()
 
 
+class FakeImages:
+    """The images of a world: their /usr/etc."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def read_booted(self, wanted: WantedState) -> ImageContent:
+        return self._read(self._world.booted, wanted)
+
+    def read_staged(self, staged_id: str, wanted: WantedState) -> ImageContent:  # noqa: ARG002
+        pulled = (each.partition("@")[2] for each in self._world.stored)
+        return self._read(self._world.staged or next(pulled, ""), wanted)
+
+    def _read(self, digest: str, wanted: WantedState) -> ImageContent:
+        tree = self._world.vendor.get(digest, {})
+        return ImageContent(
+            entries={
+                path: _describe_entry(tree[path.removeprefix("/etc/")])
+                for path in list_image_paths(wanted)
+                if path.removeprefix("/etc/") in tree
+            }
+        )
+
+
+def _describe_entry(entry: Entry) -> ActualEntry:
+    digest = hashlib.sha256(entry.content).hexdigest()
+    return ActualEntry(EntryKind(entry.kind), digest, entry.mode, entry.uid, entry.gid)
+
+
 class Process:
     """The agent's process: what is lost with it, and nothing else."""
 
@@ -86,17 +119,20 @@ class Process:
         machine = FakeMachine(world)
         system = bootc_of(world, clock, bootc) if bootc else machine
         self.cluster = FakeCluster(world)
+        self.notifier = FakeNotifier()
         host = make_machine(ROOT, world.disk, clock=clock)
         files = host.files
         configuration = NodeConfiguration(MachineInspector(host), StepRunner(host))
         configs = ConfigCache(files, self.cluster)
         ports = NodeInterfaces(
             os=system,
+            images=FakeImages(world),
             power=machine,
             soft_reboots=machine,
             pins=machine,
             kernel=machine,
             ledger=FakeLedger(world),
+            crash_record=FakeCrashRecord(world),
             cluster=self.cluster,
             pull_secrets=FakePullSecrets(),
             certificates=FakeControllerConfigSync(),
@@ -106,7 +142,7 @@ class Process:
             config_cache=configs,
             drift=DriftRepairer(
                 host,
-                NodeConfigs(files, configs),
+                NodeConfigs(configs, FakeImages(world).read_booted),
                 DriftCheck(host, UnitFileReader(files)),
                 SilentWatcher(),
                 configuration,
@@ -119,6 +155,7 @@ class Process:
         )
         CrashCounter(
             ports.ledger,
+            ports.crash_record,
             machine,
             clock,
             open_machine=lambda: (system, machine, ports.configuration),
@@ -131,9 +168,9 @@ class Process:
                 ports, should_drain=drains, drain_limit_s=3600.0, can_soft_reboot=softly
             ),
             status_file=StatusFile(
-                write=lambda _: None, notifier=FakeNotifier(), clock=clock, node="node-1"
+                write=lambda _: None, notifier=self.notifier, clock=clock, node="node-1"
             ),
-            metrics=DriftMetrics(files, clock),
+            metrics=NodeMetrics(files, clock),
             wakeup=Wakeup(),
             stop=threading.Event(),
             timing=LoopTiming(),
@@ -261,11 +298,11 @@ def assert_at_rest(world: World, target: Target) -> None:
         target.image,
     )
     assert notes.get(key.DESIRED_DRAIN) == notes.get(key.LAST_APPLIED_DRAIN)
-    wish = (
-        apply_image_mode(read_wanted_state(config)) if target.image else read_wanted_state(config)
-    )
+    wish = read_wanted_state(config)
     steps = planned(world.disk, wish, target.config).steps
-    assert [str(step) for step in steps if not isinstance(step, RecordOwnership)] == []
+    # What is in the image does not belong to the config.
+    ignored = (RecordOwnership, BackUpEntry) if target.image else (RecordOwnership,)
+    assert [str(step) for step in steps if not isinstance(step, ignored)] == []
     assert world.system.arguments[len(PLATFORM) :] == wish.os.kernel_arguments
     hidden = [path for path in world.disk.tree() if "/.treenail" in path]
     assert hidden == []

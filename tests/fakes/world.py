@@ -22,9 +22,10 @@ from treenail.api.node import Node
 from treenail.errors import (
     BusError,
     CancelledError,
+    ConfigMissingError,
+    FileError,
     HostError,
     LedgerError,
-    NotFoundError,
     PreflightError,
     TransactionError,
     UnreachableError,
@@ -36,7 +37,15 @@ from treenail.host.ostree.deployments import (
     TransactionProgress,
     WatchVerdict,
 )
-from treenail.update.checks.health import API_SERVER, BootTrialStatus, HealthCheckResult
+from treenail.update.checks.health import (
+    API_SERVER,
+    BootTrialStatus,
+    HealthCheckResult,
+    OriginCheck,
+    TrialLimits,
+    judge_origin_check,
+)
+from treenail.update.checks.trial_clock import TrialClock
 from treenail.update.decision.request import UserRequest
 from treenail.update.state.boot_trial import BootTrial
 from treenail.update.state.phases import TRANSITIONS, Phase
@@ -123,6 +132,8 @@ class World:
     """The mode that the kernel was installed for."""
     is_going_down: bool = False
     ledger: str | None = None
+    crash_record: str | None = None
+    """Survives what the ledger survives."""
     api_up: bool = True
     loses_answers: int = 0
     annotations: dict[str, str] = field(default_factory=dict)
@@ -159,6 +170,8 @@ class World:
     """The images in podman's storage."""
     finding: str = ""
     """The finding of a pre-flight check."""
+    image_finding: str = ""
+    """The finding of the check of a staged image."""
     returns: int = 0
     policy: ClusterDisruptionPolicy = field(
         default_factory=lambda: ClusterDisruptionPolicy(DEFAULT_POLICY)
@@ -315,6 +328,12 @@ class FakeMachine:
         world.staging, world.rolled_back = None, True
         world.fault_point("rolled back")
 
+    def find_architecture(self) -> str:
+        return "amd64"
+
+    def read_finalization_error(self) -> str:
+        return ""
+
     def read_boot_id(self) -> str:
         world = self._world
         return f"boot-{world.boots}" + f"+{world.soft_boots}" * bool(world.soft_boots)
@@ -466,6 +485,31 @@ def read_phase(ledger: str | None) -> Phase | None:
     return Phase(update["phase"]) if update else None
 
 
+class FakeCrashRecord:
+    """The crash record, replaced whole or not at all."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def read_document(self) -> Json | None:
+        if self._world.crash_record is None:
+            return None
+        document: Json = json.loads(self._world.crash_record)
+        return document
+
+    def write_document(self, document: Json) -> None:
+        if self._world.is_ledger_full(self._world):
+            raise FileError("the crash record: no space left on device")
+        self._world.fault_point("crash record write")
+        self._world.crash_record = json.dumps(document)
+        self._world.fault_point("crash record written")
+
+    def remove_document(self) -> None:
+        if self._world.crash_record is not None:
+            self._world.fault_point("crash record remove")
+            self._world.crash_record = None
+
+
 class FakeCluster:
     """The Node as one process sees it: a cache that only sight and own writes renew."""
 
@@ -494,7 +538,7 @@ class FakeCluster:
         if not self._world.api_up:
             raise UnreachableError("the API server does not answer")
         if name not in self._world.configs:
-            raise NotFoundError(f"MachineConfig {name} does not exist")
+            raise ConfigMissingError(f"cannot read MachineConfig {name}: it does not exist")
         return self._world.configs[name]
 
     def fetch_disruption_policy(self) -> ClusterDisruptionPolicy:
@@ -554,37 +598,52 @@ class FakeHealth:
     """Checks of a world: one of the machine, and the API server."""
 
     DEADLINE_S = 60.0
+    LIMITS = TrialLimits(DEADLINE_S, 5.0, failing_s=20.0, ready_s=30.0, outage_s=120.0)
     interval_s = 10.0
 
     def __init__(self, world: World, clock: FakeClock) -> None:
         self._world = world
         self._clock = clock
-        self._well_since: float | None = None
+        self._trial_clock = TrialClock(self.LIMITS)
+        self._origin_clock = TrialClock(self.LIMITS)
         self._marked: dict[str, str] = {}
 
     def set_check_problem(self, name: str, problem: str) -> None:
         self._marked[name] = problem
 
     def run_checks(self, probation: BootTrial, boot_id: str) -> BootTrialStatus:
-        world, now = self._world, self._clock.monotonic()
-        found = (
-            *(HealthCheckResult(name, not text, text) for name, text in self._marked.items()),
-            HealthCheckResult(
-                "Kubelet", not world.is_unhealthy(world), "kubelet.service is failed"
-            ),
-            HealthCheckResult(API_SERVER, world.api_up, "the API server does not answer"),
+        return self._trial_clock.observe(self._check(), probation, self._clock.monotonic())
+
+    def take_baseline(self, boot_id: str) -> BootTrial:
+        results = self._check()
+        return BootTrial(
+            failed_before=tuple(each.name for each in results if each.is_passing is False),
+            passed_before=tuple(each.name for each in results if each.is_passing),
         )
-        if not all(each.is_passing for each in found):
-            self._well_since = None
-        elif self._well_since is None:
-            self._well_since = now
-        return BootTrialStatus(
-            elapsed_s=now - probation.began_monotonic,
-            deadline_s=self.DEADLINE_S,
-            settle_s=5.0,
-            checks=found,
-            is_api_reachable=world.api_up,
-            healthy_for_s=0.0 if self._well_since is None else now - self._well_since,
+
+    def check_origin(self, name: str, boot_id: str) -> OriginCheck:
+        results = self._origin_clock.add_ages(self._check(), self._clock.monotonic())
+        found = next((each for each in results if each.name == name), None)
+        return OriginCheck.UNKNOWN if found is None else judge_origin_check(found, self.LIMITS)
+
+    def _check(self) -> tuple[HealthCheckResult, ...]:
+        world = self._world
+        unhealthy = world.is_unhealthy(world)
+        return (
+            *(
+                HealthCheckResult(name, not text, text)
+                for name, text in self._marked.items()
+                if text
+            ),
+            HealthCheckResult(
+                "Kubelet", not unhealthy, "kubelet.service is failed" if unhealthy else ""
+            ),
+            HealthCheckResult(
+                API_SERVER,
+                world.api_up,
+                "" if world.api_up else "the API server does not answer",
+                is_external=not world.api_up,
+            ),
         )
 
 
@@ -596,6 +655,10 @@ class FakePreflight:
 
     def check_image(self, image: str) -> None:
         pass
+
+    def check_staged_image(self, staged_id: str, image: str) -> None:
+        if self._world is not None and self._world.image_finding:
+            raise PreflightError(f"cannot start the update: {self._world.image_finding}")
 
     def check_machine(self, image: str) -> None:
         if self._world is not None and self._world.finding:
@@ -616,9 +679,15 @@ class FakeRequests:
 
 
 class FakeNotifier:
-    """A systemd that ignores notifications."""
+    """A systemd that records requests for more time, and ignores all else."""
 
     watchdog_interval_s: float | None = None
+
+    def __init__(self) -> None:
+        self.extensions: list[float] = []
+
+    def extend_start_timeout(self, seconds: float) -> None:
+        self.extensions.append(seconds)
 
     def notify_status(self, text: str) -> None:
         pass

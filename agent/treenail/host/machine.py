@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from treenail.host.system.kernel import HostKernel
     from treenail.host.system.process import ProgramRunner
     from treenail.host.system.reservation import SpaceReservation
-    from treenail.host.system.state_file import Ledger
+    from treenail.host.system.state_file import CrashRecordFile, Ledger
     from treenail.host.system.users import ShadowFile
     from treenail.host.systemd.bus import SystemBus
     from treenail.host.systemd.journal import SystemdJournal
@@ -102,6 +102,13 @@ class Machine:
     def labelled_files(self) -> HostFiles:
         """Files of the operating system: new ones get the label that the policy has for them."""
         return HostFiles(self.root, self.disk)
+
+    @cached_property
+    def crash_record(self) -> "CrashRecordFile":
+        """The record of the agent's crashes during a boot trial."""
+        from treenail.host.system.state_file import CrashRecordFile
+
+        return CrashRecordFile(self.root, self.files)
 
     @cached_property
     def ledger(self) -> "Ledger":

@@ -9,9 +9,16 @@ from tests.fakes.clock import FakeClock
 from treenail.api.node import Node
 from treenail.daemon.checks.health import HealthChecker, HealthProbes
 from treenail.daemon.settings.settings import HealthSettings as Limits
-from treenail.errors import BusError, FileError, UnreachableError
+from treenail.errors import (
+    BusError,
+    ClusterError,
+    FileError,
+    ForbiddenError,
+    NotFoundError,
+    UnreachableError,
+)
 from treenail.host.systemd.systemd import SystemdUnit
-from treenail.update.checks.health import BootTrialStatus, HealthCheckResult
+from treenail.update.checks.health import BootTrialStatus, HealthCheckResult, OriginCheck
 from treenail.update.state.boot_trial import BootTrial
 
 BOOT = "boot-2"
@@ -19,6 +26,7 @@ WELL = [
     HealthCheckResult("Kubelet", is_passing=True),
     HealthCheckResult("ContainerRuntime", is_passing=True),
     HealthCheckResult("Greenboot", is_passing=None),
+    HealthCheckResult("Network", is_passing=True),
     HealthCheckResult("ApiServer", is_passing=True),
     HealthCheckResult("NodeReady", is_passing=True),
 ]
@@ -44,6 +52,9 @@ class Machine:
     unreadable: bool = False
     api_away: bool = False
     user_space_at: float = 0.0
+    api_error: ClusterError | None = None
+    default_route: bool | None = True
+    waits_for_certificate: bool = False
     seen: Node | None = field(default_factory=lambda: Node("node-1", is_ready=True, boot_id=BOOT))
     clock: FakeClock = field(default_factory=FakeClock)
 
@@ -78,9 +89,17 @@ class Machine:
     def refresh_node(self) -> None:
         if self.api_away:
             raise UnreachableError("connection refused")
+        if self.api_error is not None:
+            raise self.api_error
+
+    def has_default_route(self) -> bool | None:
+        return self.default_route
+
+    def is_waiting_for_certificate(self) -> bool:
+        return self.waits_for_certificate
 
     def health(self) -> HealthChecker:
-        probes = HealthProbes(self, self, self, self)
+        probes = HealthProbes(self, self, self, self, self, self)
         limits = Limits(deadline_s=100.0, settle_s=10.0, check_s=30.0)
         return HealthChecker(probes, limits, self.clock, send_heartbeat=lambda: None)
 
@@ -99,9 +118,8 @@ def looked(machine: Machine) -> list[tuple[str, str]]:
 def test_healthy_machine_passes_every_check() -> None:
     machine = Machine()
     health, probation = machine.health(), machine.probation()
-    assert health.run_checks(probation, BOOT) == BootTrialStatus(
-        0.0, 100.0, 10.0, tuple(WELL), True, 0.0
-    )
+    limits = Limits(deadline_s=100.0, settle_s=10.0).limits
+    assert health.run_checks(probation, BOOT) == BootTrialStatus(0.0, limits, tuple(WELL), True)
     machine.clock.move(7.0)
     later = health.run_checks(probation, BOOT)
     assert (later.elapsed_s, later.healthy_for_s) == (7.0, 7.0)
@@ -253,4 +271,87 @@ def test_check_age_restarts_after_a_relapse() -> None:
     assert health.run_checks(probation, BOOT).healthy_for_s == 9.0
     machine.runtime_problem = "again"
     relapsed = health.run_checks(probation, BOOT)
-    assert (relapsed.healthy_for_s, relapsed.checks[1].since_s) == (0.0, 0.0)
+    assert (relapsed.healthy_for_s, relapsed.checks[1].since_s) == (0.0, 34.0)
+
+
+def test_kubelet_disabled_before_the_reboot_is_no_failure() -> None:
+    machine = Machine(files={"kubelet.service": "disabled"}, seen=Node("node-1"))
+    machine.units_there["kubelet.service"] = ("loaded", "inactive")
+    found = machine.health().run_checks(machine.probation(), BOOT)
+    assert failing(found) == []
+    assert found.checks[0].problem == "kubelet.service is disabled"
+    trial = BootTrial(boot_id=BOOT, passed_before=("Kubelet",))
+    assert failing(machine.health().run_checks(trial, BOOT))[0] == (
+        "Kubelet",
+        "kubelet.service is disabled since the reboot",
+    )
+
+
+@pytest.mark.parametrize("state", ["active", "activating"])
+def test_kubelet_without_certificate_stops_the_clock(state: str) -> None:
+    machine = Machine(waits_for_certificate=True, api_error=ForbiddenError("unauthorized"))
+    machine.units_there["kubelet.service"] = ("loaded", state)
+    found = machine.health().run_checks(machine.probation(), BOOT)
+    assert failing(found) == []
+    assert found.is_paused
+    assert "kubectl get csr" in found.checks[0].problem
+    machine.units_there["kubelet.service"] = ("loaded", "failed")
+    assert looked(machine)[0] == ("Kubelet", "kubelet.service is failed")
+
+
+def test_rejected_credential_is_no_outage() -> None:
+    machine = Machine(api_error=ForbiddenError("unauthorized"))
+    found = machine.health().run_checks(machine.probation(), BOOT)
+    assert (failing(found), found.is_paused) == ([("ApiServer", "unauthorized")], False)
+    machine = Machine(api_away=True)
+    assert machine.health().run_checks(machine.probation(), BOOT).is_paused
+
+
+def test_missing_node_is_no_outage() -> None:
+    assert looked(Machine(api_error=NotFoundError("no such Node"))) == [
+        ("NodeReady", "the API server has no such Node")
+    ]
+
+
+def test_lost_default_route_makes_an_unreachable_api_server_the_nodes_fault() -> None:
+    machine = Machine(default_route=False, api_away=True)
+    found = machine.health().run_checks(machine.probation(), BOOT)
+    assert (failing(found), found.is_paused) == ([("ApiServer", "connection refused")], True)
+    trial = BootTrial(boot_id=BOOT, passed_before=("Network",))
+    found = machine.health().run_checks(trial, BOOT)
+    assert failing(found)[0] == ("Network", "no default route is up")
+    assert not found.is_paused
+
+
+def test_baseline_names_failed_and_passed_checks() -> None:
+    machine = Machine(own={"dns": "no answer", "disk": ""}, runtime_problem="no answer")
+    baseline = machine.health().take_baseline(BOOT)
+    assert baseline.failed_before == ("ContainerRuntime", "health.d/dns")
+    assert baseline.passed_before == (
+        "Kubelet",
+        "Network",
+        "ApiServer",
+        "NodeReady",
+        "health.d/disk",
+    )
+
+
+def test_custom_checks_run_beside_a_check_that_failed_before() -> None:
+    machine = Machine(own={"dns": ""}, runtime_problem="no answer")
+    trial = BootTrial(boot_id=BOOT, failed_before=("ContainerRuntime",))
+    machine.health().run_checks(trial, BOOT)
+    assert [name for name, _ in machine.ran] == ["dns"]
+
+
+def test_origin_check_fails_after_its_minimum_time() -> None:
+    machine = Machine(api_away=True)
+    health = machine.health()
+    assert health.check_origin("ApiServer", BOOT) is OriginCheck.UNKNOWN
+    machine.clock.move(120.0)
+    assert health.check_origin("ApiServer", BOOT) is OriginCheck.FAILS
+    machine.api_away = False
+    health.check_origin("ApiServer", BOOT)
+    machine.clock.move(5.0)
+    health.check_origin("ApiServer", BOOT)
+    machine.clock.move(5.0)
+    assert health.check_origin("ApiServer", BOOT) is OriginCheck.PASSES

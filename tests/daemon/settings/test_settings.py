@@ -22,6 +22,7 @@ from treenail.daemon.settings.settings import (
 from treenail.errors import UsageError
 from treenail.update.checks.preflight import PreflightReason
 from treenail.update.drift.drift_policy import DriftReaction
+from treenail.update.state.boot_trial import HealthCheckMode
 
 DEFAULTS = AgentSettings(
     kubeconfig="/var/lib/kubelet/kubeconfig",
@@ -66,8 +67,12 @@ retry_max_s = 86400
 resync_s = 10
 
 [health]
+mode = "report"
 deadline_s = 300
 settle_s = 0.1
+failing_s = 30
+ready_s = 60
+outage_s = 600
 check_s = 5
 interval_s = 1
 
@@ -121,7 +126,16 @@ def test_file_with_all_settings_is_parsed():
             retry_max_s=86400,
             resync_s=10,
         ),
-        health=HealthSettings(deadline_s=300, settle_s=0.1, check_s=5, interval_s=1),
+        health=HealthSettings(
+            mode=HealthCheckMode.REPORT,
+            deadline_s=300,
+            settle_s=0.1,
+            failing_s=30,
+            ready_s=60,
+            outage_s=600,
+            check_s=5,
+            interval_s=1,
+        ),
         preflight=PreflightSettings(
             registry_s=20,
             only_warn=frozenset(
@@ -273,6 +287,10 @@ def test_missing_file_is_empty_unless_required(tmp_path: Path):
     ("content", "message"),
     [
         ("[health]\ndeadline_s = 0", "f: health.deadline_s is 0; allowed is a number of seconds"),
+        (
+            '[health]\nmode = "pray"',
+            'f: health.mode is \'pray\'; allowed is "enforce" or "report" or "off"',
+        ),
         ("[health]\ntries = 1", "f: unknown setting health.tries"),
         ("[preflight]\nonly_warn = 'NoSpaceOnBoot'", "allowed is a list of strings"),
         ("[preflight]\nonly_warn = ['Everything']", "f: preflight.only_warn is 'Everything'"),

@@ -8,7 +8,7 @@ import pytest
 
 from treenail.errors import LedgerError
 from treenail.host.filesystem.root import Root
-from treenail.host.system.state_file import Ledger
+from treenail.host.system.state_file import CrashRecordFile, Ledger
 
 DOCUMENT = {"version": 1, "update": {"phase": "staged", "began": 1.5}, "refused": None}
 
@@ -45,7 +45,52 @@ def test_write_adds_version(ledger):
 def test_written_ledger_has_mode_0600(root, ledger):
     ledger.write_document(DOCUMENT)
     assert on_disk(root).stat().st_mode & 0o777 == 0o600
-    assert json.loads(on_disk(root).read_bytes()) == DOCUMENT
+    written = json.loads(on_disk(root).read_bytes())
+    assert written.pop("checksum").startswith("crc32:")
+    assert written == DOCUMENT
+
+
+def test_ledger_of_an_older_agent_has_no_checksum_and_is_read(root, ledger):
+    ledger.write_document({})
+    on_disk(root).write_text(json.dumps(DOCUMENT))
+    assert ledger.read_document() == DOCUMENT
+
+
+def test_changed_content_differs_from_checksum(root, ledger):
+    ledger.write_document(DOCUMENT)
+    changed = on_disk(root).read_bytes().replace(b"1.5", b"1.7")
+    on_disk(root).write_bytes(changed)
+    with pytest.raises(LedgerError, match="its content differs from its checksum"):
+        ledger.read_document()
+
+
+def test_every_bit_flip_of_the_ledger_is_refused_or_without_effect(root, ledger):
+    ledger.write_document(DOCUMENT)
+    content = on_disk(root).read_bytes()
+    for index in range(len(content)):
+        flipped = bytearray(content)
+        flipped[index] ^= 1 << index % 8
+        on_disk(root).write_bytes(flipped)
+        try:
+            found = ledger.read_document()
+        except LedgerError:
+            continue
+        assert {name: found[name] for name in DOCUMENT} == DOCUMENT
+
+
+def test_crash_record_is_read_without_a_ledger(root):
+    record = CrashRecordFile(root)
+    assert record.read_document() is None
+    record.remove_document()
+    record.write_document({"a": 1})
+    on_disk(root).write_bytes(b"not a ledger")
+    assert CrashRecordFile(root).read_document() == {"a": 1}
+    path = root.prefix / "var/lib/treenail/crash-record.json"
+    for damaged in (b"", b"[]", b'{"a": 2, "checksum": "crc32:0"}'):
+        path.write_bytes(damaged)
+        assert record.read_document() is None
+    record.remove_document()
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +141,7 @@ def test_ledger_that_is_a_directory_is_an_error(root, ledger):
 
 HOLD = """
 import sys
-from treenail.host.system.state_file import Ledger
+from treenail.host.system.state_file import CrashRecordFile, Ledger
 from treenail.host.filesystem.root import Root
 with Ledger(Root(sys.argv[1])).hold_lock():
     print("held", flush=True)

@@ -34,16 +34,17 @@ from treenail.daemon.cluster.pull_secrets import PullSecrets
 from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.configuration.drift import DriftCheck
 from treenail.daemon.configuration.drift_repair import DriftRepairer, NodeConfigs
+from treenail.daemon.configuration.image_content import DeploymentImages
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
 from treenail.daemon.configuration.path_watcher import InotifyPathWatcher
 from treenail.daemon.interfaces import OSBackend
-from treenail.daemon.local.metrics import DriftMetrics
+from treenail.daemon.local.metrics import NodeMetrics
 from treenail.daemon.local.requests import RequestFile
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile.context import NodeInterfaces
-from treenail.daemon.reconcile.crash_counter import CrashCounter
-from treenail.daemon.reconcile.loop import LoopTiming, ReconcileLoop, Wakeup
+from treenail.daemon.reconcile.crash_counter import CrashCounter, record_clean_stop
+from treenail.daemon.reconcile.loop import START_EXTENSION_S, LoopTiming, ReconcileLoop, Wakeup
 from treenail.daemon.reconcile.observe import Observer
 from treenail.daemon.settings.settings import (
     AgentSettings,
@@ -99,7 +100,10 @@ def main(arguments: argparse.Namespace) -> int:
     if not machine.kernel.is_ostree_booted():
         return _report_unmanaged_host(machine)
     with machine.ledger.hold_lock():
-        return Agent(settings, machine, machine.ledger).run()
+        exit_code = Agent(settings, machine, machine.ledger).run()
+        if exit_code == 0:
+            record_clean_stop(machine.crash_record)
+        return exit_code
 
 
 def _report_unmanaged_host(machine: Machine) -> int:
@@ -126,6 +130,7 @@ def _roll_back_after_crashes(machine: Machine, arguments: argparse.Namespace) ->
     journal.configure_logging(socket_path, level=logging.INFO, stream=sys.stderr)
 
     def create_interfaces() -> tuple[OSBackend, Logind, NodeConfiguration]:
+        machine.notifier.extend_start_timeout(START_EXTENSION_S)
         inspector, runner = create_inspector_and_runner(machine, is_running=True)
         choice = choose_backend(BackendSetting.AUTO, machine.root)
         os = create_operating_system(choice, machine)
@@ -135,7 +140,11 @@ def _roll_back_after_crashes(machine: Machine, arguments: argparse.Namespace) ->
         return False
     with machine.ledger.hold_lock():
         counter = CrashCounter(
-            machine.ledger, machine.kernel, machine.clock, open_machine=create_interfaces
+            machine.ledger,
+            machine.crash_record,
+            machine.kernel,
+            machine.clock,
+            open_machine=create_interfaces,
         )
         try:
             return counter.count_start()
@@ -270,13 +279,16 @@ class Agent:
         os = create_operating_system(choice, machine)
         configuration = NodeConfiguration(*create_inspector_and_runner(machine, is_running=True))
         configs = ConfigCache(machine.files, self._node_client)
+        images = DeploymentImages(machine, os)
         return NodeInterfaces(
             os=os,
+            images=images,
             power=machine.logind,
             soft_reboots=machine.soft_reboot,
             pins=create_pins(machine, os),
             kernel=machine.kernel,
             ledger=ledger,
+            crash_record=machine.crash_record,
             cluster=self._node_client,
             pull_secrets=PullSecrets(machine.root, machine.labelled_files, settings),
             certificates=self._controller_config,
@@ -284,20 +296,23 @@ class Agent:
             mcd_state=MCDState(machine.files),
             configuration=configuration,
             config_cache=configs,
-            drift=self._create_drift_repairer(configs, configuration),
+            drift=self._create_drift_repairer(configs, configuration, images),
             preflight=create_preflight(machine, os, settings.preflight, choice.backend),
             health=create_health_checks(machine, self._node_client, settings.health),
             clock=machine.clock,
         )
 
     def _create_drift_repairer(
-        self, configs: ConfigCache, configuration: NodeConfiguration
+        self,
+        configs: ConfigCache,
+        configuration: NodeConfiguration,
+        images: DeploymentImages,
     ) -> DriftRepairer:
         machine, settings = self._machine, self._settings.drift
         states = create_unit_states(machine, is_running=True)
         return DriftRepairer(
             machine,
-            NodeConfigs(machine.files, configs),
+            NodeConfigs(configs, images.read_booted),
             DriftCheck(machine, states),
             self._path_watcher,
             configuration,
@@ -307,20 +322,19 @@ class Agent:
 
     def _create_loop(self, interfaces: NodeInterfaces) -> ReconcileLoop:
         settings, limits = self._settings, self._settings.limits
-        has_files_in_image = settings.image_files is ImageFiles.BAKED
         return ReconcileLoop(
             interfaces,
             observer=Observer(
                 interfaces,
                 should_drain=settings.drain is DrainMode.REQUEST,
                 drain_limit_s=limits.drain_s,
-                has_files_in_image=has_files_in_image,
+                has_files_in_image=settings.image_files is ImageFiles.BAKED,
                 can_soft_reboot=settings.reboot is RebootMode.AUTO,
                 retention_s=settings.health.retention_s,
+                health_mode=settings.health.mode,
             ),
-            has_files_in_image=has_files_in_image,
             status_file=self._status_file,
-            metrics=DriftMetrics(self._machine.files, self._machine.clock),
+            metrics=NodeMetrics(self._machine.files, self._machine.clock),
             wakeup=self._wakeup,
             stop=self._stop,
             timing=LoopTiming(limits.resync_s, limits.retry_first_s, limits.retry_max_s),

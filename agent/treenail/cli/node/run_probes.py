@@ -8,6 +8,8 @@ from treenail.host.container.cri import ContainerRuntime
 from treenail.host.container.registry import SkopeoClient
 from treenail.host.machine import Machine
 from treenail.host.system.health_d import HealthCheckDirectory
+from treenail.host.system.kubelet import KubeletFiles
+from treenail.host.system.network import HostNetwork
 
 HEALTH_CHECK_DIRECTORY = "/etc/treenail/health.d"
 
@@ -38,5 +40,7 @@ def create_health_checks(
         ContainerRuntime(machine.root, machine.programs, timeout_s=settings.check_s),
         HealthCheckDirectory(machine.root, machine.programs, HEALTH_CHECK_DIRECTORY),
         cluster,
+        HostNetwork(machine.root),
+        KubeletFiles(machine.root),
     )
     return HealthChecker(probes, settings, machine.clock, send_heartbeat=machine.heartbeat)

@@ -1,27 +1,33 @@
-"""Health checks of a boot trial: their results, and since when each has had its result."""
+"""Health checks of a boot trial: what each finds on this machine and in the cluster."""
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from treenail.api.node import Node
 from treenail.clock import Clock, format_rfc3339
 from treenail.daemon.interfaces import ClusterAccess
 from treenail.daemon.settings.settings import HealthSettings
-from treenail.errors import ClusterError, HostError
+from treenail.errors import ClusterError, ForbiddenError, HostError, NotFoundError
 from treenail.host.container.cri import RUNTIME_SOCKETS, ContainerRuntime
 from treenail.host.system.health_d import HealthCheckDirectory
+from treenail.host.system.kubelet import KubeletFiles
+from treenail.host.system.network import HostNetwork
 from treenail.host.systemd.systemd import Systemd, SystemdUnit
 from treenail.update.checks.health import (
     API_SERVER,
     CONTAINER_RUNTIME,
     GREENBOOT,
     KUBELET,
+    NETWORK,
     NODE_READY,
     OWN_CHECK_PREFIX,
     BootTrialStatus,
     HealthCheckResult,
+    OriginCheck,
+    judge_origin_check,
 )
+from treenail.update.checks.trial_clock import TrialClock
 from treenail.update.state import boot_id as boot_ids
 from treenail.update.state.boot_trial import BootTrial
 
@@ -33,6 +39,9 @@ _NOT_FOUND = "not-found"
 # No boot starts units in these states.
 _DISABLED_STATES = ("disabled", "masked", "masked-runtime")
 _MIN_CHECK_S = 1.0
+_WAITS_FOR_CERTIFICATE = (
+    "waiting for the kubelet's client certificate; find its request with: kubectl get csr"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +52,12 @@ class HealthProbes:
     runtime: ContainerRuntime
     custom_checks: HealthCheckDirectory
     cluster: ClusterAccess
+    network: HostNetwork
+    kubelet: KubeletFiles
 
 
 class HealthChecker:
-    """Runs the checks, and remembers since when each has had its result."""
+    """Runs the checks, and gives their results to the clock of the trial."""
 
     def __init__(
         self,
@@ -61,9 +72,11 @@ class HealthChecker:
         self._settings = settings
         self._clock = clock
         self._send_heartbeat = send_heartbeat
-        self._since: dict[str, tuple[bool | None, float]] = {}
+        self._trial_clock = TrialClock(settings.limits)
+        self._origin_clock = TrialClock(settings.limits)
+        self._trial: tuple[str, float] | None = None
+        self._states: dict[str, bool | None] = {}
         self._passed: set[str] = set()
-        self._healthy_since: float | None = None
         self._problems: dict[str, str] = {}
 
     @property
@@ -80,12 +93,13 @@ class HealthChecker:
 
     def run_checks(self, boot_trial: BootTrial, boot_id: str) -> BootTrialStatus:
         """Run every check. A failing check is a result, never an exception."""
-        own_problems = (
-            HealthCheckResult(name, is_passing=False, problem=text)
-            for name, text in self._problems.items()
-        )
-        results = [*own_problems, *self._check_units(), *self._check_cluster(boot_id)]
-        if all(each.is_passing is not False for each in results):
+        trial = (boot_id, boot_trial.began_monotonic)
+        if trial != self._trial:
+            self._trial = trial
+            self._passed.clear()
+            self._states.clear()
+        results = self._run_built_in_checks(boot_id, boot_trial.passed_before)
+        if all(each.is_passing is not False or each.is_excused(boot_trial) for each in results):
             # Custom checks may need the kubelet and the runtime: run them once those pass.
             left_s = (
                 boot_trial.began_monotonic + self._settings.deadline_s - self._clock.monotonic()
@@ -93,35 +107,86 @@ class HealthChecker:
             results += self._run_custom_checks(
                 min(self._settings.check_s, max(left_s, _MIN_CHECK_S))
             )
-        now = self._clock.monotonic()
-        checks = tuple(self._add_age(each, now) for each in results)
-        if any(each.is_passing is False for each in checks):
-            self._healthy_since = None
-        elif self._healthy_since is None:
-            self._healthy_since = now
-        return BootTrialStatus(
-            elapsed_s=now - boot_trial.began_monotonic,
-            deadline_s=self._settings.deadline_s,
-            settle_s=self._settings.settle_s,
-            checks=checks,
-            is_api_reachable=any(each.name == API_SERVER and each.is_passing for each in checks),
-            healthy_for_s=0.0 if self._healthy_since is None else now - self._healthy_since,
+        self._log_changes(results)
+        return self._trial_clock.observe(results, boot_trial, self._clock.monotonic())
+
+    def take_baseline(self, boot_id: str) -> BootTrial:
+        """Run every check before the reboot; return a new trial with the results."""
+        results = self._run_built_in_checks(boot_id, ())
+        results += self._run_custom_checks(self._settings.check_s)
+        self._passed.clear()
+        return BootTrial(
+            failed_before=tuple(each.name for each in results if each.is_passing is False),
+            passed_before=tuple(each.name for each in results if each.is_passing),
         )
 
-    def _check_units(self) -> Iterator[HealthCheckResult]:
+    def check_origin(self, name: str, boot_id: str) -> OriginCheck:
+        """Run the cluster check that failed a target, on the deployment after the rollback."""
+        results = self._origin_clock.add_ages(self._check_cluster(boot_id), self._clock.monotonic())
+        found = next((each for each in results if each.name == name), None)
+        limits = self._settings.limits
+        return OriginCheck.UNKNOWN if found is None else judge_origin_check(found, limits)
+
+    def _run_built_in_checks(
+        self, boot_id: str, passed_before: tuple[str, ...]
+    ) -> list[HealthCheckResult]:
+        own_problems = (
+            HealthCheckResult(name, is_passing=False, problem=text)
+            for name, text in self._problems.items()
+        )
+        network = self._check_network(passed_before)
+        units = tuple(self._check_units(passed_before))
+        results = [*own_problems, *units, network, *self._check_cluster(boot_id)]
+        kubelet = next(each for each in units if each.name == KUBELET)
+        if kubelet.is_passing is None and kubelet.problem:
+            # Without the kubelet's certificate the agent, which uses it too, has no access.
+            results = [_without_kubelet(each, kubelet) for each in results]
+        if network.is_passing is False:
+            # The node itself is cut off, so that this is no outage of the API server.
+            results = [replace(each, is_external=False) for each in results]
+        return results
+
+    def _check_network(self, passed_before: tuple[str, ...]) -> HealthCheckResult:
+        """Check the default route. A node that had none before the reboot needs none."""
+        has_route = self._probes.network.has_default_route()
+        if has_route is False and NETWORK not in passed_before:
+            has_route = None
+        text = "" if has_route is not False else "no default route is up"
+        return HealthCheckResult(NETWORK, has_route, text)
+
+    def _check_units(self, passed_before: tuple[str, ...]) -> Iterator[HealthCheckResult]:
         names = (KUBELET_UNIT, GREENBOOT_UNIT, *RUNTIME_SOCKETS)
         try:
             units = self._probes.systemd.list_units(*names)
             loaded = {each.name: each for each in units if each.load_state != _NOT_FOUND}
             greenboot = self._check_greenboot(loaded.get(GREENBOOT_UNIT))
+            kubelet = self._check_kubelet(loaded.get(KUBELET_UNIT), passed_before)
         except HostError as error:
             yield HealthCheckResult(
                 KUBELET, is_passing=False, problem=f"cannot read units from systemd: {error}"
             )
             return
-        yield _check_unit(KUBELET, loaded.get(KUBELET_UNIT))
+        yield kubelet
         yield self._check_runtime(tuple(loaded[each] for each in RUNTIME_SOCKETS if each in loaded))
         yield greenboot
+
+    def _check_kubelet(
+        self, unit: SystemdUnit | None, passed_before: tuple[str, ...]
+    ) -> HealthCheckResult:
+        """Check the kubelet. One that was disabled before the reboot may stay so."""
+        result = _check_unit(KUBELET, unit)
+        if unit is None or unit.load_state == "masked":
+            return result
+        if unit.active_state == "inactive":
+            state = self._probes.systemd.read_unit_file_state(KUBELET_UNIT)
+            if state == "disabled":
+                is_new = KUBELET in passed_before
+                text = f"{KUBELET_UNIT} is disabled" + " since the reboot" * is_new
+                is_passing = False if is_new else None
+                return HealthCheckResult(KUBELET, is_passing, text)
+        elif unit.active_state != "failed" and self._probes.kubelet.is_waiting_for_certificate():
+            return HealthCheckResult(KUBELET, None, _WAITS_FOR_CERTIFICATE, is_external=True)
+        return result
 
     def _check_runtime(self, units: tuple[SystemdUnit, ...]) -> HealthCheckResult:
         """Check the active container runtime; with several installed, the active one counts."""
@@ -146,14 +211,21 @@ class HealthChecker:
         return _check_unit(GREENBOOT, unit)
 
     def _check_cluster(self, boot_id: str) -> Iterator[HealthCheckResult]:
+        is_missing = False
         try:
             self._probes.cluster.refresh_node()
+        except NotFoundError:
+            is_missing = True
         except ClusterError as error:
-            yield HealthCheckResult(API_SERVER, is_passing=False, problem=str(error))
+            # A rejected credential is no outage: the API server answers.
+            is_outage = not isinstance(error, ForbiddenError)
+            yield HealthCheckResult(
+                API_SERVER, is_passing=False, problem=str(error), is_external=is_outage
+            )
             yield HealthCheckResult(NODE_READY, is_passing=None)
             return
         yield HealthCheckResult(API_SERVER, is_passing=True)
-        node = self._probes.cluster.get_cached_node()
+        node = None if is_missing else self._probes.cluster.get_cached_node()
         if node is None:
             yield HealthCheckResult(
                 NODE_READY, is_passing=False, problem="the API server has no such Node"
@@ -201,21 +273,28 @@ class HealthChecker:
                 OWN_CHECK_PREFIX + name, is_passing=not problem, problem=problem
             )
 
-    def _add_age(self, result: HealthCheckResult, now: float) -> HealthCheckResult:
-        state, since = self._since.get(result.name, (None, now))
-        if state is not result.is_passing:
-            log.info(
-                "health check %s %s%s",
-                result.name,
-                _STATE_WORDS[result.is_passing],
-                f": {result.problem}" * bool(result.problem),
-            )
-            since = now
-        self._since[result.name] = (result.is_passing, since)
-        return HealthCheckResult(result.name, result.is_passing, result.problem, now - since)
+    def _log_changes(self, results: Iterable[HealthCheckResult]) -> None:
+        for each in results:
+            if self._states.get(each.name) is not each.is_passing:
+                log.info(
+                    "health check %s %s%s",
+                    each.name,
+                    _STATE_WORDS[each.is_passing],
+                    f": {each.problem}" * bool(each.problem),
+                )
+            self._states[each.name] = each.is_passing
 
 
 _STATE_WORDS = {True: "passed", False: "failed", None: "has no result"}
+
+
+def _without_kubelet(result: HealthCheckResult, kubelet: HealthCheckResult) -> HealthCheckResult:
+    """Return the result of a check that cannot pass without the kubelet."""
+    if result.name == NODE_READY and result.is_passing is False:
+        return HealthCheckResult(NODE_READY, is_passing=None, problem=kubelet.problem)
+    if result.name == API_SERVER and kubelet.is_waiting and result.is_passing is False:
+        return HealthCheckResult(API_SERVER, is_passing=None, problem=kubelet.problem)
+    return result
 
 
 def _check_unit(name: str, unit: SystemdUnit | None) -> HealthCheckResult:

@@ -4,6 +4,7 @@ from treenail.api import annotations as key
 from treenail.api.node import Node
 from treenail.update.decision import desired
 from treenail.update.decision.facts import DrainHandshake, ObservedNode
+from treenail.update.state.boot_trial import HealthCheckMode
 from treenail.update.state.record import Target
 
 
@@ -28,4 +29,14 @@ def summarize_node(node: Node) -> ObservedNode:
             annotations.get(key.CURRENT_CONFIG, ""), next(filter(None, claimed_images), "")
         ),
         prestage=desired.read_prestage_target(annotations),
+        health_mode=_read_health_mode(annotations.get(key.HEALTH_MODE)),
+        retry=annotations.get(key.RETRY, "")[: key.REASON_LIMIT],
+        image_files=annotations.get(key.IMAGE_FILES, ""),
     )
+
+
+def _read_health_mode(value: str | None) -> HealthCheckMode | None:
+    try:
+        return None if value is None else HealthCheckMode(value)
+    except ValueError:
+        return None

@@ -9,9 +9,10 @@ import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from treenail.config.image_content import IMAGE_FILES
 from treenail.config.wanted import read_wanted_state
 from treenail.daemon.interfaces import Watch
-from treenail.daemon.reconcile import pinning, prestage
+from treenail.daemon.reconcile import closing, pinning, prestage
 from treenail.daemon.reconcile.boot_trial import BootTrialRunner
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.daemon.reconcile.os_transaction import (
@@ -21,17 +22,27 @@ from treenail.daemon.reconcile.os_transaction import (
 )
 from treenail.daemon.reconcile.planning import UpdatePlanner
 from treenail.daemon.reconcile.state import UpdateLedger
-from treenail.errors import BusError, BusyError, CancelledError, StepError
+from treenail.errors import (
+    BusError,
+    BusyError,
+    CancelledError,
+    ConfigError,
+    PreflightError,
+    StepError,
+    TreenailError,
+)
 from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
 from treenail.log import MessageId
 from treenail.update.decision.actions import (
     AdoptAction,
     ApplyAction,
     CancelStagedAction,
+    CheckImageAction,
     CommitAction,
     Decision,
     DrainAction,
     DropPrestagedAction,
+    ExcuseTargetAction,
     FinishAction,
     IdleAction,
     IntroduceNodeAction,
@@ -51,14 +62,13 @@ from treenail.update.decision.actions import (
     WaitAction,
 )
 from treenail.update.decision.facts import Facts
-from treenail.update.state.boot_trial import BootTrial
+from treenail.update.decision.retry_delay import compute_retry_delay, format_retry_remedy
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import (
     LedgerRecord,
     PrestagedTarget,
     QuarantinedTarget,
     Target,
-    UpdateOutcome,
     UpdateRecord,
 )
 from treenail.update.status import NodeEvent, list_failed_service_events, list_service_events
@@ -74,6 +84,7 @@ APPLY_ATTEMPTS = 3
 UpdateAction = (
     PlanAction
     | StageAction
+    | CheckImageAction
     | ApplyAction
     | RestoreAction
     | CommitAction
@@ -90,14 +101,13 @@ class ActionRunner:
         interfaces: NodeInterfaces,
         *,
         resync_s: float,
-        has_files_in_image: bool,
         on_progress: Callable[[UpdateRecord | PrestagedTarget, TransactionProgress], WatchVerdict],
         on_record: Callable[[LedgerRecord], None],
     ) -> None:
         self._interfaces = interfaces
         self._resync_s = resync_s
         self._on_progress = on_progress
-        self._planner = UpdatePlanner(interfaces, has_files_in_image=has_files_in_image)
+        self._planner = UpdatePlanner(interfaces)
         self._apply_failures = 0
         self._ledger = UpdateLedger(interfaces, on_record=on_record)
         self._boot_trial = BootTrialRunner(interfaces, self._ledger, self._planner)
@@ -106,6 +116,10 @@ class ActionRunner:
     def record(self) -> LedgerRecord:
         """The ledger record as last saved."""
         return self._ledger.record
+
+    def record_failed_try(self, error: TreenailError) -> None:
+        """Add the error to the update in progress, for the history."""
+        closing.record_failed_try(self._interfaces, self._ledger, error)
 
     def run_action(self, decision: Decision, facts: Facts) -> float:
         """Run the action; return the seconds until the next pass.
@@ -130,7 +144,7 @@ class ActionRunner:
                 self._adopt_target(target, facts)
             case PrestageAction() | DropPrestagedAction():
                 self._run_prestage_action(decision, facts)
-            case RetryAction() | UnpinAction():
+            case RetryAction() | ExcuseTargetAction() | UnpinAction():
                 return self._clear_record(decision)
             case RepairDriftAction(drifts=drifts):
                 self._interfaces.drift.repair_drift(self._ledger.record.current, drifts)
@@ -158,9 +172,9 @@ class ActionRunner:
             case DropPrestagedAction():
                 prestage.drop_prestaged(decision, facts, self._interfaces, save_record=save)
 
-    def _clear_record(self, decision: RetryAction | UnpinAction) -> float:
-        if isinstance(decision, RetryAction):
-            self._ledger.save_record(replace(self._ledger.record, quarantined=None))
+    def _clear_record(self, decision: RetryAction | ExcuseTargetAction | UnpinAction) -> float:
+        if not isinstance(decision, UnpinAction):
+            self._ledger.change_quarantine(decision)
             return NOW
         update = self._ledger.record.update
         watch = self._make_watch(update)[0] if update else None
@@ -185,17 +199,19 @@ class ActionRunner:
                 self._plan_update(target, facts)
             case StageAction(target=target):
                 self._stage_target(target)
+            case CheckImageAction(target=target, staged_id=staged_id):
+                self._check_image(target, staged_id)
             case ApplyAction(target=target):
                 self._apply_config(target, facts)
             case RestoreAction():
                 is_booted = self._ledger.update.boot_id != facts.boot_id
                 self._interfaces.configuration.restore_pending(is_booted=is_booted)
-            case CommitAction():
-                self._commit_update(facts)
+            case CommitAction(unhealthy=unhealthy):
+                self._commit_update(facts, unhealthy)
             case FinishAction(is_done=is_done):
-                self._close_update(is_done=is_done)
+                closing.close_update(self._interfaces, self._ledger, is_done=is_done)
             case CancelStagedAction(reason=reason, staged_id=staged_id, quarantine=quarantine):
-                self._cancel_update(reason, staged_id, quarantine)
+                closing.cancel_update(self._interfaces, self._ledger, reason, staged_id, quarantine)
 
     def _plan_update(self, target: Target, facts: Facts) -> None:
         update = self._ledger.record.update
@@ -204,7 +220,9 @@ class ActionRunner:
         deployments = facts.deployments
         if deployments is None:
             raise AssertionError("an update was planned without reading the deployments")
-        impact = self._planner.plan_update(target, update.origin, deployments)
+        impact = self._planner.plan_update(
+            target, update.origin, deployments, writes_image_files=not facts.has_files_in_image
+        )
         log.info(
             "planned %s: %s%s",
             target,
@@ -267,6 +285,27 @@ class ActionRunner:
         self._ledger.save_record(replace(self._ledger.record, update=staged_update))
         log.info("staged %s, locked", target, extra={"message_id": MessageId.STAGED})
 
+    def _check_image(self, target: Target, staged_id: str) -> None:
+        """Compare the staged image with the config; cancel the update if the image lacks a part."""
+        update, impact = self._ledger.update, self._ledger.impact
+        checked = replace(impact, checked_id=staged_id)
+        try:
+            self._interfaces.preflight.check_staged_image(staged_id, impact.os.image)
+            if target.image:
+                checked = self._planner.plan_staged_update(target, update.origin, impact, staged_id)
+        except (ConfigError, PreflightError) as error:
+            log.warning("%s", error, extra={"message_id": MessageId.DEGRADED})
+            is_config = isinstance(error, ConfigError)
+            check = IMAGE_FILES if is_config else ""
+            blamed = QuarantinedTarget(target, str(error), error.remedy, check=check)
+            reason = "the image differs from the config" if is_config else "the image has no agent"
+            closing.cancel_update(self._interfaces, self._ledger, reason, staged_id, blamed)
+            return
+        log.info("checked %s: the image has what it must", impact.os.image)
+        self._ledger.save_record(
+            replace(self._ledger.record, update=replace(update, impact=checked))
+        )
+
     def _make_watch(self, update: UpdateRecord) -> tuple[Watch, list[WatchVerdict]]:
         """Return a watch for the transaction, and the list of verdicts with which it ended it."""
         ended: list[WatchVerdict] = []
@@ -295,20 +334,25 @@ class ActionRunner:
         update, impact = self._ledger.update, self._ledger.impact
         if update.phase is not Phase.APPLYING or update.boot_id != facts.boot_id:
             self._log_drained(update)
-            update = self._ledger.enter_phase(Phase.APPLYING)
-        pending = self._planner.plan_pending_steps(target, update.origin, impact)
+            boot_trial = self._boot_trial.take_baseline(facts) if impact.needs_reboot else None
+            update = self._ledger.enter_phase(Phase.APPLYING, boot_trial=boot_trial)
+        staged_id = facts.deployments.staged_id if facts.deployments and impact.os.image else ""
+        pending = self._planner.plan_pending_steps(
+            target, update.origin, impact, staged_id=staged_id
+        )
         if pending.impact.level > impact.level:
             log.info(
                 "planning %s again, its impact grew: %s", target, "; ".join(pending.impact.reasons)
             )
             self._ledger.enter_phase(Phase.STAGING, impact=pending.impact)
             return
+        live_trial = self._boot_trial.prepare_live_trial(pending.steps, facts)
         try:
             self._interfaces.configuration.apply_steps(
                 pending.steps,
-                pending.wanted,
+                pending.split,
                 target.config,
-                owner=update.id if impact.needs_reboot else "",
+                owner=update.id if impact.needs_reboot or live_trial else "",
             )
         except StepError as error:
             self._apply_failures += 1
@@ -317,13 +361,21 @@ class ActionRunner:
                 raise
             log.warning("%s", error, extra={"message_id": MessageId.DEGRADED})
             self._record_events(list_failed_service_events(error.step, error))
-            quarantined = QuarantinedTarget(target, str(error), error.remedy)
+            delay_s = compute_retry_delay(
+                self._ledger.record, target, needs_drain=impact.needs_drain
+            )
+            retry_at = float(round(self._interfaces.clock.now() + delay_s))
+            remedy = format_retry_remedy(error.remedy, retry_at)
+            quarantined = QuarantinedTarget(target, str(error), remedy, retry_at=retry_at)
             self._ledger.enter_phase(Phase.CANCELLING, quarantined=quarantined)
             return
         log.info("applied %s in %d steps", target, len(pending.steps))
         if not impact.needs_reboot:
             self._record_events(list_service_events(pending.steps, target))
-            self._finish_verification(facts)
+            if live_trial is None:
+                self._finish_verification(facts)
+            else:
+                self._ledger.enter_phase(Phase.VERIFYING, boot_trial=live_trial)
         elif not pending.steps:
             self._ledger.enter_phase(Phase.APPLYING, impact=replace(impact, needs_write=False))
 
@@ -341,13 +393,14 @@ class ActionRunner:
                 Phase.REBOOTING,
                 reboots=update.reboot_count + 1,
                 staged_id=staged_id or update.staged_id,
-                boot_trial=BootTrial(has_api_before_reboot=facts.is_api_reachable),
+                boot_trial=self._boot_trial.take_baseline(facts),
             )
         elif update.boot_trial.has_api_before_reboot is not facts.is_api_reachable:
             # An inhibitor may delay the reboot. Record the state right before it: an API server
             # that was unreachable before the reboot cannot fail the target.
-            boot_trial = BootTrial(has_api_before_reboot=facts.is_api_reachable)
+            boot_trial = replace(update.boot_trial, has_api_before_reboot=facts.is_api_reachable)
             self._ledger.enter_phase(Phase.REBOOTING, boot_trial=boot_trial)
+        self._boot_trial.arm_crash_record(facts)
         watch, _ = self._make_watch(self._ledger.update)
         if staged_id and not pinning.pin_booted(facts, self._interfaces, self._ledger, watch):
             return NOW
@@ -376,11 +429,13 @@ class ActionRunner:
         if update.phase is Phase.DRAINING:
             log.info("drained for %s", update.drain_token, extra={"message_id": MessageId.DRAINED})
 
-    def _commit_update(self, facts: Facts) -> None:
+    def _commit_update(self, facts: Facts, unhealthy: str) -> None:
         """Complete the steps that the boot undid, then make the target current.
 
         OSTree's merge of /etc drops files that equal the old image's /usr/etc.
         """
+        if unhealthy and not self._ledger.update.boot_trial.is_healthy:
+            self._boot_trial.report_unhealthy(unhealthy)
         self._boot_trial.record_healthy()
         update = self._ledger.update
         pending = self._planner.plan_pending_steps(
@@ -389,7 +444,7 @@ class ActionRunner:
         if pending.steps:
             log.info("completing %d steps after the boot", len(pending.steps))
             self._interfaces.configuration.complete_steps(
-                pending.steps, pending.wanted, update.target.config
+                pending.steps, pending.split, update.target.config
             )
         self._interfaces.configuration.confirm_pending()
         self._finish_verification(facts)
@@ -403,53 +458,4 @@ class ActionRunner:
             update.target,
             facts.now - update.began,
             extra={"message_id": MessageId.BOOT_VERIFIED},
-        )
-
-    def _close_update(self, *, is_done: bool) -> None:
-        update = self._ledger.update
-        took_s = self._interfaces.clock.now() - update.began
-        if is_done:
-            log.info(
-                "finished update %s to %s after %d s",
-                update.id,
-                update.target,
-                took_s,
-                extra={"message_id": MessageId.UPDATE_DONE},
-            )
-        else:
-            log.info(
-                "cancelled update %s to %s; the node stays at %s",
-                update.id,
-                update.target,
-                self._ledger.record.current,
-                extra={"message_id": MessageId.UPDATE_CANCELLED},
-            )
-        quarantined = self._ledger.record.quarantined
-        failed = quarantined is not None and not quarantined.is_cancelled_by_user
-        outcome = (
-            UpdateOutcome.DONE
-            if is_done
-            else UpdateOutcome.FAILED
-            if failed
-            else UpdateOutcome.CANCELLED
-        )
-        self._ledger.save_record(
-            self._ledger.record.close_update(outcome, now=self._interfaces.clock.now())
-        )
-        self._interfaces.os.release_daemon()
-
-    def _cancel_update(
-        self, reason: str, staged_id: str, quarantine: QuarantinedTarget | None
-    ) -> None:
-        update = self._ledger.update
-        if update.phase is not Phase.CANCELLING:
-            log.info("cancelling update %s: %s", update.id, reason)
-            self._ledger.enter_phase(Phase.CANCELLING, quarantined=quarantine)
-        if update.impact is None or update.impact.needs_reboot:
-            self._interfaces.soft_reboots.clear_soft_reboot()
-            self._interfaces.os.drop_staged(staged_id)
-        log.info(
-            "undid the staging of %s",
-            update.target,
-            extra={"message_id": MessageId.UPDATE_UNDONE},
         )

@@ -1,21 +1,30 @@
 """Actions after the reboot into a target: verify the boot, or roll back."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from treenail.daemon.reconcile.context import NodeInterfaces
+from treenail.daemon.reconcile.crash_counter import arm_crash_record, remove_crash_record
 from treenail.daemon.reconcile.planning import UpdatePlanner
 from treenail.daemon.reconcile.state import UpdateLedger
 from treenail.errors import ClusterError, TreenailError
 from treenail.log import MessageId
 from treenail.update.checks.health import CONFIGURATION
-from treenail.update.decision.decide_boot import select_deployment_steps
+from treenail.update.checks.trial_clock import record_trial_status
+from treenail.update.decision.decide_boot import needs_live_trial, select_deployment_steps
 from treenail.update.decision.facts import Facts
+from treenail.update.state.boot_trial import BootTrial, HealthCheckMode
+from treenail.update.state.crash_record import CrashRecord
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import QuarantinedTarget
+from treenail.update.status import NodeEvent
+from treenail.update.steps.steps import ConfigStep
 
 log = logging.getLogger(__name__)
 
+EVENT_LIMIT = 1000
+"""The API server rejects longer messages of Events (1024 bytes)."""
 _NOW = 0.0
 _SOON_S = 10.0
 
@@ -38,8 +47,8 @@ class BootTrialRunner:
         boot_trial = update.boot_trial
         if boot_trial.boot_id != facts.boot_id:
             boot_trial = boot_trial.count_start(facts.boot_id, self._interfaces.clock.monotonic())
-        if facts.trial_status is not None and facts.trial_status.is_api_reachable:
-            boot_trial = replace(boot_trial, has_api_since_reboot=True)
+        if facts.trial_status is not None:
+            boot_trial = record_trial_status(boot_trial, facts.trial_status)
         if update.phase is not Phase.VERIFYING or update.boot_id != facts.boot_id:
             self._ledger.enter_phase(Phase.VERIFYING, boot_trial=boot_trial)
         else:
@@ -54,6 +63,77 @@ class BootTrialRunner:
         update = self._ledger.update
         healthy = replace(update, boot_trial=replace(update.boot_trial, is_healthy=True))
         self._ledger.save_record(replace(self._ledger.record, update=healthy))
+        remove_crash_record(self._interfaces.crash_record)
+
+    def report_unhealthy(self, unhealthy: str) -> None:
+        """Log and report the checks that did not pass although the target stays."""
+        target = self._ledger.update.target
+        message = f"{target} stays although not every health check passed: {unhealthy}"
+        log.warning("%s", message, extra={"message_id": MessageId.HEALTH_CHECK_FAILED})
+        self._interfaces.cluster.record_event(
+            NodeEvent("Warning", "HealthCheckFailed", message[:EVENT_LIMIT])
+        )
+
+    def take_baseline(self, facts: Facts) -> BootTrial:
+        """Return a new trial with the results of the health checks before the update.
+
+        The checks run when the update is about to change files, or to reboot if it changes none:
+        after that they may fail because of it. An earlier result of this update is kept.
+        """
+        update = self._ledger.update
+        is_same_boot = update.boot_id == facts.boot_id
+        if facts.has_undo or (update.phase is Phase.APPLYING and is_same_boot):
+            before = update.boot_trial
+            baseline = BootTrial(
+                failed_before=before.failed_before, passed_before=before.passed_before
+            )
+        elif facts.health_mode is HealthCheckMode.OFF:
+            baseline = BootTrial()
+        else:
+            baseline = self._run_baseline(facts)
+        return replace(
+            baseline, has_api_before_reboot=facts.is_api_reachable, mode=facts.health_mode
+        )
+
+    def _run_baseline(self, facts: Facts) -> BootTrial:
+        baseline = self._interfaces.health.take_baseline(facts.boot_id)
+        if baseline.failed_before:
+            log.warning(
+                "health checks failed before the reboot, and cannot fail %s: %s",
+                self._ledger.update.target,
+                ", ".join(baseline.failed_before),
+            )
+        return baseline
+
+    def prepare_live_trial(self, steps: Sequence[ConfigStep], facts: Facts) -> BootTrial | None:
+        """Return the trial of an update without a reboot; None if it needs none.
+
+        Call it before the steps are applied. With an undo log they were applied before a crash.
+        """
+        if self._ledger.impact.needs_reboot or facts.health_mode is HealthCheckMode.OFF:
+            return None
+        if facts.has_undo:
+            baseline = BootTrial()
+        elif needs_live_trial(steps):
+            baseline = self._run_baseline(facts)
+        else:
+            return None
+        trial = replace(baseline, mode=facts.health_mode)
+        return trial.count_start(facts.boot_id, self._interfaces.clock.monotonic())
+
+    def arm_crash_record(self, facts: Facts) -> None:
+        """Record durably what a rollback needs if the next boot cannot read the ledger."""
+        update, deployments = self._ledger.update, facts.deployments
+        crashes = CrashRecord(
+            update_id=update.id,
+            target=update.target,
+            origin_boot_id=facts.boot_id,
+            origin_id=deployments.booted_id if deployments else "",
+            has_os_change=not self._ledger.impact.os.is_empty,
+            mode=update.boot_trial.mode,
+            boot_count=update.boot_trial.boot_count,
+        )
+        arm_crash_record(self._interfaces.crash_record, crashes)
 
     def roll_back(self, quarantine: QuarantinedTarget, facts: Facts) -> float:
         """Reboot into the previous deployment, or with the previous files.
@@ -62,7 +142,11 @@ class BootTrialRunner:
         """
         update, impact = self._ledger.update, self._ledger.impact
         if update.phase is not Phase.ROLLING_BACK or update.boot_id != facts.boot_id:
-            log.error("%s", quarantine.reason, extra={"message_id": MessageId.HEALTH_CHECK_FAILED})
+            if quarantine.is_withdrawn:
+                log.info("ending the boot trial: %s", quarantine.reason)
+            else:
+                failed = {"message_id": MessageId.HEALTH_CHECK_FAILED}
+                log.error("%s", quarantine.reason, extra=failed)
             self._ledger.enter_phase(Phase.ROLLING_BACK, quarantined=quarantine)
         if impact.os.is_empty and facts.has_undo:
             return _NOW

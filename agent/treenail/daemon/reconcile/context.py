@@ -14,13 +14,14 @@ from treenail.daemon.configuration.mcd_state import MCDState
 from treenail.daemon.interfaces import (
     ClusterAccess,
     DeploymentPins,
+    ImageContents,
     OSBackend,
     Power,
     SoftRebootControl,
 )
 from treenail.daemon.local.requests import RequestFile
 from treenail.host.system.kernel import HostKernel
-from treenail.host.system.state_file import Ledger
+from treenail.host.system.state_file import CrashRecordFile, Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,13 @@ class NodeInterfaces:
     """Everything that the daemon reads and changes."""
 
     os: OSBackend
+    images: ImageContents
     power: Power
     soft_reboots: SoftRebootControl
     pins: DeploymentPins
     kernel: HostKernel
     ledger: Ledger
+    crash_record: CrashRecordFile
     cluster: ClusterAccess
     pull_secrets: PullSecrets
     certificates: ControllerConfigSync

@@ -1,7 +1,8 @@
-"""Counts the agent's starts in a boot trial, and rolls back an image whose agent keeps crashing.
+"""Counts the agent's crashes in a boot trial, and rolls back an image whose agent keeps crashing.
 
-It runs before everything else. It reads the ledger and the machine, but neither settings nor API
-server, because either may be what makes the agent crash.
+It runs before everything else. It reads the machine, the ledger and a record of its own, but
+neither settings nor API server, because either may be what makes the agent crash. The ledger may
+be, too: without one it rolls back by its own record.
 """
 
 import logging
@@ -12,14 +13,17 @@ from treenail.clock import Clock
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.interfaces import OSBackend, Power
 from treenail.daemon.reconcile.observe import summarize_deployments
-from treenail.errors import HostError, LedgerError
+from treenail.errors import FileError, HostError, LedgerError
 from treenail.host.system.kernel import HostKernel
-from treenail.host.system.state_file import Ledger
+from treenail.host.system.state_file import CrashRecordFile, Ledger
 from treenail.log import MessageId
 from treenail.update.checks.health import AGENT, HealthCheckResult, format_unhealthy
 from treenail.update.decision.decide_boot import RETRY_REMEDY, ROLLBACK_REBOOTS_ALLOWED
 from treenail.update.impact.os_change import is_in_effect
+from treenail.update.state import crash_record as crash_records
 from treenail.update.state import record as records
+from treenail.update.state.boot_trial import HealthCheckMode
+from treenail.update.state.crash_record import CrashRecord, derive_crash_record
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import LedgerRecord, QuarantinedTarget, UpdateRecord
 
@@ -32,12 +36,14 @@ class CrashCounter:
     def __init__(
         self,
         ledger: Ledger,
+        crash_file: CrashRecordFile,
         kernel: HostKernel,
         clock: Clock,
         *,
         open_machine: Callable[[], tuple[OSBackend, Power, NodeConfiguration]],
     ) -> None:
         self._ledger = ledger
+        self._file = crash_file
         self._kernel = kernel
         self._clock = clock
         self._open_machine = open_machine
@@ -48,28 +54,38 @@ class CrashCounter:
         When the rollback fails, the agent continues. If it crashes again, the next start tries the
         rollback again. Raises `LedgerError` when the ledger cannot be read.
         """
-        record = records.from_json(self._ledger.read_document())
-        update = record.update
-        if update is None:
-            return False
         boot_id = self._kernel.read_boot_id()
-        if not _is_on_trial(update, boot_id):
+        crashes = crash_records.from_json(self._file.read_document())
+        try:
+            record = records.from_json(self._ledger.read_document())
+        except LedgerError as error:
+            if self._count_without_ledger(crashes, boot_id, error):
+                return True
+            raise
+        update = record.update
+        if update is None or not _is_on_trial(update, boot_id):
+            if crashes is not None and not (update and update.phase is Phase.REBOOTING):
+                remove_crash_record(self._file)
             return False
+        if crashes is None or crashes.update_id != update.id:
+            crashes = derive_crash_record(update)
+        crashes = crashes.count_start(boot_id)
+        self._write_crashes(crashes)
         boot_trial = update.boot_trial.count_start(boot_id, self._clock.monotonic())
         update = replace(update, boot_trial=boot_trial)
         record = replace(record, update=update)
         self._write_record(record)
-        if not boot_trial.failure:
+        if not crashes.failure or not _may_roll_back(crashes):
             return False
         try:
-            return self._roll_back(record, update, boot_id)
+            return self._roll_back(record, update, crashes)
         except HostError as error:
             log.warning("cannot roll back to %s, continuing: %s", update.origin, error)
             return False
 
-    def _roll_back(self, record: LedgerRecord, update: UpdateRecord, boot_id: str) -> bool:
+    def _roll_back(self, record: LedgerRecord, update: UpdateRecord, crashes: CrashRecord) -> bool:
         """Begin the rollback, or finish an interrupted one: every step is idempotent."""
-        impact = update.impact
+        impact, boot_id = update.impact, crashes.boot_id
         os, power, files = self._open_machine()
         found = summarize_deployments(os.read_deployments(), self._kernel.read_command_line())
         if impact is None or not is_in_effect(impact.os, found.running):
@@ -80,12 +96,11 @@ class CrashCounter:
             if is_restored or update.boot_trial.rollback_reboots >= ROLLBACK_REBOOTS_ALLOWED:
                 # Rolled back, or all attempts are used up.
                 return False
+        if not impact.needs_reboot:
+            return self._restore_live_change(record, update, crashes, files)
         quarantined = record.quarantined
         if update.phase is not Phase.ROLLING_BACK or quarantined is None:
-            check = HealthCheckResult(AGENT, is_passing=False, problem=update.boot_trial.failure)
-            reason = format_unhealthy(update.target, check)
-            log.error("%s", reason, extra={"message_id": MessageId.HEALTH_CHECK_FAILED})
-            quarantined = QuarantinedTarget(update.target, reason, RETRY_REMEDY, check=AGENT)
+            quarantined = _quarantine_target(update, crashes)
         update = update.enter_phase(Phase.ROLLING_BACK, boot_id=boot_id, now=self._clock.now())
         self._write_record(replace(record, update=update, quarantined=quarantined))
         if impact.os.is_empty:
@@ -101,6 +116,76 @@ class CrashCounter:
         power.reboot_machine()
         return True
 
+    def _restore_live_change(
+        self,
+        record: LedgerRecord,
+        update: UpdateRecord,
+        crashes: CrashRecord,
+        files: NodeConfiguration,
+    ) -> bool:
+        """Restore the files of an update without a reboot. The agent then starts as usual."""
+        quarantined = _quarantine_target(update, crashes)
+        now = self._clock.now()
+        update = update.enter_phase(Phase.CANCELLING, boot_id=crashes.boot_id, now=now)
+        self._write_record(replace(record, update=update, quarantined=quarantined))
+        files.restore_pending()
+        return False
+
+    def _count_without_ledger(
+        self, crashes: CrashRecord | None, boot_id: str, error: LedgerError
+    ) -> bool:
+        """Count a start that cannot read the ledger; return True when the node is rolling back.
+
+        Without a crash record, and in the boot that requested the reboot, the ledger was damaged
+        outside a boot trial. The previous deployment could not read it either.
+        """
+        if crashes is None or boot_id == crashes.origin_boot_id:
+            return False
+        crashes = crashes.count_start(boot_id)
+        self._write_crashes(crashes)
+        if not crashes.failure or not _may_roll_back(crashes):
+            return False
+        try:
+            return self._roll_back_without_ledger(crashes, error)
+        except HostError as problem:
+            log.warning("cannot roll back %s, continuing: %s", crashes.target, problem)
+            return False
+
+    def _roll_back_without_ledger(self, crashes: CrashRecord, error: LedgerError) -> bool:
+        os, power, files = self._open_machine()
+        if crashes.has_os_change:
+            booted = os.read_deployments().booted
+            is_target = booted is not None and booted.id != crashes.origin_id
+            is_used_up = crashes.rollback_reboots >= ROLLBACK_REBOOTS_ALLOWED
+            if not crashes.origin_id or not is_target or is_used_up:
+                return False
+            os.roll_back()
+        else:
+            if not files.find_unfinished(crashes.update_id).has_undo:
+                return False
+            files.restore_pending()
+        log.error(
+            "%s is not healthy: %s: %s",
+            crashes.target,
+            crashes.failure,
+            error,
+            extra={"message_id": MessageId.HEALTH_CHECK_FAILED},
+        )
+        self._write_crashes(replace(crashes, rollback_reboots=crashes.rollback_reboots + 1))
+        log.info(
+            "rolling back %s without the ledger",
+            crashes.target,
+            extra={"message_id": MessageId.ROLLING_BACK},
+        )
+        power.reboot_machine()
+        return True
+
+    def _write_crashes(self, crashes: CrashRecord) -> None:
+        try:
+            self._file.write_document(crash_records.to_json(crashes))
+        except FileError as error:
+            log.warning("cannot count this start of the agent: %s", error)
+
     def _write_record(self, record: LedgerRecord) -> None:
         try:
             self._ledger.write_document(records.to_json(record))
@@ -108,8 +193,54 @@ class CrashCounter:
             log.warning("cannot count this start of the agent: %s", error)
 
 
+def arm_crash_record(file: CrashRecordFile, crashes: CrashRecord) -> None:
+    """Write the record of an update that is about to reboot. Raises `FileError`."""
+    if crash_records.from_json(file.read_document()) != crashes:
+        file.write_document(crash_records.to_json(crashes))
+
+
+def record_clean_stop(file: CrashRecordFile) -> None:
+    """Record that the agent ended because it was stopped, so that this end counts as no crash."""
+    crashes = crash_records.from_json(file.read_document())
+    if crashes is None or not crashes.is_running:
+        return
+    try:
+        file.write_document(crash_records.to_json(replace(crashes, is_running=False)))
+    except FileError as error:
+        log.warning("cannot record the stop of the agent: %s", error)
+
+
+def remove_crash_record(file: CrashRecordFile) -> None:
+    """Remove the record after the trial. A failure is logged; the next start repeats it."""
+    try:
+        file.remove_document()
+    except FileError as error:
+        log.warning("cannot remove the crash record: %s", error)
+
+
+def _quarantine_target(update: UpdateRecord, crashes: CrashRecord) -> QuarantinedTarget:
+    check = HealthCheckResult(AGENT, is_passing=False, problem=crashes.failure)
+    reason = format_unhealthy(update.target, check)
+    log.error("%s", reason, extra={"message_id": MessageId.HEALTH_CHECK_FAILED})
+    return QuarantinedTarget(update.target, reason, RETRY_REMEDY, check=AGENT)
+
+
+def _may_roll_back(crashes: CrashRecord) -> bool:
+    if crashes.mode is HealthCheckMode.ENFORCE:
+        return True
+    log.warning(
+        "not rolling back %s: %s; the health mode is %s",
+        crashes.target,
+        crashes.failure,
+        crashes.mode,
+    )
+    return False
+
+
 def _is_on_trial(update: UpdateRecord, boot_id: str) -> bool:
     """Return whether this boot is not yet verified, or is being rolled back."""
+    if update.boot_trial.is_healthy:
+        return False
     if update.phase is Phase.REBOOTING:
         return update.boot_id != boot_id
     return update.phase in {Phase.VERIFYING, Phase.ROLLING_BACK}

@@ -1,20 +1,33 @@
 """Collects the facts that a decision reads from the node and the API server."""
 
+import logging
 from dataclasses import replace
 
 from treenail.api import annotations as key
 from treenail.api.node import Node
+from treenail.config.wanted import read_wanted_state
 from treenail.daemon.cluster.node_summary import summarize_node
 from treenail.daemon.configuration.drift import BootedState
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.host.ostree.deployments import DeploymentStatus
 from treenail.update.decision import desired
 from treenail.update.decision.decide import needs_deployments
-from treenail.update.decision.facts import DeploymentState, Facts
+from treenail.update.decision.decide_idle import (
+    is_first_contact,
+    needs_origin_check,
+    needs_reapply,
+)
+from treenail.update.decision.facts import DeploymentState, Facts, ObservedNode
+from treenail.update.impact.os_change import compute_os_change, is_in_effect
+from treenail.update.state.boot_trial import HealthCheckMode
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import LedgerRecord
 
+log = logging.getLogger(__name__)
+
 SINGLE_REPLICA = "SingleReplica"
+_BAKED = "baked"
+_IMAGE_FILES = (_BAKED, "write")
 
 
 class Observer:
@@ -29,15 +42,18 @@ class Observer:
         has_files_in_image: bool = True,
         can_soft_reboot: bool = False,
         retention_s: float = 86_400.0,
+        health_mode: HealthCheckMode = HealthCheckMode.ENFORCE,
     ) -> None:
         self._interfaces = interfaces
         self._retention_s = retention_s
+        self._health_mode = health_mode
         self._can_soft_reboot = can_soft_reboot
         self._has_files_in_image = has_files_in_image
         self._should_drain = should_drain
         self._drain_limit_s = drain_limit_s
         self._has_observed = False
         self._packages: frozenset[str] | None = None
+        self._digests = frozenset[str]()
 
     def collect_cached_facts(self, record: LedgerRecord) -> Facts:
         """Collect the facts that need no call to a system service."""
@@ -54,10 +70,11 @@ class Observer:
             if has_no_target
             else {},
             request=self._interfaces.requests.read_request(),
-            has_files_in_image=self._has_files_in_image,
+            has_files_in_image=self._must_have_files(observed),
             should_drain=self._should_drain and not _is_single_replica(node),
             drain_limit_s=self._drain_limit_s,
             retention_s=self._retention_s,
+            health_mode=self._choose_health_mode(record, observed),
             can_soft_reboot=self._can_soft_reboot
             and self._interfaces.kernel.count_soft_reboots() is not None,
         )
@@ -78,13 +95,15 @@ class Observer:
         # During a shutdown systemd may stop rpm-ostreed before the agent. A D-Bus call would start
         # it again, and no decision follows.
         if needs_reading and not facts.is_shutting_down:
-            state = summarize_deployments(
-                self._interfaces.os.read_deployments(), self._interfaces.kernel.read_command_line()
-            )
-            facts = replace(facts, deployments=state)
-            self._packages = frozenset(state.packages)
+            facts = self._add_deployments(facts)
+        if needs_origin_check(record):
+            facts = self._add_origin_check(facts)
         if update is None and not facts.has_interrupted_change:
             facts = self._add_drift(facts)
+            if facts.deployments is None and needs_reapply(facts):
+                facts = self._add_deployments(facts)
+        if is_first_contact(facts):
+            facts = self._add_adoption_change(facts)
         if (
             update is not None
             and update.phase is Phase.VERIFYING
@@ -98,10 +117,65 @@ class Observer:
         self._has_observed = update is None and (self._has_observed or needs_reading)
         return facts
 
+    def _choose_health_mode(
+        self, record: LedgerRecord, node: ObservedNode | None
+    ) -> HealthCheckMode:
+        """Return the mode: by the Node, before it is known by the ledger, else by the settings."""
+        if node is not None:
+            return node.health_mode or self._health_mode
+        return record.update.boot_trial.mode if record.update else self._health_mode
+
+    def _add_origin_check(self, facts: Facts) -> Facts:
+        if facts.record.quarantined is None:
+            return facts
+        check = facts.record.quarantined.check
+        found = self._interfaces.health.check_origin(check, facts.boot_id)
+        return replace(facts, origin_check=found)
+
+    def _must_have_files(self, node: ObservedNode | None) -> bool:
+        """Return whether images must contain files: by the Node, or by the settings without it."""
+        chosen = "" if node is None else node.image_files
+        return self._has_files_in_image if chosen not in _IMAGE_FILES else chosen == _BAKED
+
+    def _add_deployments(self, facts: Facts) -> Facts:
+        state = summarize_deployments(
+            self._interfaces.os.read_deployments(), self._interfaces.kernel.read_command_line()
+        )
+        self._packages = frozenset(state.packages)
+        self._digests = frozenset((state.booted_digest, state.booted_list_digest))
+        facts = replace(facts, deployments=state)
+        update = facts.record.update
+        if (
+            update is None
+            or update.impact is None
+            or update.phase is not Phase.REBOOTING
+            or update.boot_id == facts.boot_id
+            or is_in_effect(update.impact.os, state.running)
+        ):
+            return facts
+        failure = self._interfaces.os.read_finalization_error()
+        if failure:
+            log.warning("the reboot did not boot %s: %s", update.target, failure)
+        return replace(facts, finalization_error=failure)
+
+    def _add_adoption_change(self, facts: Facts) -> Facts:
+        """Compare the booted OS with that of a target that the node may have."""
+        if facts.node is None or facts.deployments is None:
+            return facts
+        if not isinstance(facts.node.desired, desired.DesiredTarget):
+            return facts
+        target = facts.node.desired.target
+        config = self._interfaces.config_cache.fetch_config(target.config)
+        wanted = read_wanted_state(config).os
+        change = compute_os_change(wanted, wanted, facts.deployments.running, image=target.image)
+        return replace(facts, adoption_change=change)
+
     def _add_drift(self, facts: Facts) -> Facts:
         if not facts.record.current.config or facts.is_forced:
             return facts
-        booted = BootedState(self._interfaces.kernel.read_command_line(), self._packages)
+        booted = BootedState(
+            self._interfaces.kernel.read_command_line(), self._packages, self._digests
+        )
         return replace(facts, drift=self._interfaces.drift.find_drift(facts.record.current, booted))
 
 
@@ -115,13 +189,13 @@ def summarize_deployments(
         booted_id=booted.id if booted else "",
         is_booted_pinned=booted.is_pinned if booted else False,
         staged_digest=staged.digest if staged else "",
+        booted_list_digest=booted.list_digest if booted else "",
+        staged_list_digest=staged.list_digest if staged else "",
         staged_id=staged.id if staged else "",
         is_locked=staged.is_locked if staged else False,
         kernel_arguments=arguments,
         packages=booted.requested_packages if booted else (),
         removed_packages=booted.requested_base_removals if booted else (),
-        booted_config=booted.labels.get(key.BAKED_CONFIG_LABEL, "") if booted else "",
-        staged_config=staged.labels.get(key.BAKED_CONFIG_LABEL, "") if staged else "",
         other_ids=tuple(
             each.id for each in deployments.in_boot_order if not (each.is_booted or each.is_staged)
         ),

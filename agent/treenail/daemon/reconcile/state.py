@@ -7,6 +7,7 @@ from dataclasses import replace
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.errors import LedgerError
 from treenail.update.checks.health import API_SERVER, LEDGER
+from treenail.update.decision.actions import ExcuseTargetAction, RetryAction
 from treenail.update.decision.facts import Facts
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.state import record as records
@@ -90,6 +91,19 @@ class UpdateLedger:
             record = replace(record, quarantined=quarantined, api_blamed=blamed)
         self.save_record(replace(record, update=update))
         return update
+
+    def change_quarantine(self, decision: RetryAction | ExcuseTargetAction) -> None:
+        """End the quarantine, or record that the check also fails with the previous target."""
+        record, quarantined = self._record, self._record.quarantined
+        if isinstance(decision, ExcuseTargetAction):
+            if quarantined is not None:
+                quarantined = replace(quarantined, fails_on_origin=True)
+            self.save_record(replace(record, quarantined=quarantined))
+            return
+        if quarantined is not None:
+            log.info("%s: %s", decision, quarantined.target)
+        retry = record.retry if decision.retry is None else decision.retry
+        self.save_record(replace(record, quarantined=None, retry=retry))
 
     def record_at_target(self, target: Target, facts: Facts) -> LedgerRecord:
         """Return the record with the target as current and nothing quarantined."""

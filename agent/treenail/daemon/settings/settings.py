@@ -10,8 +10,10 @@ from typing import TypeVar
 from treenail.api import pullspec
 from treenail.daemon.settings.toml_table import TomlTable
 from treenail.errors import ConfigError, UsageError
+from treenail.update.checks.health import TrialLimits
 from treenail.update.checks.preflight import PreflightReason
 from treenail.update.drift.drift_policy import DriftPolicy, DriftReaction
+from treenail.update.state.boot_trial import HealthCheckMode
 
 T = TypeVar("T")
 
@@ -86,18 +88,32 @@ class LimitSettings:
 
 @dataclass(frozen=True, slots=True)
 class HealthSettings:
-    """Times of the boot trial after a reboot into a target, in seconds."""
+    """The boot trial after a reboot into a target; times are in seconds."""
 
+    mode: HealthCheckMode = HealthCheckMode.ENFORCE
+    """What a failed check causes."""
     deadline_s: float = 600.0
-    """From the agent's start after the boot until the node rolls back."""
+    """From the agent's start after the boot until a check can roll back."""
     settle_s: float = 10.0
     """How long all checks must pass without interruption."""
+    failing_s: float = 120.0
+    """How long a check must fail without interruption before it rolls back."""
+    ready_s: float = 300.0
+    """How long the API server must answer before an unready Node rolls back."""
+    outage_s: float = 10_800.0
+    """The longest outage of the API server that stops the clock of the trial."""
     check_s: float = 30.0
     """The time limit of one custom check."""
     interval_s: float = 5.0
     """The interval between two runs of the checks."""
     retention_s: float = 86_400.0
     """How long the previous deployment stays pinned after a successful trial."""
+
+    @property
+    def limits(self) -> TrialLimits:
+        return TrialLimits(
+            self.deadline_s, self.settle_s, self.failing_s, self.ready_s, self.outage_s
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,9 +312,14 @@ def _parse_limits(table: TomlTable) -> LimitSettings:
 
 def _parse_health(table: TomlTable) -> HealthSettings:
     default = HealthSettings()
+    modes = {str(each): each for each in HealthCheckMode}
     trial = HealthSettings(
+        mode=_select_first(table.take_choice("mode", modes), default.mode),
         deadline_s=table.take_seconds("deadline_s", default.deadline_s),
         settle_s=table.take_seconds("settle_s", default.settle_s),
+        failing_s=table.take_seconds("failing_s", default.failing_s),
+        ready_s=table.take_seconds("ready_s", default.ready_s),
+        outage_s=table.take_seconds("outage_s", default.outage_s),
         check_s=table.take_seconds("check_s", default.check_s),
         interval_s=table.take_seconds("interval_s", default.interval_s),
         retention_s=table.take_seconds("retention_s", default.retention_s),

@@ -1,8 +1,10 @@
-"""The ledger file: one JSON document that survives crashes and power failures."""
+"""The ledger and the crash record: JSON documents that survive crashes and power failures."""
 
 import fcntl
 import json
+import logging
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -10,16 +12,20 @@ from treenail.errors import FileError, LedgerError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 
+log = logging.getLogger(__name__)
+
 Json = dict[str, object]
 
 STATE_DIRECTORY = "/var/lib/treenail"
 LEDGER_PATH = f"{STATE_DIRECTORY}/ledger.json"
+CRASH_RECORD_PATH = f"{STATE_DIRECTORY}/crash-record.json"
 LOCK_PATH = f"{STATE_DIRECTORY}/lock"
 LEDGER_VERSION = 1
 _LIMIT = 64 * 1024 * 1024
 _MOVED_CONSEQUENCE = (
     "the agent then adopts the booted system as current and forgets an unfinished update"
 )
+_CHECKSUM = "checksum"
 
 
 class Ledger:
@@ -35,7 +41,8 @@ class Ledger:
     def read_document(self) -> Json | None:
         """Return the last document written, with its ``version``; None if there is none yet.
 
-        Raises `LedgerError` when it is damaged or has another version.
+        A document without a checksum is accepted: an older version wrote it. Raises `LedgerError`
+        when the document is damaged or has another version.
         """
         path = self._root.resolve_path(LEDGER_PATH)
         try:
@@ -64,17 +71,22 @@ class Ledger:
                 remedy=f"install the treenail that wrote it, or move {path} away; "
                 f"{_MOVED_CONSEQUENCE}",
             )
+        if not _take_checksum(document):
+            raise LedgerError(
+                f"cannot read the ledger {path}: it is damaged: its content differs from its "
+                "checksum",
+                remedy=f"move {path} away and start the agent again; {_MOVED_CONSEQUENCE}",
+            )
         return document
 
     def write_document(self, document: Json) -> None:
-        """Replace the document atomically, with our ``version``, and fsync it.
+        """Replace the document atomically, with our ``version`` and a checksum, and fsync it.
 
         Raises `LedgerError`; the earlier document is then intact.
         """
         versioned = {**document, "version": LEDGER_VERSION}
-        content = json.dumps(versioned, indent=1, allow_nan=False).encode() + b"\n"
         try:
-            self._files.write_file(LEDGER_PATH, content, mode=0o600)
+            self._files.write_file(LEDGER_PATH, _encode_with_checksum(versioned), mode=0o600)
         except FileError as error:
             raise LedgerError(str(error), remedy=error.remedy) from error
 
@@ -136,3 +148,51 @@ class Ledger:
         with suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+
+class CrashRecordFile:
+    """The crash record below a root. It is readable when the ledger is not."""
+
+    def __init__(self, root: Root, files: HostFiles | None = None) -> None:
+        self._files = files or HostFiles(root)
+
+    def read_document(self) -> Json | None:
+        """Return the last document written; None without one, and for a damaged one."""
+        try:
+            content = self._files.read_file(CRASH_RECORD_PATH)
+            document: object = None if content is None else json.loads(content)
+        except (FileError, ValueError, RecursionError) as error:
+            log.warning("cannot read the crash record: %s", error)
+            return None
+        if not isinstance(document, dict):
+            return None
+        if not _take_checksum(document):
+            log.warning("cannot read the crash record: its content differs from its checksum")
+            return None
+        return document
+
+    def write_document(self, document: Json) -> None:
+        """Replace the document atomically and fsync it. Raises `FileError`."""
+        self._files.write_file(CRASH_RECORD_PATH, _encode_with_checksum(document), mode=0o600)
+
+    def remove_document(self) -> None:
+        """Remove the document, if there is one. Raises `FileError`."""
+        self._files.remove_file(CRASH_RECORD_PATH)
+
+
+def _encode_with_checksum(document: Json) -> bytes:
+    """Return the file of a document; the last key is the checksum of the others."""
+    complete = {**document, _CHECKSUM: _compute_checksum(document)}
+    return json.dumps(complete, indent=1, allow_nan=False).encode() + b"\n"
+
+
+def _take_checksum(document: Json) -> bool:
+    """Remove the checksum; return whether it is right, or was never there."""
+    found = document.pop(_CHECKSUM, None)
+    return found is None or found == _compute_checksum(document)
+
+
+def _compute_checksum(document: Json) -> str:
+    # Against damage, not against an attacker: hashlib would load libcrypto for each command.
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return f"crc32:{zlib.crc32(canonical.encode()):08x}"

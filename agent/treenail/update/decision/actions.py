@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from treenail.config.drift import Drift
 from treenail.errors import TreenailError
@@ -24,10 +24,14 @@ class IdleAction:
 
 @dataclass(frozen=True, slots=True)
 class WaitAction:
-    """Wait for another program; ``is_overdue`` if that takes longer than its limit."""
+    """Wait for another program; ``is_overdue`` if that takes longer than ``limit_s``."""
 
     reason: str
     is_overdue: bool = False
+    limit_s: float = field(default=600.0, compare=False)
+    """Seconds after which the wait is overdue, if the agent decides it in each pass until then."""
+    remedy: str = field(default="", compare=False)
+    """What a user can do about an overdue wait."""
 
     def __str__(self) -> str:
         return self.reason
@@ -79,6 +83,17 @@ class StageAction:
 
     def __str__(self) -> str:
         return f"staging {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckImageAction:
+    """Compare the staged image with the config, and plan again with what the image lacks."""
+
+    target: Target
+    staged_id: str
+
+    def __str__(self) -> str:
+        return f"comparing the staged image with {self.target.config}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +187,8 @@ class CommitAction:
     """Write what is left after the boot, and record the booted target as current."""
 
     target: Target
+    unhealthy: str = ""
+    """The health checks that did not pass and do not count, as a sentence."""
 
     def __str__(self) -> str:
         return f"committing {self.target}"
@@ -241,10 +258,24 @@ class UnpinAction:
 
 @dataclass(frozen=True, slots=True)
 class RetryAction:
-    """End the quarantine: the desired target changed, or a user requested a retry."""
+    """End the quarantine: the desired target or the cause changed, or a user requested a retry."""
+
+    reason: str = ""
+    retry: str | None = None
+    """The value of the Node's annotation to remember; None to keep the remembered one."""
 
     def __str__(self) -> str:
-        return "ending the quarantine"
+        return f"ending the quarantine: {self.reason}" if self.reason else "ending the quarantine"
+
+
+@dataclass(frozen=True, slots=True)
+class ExcuseTargetAction:
+    """Record that the check that failed the target fails with the previous target, too."""
+
+    check: str
+
+    def __str__(self) -> str:
+        return f"recording that check {self.check} fails with the previous target, too"
 
 
 Decision = (
@@ -255,6 +286,7 @@ Decision = (
     | RepairDriftAction
     | PlanAction
     | StageAction
+    | CheckImageAction
     | PrestageAction
     | DropPrestagedAction
     | DrainAction
@@ -270,5 +302,6 @@ Decision = (
     | RefuseAction
     | IntroduceNodeAction
     | RetryAction
+    | ExcuseTargetAction
     | UnpinAction
 )

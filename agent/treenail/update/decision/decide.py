@@ -15,6 +15,7 @@ verify, uncordon. Two rules hold in every phase:
 from treenail.update.decision.actions import (
     ApplyAction,
     CancelStagedAction,
+    CheckImageAction,
     Decision,
     DrainAction,
     FinishAction,
@@ -36,14 +37,14 @@ from treenail.update.decision.decide_boot import (
     decide_verification,
 )
 from treenail.update.decision.decide_idle import (
+    DRAIN_REMEDY,
     WAIT_FOR_DEPLOYMENTS,
+    decide_excuse,
     decide_without_update,
-    is_built_from_other_config,
-    make_other_config_error,
     refuse_foreign_staged,
 )
 from treenail.update.decision.decide_prestage import needs_deployments_for_prestage
-from treenail.update.decision.desired import DesiredTarget
+from treenail.update.decision.desired import DesiredTarget, InvalidTarget
 from treenail.update.decision.facts import DeploymentState, Facts, ObservedNode
 from treenail.update.decision.request import is_cancel_request, make_cancelled_target
 from treenail.update.impact.impact import UpdateImpact
@@ -55,6 +56,7 @@ from treenail.update.state.record import QuarantinedTarget, UpdateRecord
 REBOOTS_ALLOWED = 3
 """Reboots into one target before its quarantine: one may fail by a power cut."""
 _UNCORDON_LIMIT_S = 600.0  # as long as the Machine Config Daemon waits
+_ACKNOWLEDGE_LIMIT_S = 60.0
 
 _TARGET_CHANGED = "the desired target changed"
 _UNCORDONED = "another client uncordoned the node before its reboot"
@@ -69,6 +71,8 @@ def decide_action(facts: Facts) -> Decision:
     update = facts.record.update
     if update is None:
         return _decide_unpin(facts) or decide_without_update(facts)
+    if update.phase is Phase.CANCELLING and (excuse := decide_excuse(facts)):
+        return excuse
     return _unpin_before_staging(facts, _decide_in_phase(facts, update))
 
 
@@ -103,9 +107,14 @@ def needs_deployments(facts: Facts, *, is_first: bool) -> bool:
 
 
 def is_target_requested(node: ObservedNode | None, update: UpdateRecord) -> bool:
-    """Return whether the Node still requests the update's target; True without a Node."""
+    """Return whether the Node still requests the update's target; True without a Node.
+
+    A mistake in a further annotation does not withdraw a request that is still there.
+    """
     if node is None:
         return True
+    if isinstance(node.desired, InvalidTarget):
+        return update.target in node.desired.candidates
     return isinstance(node.desired, DesiredTarget) and node.desired.target == update.target
 
 
@@ -131,7 +140,7 @@ def _is_staged_by_update(
     if update.staged_id:
         return deployments.staged_id == update.staged_id
     if impact.os.image:
-        return deployments.staged_digest == impact.os.digest
+        return deployments.has_staged(impact.os.digest)
     return deployments.is_locked and deployments.staged_digest == deployments.booted_digest
 
 
@@ -190,13 +199,8 @@ def _decide_staging(
     if not deployments.is_locked:
         reason = "another program unlocked the staged deployment while the node was in service"
         return CancelStagedAction(reason, deployments.staged_id)
-    if is_built_from_other_config(facts, update.target, deployments.staged_config):
-        error = make_other_config_error(update.target, deployments.staged_config)
-        return CancelStagedAction(
-            "the image was built from another config",
-            deployments.staged_id,
-            QuarantinedTarget(update.target, str(error), error.remedy),
-        )
+    if impact.os.image and impact.checked_id != deployments.staged_id:
+        return CheckImageAction(update.target, deployments.staged_id)
     return None
 
 
@@ -224,7 +228,7 @@ def _decide_drain(facts: Facts, update: UpdateRecord) -> Decision | None:
     handshake = facts.node.handshake
     if handshake.requested and not handshake.is_drain_requested and not handshake.is_settled:
         # The drain controller may be about to uncordon: a drain requested now could be overtaken.
-        return WaitAction("waiting for the earlier uncordon")
+        return WaitAction("waiting for the earlier uncordon", remedy=DRAIN_REMEDY)
     token = update.drain_token
     if not token.startswith("drain-"):
         return DrainAction(update.target, make_drain_token(update.target.config, ""))
@@ -236,7 +240,9 @@ def _decide_drain(facts: Facts, update: UpdateRecord) -> Decision | None:
     if handshake.requested != token or update.phase is not Phase.DRAINING:
         return DrainAction(update.target, token)
     is_overdue = facts.now - update.entered > facts.drain_limit_s
-    return WaitAction("waiting for the drain", is_overdue=is_overdue)
+    return WaitAction(
+        "waiting for the drain", is_overdue, limit_s=facts.drain_limit_s, remedy=DRAIN_REMEDY
+    )
 
 
 def _decide_when_drained(facts: Facts, update: UpdateRecord, impact: UpdateImpact) -> Decision:
@@ -296,12 +302,14 @@ def _decide_after_boot(facts: Facts, update: UpdateRecord, impact: UpdateImpact)
         return cancel_unbooted(facts, update, deployments)
     if update.reboot_count >= REBOOTS_ALLOWED:
         booted = deployments.booted_digest or "a deployment without a digest"
+        cause = facts.finalization_error
+        why = f"; ostree-finalize-staged failed: {cause}" if cause else ""
         return CancelStagedAction(
             "no reboot booted the target",
             _find_own_staged_id(facts, update),
             QuarantinedTarget(
                 target,
-                f"cannot boot {target}: each of {update.reboot_count} reboots booted {booted}",
+                f"cannot boot {target}: each of {update.reboot_count} reboots booted {booted}{why}",
                 # A staged deployment that cannot be finalized is dropped, and only the journal of
                 # that shutdown has the error.
                 "read the cause with: journalctl -b -1 -u ostree-finalize-staged; then request "
@@ -346,11 +354,25 @@ def _find_failed_pending_id(facts: Facts, update: UpdateRecord) -> str:
 def _decide_cancelling(facts: Facts, update: UpdateRecord) -> Decision:
     if facts.deployments is None and needs_deployments(facts, is_first=False):
         return WAIT_FOR_DEPLOYMENTS
+    if _is_left_by_newer_agent(facts, update) and facts.deployments is not None:
+        return cancel_unbooted(facts, update, facts.deployments)
     if staged_id := _find_own_staged_id(facts, update) or _find_failed_pending_id(facts, update):
         return CancelStagedAction("cancelled", staged_id)
     if facts.has_undo:
         return RestoreAction()
     return _decide_uncordon(facts, update, is_done=False)
+
+
+def _is_left_by_newer_agent(facts: Facts, update: UpdateRecord) -> bool:
+    """Return whether the update was in a phase of a newer agent, whose deployment left again.
+
+    The ledger reads such a phase as cancelling. Without a quarantine the update would begin again.
+    """
+    quarantined, deployments = facts.record.quarantined, facts.deployments
+    if deployments is None or (quarantined is not None and quarantined.target == update.target):
+        return False
+    is_rebooted = update.reboot_count > 0 and update.boot_id != facts.boot_id
+    return is_rebooted and update.staged_id != "" and update.staged_id in deployments.other_ids
 
 
 def _decide_uncordon(facts: Facts, update: UpdateRecord, *, is_done: bool) -> Decision:
@@ -363,5 +385,10 @@ def _decide_uncordon(facts: Facts, update: UpdateRecord, *, is_done: bool) -> De
         return UncordonAction(make_uncordon_token(update.target.config))
     if handshake.is_settled:
         return FinishAction(is_done=is_done)
-    is_overdue = facts.now - update.entered > _UNCORDON_LIMIT_S
-    return WaitAction("waiting for the uncordon", is_overdue=is_overdue)
+    waited_s = facts.now - update.entered
+    if not is_done and not handshake.is_unschedulable and waited_s > _ACKNOWLEDGE_LIMIT_S:
+        # The node was never cordoned, or a user uncordoned it. Without a drain controller no
+        # acknowledgement follows.
+        return FinishAction(is_done=False)
+    is_overdue = waited_s > _UNCORDON_LIMIT_S
+    return WaitAction("waiting for the uncordon", is_overdue, remedy=DRAIN_REMEDY)

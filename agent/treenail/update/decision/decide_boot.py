@@ -12,6 +12,7 @@ from treenail.update.checks.health import (
     PendingVerdict,
     UnhealthyVerdict,
     decide_verdict,
+    format_inconclusive,
     format_not_booted,
     format_unhealthy,
 )
@@ -25,9 +26,11 @@ from treenail.update.decision.actions import (
     VerifyAction,
 )
 from treenail.update.decision.decide_idle import WAIT_FOR_DEPLOYMENTS
+from treenail.update.decision.desired import DesiredTarget
 from treenail.update.decision.facts import DeploymentState, Facts
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import is_in_effect
+from treenail.update.state.boot_trial import HealthCheckMode
 from treenail.update.state.record import QuarantinedTarget, UpdateRecord
 from treenail.update.steps.steps import (
     ConfigStep,
@@ -37,6 +40,8 @@ from treenail.update.steps.steps import (
     MakeLink,
     PresetUnits,
     RelabelEntry,
+    ReloadUnit,
+    RestartUnit,
     WriteFile,
 )
 
@@ -48,6 +53,7 @@ RETRY_REMEDY = (
 )
 
 _ETC_DIRECTORY = "/etc/"
+_NODE_SERVICES = ("kubelet.service", "crio.service", "containerd.service")
 
 
 def select_deployment_steps(steps: Sequence[ConfigStep]) -> tuple[ConfigStep, ...]:
@@ -65,6 +71,14 @@ def select_deployment_steps(steps: Sequence[ConfigStep]) -> tuple[ConfigStep, ..
     )
 
 
+def needs_live_trial(steps: Sequence[ConfigStep]) -> bool:
+    """Return whether steps restart or reload the kubelet or the container runtime."""
+    return any(
+        isinstance(step, RestartUnit | ReloadUnit) and step.unit in _NODE_SERVICES
+        for step in steps
+    )
+
+
 def decide_verification(facts: Facts, update: UpdateRecord, impact: UpdateImpact) -> Decision:
     """Decide during the boot trial."""
     target, deployments = update.target, facts.deployments
@@ -72,19 +86,64 @@ def decide_verification(facts: Facts, update: UpdateRecord, impact: UpdateImpact
         return WAIT_FOR_DEPLOYMENTS
     if deployments is not None and not is_in_effect(impact.os, deployments.running):
         return RestoreAction() if facts.has_undo else cancel_unbooted(facts, update, deployments)
-    if update.boot_trial.is_healthy:
+    if update.boot_trial.is_healthy or facts.health_mode is HealthCheckMode.OFF:
         return CommitAction(target)
     if facts.trial_status is None or update.boot_id != facts.boot_id:
         return VerifyAction(target, CHECKS_BEGIN)
     is_api_blamed = facts.record.api_blamed == target
-    match decide_verdict(facts.trial_status, update.boot_trial, is_api_blamed=is_api_blamed):
-        case HealthyVerdict():
-            return CommitAction(target)
+    verdict = decide_verdict(
+        facts.trial_status,
+        update.boot_trial,
+        is_api_blamed=is_api_blamed,
+        mode=facts.health_mode,
+    )
+    match verdict:
+        case HealthyVerdict(inconclusive=inconclusive):
+            return CommitAction(target, format_inconclusive(inconclusive, update.boot_trial))
         case PendingVerdict(reason=reason):
+            if _should_withdraw(facts, update, impact):
+                return _withdraw_target(update, impact)
             return VerifyAction(target, reason)
-        case UnhealthyVerdict(check=check):
+        case UnhealthyVerdict(check=check, is_only=is_only):
             reason = format_unhealthy(target, check)
-            return RollBackAction(QuarantinedTarget(target, reason, RETRY_REMEDY, check=check.name))
+            quarantined = QuarantinedTarget(
+                target, reason, RETRY_REMEDY, check=check.name, is_only_check=is_only
+            )
+            if not impact.needs_reboot:
+                # The files of a live change are restored without a reboot: the node may serve.
+                return CancelStagedAction("a health check failed", quarantine=quarantined)
+            return RollBackAction(quarantined)
+
+
+def _should_withdraw(facts: Facts, update: UpdateRecord, impact: UpdateImpact) -> bool:
+    """Return whether to end the boot trial at once, because the Node requests another target.
+
+    Back to the origin, a rollback costs the one reboot that is needed in any case. To a third
+    target the fastest way leads over the booted one, unless a check keeps failing on it.
+    """
+    status, deployments = facts.trial_status, facts.deployments
+    desired = facts.node.desired if facts.node else None
+    is_changed = isinstance(desired, DesiredTarget) and desired.target != update.target
+    if not is_changed or facts.health_mode is not HealthCheckMode.ENFORCE or status is None:
+        return False
+    if not impact.os.is_empty and (deployments is None or not deployments.other_ids):
+        return False
+    if isinstance(desired, DesiredTarget) and desired.target == update.origin:
+        return True
+    return not status.is_paused and any(
+        each.is_passing is False and each.since_s >= status.limits.failing_s
+        for each in status.checks
+    )
+
+
+def _withdraw_target(
+    update: UpdateRecord, impact: UpdateImpact
+) -> RollBackAction | CancelStagedAction:
+    reason = f"the Node requests another target than {update.target}"
+    quarantined = QuarantinedTarget(update.target, reason, is_withdrawn=True)
+    if not impact.needs_reboot:
+        return CancelStagedAction("the desired target changed", quarantine=quarantined)
+    return RollBackAction(quarantined)
 
 
 def decide_rollback(facts: Facts, update: UpdateRecord, impact: UpdateImpact) -> Decision:

@@ -1,11 +1,15 @@
 """Decide the next action of a node without an update: stay idle, or begin something."""
 
-from treenail.config.drift import Drift
+from treenail.api.annotations import RETRY
+from treenail.config.drift import Drift, DriftAttribute
+from treenail.config.image_content import IMAGE_FILES
 from treenail.errors import ConfigError, DriftError, HostError, PreflightError
+from treenail.update.checks.health import OriginCheck, is_outage_check
 from treenail.update.checks.preflight import make_foreign_staged_problem
 from treenail.update.decision.actions import (
     AdoptAction,
     Decision,
+    ExcuseTargetAction,
     IdleAction,
     IntroduceNodeAction,
     PlanAction,
@@ -17,53 +21,107 @@ from treenail.update.decision.actions import (
 )
 from treenail.update.decision.decide_prestage import decide_prestage
 from treenail.update.decision.desired import DesiredTarget, InvalidTarget
-from treenail.update.decision.facts import DeploymentState, DrainHandshake, Facts
+from treenail.update.decision.facts import DeploymentState, DrainHandshake, Facts, ObservedNode
 from treenail.update.decision.request import RequestKind, UserRequest
+from treenail.update.decision.retry_delay import is_retry_due
 from treenail.update.drift.drift_policy import format_drift, format_drift_remedy
-from treenail.update.state.record import Target
+from treenail.update.state.phases import Phase
+from treenail.update.state.record import LedgerRecord, QuarantinedTarget, Target
 
+DRAIN_REMEDY = (
+    "read what blocks it in the annotation treenail.io/drain-blocked of the Node, and check that "
+    "the drain controller runs: treenail-controller status"
+)
 WAIT_FOR_DEPLOYMENTS = WaitAction("waiting for the list of deployments")
 
 
 def decide_without_update(facts: Facts) -> Decision:
     """Return the next action of a node that has no update in progress."""
+    excuse = decide_excuse(facts)
+    if excuse is not None:
+        return excuse
     if facts.node is None:
         return WaitAction("waiting for the API server to return this Node")
     desired = facts.node.desired
     if isinstance(desired, InvalidTarget):
         return RefuseAction(desired.error)
     if not isinstance(desired, DesiredTarget):
-        if facts.initial_annotations and not facts.node.claimed.config:
-            return IntroduceNodeAction(facts.initial_annotations)
-        return IdleAction("the Node requests no config")
+        return _decide_without_request(facts, facts.node)
     target = desired.target
+    if facts.node.retry not in {"", facts.record.retry}:
+        return RetryAction(f"the Node's annotation {RETRY} requests it", facts.node.retry)
     if facts.is_forced:
         return WAIT_FOR_DEPLOYMENTS if facts.deployments is None else PlanAction(target)
     quarantined = facts.record.quarantined
     if quarantined is not None:
-        if quarantined.target != target or facts.request == UserRequest(RequestKind.RETRY):
-            return RetryAction()
-        error = HostError(quarantined.reason, remedy=quarantined.remedy)
-        return _uncordon_first(facts, RefuseAction(error))
-    drift = _decide_drift(facts)
+        return _decide_quarantined(facts, target, quarantined)
+    drift = _decide_drift(facts, target)
     return drift or decide_prestage(facts, _decide_desired(facts, target), target)
 
 
-def is_built_from_other_config(facts: Facts, target: Target, image_config: str) -> bool:
-    """Return whether the image contains the files and units of another config."""
-    return (
-        facts.has_files_in_image and bool(target.image) and image_config not in {"", target.config}
-    )
+def _decide_without_request(facts: Facts, node: ObservedNode) -> Decision:
+    """Return the next action of a node whose Node object requests no config."""
+    if facts.record.current.config:
+        # Annotations got lost, or the Node was created again. The ledger knows where it is.
+        reason = f"at {facts.record.current}; the Node requests no config"
+        idle = _uncordon_first(facts, IdleAction(reason, is_settled=True))
+        return _decide_drift(facts, facts.record.current) or idle
+    if facts.initial_annotations and not node.claimed.config:
+        return IntroduceNodeAction(facts.initial_annotations)
+    return IdleAction("the Node requests no config")
 
 
-def make_other_config_error(target: Target, image_config: str) -> ConfigError:
-    """Return the error for an image that was built from another config."""
-    return ConfigError(
-        f"cannot use {target.image}: it was built from {image_config}, and the Node requests "
-        f"{target.config} beside it",
-        remedy=f"request an image that was built from {target.config}, or set image_files in "
-        'agent.toml to "write" if the image contains no config',
-    )
+def _decide_quarantined(facts: Facts, target: Target, quarantined: QuarantinedTarget) -> Decision:
+    """Return whether to try a quarantined target again, or another one, or to refuse it."""
+    is_requested = facts.request == UserRequest(RequestKind.RETRY)
+    if is_requested or quarantined.target != target or quarantined.is_withdrawn:
+        return RetryAction()
+    if quarantined.check == IMAGE_FILES and not facts.has_files_in_image:
+        return RetryAction()
+    if quarantined.fails_on_origin and facts.origin_check is OriginCheck.PASSES:
+        return RetryAction(
+            f"check {quarantined.check} failed with the previous target, too, and passes now"
+        )
+    if is_retry_due(facts.record, facts.now):
+        return RetryAction("the delay after the failed step is over")
+    error = HostError(quarantined.reason, remedy=quarantined.remedy)
+    return _uncordon_first(facts, RefuseAction(error))
+
+
+def decide_excuse(facts: Facts) -> ExcuseTargetAction | None:
+    """Excuse a target if the check that failed it fails with the previous target, too.
+
+    The target cannot be the cause then, and is tried again as soon as the check passes.
+    """
+    quarantined = facts.record.quarantined
+    if quarantined is None or quarantined.fails_on_origin:
+        return None
+    if facts.origin_check is not OriginCheck.FAILS:
+        return None
+    return ExcuseTargetAction(quarantined.check)
+
+
+def needs_origin_check(record: LedgerRecord) -> bool:
+    """Return whether a target is quarantined that an outage of the cluster may have failed."""
+    quarantined, update = record.quarantined, record.update
+    if quarantined is None or not quarantined.is_only_check:
+        return False
+    is_back = update is None or update.phase is Phase.CANCELLING
+    return is_back and is_outage_check(quarantined.check)
+
+
+def needs_reapply(facts: Facts) -> bool:
+    """Return whether the node must move to its current target once more.
+
+    It booted another image, or may now write what its image lacks.
+    """
+    node, drift = facts.node, facts.drift
+    if node is None or not isinstance(node.desired, DesiredTarget):
+        return False
+    if facts.record.quarantined is not None or node.desired.target != facts.record.current:
+        return False
+    is_other_image = any(each.attribute is DriftAttribute.IMAGE for each in drift.all)
+    return is_other_image or (not facts.has_files_in_image and bool(drift.image_gaps))
 
 
 def refuse_foreign_staged(deployments: DeploymentState) -> RefuseAction:
@@ -82,17 +140,21 @@ def _find_requested_repairs(facts: Facts) -> tuple[Drift, ...]:
     return tuple(each for each in left_alone if each.subject in request.paths)
 
 
-def _decide_drift(facts: Facts) -> Decision | None:
+def _decide_drift(facts: Facts, target: Target) -> Decision | None:
     """Return the action about drift that comes before all others; None if there is none."""
     drift, config = facts.drift, facts.record.current.config
     to_repair = (*drift.to_repair, *_find_requested_repairs(facts))
     if to_repair:
         return RepairDriftAction(to_repair)
-    if not drift.blocking:
+    blocking = drift.blocking
+    if target != facts.record.current or not facts.has_files_in_image:
+        # The remedy is another image, or that the agent writes the files: neither may be blocked.
+        blocking = tuple(each for each in blocking if each.subject not in drift.image_gaps)
+    if not blocking:
         return None
     error = DriftError(
-        format_drift(drift.blocking, config, drift.contested),
-        remedy=format_drift_remedy(drift.blocking, drift.contested),
+        format_drift(blocking, config, drift.contested),
+        remedy=format_drift_remedy(blocking, drift.contested, image_gaps=drift.image_gaps),
     )
     return _uncordon_first(facts, RefuseAction(error))
 
@@ -104,23 +166,25 @@ def _decide_desired(facts: Facts, target: Target) -> Decision:
         # They are read whenever the desired target is not the current one.
         return _uncordon_first(facts, at_target)
     expected_digest = target.digest or record.booted_digest
-    is_booted = deployments.booted_digest == expected_digest or not expected_digest
-    if record.current == target and is_booted:
+    is_booted = not expected_digest or deployments.has_booted(expected_digest)
+    if record.current == target and is_booted and not needs_reapply(facts):
         return _uncordon_first(facts, at_target)
-    if is_booted and is_built_from_other_config(facts, target, deployments.booted_config):
-        return RefuseAction(make_other_config_error(target, deployments.booted_config))
-    if record.current == Target() and _is_already_at(facts, deployments, target):
+    if is_first_contact(facts) and facts.adoption_change.is_empty:
         return AdoptAction(target)
-    if target.image and deployments.booted_digest != target.digest:
+    if target.image and not deployments.has_booted(target.digest):
         return _check_foreign_staged(deployments, target) or PlanAction(target)
     return PlanAction(target)
 
 
-def _is_already_at(facts: Facts, deployments: DeploymentState, target: Target) -> bool:
-    """Return whether a machine without a ledger has the target: by its image, or as it claims."""
-    if target.image:
-        return deployments.booted_digest == target.digest
-    return facts.node is not None and facts.node.claimed == target
+def is_first_contact(facts: Facts) -> bool:
+    """Return whether a machine without a ledger has its target: by its image, or as it claims."""
+    node, deployments = facts.node, facts.deployments
+    if node is None or deployments is None or not isinstance(node.desired, DesiredTarget):
+        return False
+    if facts.record.update is not None or facts.record.current != Target():
+        return False
+    target = node.desired.target
+    return deployments.has_booted(target.digest) if target.image else node.claimed == target
 
 
 def _uncordon_first(facts: Facts, otherwise: Decision) -> Decision:
@@ -128,8 +192,8 @@ def _uncordon_first(facts: Facts, otherwise: Decision) -> Decision:
     handshake = facts.node.handshake if facts.node else DrainHandshake()
     if handshake.is_drain_requested:
         return UncordonAction("uncordon-" + handshake.requested.removeprefix("drain-"))
-    if handshake.requested and not handshake.is_settled:
-        return WaitAction("waiting for the uncordon")
+    if handshake.requested and not handshake.is_settled and handshake.is_unschedulable:
+        return WaitAction("waiting for the uncordon", remedy=DRAIN_REMEDY)
     return otherwise
 
 
@@ -137,6 +201,6 @@ def _check_foreign_staged(deployments: DeploymentState, target: Target) -> Refus
     """Refuse the target if another program staged a deployment."""
     if not deployments.staged_id:
         return None
-    if target.image and deployments.staged_digest == target.digest and deployments.is_locked:
+    if target.image and deployments.has_staged(target.digest) and deployments.is_locked:
         return None
     return refuse_foreign_staged(deployments)

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from treenail.update.checks.health import BootTrialStatus
+from treenail.update.checks.health import BootTrialStatus, OriginCheck
 from treenail.update.decision.desired import DesiredTarget, InvalidTarget, NoTarget
 from treenail.update.decision.request import UserRequest
 from treenail.update.drift.drift_policy import DriftAssessment
-from treenail.update.impact.os_change import RunningOS
+from treenail.update.impact.os_change import NO_OS_CHANGE, OSChange, RunningOS
+from treenail.update.state.boot_trial import HealthCheckMode
 from treenail.update.state.record import LedgerRecord, Target
 
 
@@ -48,6 +49,12 @@ class ObservedNode:
     """The current target by the Node's annotations; believed only without a ledger."""
     prestage: Target | None = None
     """The target to pre-stage."""
+    health_mode: HealthCheckMode | None = None
+    """The health mode that the Node requests; None without a valid one."""
+    retry: str = ""
+    """The value of the annotation that requests a retry."""
+    image_files: str = ""
+    """``baked`` or ``write``, in place of the agent's setting; empty without a choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +72,6 @@ class DeploymentState:
     """The packages that are layered on the booted image."""
     removed_packages: tuple[str, ...] = ()
     """The packages of the booted image that are removed by an override."""
-    booted_config: str = ""
-    """The config that the booted image was built from, by its label; empty without one."""
-    staged_config: str = ""
-    """The same of the staged image."""
-
     booted_id: str = ""
     is_booted_pinned: bool = False
     """The booted deployment is pinned, so that no program can drop it."""
@@ -77,13 +79,29 @@ class DeploymentState:
     """The deployments that are neither booted nor staged."""
     pending_id: str = ""
     """The deployment, staged or not, that the next boot selects instead of the booted one."""
+    booted_list_digest: str = ""
+    """The digest of the manifest list that named the booted image; empty without one."""
+    staged_list_digest: str = ""
+    """The same of the staged image."""
 
     @property
     def running(self) -> RunningOS:
         """The booted operating system."""
         return RunningOS(
-            self.booted_digest, self.kernel_arguments, self.packages, self.removed_packages
+            self.booted_digest,
+            self.kernel_arguments,
+            self.packages,
+            self.removed_packages,
+            self.booted_list_digest,
         )
+
+    def has_booted(self, digest: str) -> bool:
+        """Return whether the image with this digest of a manifest or manifest list is booted."""
+        return digest != "" and digest in {self.booted_digest, self.booted_list_digest}
+
+    def has_staged(self, digest: str) -> bool:
+        """Return whether the image with this digest of a manifest or manifest list is staged."""
+        return digest != "" and digest in {self.staged_digest, self.staged_list_digest}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +126,17 @@ class Facts:
     has_undo: bool = False
     """The update changed files and can undo that."""
     has_files_in_image: bool = True
-    """In image mode the image contains files and units."""
+    """In image mode the image must contain files and units; the agent writes none of them."""
+    adoption_change: OSChange = NO_OS_CHANGE
+    """What the booted OS lacks of a target that the node may have; observed at first contact."""
+    finalization_error: str = ""
+    """Why the staged deployment was not finalized at the last shutdown, if that is known."""
     trial_status: BootTrialStatus | None = None
     """The result of the health checks; None outside a boot trial."""
+    health_mode: HealthCheckMode = HealthCheckMode.ENFORCE
+    """What a failed health check causes."""
+    origin_check: OriginCheck = OriginCheck.UNKNOWN
+    """The check that failed the quarantined target, now that the node has its previous target."""
     is_api_reachable: bool = False
     """The API server answered a moment ago; observed only before a reboot."""
     should_drain: bool = True

@@ -1,13 +1,20 @@
 """The boot trial: what the ledger records of a target from its first boot until it is healthy."""
 
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from treenail.codec import key
 
-BOOTS_ALLOWED = 3
-"""Boots into a target that may end before a verdict: a power cut may end one."""
-AGENT_STARTS_ALLOWED = 5
-"""Starts of the agent in one boot, after which the agent counts as crashing at each start."""
+
+class HealthCheckMode(StrEnum):
+    """What a failed health check causes."""
+
+    ENFORCE = "enforce"
+    """A rollback."""
+    REPORT = "report"
+    """A Warning Event and a log message; the target stays."""
+    OFF = "off"
+    """Nothing: no check runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,17 @@ class BootTrial:
     """Reboots that were requested to roll back."""
     is_healthy: bool = field(default=False, metadata=key("healthy"))
     """The verdict. No rollback is possible after it: the agent removes the undo log next."""
+    mode: HealthCheckMode = field(
+        default=HealthCheckMode.ENFORCE,
+        metadata=key("healthMode", fallback=HealthCheckMode.ENFORCE),
+    )
+    """The mode right before the reboot, for a node that cannot read its Node."""
+    failed_before: tuple[str, ...] = field(default=(), metadata=key("failedBefore"))
+    """The checks that failed right before the reboot. They cannot fail the target."""
+    passed_before: tuple[str, ...] = field(default=(), metadata=key("passedBefore"))
+    """The checks that passed then."""
+    paused_s: float = field(default=0.0, metadata=key("pausedSeconds"))
+    """Seconds of this boot that do not count, because the API server did not answer."""
 
     def count_start(self, boot_id: str, now: float) -> "BootTrial":
         """Return the trial after one more start of the agent; ``now`` is monotonic."""
@@ -42,15 +60,5 @@ class BootTrial:
             began_monotonic=now,
             boot_count=self.boot_count + 1,
             agent_starts=1,
+            paused_s=0.0,
         )
-
-    @property
-    def failure(self) -> str:
-        """The reason why the trial failed without a verdict, as a sentence; empty if it did not."""
-        if self.is_healthy:
-            return ""
-        if self.boot_count > BOOTS_ALLOWED:
-            return f"it was booted {self.boot_count} times, and no boot lasted until a verdict"
-        if self.agent_starts > AGENT_STARTS_ALLOWED:
-            return f"the agent was started {self.agent_starts} times in one boot, without a verdict"
-        return ""

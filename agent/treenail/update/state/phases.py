@@ -46,7 +46,8 @@ TRANSITIONS: Mapping[Phase | None, Mapping[Phase | None, str]] = {
         Phase.STAGING: "the staged deployment is gone, or the update now needs more than planned",
         Phase.DRAINING: "another client uncordoned the node before any file was changed",
         Phase.REBOOTING: "everything is written and the update needs a reboot",
-        Phase.VERIFYING: "the machine rebooted by another cause, and the target is booted",
+        Phase.VERIFYING: "everything is written and the kubelet or the container runtime was "
+        "restarted, or the machine rebooted by another cause and the target is booted",
         Phase.UNCORDONING: "everything is written and the update needs no reboot",
         Phase.CANCELLING: "a step failed, the request changed, a user cancelled, or another client "
         "uncordoned the node",
@@ -63,7 +64,8 @@ TRANSITIONS: Mapping[Phase | None, Mapping[Phase | None, str]] = {
         Phase.UNCORDONING: "the node is healthy",
         Phase.ROLLING_BACK: "a health check failed at the deadline, or the agent crashed at each "
         "start",
-        Phase.CANCELLING: "the previous deployment was booted",
+        Phase.CANCELLING: "the previous deployment was booted, or the node is unhealthy after an "
+        "update without a reboot",
     },
     Phase.ROLLING_BACK: {
         Phase.CANCELLING: "the previous deployment is booted, or the previous files are restored",

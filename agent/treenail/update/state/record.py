@@ -23,6 +23,8 @@ Json = dict[str, object]
 
 _SHORT_DIGEST = 12
 HISTORY_LIMIT = 20
+FAILED_TRIES_LIMIT = 5
+_ERROR_LIMIT = 500
 
 
 def _import_impact_type() -> object:
@@ -48,8 +50,17 @@ class Target:
         """Return the target for sentences, with a short digest."""
         if not self.image:
             return self.config or "nothing"
-        short = self.image[: self.image.index("@") + len("@sha256:") + _SHORT_DIGEST]
-        return f"{self.config} with {short}"
+        name, at, digest = self.image.partition("@")
+        return f"{self.config} with {name}{at}{digest[: len('sha256:') + _SHORT_DIGEST]}"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTry:
+    """A try of an update that failed, and that was repeated."""
+
+    at: float
+    """Seconds since the epoch."""
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +93,16 @@ class UpdateRecord:
     boot_trial: BootTrial = field(default_factory=BootTrial, metadata=key("bootTrial"))
     is_soft_reboot: bool = field(default=False, metadata=key("softReboot"))
     """The last reboot kept the kernel."""
+    failed_tries: tuple[FailedTry, ...] = field(default=(), metadata=key("failedTries"))
+    """The last tries that failed, the oldest first; of equal errors in a row only the first."""
+
+    def add_failed_try(self, error: str, *, now: float) -> "UpdateRecord":
+        """Return the update with the failed try; the same update if its error is the last one."""
+        text = error[:_ERROR_LIMIT]
+        if self.failed_tries and self.failed_tries[-1].error == text:
+            return self
+        tries = (*self.failed_tries, FailedTry(now, text))
+        return replace(self, failed_tries=tries[-FAILED_TRIES_LIMIT:])
 
     def enter_phase(self, phase: Phase, *, boot_id: str, now: float) -> "UpdateRecord":
         """Return the update as it enters ``phase``."""
@@ -113,8 +134,16 @@ class QuarantinedTarget:
     remedy: str = ""
     is_cancelled_by_user: bool = field(default=False, metadata=key("cancelledByUser"))
     """A user on the machine cancelled the update; nothing is wrong with the target."""
+    is_withdrawn: bool = field(default=False, metadata=key("withdrawn"))
+    """The Node requested another target during the boot trial; nothing is wrong with this one."""
     check: str = ""
     """The health check that failed; empty if the target failed before it was booted."""
+    is_only_check: bool = field(default=False, metadata=key("onlyCheck"))
+    """No other health check failed."""
+    fails_on_origin: bool = field(default=False, metadata=key("failsOnOrigin"))
+    """The check failed on the previous target, too, so that the target is not the cause."""
+    retry_at: float = field(default=0.0, metadata=key("retryAt"))
+    """When the agent tries the target again, in seconds since the epoch; 0 for never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +205,8 @@ class PastUpdate:
         default_factory=dict, metadata=key("phaseSeconds", can_skip=True)
     )
     is_soft_reboot: bool = field(default=False, metadata=key("softReboot"))
+    failed_tries: tuple[FailedTry, ...] = field(default=(), metadata=key("failedTries"))
+    """The last tries that failed before this outcome, the oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +226,8 @@ class LedgerRecord:
     """The last target that was rolled back because the API server did not answer."""
     retained: RetainedDeployment | None = None
     """The previous deployment, while it is pinned."""
+    retry: str = ""
+    """The last value of the Node's annotation that requests a retry."""
 
     def close_update(self, outcome: UpdateOutcome, *, now: float) -> "LedgerRecord":
         """Return the record with the update moved to the history."""
@@ -215,6 +248,7 @@ class LedgerRecord:
             failure=quarantined.reason if quarantined and is_failed else "",
             phase_seconds=update.compute_phase_seconds(now),
             is_soft_reboot=update.is_soft_reboot,
+            failed_tries=update.failed_tries,
         )
         retained = self.retained
         if retained is not None:

@@ -1,0 +1,96 @@
+"""The crash record: crashes of the agent during a boot trial, apart from the ledger.
+
+It names the deployment that was booted before the update. A rollback therefore needs no ledger: an
+agent that cannot read the ledger of another version, or a damaged one, returns to that deployment.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from treenail import codec
+from treenail.codec import CodecError, key
+from treenail.update.state.boot_trial import HealthCheckMode
+from treenail.update.state.record import Target, UpdateRecord
+
+Json = dict[str, object]
+
+BOOTS_ALLOWED = 3
+"""Boots into a target that may end before a verdict: a power cut may end one."""
+CRASHES_TO_ROLL_BACK = 5
+"""Crashes of the agent in one boot, at which the target is rolled back."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrashRecord:
+    """What the agent records of its own starts and ends, from the reboot until the verdict."""
+
+    update_id: str = field(metadata=key("updateID"))
+    target: Target
+    origin_boot_id: str = field(default="", metadata=key("originBootID"))
+    """The boot that requested the reboot into the target."""
+    origin_id: str = field(default="", metadata=key("originID"))
+    """The deployment that was booted then; empty if unknown."""
+    has_os_change: bool = field(default=True, metadata=key("osChange"))
+    """The target is another deployment; otherwise a rollback restores files alone."""
+    mode: HealthCheckMode = field(
+        default=HealthCheckMode.ENFORCE,
+        metadata=key("healthMode", fallback=HealthCheckMode.ENFORCE),
+    )
+    boot_id: str = field(default="", metadata=key("bootID"))
+    """The boot on trial; empty before the first."""
+    boot_count: int = field(default=0, metadata=key("bootCount"))
+    crash_count: int = field(default=0, metadata=key("crashes"))
+    """Ends of the agent in the boot on trial that were no clean stop."""
+    is_running: bool = field(default=False, metadata=key("running"))
+    """The agent started and has not recorded a clean stop."""
+    rollback_reboots: int = field(default=0, metadata=key("rollbackReboots"))
+
+    def count_start(self, boot_id: str) -> "CrashRecord":
+        """Return the record after a start: an earlier start without a clean stop was a crash."""
+        if boot_id == self.boot_id:
+            crash_count = self.crash_count + int(self.is_running)
+            return replace(self, crash_count=crash_count, is_running=True)
+        return replace(
+            self,
+            boot_id=boot_id,
+            boot_count=self.boot_count + 1,
+            crash_count=0,
+            is_running=True,
+        )
+
+    @property
+    def failure(self) -> str:
+        """The reason for a rollback without a verdict, as a sentence; empty without one."""
+        if self.boot_count > BOOTS_ALLOWED:
+            return f"it was booted {self.boot_count} times, and no boot lasted until a verdict"
+        if self.crash_count >= CRASHES_TO_ROLL_BACK:
+            return f"the agent crashed {self.crash_count} times in one boot, without a verdict"
+        return ""
+
+
+def derive_crash_record(update: UpdateRecord) -> CrashRecord:
+    """Return the record of an update whose agent wrote none: it was an older version."""
+    trial = update.boot_trial
+    return CrashRecord(
+        update_id=update.id,
+        target=update.target,
+        has_os_change=update.impact is None or not update.impact.os.is_empty,
+        mode=trial.mode,
+        boot_id=trial.boot_id,
+        boot_count=trial.boot_count,
+        rollback_reboots=trial.rollback_reboots,
+    )
+
+
+def to_json(record: CrashRecord) -> Json:
+    """Return the JSON document of the record."""
+    return codec.encode(record)
+
+
+def from_json(document: Json | None) -> CrashRecord | None:
+    """Return the record of a document; None without one, and for one that is not readable."""
+    if document is None:
+        return None
+    try:
+        return codec.decode(CrashRecord, document)
+    except CodecError:
+        return None
