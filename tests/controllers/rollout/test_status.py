@@ -114,7 +114,7 @@ def test_updating_pool_reports_progress() -> None:
         "Updating": ("True", "RollingOut", updating),
         "NodeDegraded": ("True", "NodesDegraded", complaint),
         "Degraded": ("True", "NodeDegraded", complaint),
-        "Reconciling": ("True", "RollingOut", updating),
+        "Reconciling": ("False", "NodeDegraded", complaint),
         "Stalled": ("True", "NodeDegraded", complaint),
     }
 

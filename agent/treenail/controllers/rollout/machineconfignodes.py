@@ -14,7 +14,8 @@ from treenail.api.decode import Fields, Json
 from treenail.api.machineconfignode import NOT_YET_SET
 from treenail.api.meta import ObjectMeta
 from treenail.clock import Clock
-from treenail.controllers.rollout.pools import Membership, ObservedPool, find_membership
+from treenail.controllers.rollout.pool_index import SelectedPools
+from treenail.controllers.rollout.pools import ObservedPool
 from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.controllers.runtime.workers import Enqueue
 from treenail.errors import ConfigError, NotFoundError
@@ -87,6 +88,7 @@ class MachineConfigNodeController:
         self._client = client
         self._clock = clock
         self._image_key = image_key
+        self._index = SelectedPools()
         self._not_before = float("-inf")
 
     def register_watches(self, informers: Informers, enqueue: Enqueue) -> None:
@@ -98,9 +100,10 @@ class MachineConfigNodeController:
         machine_config_nodes: InformerView[ObservedMachineConfigNode] = informers.add_view(
             WatchScope(MACHINECONFIGNODES), ObservedMachineConfigNode.from_json, optional=True
         )
-        self._nodes, self._pools, self._machine_config_nodes = nodes, pools, machine_config_nodes
+        self._nodes, self._machine_config_nodes = nodes, machine_config_nodes
 
-        def on_pool(_name: str, before: ObservedPool | None, after: ObservedPool | None) -> None:
+        def on_pool(name: str, before: ObservedPool | None, after: ObservedPool | None) -> None:
+            self._index.set_pool(name, after)
             if before is None or after is None or before.selection_key != after.selection_key:
                 for each in nodes.get_all():
                     enqueue(each)
@@ -165,12 +168,7 @@ class MachineConfigNodeController:
 
     def _find_pool(self, node: RequestedNode) -> str | None:
         """Find the pool that determines the Node's config; None without exactly one."""
-        try:
-            pools = [observed.pool for observed in self._pools.get_all().values()]
-            membership: Membership | None = find_membership(node.name, node.labels, pools)
-        except ConfigError:
-            return None
-        return None if membership is None else membership.primary
+        return self._index.find_primary(node.name, node.labels)
 
     def _parse_node(self, document: Json) -> RequestedNode:
         return RequestedNode.from_json(document, image_key=self._image_key)

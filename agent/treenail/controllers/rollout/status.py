@@ -27,6 +27,8 @@ PINNED_IMAGE_SETS_DEGRADED = "PinnedImageSetsDegraded"
 DEGRADED = "Degraded"
 RECONCILING = "Reconciling"
 STALLED = "Stalled"
+PROGRESS_DEADLINE = "ProgressDeadlineExceeded"
+"""Reason of Stalled, as in the conditions of a Deployment."""
 
 MAX_NAMED_NODES = 10
 """Nodes that a message names; it counts the others."""
@@ -73,6 +75,8 @@ class PoolStatusInput:
     """How many nodes are updated, and the estimated time left."""
     problem: PoolProblem | None = None
     """Why the rollout cannot continue without a user."""
+    stalled_message: str = ""
+    """Why the rollout exceeds its progress deadline; empty while it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +148,14 @@ def compute_status(status_input: PoolStatusInput, *, now: str) -> PoolStatus:
     ]
     conditions = {**before, **{condition.type: condition for condition in computed}}
     degraded = _compute_degraded(status_input, conditions)
-    is_stalled = status_input.problem is not None or degraded.status == "True"
-    computed += [
-        degraded,
-        Condition(RECONCILING, _format_bool(not is_complete), updating.reason, updating.message),
-        Condition(STALLED, _format_bool(is_stalled), degraded.reason, degraded.message),
-    ]
+    stalled = _compute_stalled(status_input, degraded)
+    reconciling = Condition(
+        RECONCILING, _format_bool(not is_complete), updating.reason, updating.message
+    )
+    if stalled.status == "True":
+        # kstatus reads Reconciling first: while it is True, a stalled object is in progress.
+        reconciling = Condition(RECONCILING, "False", stalled.reason, stalled.message)
+    computed += [degraded, reconciling, stalled]
     return PoolStatus(
         counts=counts,
         configuration=status_input.pool.configuration
@@ -250,6 +256,13 @@ def _compute_degraded(
             message = default if kind == IMAGE_BUILD_DEGRADED else found.message or default
             return Condition(DEGRADED, "True", kind, message)
     return Condition(DEGRADED, "False", "AsExpected")
+
+
+def _compute_stalled(status_input: PoolStatusInput, degraded: Condition) -> Condition:
+    if status_input.problem is None and degraded.status != "True" and status_input.stalled_message:
+        return Condition(STALLED, "True", PROGRESS_DEADLINE, status_input.stalled_message)
+    is_stalled = status_input.problem is not None or degraded.status == "True"
+    return Condition(STALLED, _format_bool(is_stalled), degraded.reason, degraded.message)
 
 
 def read_reported_status(pool: MachineConfigPool) -> PoolStatus:
