@@ -458,7 +458,10 @@ class FakeLedger:
     def read_document(self) -> Json | None:
         if self._world.ledger is None:
             return None
-        document: Json = json.loads(self._world.ledger)
+        try:
+            document: Json = json.loads(self._world.ledger)
+        except ValueError as error:
+            raise LedgerError(f"cannot read the ledger: {error}") from error
         return document
 
     def write_document(self, document: Json) -> None:

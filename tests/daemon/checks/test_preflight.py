@@ -1,15 +1,17 @@
 """Pre-flight checks of a machine in a directory."""
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.host_machine import make_machine
 from tests.update.build import B
-from treenail.daemon.checks.preflight import PreflightChecker
+from treenail.daemon.checks.preflight import AGENT_UNIT, PreflightChecker
 from treenail.daemon.checks.signature_policy import needs_signature
-from treenail.errors import BusError, PreflightError
+from treenail.errors import BusError, HostError, PreflightError
 from treenail.host.container import registry
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
@@ -44,6 +46,7 @@ class Machine:
         self.active: tuple[str, ...] = ()
         self.deployments: tuple[OstreeDeployment, ...] = ()
         self.ledger: dict[str, object] | None = None
+        self.staged_tree: Root | None = None
 
     def inspect_image(
         self, image: str, *, auth_file: str = ""
@@ -67,6 +70,12 @@ class Machine:
 
     def find_architecture(self) -> str:
         return "amd64"
+
+    @contextmanager
+    def open_staged_tree(self, staged_id: str, paths: Sequence[str]) -> Iterator[Root]:
+        if self.staged_tree is None:
+            raise HostError(f"{staged_id} is not staged")
+        yield self.staged_tree
 
     def read_deployments(self) -> DeploymentStatus:
         return DeploymentStatus(self.deployments)
@@ -334,3 +343,33 @@ def test_blocking_finding_is_raised_and_warning_is_logged_once(
     lenient.check_image(B.image)
     lenient.check_image(B.image)
     assert len([each for each in caplog.messages if "OtherUpdateDriver" in each]) == 1
+
+
+def write_agent_unit(top: Path) -> None:
+    unit = top / AGENT_UNIT[1:]
+    unit.parent.mkdir(parents=True)
+    unit.write_text("[Service]\n")
+
+
+def test_staged_image_without_agent_is_refused_unless_permitted(tmp_path: Path) -> None:
+    booted, staged = tmp_path / "booted", tmp_path / "staged"
+    write_agent_unit(booted)
+    staged.mkdir()
+    machine = Machine()
+    machine.staged_tree = Root(staged)
+    with pytest.raises(PreflightError, match="AgentMissing") as caught:
+        machine.checker(Root(booted)).check_staged_image("os-1", B.image)
+    assert "treenail retry" in caught.value.remedy
+    permitted = frozenset({PreflightReason.AGENT_MISSING})
+    machine.checker(Root(booted), only_warn=permitted).check_staged_image("os-1", B.image)
+    write_agent_unit(staged)
+    machine.checker(Root(booted)).check_staged_image("os-1", B.image)
+
+
+def test_agent_outside_image_and_unreadable_tree_refuse_nothing(tmp_path: Path) -> None:
+    booted = tmp_path / "booted"
+    booted.mkdir()
+    machine = Machine()
+    machine.checker(Root(booted)).check_staged_image("os-1", B.image)
+    write_agent_unit(booted)
+    machine.checker(Root(booted)).check_staged_image("os-1", B.image)

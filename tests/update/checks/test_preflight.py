@@ -95,6 +95,7 @@ FAULTS: dict[PreflightReason, PreflightFacts] = {
     PreflightReason.OTHER_UPDATE_DRIVER: replace(GOOD, drivers=("zincati.service",)),
     PreflightReason.SHUTDOWN_INHIBITED: replace(GOOD, inhibitors=("backup (process 7): copying",)),
     PreflightReason.CLOCK_BEHIND_IMAGE: replace(GOOD, now=BUILT - 7200),
+    PreflightReason.AGENT_MISSING: replace(GOOD, lacks_agent=True),
 }
 
 

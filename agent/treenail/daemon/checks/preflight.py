@@ -9,6 +9,9 @@ from treenail.daemon.interfaces import OSBackend
 from treenail.errors import FileError, HostError
 from treenail.host.container import registry as registries
 from treenail.host.container.registry import SkopeoClient
+from treenail.host.filesystem.disk import Disk
+from treenail.host.filesystem.path_stat import NOTHING, stat_paths
+from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.host.system import disk_space as spaces
 from treenail.host.system.state_file import STATE_DIRECTORY
@@ -32,7 +35,13 @@ from treenail.update.state import record as records
 log = logging.getLogger(__name__)
 
 CHECKED_PATHS = ("/boot", "/sysroot", "/var")
+AGENT_UNIT = "/usr/lib/systemd/system/treenail.service"
 _PROBE_FILE = f"{STATE_DIRECTORY}/preflight"
+
+
+def has_agent_unit(tree: Root) -> bool:
+    """Return whether the tree of a deployment contains the agent's unit; raises `FileError`."""
+    return stat_paths(tree, Disk(), (AGENT_UNIT,))[AGENT_UNIT].kind != NOTHING
 
 
 class PreflightChecker:
@@ -71,8 +80,27 @@ class PreflightChecker:
             )
         )
 
+    def check_staged_image(self, staged_id: str, image: str) -> None:
+        """Raise `PreflightError` when the staged image lacks the agent that the booted one has."""
+        if not has_agent_unit(self._machine.root):
+            # It is installed outside the image, and survives the change of the image.
+            return
+        try:
+            with self._os.open_staged_tree(staged_id, (AGENT_UNIT,)) as tree:
+                lacks_agent = not has_agent_unit(tree)
+        except HostError as error:
+            log.warning("cannot look for the agent in %s, continuing: %s", image, error)
+            return
+        facts = PreflightFacts(now=self._machine.clock.now(), image=image, lacks_agent=lacks_agent)
+        found = find_preflight_problems(facts, only_warn=self._only_warn)
+        self._report_problems(
+            tuple(each for each in found if each.reason is PreflightReason.AGENT_MISSING)
+        )
+
     def _report_findings(self, conditions: PreflightFacts) -> None:
-        found = find_preflight_problems(conditions, only_warn=self._only_warn)
+        self._report_problems(find_preflight_problems(conditions, only_warn=self._only_warn))
+
+    def _report_problems(self, found: tuple[PreflightFinding, ...]) -> None:
         for each in found:
             if not each.is_blocking and each not in self._warned:
                 log.warning("%s; %s", each, each.remedy)

@@ -44,6 +44,7 @@ class PreflightReason(StrEnum):
     CLOCK_BEHIND_IMAGE = "ClockBehindImage"
     CLOCK_BEHIND_CERTIFICATE = "ClockBehindCertificate"
     CLOCK_NOT_SYNCHRONIZED = "ClockNotSynchronized"
+    AGENT_MISSING = "AgentMissing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,8 @@ class PreflightFacts:
     is_clock_synchronized: bool | None = None
     """The clock follows a time server."""
     ledger_problem: str = ""
+    lacks_agent: bool = False
+    """The staged image has no agent, and the booted one has."""
 
 
 # ostree refuses to go below this part of the file system (ostree.repo-config(5),
@@ -174,12 +177,23 @@ def find_preflight_problems(
         *_check_clock(facts),
         *_check_signature_policy(facts),
         *_check_registry(facts),
+        *_check_agent(facts),
     ]
     judged = [
         replace(each, is_blocking=False) if each.reason in only_warn else each
         for each in everything
     ]
     return tuple(sorted(judged, key=lambda each: not each.is_blocking))
+
+
+def _check_agent(facts: PreflightFacts) -> Iterator[PreflightFinding]:
+    if facts.lacks_agent:
+        yield PreflightFinding(
+            PreflightReason.AGENT_MISSING,
+            f"{facts.image} has no treenail.service: no agent would manage this node after it",
+            'add the agent to the image; or permit such images by only_warn = ["AgentMissing"] in '
+            "section preflight of agent.toml, and run on this node: treenail retry",
+        )
 
 
 def _check_ledger(facts: PreflightFacts) -> Iterator[PreflightFinding]:
