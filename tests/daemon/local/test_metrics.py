@@ -1,4 +1,4 @@
-"""Drift metrics for Prometheus."""
+"""Metrics of the node for Prometheus."""
 
 from pathlib import Path
 
@@ -6,10 +6,12 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from treenail.config.drift import Drift, DriftAttribute
-from treenail.daemon.local.metrics import METRICS_FILE, DriftMetrics
+from treenail.daemon.local.metrics import METRICS_FILE, NodeMetrics
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.update.drift.drift_policy import DriftAssessment
+from treenail.update.state.phases import Phase
+from treenail.update.state.record import PastUpdate, Target, UpdateOutcome
 
 DRIFT = Drift("/etc/app", DriftAttribute.MODE, "0600", "0644")
 DRIFTED = DriftAssessment(reported=(DRIFT, DRIFT), blocking=(DRIFT,))
@@ -23,7 +25,7 @@ class Machine:
         self.start()
 
     def start(self) -> None:
-        self.gauge = DriftMetrics(self._files, self.clock)
+        self.gauge = NodeMetrics(self._files, self.clock)
 
     def shows(self, drifted: DriftAssessment) -> dict[str, str]:
         self.gauge.write_metrics(drifted)
@@ -80,3 +82,41 @@ def test_damaged_metrics_file_is_replaced(machine, content):
 def test_unwritable_metrics_file_raises_nothing(machine):
     machine.place.mkdir(parents=True)
     machine.gauge.write_metrics(DRIFTED)
+
+
+def test_state_and_packages_stay_beside_drift(machine):
+    machine.shows(DRIFTED)
+    began = str(int(machine.clock.now()))
+    machine.gauge.write_state("Degraded")
+    machine.gauge.write_packages("worker-0", ["usbguard", "kernel-rt-core", "strace", "htop"])
+    machine.clock.move(60.0)
+    machine.start()
+    machine.gauge.write_state("Degraded")
+    shown = machine.shows(DRIFTED)
+    assert shown['mcd_state{state="Degraded",reason=""}'] == began
+    assert shown['mcd_local_unsupported_packages{node="worker-0"}'] == "2"
+    assert shown["mcd_config_drift"] == began
+    machine.gauge.write_state("Done")
+    states = [name for name in machine.shows(DRIFTED) if name.startswith("mcd_state")]
+    assert states == ['mcd_state{state="Done",reason=""}']
+
+
+def test_history_is_counted_by_outcome_with_phases_of_the_last_update(machine):
+    def past(outcome, phases):
+        return PastUpdate(
+            "0" * 32, Target("b"), Target("a"), 1.0, 61.0, outcome, phase_seconds=phases
+        )
+
+    rolled_back = {Phase.STAGING: 12.4, Phase.ROLLING_BACK: 30.0}
+    machine.gauge.write_history(
+        [past(UpdateOutcome.FAILED, rolled_back), past(UpdateOutcome.DONE, {Phase.STAGING: 5.0})]
+    )
+    shown = machine.shows(DRIFTED)
+    assert shown['treenail_recorded_updates{outcome="done"}'] == "1"
+    assert shown['treenail_recorded_updates{outcome="failed"}'] == "1"
+    assert shown['treenail_recorded_updates{outcome="cancelled"}'] == "0"
+    assert shown["treenail_recorded_rollbacks"] == "1"
+    assert shown['treenail_last_update_end{outcome="failed"}'] == "61"
+    assert shown['treenail_last_update_phase_seconds{phase="staging"}'] == "12"
+    assert shown['treenail_last_update_phase_seconds{phase="rolling-back"}'] == "30"
+    assert "mcd_config_drift" in shown

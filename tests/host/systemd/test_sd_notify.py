@@ -26,11 +26,13 @@ def test_notifications_follow_the_protocol(systemd):
     notifier.notify_status("staging\nregistry.example.com/os:  40 %")
     notifier.notify_watchdog()
     notifier.notify_stopping()
-    assert [systemd.recv(4096) for _ in range(4)] == [
+    notifier.extend_start_timeout(0.5)
+    assert [systemd.recv(4096) for _ in range(5)] == [
         b"READY=1",
         b"STATUS=staging registry.example.com/os: 40 %",
         b"WATCHDOG=1",
         b"STOPPING=1",
+        b"EXTEND_TIMEOUT_USEC=500000",
     ]
 
 

@@ -27,6 +27,10 @@ class SystemdNotifier:
         """Notify that the service has started."""
         self._send_state("READY=1")
 
+    def extend_start_timeout(self, seconds: float) -> None:
+        """Let the start last at least so many more seconds, whatever TimeoutStartSec= says."""
+        self._send_state(f"EXTEND_TIMEOUT_USEC={round(seconds * 1_000_000)}")
+
     def notify_status(self, text: str) -> None:
         """Set the line that ``systemctl status`` shows."""
         self._send_state(f"STATUS={' '.join(text.split())[:_STATUS_LIMIT]}")
