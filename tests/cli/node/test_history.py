@@ -11,6 +11,7 @@ from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import (
+    FailedTry,
     LedgerRecord,
     PastUpdate,
     QuarantinedTarget,
@@ -40,6 +41,7 @@ FAILED = PastUpdate(
     UpdateOutcome.FAILED,
     reboot_count=3,
     failure="it broke",
+    failed_tries=(FailedTry(1_600_000_060.0, "no space left on /var"),),
 )
 
 
@@ -67,6 +69,7 @@ def test_history_prints_updates(root: Path, capsys: pytest.CaptureFixture[str]) 
         "    from rendered-worker-a\n"
         "    to   rendered-worker-c\n"
         "    3 reboots were requested\n"
+        "    failed at 2020-09-13 12:27:40 UTC: no space left on /var\n"
         "    it broke\n"
         f"    journalctl TREENAIL_UPDATE={'1' * 32}\n"
     )
@@ -86,6 +89,7 @@ def test_history_json_lists_updates(root: Path, capsys: pytest.CaptureFixture[st
             "reboots": 1,
             "soft": False,
             "reasons": [REASON],
+            "failedTries": [],
             "failure": "",
         }
     ]

@@ -7,8 +7,13 @@ from tests.daemon.reconcile.test_walks import world_at
 from tests.fakes.world import World
 from tests.update.build import A, B, facts
 from treenail.api import annotations as key
+from treenail.api.machineconfig import MachineConfig
+from treenail.daemon.reconcile.loop import START_EXTENSION_S
 from treenail.errors import (
+    ClusterError,
     ConfigError,
+    ConfigMissingError,
+    ConfigRejectedError,
     CredentialError,
     DriftError,
     FileError,
@@ -94,3 +99,93 @@ def test_rejected_report_is_retried_with_backoff() -> None:
     world.loses_answers = 1
     assert [node.turn(), node.turn()] == [5.0, 60.0]
     assert_at_rest(world, A)
+
+
+@pytest.mark.parametrize("refusal", [ConfigMissingError, ConfigRejectedError])
+def test_unreadable_config_degrades_after_three_tries(refusal: type[ConfigRejectedError]) -> None:
+    at = facts()
+    error = refusal("cannot read MachineConfig rendered-b: it does not exist", remedy="create it")
+    assert error.report_after_failures == 3
+    report = make_report(at, PlanAction(B), error)
+    assert report.annotations[key.STATE] == "Degraded"
+    assert report.annotations[key.REASON] == f"{error}; create it"
+    assert report.event is not None
+    assert report.event.reason == "ConfigUnavailable"
+
+
+def test_wait_for_api_server_has_reason_and_degrades_after_its_limit() -> None:
+    error = ClusterError("get machineconfigs rendered-b: HTTP 500", remedy="wait")
+    report = make_report(facts(), PlanAction(B), error)
+    assert report.annotations[key.STATE] == "Working"
+    assert report.annotations[key.REASON] == f"{error}; wait"
+    assert report.event is not None
+    assert (report.event.type, report.event.reason) == ("Warning", "UpdateWaiting")
+    overdue = make_report(facts(), PlanAction(B), error, is_overdue=True)
+    assert overdue.annotations[key.STATE] == "Degraded"
+    assert [each.type for each in overdue.conditions] == ["NodeDegraded"]
+
+
+def test_missing_config_degrades_node_until_it_exists() -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    config = world.configs.pop(B.config)
+    world.request_target(B)
+    states = []
+    for _ in range(4):
+        node.turn()
+        states.append(world.annotations[key.STATE])
+    assert states == ["Working", "Working", "Degraded", "Degraded"]
+    assert (
+        world.annotations[key.REASON] == f"cannot read MachineConfig {B.config}: it does not exist"
+    )
+    world.configs[B.config] = config
+    node.settle()
+    assert_at_rest(world, B)
+    assert world.annotations[key.REASON] == ""
+
+
+class Unavailable(dict[str, MachineConfig]):
+    """Configs of an API server that answers every read with an internal error."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __getitem__(self, name: str) -> MachineConfig:
+        raise ClusterError(f"get machineconfigs {name}: HTTP 500")
+
+
+def test_failing_api_server_is_reason_of_wait_and_degrades_after_limit() -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    configs, world.configs = world.configs, Unavailable()
+    world.request_target(B)
+    began, seen = node.clock.now(), [("", "")]
+    while world.annotations[key.STATE] != "Degraded":
+        node.turn()
+        shown = (world.annotations[key.STATE], world.annotations[key.REASON])
+        if shown != seen[-1]:
+            seen.append(shown)
+    reason = f"get machineconfigs {B.config}: HTTP 500"
+    assert seen[1:] == [("Working", ""), ("Working", reason), ("Degraded", reason)]
+    assert 600 < node.clock.now() - began < 800
+    world.configs = configs
+    node.settle()
+    assert_at_rest(world, B)
+
+
+def test_start_is_extended_only_while_update_is_finished() -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    node.process = None
+    node.turn()
+    assert node.process is not None
+    assert node.process.notifier.extensions == []
+    world.request_target(B)
+    while world.booted != B.digest:
+        world.drain_controller()
+        node.turn()
+    node.turn()
+    assert node.process.notifier.extensions[:1] == [START_EXTENSION_S]

@@ -31,11 +31,14 @@ from tests.update.build import (
     update,
 )
 from treenail.api import annotations as key
+from treenail.config.drift import Drift, DriftAttribute
+from treenail.config.image_content import IMAGE_FILES
 from treenail.update.decision import desired
 from treenail.update.decision.actions import (
     AdoptAction,
     ApplyAction,
     CancelStagedAction,
+    CheckImageAction,
     Decision,
     DrainAction,
     FinishAction,
@@ -51,9 +54,16 @@ from treenail.update.decision.actions import (
     VerifyAction,
     WaitAction,
 )
-from treenail.update.decision.decide import decide_action, make_drain_token, needs_deployments
+from treenail.update.decision.decide import (
+    decide_action,
+    is_target_requested,
+    make_drain_token,
+    needs_deployments,
+)
 from treenail.update.decision.decide_boot import CHECKS_BEGIN
+from treenail.update.decision.decide_idle import DRAIN_REMEDY
 from treenail.update.decision.facts import DeploymentState, DrainHandshake, ObservedNode
+from treenail.update.drift.drift_policy import DriftAssessment
 from treenail.update.impact.disruption import DisruptionLevel
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import OSChange
@@ -125,10 +135,14 @@ def test_requested_drain_is_awaited() -> None:
 def test_slow_drain_is_overdue() -> None:
     record = in_phase(Phase.DRAINING, drain_token=TOKEN)
     at = facts(record=record, deployments=staged(), node=observed_node(requested=TOKEN), now=4000.0)
-    assert decide_action(at) == WaitAction("waiting for the drain", is_overdue=True)
-    assert make_report(at, decide_action(at), None).event == NodeEvent(
-        "Warning", "FailedToDrain", "waiting for the drain for longer than its limit"
+    assert decide_action(at) == WaitAction(
+        "waiting for the drain", is_overdue=True, limit_s=3600.0, remedy=DRAIN_REMEDY
     )
+    report = make_report(at, decide_action(at), None)
+    sentence = f"waiting for the drain for longer than its limit; {DRAIN_REMEDY}"
+    assert report.event == NodeEvent("Warning", "FailedToDrain", sentence, is_in_conditions=True)
+    assert (report.annotations[key.STATE], report.annotations[key.REASON]) == ("Degraded", sentence)
+    assert [each.type for each in report.conditions] == ["NodeDegraded"]
 
 
 def test_drained_node_reboots() -> None:
@@ -187,7 +201,8 @@ def test_cancelled_update_is_uncordoned_and_finished() -> None:
     record = in_phase(Phase.CANCELLING, drain_token=TOKEN)
     cancelling = facts(record=record, node=drained_node(TOKEN, C))
     assert decide_action(cancelling) == UncordonAction(UNCORDON)
-    waiting = facts(record=record, node=observed_node(C, requested=UNCORDON, applied=TOKEN))
+    cordoned = observed_node(C, requested=UNCORDON, applied=TOKEN, unschedulable=True)
+    waiting = facts(record=record, node=cordoned)
     assert decide_action(waiting) == WaitAction("waiting for the uncordon")
     uncordoned = facts(record=record, node=observed_node(C, requested=UNCORDON, applied=UNCORDON))
     assert decide_action(uncordoned) == FinishAction(is_done=False)
@@ -257,7 +272,18 @@ def test_third_reboot_into_another_deployment_quarantines_the_target() -> None:
     decision = decide_action(facts(record=record, boot_id=BOOT_2, node=drained_node(TOKEN)))
     assert isinstance(decision, CancelStagedAction)
     assert decision.quarantine is not None
-    assert "each of 3 reboots booted" in decision.quarantine.reason
+    assert decision.quarantine.reason.endswith(f"each of 3 reboots booted {DIGEST_A}")
+
+
+def test_quarantine_after_three_reboots_has_the_error_of_the_finalization() -> None:
+    record = in_phase(Phase.REBOOTING, drain_token=TOKEN, reboot_count=3)
+    at = facts(record=record, boot_id=BOOT_2, node=drained_node(TOKEN))
+    decision = decide_action(replace(at, finalization_error="write config: No space left"))
+    assert isinstance(decision, CancelStagedAction)
+    assert decision.quarantine is not None
+    assert decision.quarantine.reason.endswith(
+        f"booted {DIGEST_A}; ostree-finalize-staged failed: write config: No space left"
+    )
 
 
 def test_quarantined_target_is_retried_after_another_was_requested() -> None:
@@ -287,16 +313,26 @@ def test_verified_update_requests_the_uncordon_and_finishes() -> None:
     )
 
 
-def test_slow_uncordon_is_overdue_and_the_node_working() -> None:
+def test_slow_uncordon_is_overdue_and_the_node_degraded() -> None:
     record = in_phase(Phase.UNCORDONING, current=B, drain_token=TOKEN)
     waiting = observed_node(requested=UNCORDON, applied=TOKEN, unschedulable=True)
     at = facts(record=record, deployments=None, node=waiting, now=700.0)
     decision = decide_action(at)
-    assert decision == WaitAction("waiting for the uncordon", is_overdue=True)
+    assert decision == WaitAction("waiting for the uncordon", is_overdue=True, remedy=DRAIN_REMEDY)
     report = make_report(at, decision, None)
-    sentence = "waiting for the uncordon for longer than its limit"
-    assert report.event == NodeEvent("Warning", "FailedToUncordon", sentence)
-    assert (report.annotations[key.STATE], report.annotations[key.REASON]) == ("Working", sentence)
+    sentence = f"waiting for the uncordon for longer than its limit; {DRAIN_REMEDY}"
+    assert report.event == NodeEvent("Warning", "FailedToUncordon", sentence, is_in_conditions=True)
+    assert (report.annotations[key.STATE], report.annotations[key.REASON]) == ("Degraded", sentence)
+
+
+def test_cancelled_update_of_uncordoned_node_ends_without_drain_controller() -> None:
+    record = in_phase(Phase.CANCELLING, drain_token=TOKEN, entered=0.0)
+    waiting = observed_node(A, requested=UNCORDON, applied="", unschedulable=False)
+    early = facts(record=record, node=waiting, now=50.0)
+    assert decide_action(early) == WaitAction("waiting for the uncordon", remedy=DRAIN_REMEDY)
+    assert decide_action(replace(early, now=70.0)) == FinishAction(is_done=False)
+    over = facts(record=LedgerRecord(current=A), node=waiting)
+    assert decide_action(over) == IdleAction(f"at {A}", is_settled=True)
 
 
 def test_machine_that_shuts_down_is_idle() -> None:
@@ -310,7 +346,55 @@ def test_drain_from_before_the_ledger_was_lost_is_withdrawn() -> None:
 
 def test_node_without_a_request_is_idle() -> None:
     node = ObservedNode(desired.NoTarget(), DrainHandshake(), Target())
-    assert decide_action(facts(node=node)) == IdleAction("the Node requests no config")
+    without_ledger = facts(node=node, record=LedgerRecord())
+    assert decide_action(without_ledger) == IdleAction("the Node requests no config")
+
+
+def test_lost_annotations_are_written_again_from_ledger() -> None:
+    node = ObservedNode(desired.NoTarget(), DrainHandshake(), Target())
+    at = facts(node=node)
+    decision = decide_action(at)
+    assert decision == IdleAction(f"at {A}; the Node requests no config", is_settled=True)
+    annotations = make_report(at, decision, None).annotations
+    assert annotations[key.STATE] == "Done"
+    assert annotations[key.CURRENT_CONFIG] == A.config
+    assert annotations[key.CURRENT_OS_IMAGE] == A.image
+
+
+@pytest.mark.parametrize("phase", [Phase.STAGING, Phase.DRAINING, Phase.APPLYING, Phase.REBOOTING])
+def test_update_of_node_created_again_is_cancelled_until_done(phase: Phase) -> None:
+    node = ObservedNode(desired.NoTarget(), DrainHandshake(), Target())
+    at = facts(record=in_phase(phase, drain_token=TOKEN), deployments=staged(), node=node)
+    assert isinstance(decide_action(at), CancelStagedAction)
+    cancelled = in_phase(Phase.CANCELLING, drain_token=TOKEN)
+    assert decide_action(facts(record=cancelled, node=node)) == FinishAction(is_done=False)
+
+
+def test_empty_image_annotation_requests_no_image() -> None:
+    asked = desired.read_desired_target(_annotations((key.DESIRED_IMAGE, "")))
+    assert asked == desired.DesiredTarget(Target(B.config))
+    assert desired.read_desired_target({key.DESIRED_IMAGE: ""}) == desired.NoTarget()
+
+
+def test_mistake_in_second_image_annotation_keeps_update() -> None:
+    for mistake in (A.image, "registry.example.com/os:latest"):
+        asked = desired.read_desired_target(
+            _annotations((key.DESIRED_OS_IMAGE, B.image), (key.DESIRED_IMAGE, mistake))
+        )
+        assert isinstance(asked, desired.InvalidTarget)
+        node = replace(observed_node(), desired=asked)
+        assert is_target_requested(node, update())
+        assert not is_target_requested(node, update(target=C))
+
+
+def test_refused_request_is_reported_as_desired() -> None:
+    asked = desired.read_desired_target(_annotations((key.DESIRED_OS_IMAGE, "registry/os:latest")))
+    at = facts(node=replace(observed_node(), desired=asked))
+    decision = decide_action(at)
+    assert isinstance(decision, RefuseAction)
+    report = make_report(at, decision, decision.error)
+    assert report.requested == Target(B.config, "registry/os:latest")
+    assert str(report.requested) == f"{B.config} with registry/os:latest"
 
 
 def test_node_without_a_ledger_adopts_the_config_that_it_claims() -> None:
@@ -365,13 +449,13 @@ def test_two_different_spellings_are_an_error_that_names_both() -> None:
         (f"registry.example.com/os/node:1@{DIGEST_B}", "a tag beside the digest"),
         (f"docker://registry.example.com/os/node@{DIGEST_B}", "starts with a transport"),
         (f"ostree-unverified-registry:r.example.com/n@{DIGEST_B}", "starts with a transport"),
+        (f"containers-storage:localhost/node@{DIGEST_B}", "images come from a registry"),
         ("registry.example.com/os/node@sha256:abc", "not sha256: and 64 hex digits"),
         (f"registry.example.com/os/node@sha512:{'b' * 128}", "not sha256: and 64 hex digits"),
         (f"node@{DIGEST_B}", "does not start with a registry host"),
         (f"registry.example.com/OS@{DIGEST_B}", "lower-case path components"),
         (f"registry.example.com/os/../node@{DIGEST_B}", "lower-case path components"),
         (f"user:secret@registry.example.com/os@{DIGEST_B}", ""),
-        ("", "it has no digest"),
         ("rm -rf /", "it has no digest"),
     ],
 )
@@ -385,29 +469,46 @@ def test_image_without_a_valid_digest_is_refused_with_a_remedy(image: str, probl
     ), "nothing changes"
 
 
-OTHER_CONFIG = "was built from rendered-worker-x, and the Node requests rendered-worker-b"
+def test_staged_image_is_compared_with_the_config_before_the_drain() -> None:
+    unchecked = in_phase(Phase.STAGING, impact=replace(IMAGE_B, checked_id=""))
+    decision = decide_action(facts(record=unchecked, deployments=staged()))
+    assert decision == CheckImageAction(B, "os-1")
+    other = in_phase(Phase.STAGING, impact=replace(IMAGE_B, checked_id="os-0"))
+    decision = decide_action(facts(record=other, deployments=staged()))
+    assert decision == CheckImageAction(B, "os-1"), "a deployment staged again is compared again"
+    checked = facts(record=in_phase(Phase.STAGING), deployments=staged())
+    assert decide_action(checked) == DrainAction(B, TOKEN)
 
 
-def test_image_built_from_another_config_is_refused_before_the_drain() -> None:
-    deployments = replace(staged(), staged_config="rendered-worker-x")
-    decision = decide_action(facts(record=in_phase(Phase.STAGING), deployments=deployments))
-    assert isinstance(decision, CancelStagedAction)
-    assert decision.staged_id == "os-1"
-    assert decision.quarantine is not None
-    assert OTHER_CONFIG in decision.quarantine.reason
-    booted = DeploymentState(booted_digest=DIGEST_B, booted_config="rendered-worker-x")
-    assert OTHER_CONFIG in read_refusal(decide_action(facts(deployments=booted)))
+def test_quarantine_by_missing_files_ends_when_the_agent_may_write_them() -> None:
+    blamed = QuarantinedTarget(B, "the image differs", check=IMAGE_FILES)
+    refused = facts(record=LedgerRecord(current=A, quarantined=blamed))
+    assert isinstance(decide_action(refused), RefuseAction)
+    assert decide_action(replace(refused, has_files_in_image=False)) == RetryAction()
 
 
-def test_image_with_the_config_or_without_a_label_is_accepted() -> None:
-    record = in_phase(Phase.STAGING)
-    for image_config in ("", B.config):
-        deployments = replace(staged(), staged_config=image_config)
-        assert decide_action(facts(record=record, deployments=deployments)) == DrainAction(B, TOKEN)
-    deployments = replace(staged(), staged_config="rendered-worker-x")
-    assert decide_action(
-        facts(record=record, deployments=deployments, has_files_in_image=False)
-    ) == DrainAction(B, TOKEN)
+def test_claimed_target_without_its_os_is_moved_to() -> None:
+    found = facts(record=LedgerRecord(), node=observed_node(A, claimed=A))
+    assert decide_action(found) == AdoptAction(A)
+    change = OSChange(image=A.image)
+    assert decide_action(replace(found, adoption_change=change)) == PlanAction(A)
+
+
+def test_drift_of_the_image_moves_the_node_to_its_target() -> None:
+    drift = Drift("operating system", DriftAttribute.IMAGE, DIGEST_B, DIGEST_A)
+    found = facts(node=observed_node(A), drift=DriftAssessment(reported=(drift,)))
+    assert decide_action(found) == PlanAction(A)
+
+
+def test_gap_of_the_image_blocks_neither_another_target_nor_a_write() -> None:
+    gap = Drift("/etc/app.conf", DriftAttribute.KIND, "file", "nothing")
+    drift = DriftAssessment(blocking=(gap,), image_gaps=frozenset({gap.subject}))
+    at_rest = facts(node=observed_node(A), drift=drift)
+    refused = decide_action(at_rest)
+    assert isinstance(refused, RefuseAction)
+    assert "build the config into the image" in refused.error.remedy
+    assert decide_action(replace(at_rest, node=observed_node(B))) == PlanAction(B)
+    assert decide_action(replace(at_rest, has_files_in_image=False)) == PlanAction(A)
 
 
 CONFIG_ONLY = Target("rendered-worker-b")

@@ -52,7 +52,12 @@ SOFT_1 = f"{BOOT_1}+1"
 def test_reboot_is_soft_unless_the_kernel_changes(impact: UpdateImpact, *, is_soft: bool) -> None:
     record = LedgerRecord(
         current=A,
-        update=update(Phase.DRAINING, drain_token=TOKEN, staged_id="os-1", impact=impact),
+        update=update(
+            Phase.DRAINING,
+            drain_token=TOKEN,
+            staged_id="os-1",
+            impact=replace(impact, checked_id="os-1"),
+        ),
     )
     at = facts(record=record, node=drained_node(TOKEN), deployments=staged(), can_soft_reboot=True)
     assert decide_action(at) == RebootAction(B, "os-1", is_soft=is_soft)

@@ -295,3 +295,15 @@ def test_phase_entered_twice_adds_up_its_seconds() -> None:
     late = again.enter_phase(Phase.DRAINING, boot_id="a", now=12.0)
     assert late.phase_seconds == {Phase.STAGING: 10.0, Phase.DRAINING: 5.0}
     assert late.compute_phase_seconds(20.0) == {Phase.STAGING: 10.0, Phase.DRAINING: 13.0}
+
+
+def test_failed_tries_reach_history_without_repetitions() -> None:
+    tried = update()
+    for at, error in enumerate(["no space", "no space", "registry", "no space", "a", "b", "c"]):
+        tried = tried.add_failed_try(error, now=float(at))
+    assert [(each.at, each.error) for each in tried.failed_tries] == [
+        (2.0, "registry"), (3.0, "no space"), (4.0, "a"), (5.0, "b"), (6.0, "c"),
+    ]  # fmt: skip
+    done = LedgerRecord(current=A, update=tried).close_update(UpdateOutcome.DONE, now=9.0)
+    assert done.history[0].failed_tries == tried.failed_tries
+    assert from_json(json.loads(json.dumps(to_json(done)))) == done

@@ -54,6 +54,8 @@ def format_history(history: tuple[PastUpdate, ...], paint: Painter) -> Iterator[
         if past.is_soft_reboot:
             yield "    the reboot was a soft reboot: it kept the kernel"
         yield from (f"    because {reason}" for reason in past.reasons)
+        for failed in past.failed_tries:
+            yield f"    failed at {format_time(failed.at)}: {failed.error}"
         if past.failure:
             yield f"    {past.failure}"
         yield f"    journalctl TREENAIL_UPDATE={past.id}"
@@ -71,6 +73,9 @@ def _build_document(past: PastUpdate) -> Json:
         "reboots": past.reboot_count,
         "soft": past.is_soft_reboot,
         "reasons": list(past.reasons),
+        "failedTries": [
+            {"at": format_rfc3339(each.at), "error": each.error} for each in past.failed_tries
+        ],
         "failure": past.failure,
     }
 

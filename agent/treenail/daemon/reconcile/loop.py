@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from treenail import log as journal
+from treenail.api import annotations as key
 from treenail.config.drift import Drift
 from treenail.daemon.cluster.node_summary import summarize_node
-from treenail.daemon.local.metrics import DriftMetrics
+from treenail.daemon.local.metrics import NodeMetrics
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile.act import ActionRunner
 from treenail.daemon.reconcile.context import NodeInterfaces
@@ -46,6 +47,9 @@ _MAX_LOGGED_DRIFTS = 20
 _CONTROLLER_CONFIG_REASON, _PULL_SECRET_REASON = "ControllerConfigNotApplied", "PullSecretUnusable"
 """Reasons of Events about problems with certificates and pull secrets."""
 
+START_EXTENSION_S = 660.0
+"""The time for one pass before the agent is ready: rpm-ostreed may take 5 minutes to start, for
+each of the two calls that read the deployments (its TimeoutStartSec=5m)."""
 _MAX_BOOT_PASSES = 5
 """One pass for each action that finishes a boot, and one for a repeated action."""
 
@@ -66,6 +70,10 @@ class ActionFailure:
     def is_reportable(self) -> bool:
         """True after enough failures: a service that restarts must not degrade the Node."""
         return self.count >= self.error.report_after_failures
+
+    def is_overdue(self, now: float) -> bool:
+        """Return whether the wait for another program takes longer than its limit."""
+        return now - self.since > self.error.wait_limit_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +119,10 @@ class ReconcileLoop:
         *,
         observer: Observer,
         status_file: StatusFile,
-        metrics: DriftMetrics,
+        metrics: NodeMetrics,
         wakeup: Wakeup,
         stop: threading.Event,
         timing: LoopTiming,
-        has_files_in_image: bool = True,
     ) -> None:
         self._interfaces = interfaces
         self._observer = observer
@@ -126,7 +133,6 @@ class ReconcileLoop:
         self._timing = timing
         self._runner = ActionRunner(
             interfaces,
-            has_files_in_image=has_files_in_image,
             resync_s=timing.resync_s,
             on_progress=self._handle_progress,
             on_record=self._handle_record,
@@ -139,6 +145,7 @@ class ReconcileLoop:
         self._problems: dict[str, tuple[str, ...]] = {}
         self._known_drift: tuple[Drift, ...] = ()
         self._last_action = ""
+        self._wait_reason, self._waiting_since = "", 0.0
 
     def run(self) -> None:
         """Reconcile until `stop` is set. A wakeup ends every wait."""
@@ -162,6 +169,8 @@ class ReconcileLoop:
         starts the kubelet and everything else that reads them.
         """
         for _ in range(_MAX_BOOT_PASSES):
+            if self._runner.record.update is not None:
+                self._status_file.extend_start_timeout(START_EXTENSION_S)
             _, decision = self._observe_and_decide()
             is_boot_action = isinstance(
                 decision, RecoverAction | RestoreAction | VerifyAction | CommitAction
@@ -183,6 +192,7 @@ class ReconcileLoop:
         )
         self._remove_answered_request()
         facts, decision = self._observe_and_decide()
+        decision = self._mark_overdue(decision)
         try:
             return self._run_decision(facts, decision)
         finally:
@@ -233,6 +243,16 @@ class ReconcileLoop:
         self._report_drift(facts)
         return facts, decision
 
+    def _mark_overdue(self, decision: Decision) -> Decision:
+        """Return a wait as overdue after it was decided in each pass for longer than its limit."""
+        now = self._interfaces.clock.monotonic()
+        reason = decision.reason if isinstance(decision, WaitAction) else ""
+        if reason != self._wait_reason:
+            self._wait_reason, self._waiting_since = reason, now
+        if not isinstance(decision, WaitAction) or now - self._waiting_since <= decision.limit_s:
+            return decision
+        return replace(decision, is_overdue=True)
+
     def _log_decision(self, decision: Decision) -> None:
         action = repr(decision)
         if action != self._last_action:
@@ -258,13 +278,20 @@ class ReconcileLoop:
         self._known_drift = found
         self._status_file.show_drift(found)
         self._metrics.write_metrics(facts.drift)
+        self._metrics.write_history(facts.record.history)
+        node = self._interfaces.cluster.get_cached_node()
+        if node is not None and facts.deployments is not None:
+            self._metrics.write_packages(node.name, facts.deployments.packages)
 
     def _write_report(self, facts: Facts, decision: Decision) -> float:
         """Write the report; return the seconds until it must be written again."""
         failure = self._failure
         error = failure.error if failure is not None and failure.is_reportable else None
-        report = make_report(facts, decision, error)
+        is_overdue = failure is not None and failure.is_overdue(facts.now)
+        report = make_report(facts, decision, error, is_overdue=is_overdue)
         self._status_file.show_report(facts, report, failure.error if failure else None)
+        if state := report.annotations.get(key.STATE):
+            self._metrics.write_state(state)
         try:
             self._interfaces.cluster.write_report(report)
         except ClusterError as problem:
@@ -293,7 +320,7 @@ class ReconcileLoop:
         delay_s = self._timing.retry_max_s
         if error.retry_policy is RetryPolicy.BACKOFF:
             first_s = self._timing.retry_first_s * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
-            delay_s = min(first_s * 2.0 ** min(count - 1, 20), delay_s)
+            delay_s = min(first_s * 2.0 ** min(count - 1, 20), delay_s, error.max_delay_s)
         if last is None or str(last.error) != str(error):
             log.error("%s", format_reason(error), extra={"message_id": MessageId.DEGRADED})
         else:
@@ -305,6 +332,8 @@ class ReconcileLoop:
             since=last.since if last else facts.now,
             retry_at=self._interfaces.clock.monotonic() + delay_s,
         )
+        if self._failure.is_reportable:
+            self._runner.record_failed_try(error)
         self._write_report(self._observer.collect_cached_facts(self._runner.record), decision)
         return delay_s
 

@@ -180,7 +180,7 @@ def _decide_before_reboot(facts: Facts, update: UpdateRecord) -> Decision:
             return WAIT_FOR_DEPLOYMENTS
         if not impact.os.is_empty and is_in_effect(impact.os, deployments.running):
             return PlanAction(update.target)
-        staging = _decide_staging(facts, update, impact, deployments)
+        staging = _decide_staging(update, impact, deployments)
         if staging is not None:
             return staging
     return _decide_while_in_service(facts, update, impact) or _decide_when_drained(
@@ -189,7 +189,7 @@ def _decide_before_reboot(facts: Facts, update: UpdateRecord) -> Decision:
 
 
 def _decide_staging(
-    facts: Facts, update: UpdateRecord, impact: UpdateImpact, deployments: DeploymentState
+    update: UpdateRecord, impact: UpdateImpact, deployments: DeploymentState
 ) -> Decision | None:
     """Return the next action until exactly what the update needs is staged, then None."""
     if not deployments.staged_id:
@@ -318,7 +318,7 @@ def _decide_after_boot(facts: Facts, update: UpdateRecord, impact: UpdateImpact)
         )
     if not is_target_requested(facts.node, update):
         return CancelStagedAction(_TARGET_CHANGED, _find_own_staged_id(facts, update))
-    return _decide_staging(facts, update, impact, deployments) or StageAction(target)
+    return _decide_staging(update, impact, deployments) or StageAction(target)
 
 
 def _decide_full_reboot(

@@ -74,8 +74,7 @@ def select_deployment_steps(steps: Sequence[ConfigStep]) -> tuple[ConfigStep, ..
 def needs_live_trial(steps: Sequence[ConfigStep]) -> bool:
     """Return whether steps restart or reload the kubelet or the container runtime."""
     return any(
-        isinstance(step, RestartUnit | ReloadUnit) and step.unit in _NODE_SERVICES
-        for step in steps
+        isinstance(step, RestartUnit | ReloadUnit) and step.unit in _NODE_SERVICES for step in steps
     )
 
 

@@ -3,7 +3,7 @@
 from treenail.api.annotations import RETRY
 from treenail.config.drift import Drift, DriftAttribute
 from treenail.config.image_content import IMAGE_FILES
-from treenail.errors import ConfigError, DriftError, HostError, PreflightError
+from treenail.errors import DriftError, HostError, PreflightError
 from treenail.update.checks.health import OriginCheck, is_outage_check
 from treenail.update.checks.preflight import make_foreign_staged_problem
 from treenail.update.decision.actions import (
@@ -121,7 +121,8 @@ def needs_reapply(facts: Facts) -> bool:
     if facts.record.quarantined is not None or node.desired.target != facts.record.current:
         return False
     is_other_image = any(each.attribute is DriftAttribute.IMAGE for each in drift.all)
-    return is_other_image or (not facts.has_files_in_image and bool(drift.image_gaps))
+    has_gap = any(each.subject in drift.image_gaps for each in drift.all)
+    return is_other_image or (has_gap and not facts.has_files_in_image)
 
 
 def refuse_foreign_staged(deployments: DeploymentState) -> RefuseAction:
