@@ -65,7 +65,8 @@ class Goal:
 
     @property
     def pull_spec(self) -> str:
-        return self.image.pull_spec
+        """Return that of the manifest list, if the image is in one."""
+        return self.image.list_pull_spec if self.image.list_digest else self.image.pull_spec
 
 
 class Site:

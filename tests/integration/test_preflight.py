@@ -7,10 +7,19 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from tests.integration.commands import status
 from tests.integration.site import LIMIT_S, LOGIN, QUICK, SIZE, Options, Site
 from tests.waiting import wait_until
+from treenail.api import annotations as key
 from treenail.log import MessageId
-from treenail_lab.images import CatalogueLayer, Credential, make_image
+from treenail_lab.images import (
+    ARCHITECTURE,
+    CatalogueLayer,
+    Credential,
+    Image,
+    make_image,
+    make_manifest_list,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -103,6 +112,37 @@ def test_preflight_failure_is_reported_and_cordons_nothing(site: Site, reason: s
         return
     site.lab.add_image(image)
     site.settle(goal)
+
+
+def make_listed_images(version: str, *architectures: str) -> tuple[Image, ...]:
+    images = (
+        make_image("os/node", version, SIZE, layers=1, architecture=each, credential=LOGIN)
+        for each in architectures
+    )
+    return make_manifest_list(*images)
+
+
+def test_manifest_list_leads_to_the_manifest_of_this_platform(site: Site) -> None:
+    here, elsewhere = make_listed_images("listed", ARCHITECTURE, "s390x")
+    site.lab.add_image(elsewhere)
+    goal = site.goal(image=here)
+    site.reach(goal)
+    assert site.booted() == here.digest
+    assert site.notes()[key.CURRENT_OS_IMAGE] == here.list_pull_spec
+    assert site.notes()[key.BOOTED_DIGEST] == here.digest
+    assert f"of manifest list {here.list_digest}" in status(site).stdout
+    assert site.machine.boot_count == site.boots + 1
+
+
+def test_manifest_list_without_this_platform_is_refused_in_service(site: Site) -> None:
+    former = site.current
+    (elsewhere,) = make_listed_images("foreign", "s390x")
+    site.ask(site.goal(image=elsewhere))
+    reason = site.wait_degraded("WrongArchitecture")
+    expected = f"is a manifest list without linux/{ARCHITECTURE}, the platform of this machine"
+    assert f"{elsewhere.list_pull_spec} {expected}; it has linux/s390x" in reason
+    assert not site.was_cordoned()
+    site.reach(former)
 
 
 def test_agent_waits_for_blocked_shutdown(site: Site) -> None:

@@ -195,3 +195,11 @@ def test_error_names_all_blocking_findings() -> None:
     assert error.reasons == ("OtherUpdateDriver", "ImageNotFound")
     assert "zincati.service" in str(error)
     assert "the text of the registry" in str(error)
+
+
+def test_active_zincati_is_named_with_the_command_that_stops_it() -> None:
+    found = find_preflight_problems(replace(GOOD, drivers=("zincati.service",)))
+    error = make_preflight_error(found)
+    assert error is not None
+    assert "zincati.service is active and also updates this machine" in str(error)
+    assert error.remedy == "run: systemctl disable --now zincati.service, or stop treenail"

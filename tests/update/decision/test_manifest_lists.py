@@ -14,6 +14,7 @@ from tests.update.build import (
     observed_node,
     update,
 )
+from treenail.api import annotations as key
 from treenail.update.decision.actions import (
     AdoptAction,
     DropPrestagedAction,
@@ -28,6 +29,7 @@ from treenail.update.decision.decide_boot import CHECKS_BEGIN
 from treenail.update.decision.facts import DeploymentState
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import LedgerRecord, PrestagedTarget
+from treenail.update.status import make_report
 
 TOKEN = f"drain-{B.config}"
 
@@ -53,6 +55,13 @@ def test_image_of_a_manifest_list_is_recognized_by_either_digest() -> None:
     assert decide_action(at_rest) == IdleAction(f"at {B}", is_settled=True)
     without_ledger = facts(record=LedgerRecord(), deployments=booted)
     assert decide_action(without_ledger) == AdoptAction(B)
+
+
+def test_booted_digest_is_annotated_for_a_manifest_list_only() -> None:
+    idle = IdleAction(f"at {B}", is_settled=True)
+    for digest, shown in ((DIGEST_C, DIGEST_C), (DIGEST_B, None), ("", None)):
+        at = facts(record=LedgerRecord(current=B, booted_digest=digest))
+        assert make_report(at, idle, None).annotations[key.BOOTED_DIGEST] == shown
 
 
 def test_prestaged_manifest_list_is_not_staged_again() -> None:
