@@ -128,6 +128,8 @@ def test_status_policy_takes_precedence_over_spec() -> None:
     assert ClusterDisruptionPolicy.from_json(document) == ClusterDisruptionPolicy(
         policy(FULL), is_settled=True
     )
+    document["status"] = {}
+    assert ClusterDisruptionPolicy.from_json(document).is_settled
     document["status"] = {"observedGeneration": 2}
     found = ClusterDisruptionPolicy.from_json(document)
     assert found == ClusterDisruptionPolicy(

@@ -12,10 +12,12 @@ import pytest
 
 from tests.controllers.installed import apply
 from treenail.api import documents as yaml_documents
+from treenail.api.disruptionpolicy import ClusterDisruptionPolicy, RestartPolicyAction
 from treenail.cli.controller.main import main
 from treenail.clock import SystemClock
 from treenail.controllers.install.installation import InstallOptions, build_documents
 from treenail.controllers.install.permissions import iter_granted_verbs
+from treenail.controllers.rollout.policy import ObservedPolicy
 from treenail.errors import ForbiddenError, InvalidError
 from treenail.kube.client import Client, Json, PatchType
 from treenail.kube.kubeconfig import read_kubeconfig
@@ -23,7 +25,9 @@ from treenail.kube.resources import (
     CONTROLLERCONFIGS,
     MACHINECONFIGNODES,
     MACHINECONFIGPOOLS,
+    MACHINECONFIGURATIONS,
     NODES,
+    ROLLOUTPOLICIES,
     Resource,
 )
 from treenail.kube.transport import HttpTransport
@@ -215,6 +219,21 @@ def make(client: Client, resource: Resource, **more: object) -> Json:
         (MACHINECONFIGPOOLS, {"paused": "yes"}, "paused"),
         (MACHINECONFIGPOOLS, {"pinnedImageSets": [{"name": "A_"}]}, "pinnedImageSets"),
         (MACHINECONFIGPOOLS, {"osImageStream": {}}, "osImageStream.name"),
+        (MACHINECONFIGPOOLS, {"osImage": "registry.example.com/os:latest"}, "spec.osImage"),
+        (MACHINECONFIGPOOLS, {"imageFiles": "Both"}, "imageFiles"),
+        (MACHINECONFIGPOOLS, {"rolloutPolicy": ""}, "rolloutPolicy"),
+        (ROLLOUTPOLICIES, {"canary": {"nodes": 0}}, "canary.nodes"),
+        (ROLLOUTPOLICIES, {"waves": ["110%"]}, r"waves\[0\]"),
+        (ROLLOUTPOLICIES, {"soak": "5 min"}, "soak"),
+        (ROLLOUTPOLICIES, {"maxFailures": -1}, "maxFailures"),
+        (ROLLOUTPOLICIES, {"windows": [{"start": "1:00", "duration": "4h"}]}, "timeZone"),
+        (ROLLOUTPOLICIES, {"alerts": {"url": "prometheus", "names": ["a"]}}, "alerts.url"),
+        (ROLLOUTPOLICIES, {"healthMode": "off"}, "healthMode"),
+        (
+            MACHINECONFIGURATIONS,
+            {"nodeDisruptionPolicy": {"files": [{"path": "/etc/x", "actions": []}]}},
+            "actions",
+        ),
         (CONTROLLERCONFIGS, {"baseOSContainerImage": 1}, "baseOSContainerImage"),
         (MACHINECONFIGNODES, {"node": {"name": "a"}}, "configVersion"),
         (
@@ -252,6 +271,69 @@ def test_valid_pool_is_stored_unchanged(client: Client) -> None:
 
     assert made["spec"] == spec
     assert written["status"] == status
+
+
+POLICY: Json = {
+    "canary": {"nodes": 2, "soak": "1h30m", "nodeSelector": {"matchLabels": {"canary": ""}}},
+    "waves": [5, "50%"],
+    "soak": "90s",
+    "maxFailures": 3,
+    "rebootTimeout": "20m",
+    "order": "spread",
+    "prestage": {"maxParallel": 7},
+    "windows": [{"days": ["Sat"], "start": "1:20", "duration": "4h", "timeZone": "Europe/Berlin"}],
+    "fleetLock": {"url": "http://locks.example.com", "group": "workers"},
+    "alerts": {
+        "url": "https://prometheus.example.com",
+        "names": ["ApiErrors"],
+        "secret": "prometheus",
+    },
+    "healthMode": "Report",
+    "resume": {"worker": "1"},
+}
+
+
+def test_valid_policy_is_stored_unchanged_and_parsed(client: Client) -> None:
+    made = make(client, ROLLOUTPOLICIES, spec=POLICY)
+    assert made["spec"] == POLICY
+    assert ObservedPolicy.from_json(made).error is None
+
+
+def test_node_disruption_policy_applies_without_a_status(client: Client) -> None:
+    actions = [{"type": "Restart", "restart": {"serviceName": "chronyd.service"}}]
+    files = [{"path": "/etc/chrony.conf", "actions": actions}]
+    made = make(client, MACHINECONFIGURATIONS, spec={"nodeDisruptionPolicy": {"files": files}})
+    found = ClusterDisruptionPolicy.from_json(made)
+    assert found.is_settled
+    assert found.policy.files[-1].actions == (RestartPolicyAction("chronyd.service"),)
+
+
+@needs_kubectl
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("field", "value", "path"),
+    [
+        ("windows", '[{"day": ["Sat"], "start": "01:00", "duration": "4h", "timeZone": "UTC"}]',
+         "spec.windows[0].day"),
+        ("canary", '{"nodeselector": {}}', "spec.canary.nodeselector"),
+    ],
+)  # fmt: skip
+def test_kubectl_refuses_a_nested_typo_in_a_policy(
+    server: LabServer, client: Client, field: str, value: str, path: str
+) -> None:
+    document = f"""
+apiVersion: treenail.io/v1alpha1
+kind: RolloutPolicy
+metadata: {{name: careful}}
+spec: {{{field}: {value}}}
+"""
+    found = subprocess.run(
+        ["kubectl", f"--kubeconfig={server.admin_kubeconfig}", "apply", "-f", "-"],
+        input=document, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.returncode != 0
+    assert f'unknown field "{path}"' in found.stderr
+    assert not client.list(ROLLOUTPOLICIES).items
 
 
 def test_controllerconfig_keeps_unknown_fields(client: Client) -> None:

@@ -135,7 +135,9 @@ class ClusterDisruptionPolicy:
         fields = Fields.from_json(document, "MachineConfiguration")
         status = fields.get_object("status")
         generation = fields.get_object("metadata").get_optional_integer("generation")
-        settled = generation == status.get_optional_integer("observedGeneration")
+        observed = status.get_optional_integer("observedGeneration")
+        # Without the MCO no program writes a status, and then the spec applies at once.
+        settled = not status.values or generation == observed
         overrides = (
             fields.get_object("spec")
             .get_object("irreconcilableValidationOverrides")
