@@ -53,6 +53,7 @@ def filesystem(version: str = "3.5.0", **fields: Any) -> dict[str, Any]:
     [
         file(source="data:,a%20b", verification={"hash": SHA256}),
         file(source="s3://a/b?versionId=1"),
+        file(source="http://u@[::1]:80/a%20 b?%#c"),
         file(source="arn:aws:s3:::bucket/key"),
         file(source="https://a", httpHeaders=[{"name": "x", "value": None}]),
         file(source="", compression=""),
@@ -102,6 +103,20 @@ def test_document_that_ignition_accepts_is_accepted(document: Any) -> None:
         (
             file(source="arn:aws:ec2:::bucket/key"),
             "storage.files[0].contents.source: expected the ARN of an object in S3, found a string",
+        ),
+        (
+            file(source="http://a:x/"),
+            (
+                "storage.files[0].contents.source: expected a URL of http, https, tftp, data, s3, "
+                "gs, arn, found scheme ''"
+            ),
+        ),
+        (
+            file(source="data:text/plain;a=%z,x"),
+            (
+                "storage.files[0].contents.source: malformed escape before the comma of its "
+                "data: URL"
+            ),
         ),
         (
             file(source="s3://a/b?versionId="),

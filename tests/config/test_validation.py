@@ -6,7 +6,12 @@ import pytest
 
 from tests.oracle import needs_oracle, records
 from treenail.api.machineconfig import MachineConfig
-from treenail.config.validation import SIZE_LIMIT, check_rendered_size, validate_config
+from treenail.config.validation import (
+    SIZE_LIMIT,
+    check_rendered_size,
+    find_ignored_fields,
+    validate_config,
+)
 from treenail.errors import ConfigError
 
 
@@ -63,6 +68,15 @@ def test_valid_spec_is_accepted(spec: dict[str, Any]) -> None:
             with_file(path="/etc/a", mode=0o1777),
             "spec.config.storage.files[0].mode: expected at most 511 (0777), found 1023 (0o1777)",
         ),
+        # Go reads names in any case.
+        (
+            {"config": {"ignition": {"version": "3.5.0"}, "Storage": {}}},
+            "spec.config.Storage: unknown field",
+        ),
+        (
+            with_file(path="/etc/a", user={"id": 0, "name": "root"}),
+            "spec.config.storage.files[0].user: expected an id or a name, found both",
+        ),
         (
             with_file(path="../etc"),
             "spec.config.storage.files[0].path: expected an absolute path, found '../etc'",
@@ -73,6 +87,17 @@ def test_invalid_spec_raises_error_with_its_place(spec: dict[str, Any], sentence
     with pytest.raises(ConfigError) as raised:
         validate_config(machine_config(spec))
     assert str(raised.value) == f"MachineConfig 50-mine: {sentence}"
+
+
+def test_misspelt_fields_are_ignored_and_found() -> None:
+    spec = {**with_file(path="/etc/a", modee=1), "kernelTyp": "realtime"}
+    config = MachineConfig.from_json({"metadata": {"name": "50-mine"}, "spec": spec, "sepc": {}})
+    validate_config(config)
+    assert [str(found) for found in find_ignored_fields(config)] == [
+        "sepc: ignored: unknown field; did you mean spec?",
+        "spec.kernelTyp: ignored: unknown field; did you mean kernelType?",
+        "spec.config.storage.files[0].modee: ignored: unknown field; did you mean mode?",
+    ]
 
 
 def test_rendered_config_over_size_limit_raises_error() -> None:

@@ -129,6 +129,10 @@ def _decode_url(url: str, location: str) -> bytes:
                 remedy="write the contents into the config as a data: URL",
             )
         raise IgnitionError(f"{location}.source: malformed data: URL before its comma")
+    if '"' not in head[0] and _BAD_ESCAPE.search(head[0]):
+        raise IgnitionError(
+            f"{location}.source: malformed escape before the comma of its data: URL"
+        )
     text = url[head.end() :]
     if head[1]:
         try:

@@ -7,7 +7,6 @@ Sections for the first boot are not interpreted anywhere else.
 import json
 import re
 from collections.abc import Iterator
-from urllib.parse import parse_qs
 
 from treenail.api.contents import DIGEST_SIZES, GZIP, Contents
 from treenail.api.decode import Fields
@@ -29,7 +28,13 @@ _SCHEMES = {
 }  # fmt: skip
 """Schemes of URLs, with the version that introduced them."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
-_NOT_IN_URLS = re.compile(r"[\x00-\x20\x7f]")
+# What Go's net/url accepts: an opaque URL, or one with a valid host and escapes.
+_OPAQUE = re.compile(r"[^\x00-\x1f\x7f]*")
+_HIERARCHICAL = re.compile(
+    r"(//([^/?#@]*@)?(\[[^\]/?#]*\]|[^][/?#@ {}|\\^`%:]*)(:[0-9]*)?(?=[/?#]|$)|(?!//))"
+    r"([^%?#]|%[0-9A-Fa-f]{2})*(\?[^#]*)?(#([^%]|%[0-9A-Fa-f]{2})*)?"
+)
+_EMPTY_VERSION = re.compile(r"(^|&)versionId=?(&|#|$)")
 _ARN = re.compile(r"arn:[^:]*:s3:[^:]*:[^:]*:(.*)", re.DOTALL)
 _GUID = re.compile(r"(|[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12})")
 _FORMATS = {"ext4": 16, "btrfs": 256, "xfs": 12, "swap": 15, "vfat": 11}
@@ -204,8 +209,7 @@ class _DocumentChecks:
             if found is None or len(url.partition("?")[0].split("/")) < least:
                 raise fields.make_error("source", "the ARN of an object in S3")
         if scheme in ("s3", "arn"):
-            versions = parse_qs(url.partition("?")[2], keep_blank_values=True).get("versionId")
-            if versions is not None and not versions[0]:
+            if _EMPTY_VERSION.search(url.partition("?")[2]):
                 raise fields.make_error("source", "a version of the object")
 
     def _check_filesystem(self, fields: Fields) -> None:
@@ -358,15 +362,21 @@ def _check_path(fields: Fields, name: str) -> None:
 def _check_path_text(found: str, place: str) -> None:
     """Check an absolute, clean path; the root is one."""
     parts = found.split("/")
-    if found != "/" and (parts[0] or any(part in ("", ".", "..") for part in parts[1:])):
+    is_clean = not parts[0] and not any(part in ("", ".", "..") for part in parts[1:])
+    if found != "/" and not (found and is_clean):
         raise IgnitionError(
             f"{place}: expected an absolute path without '.', '..' and '//', found {found!r:.200}"
         )
 
 
 def _read_scheme(url: str) -> str:
+    """Return the scheme of a URL that Go parses, else an empty text."""
     found = _SCHEME.match(url)
-    return found[1].lower() if found and not _NOT_IN_URLS.search(url) else ""
+    if found is None or not _OPAQUE.fullmatch(url):
+        return ""
+    rest = url[found.end() :]
+    is_valid = not rest.startswith("/") or _HIERARCHICAL.fullmatch(rest)
+    return found[1].lower() if is_valid else ""
 
 
 def _reject_duplicates(fields: Fields, shape: ObjectShape) -> None:

@@ -49,6 +49,17 @@ def check_rendered_size(spec: Json, name: str) -> None:
         )
 
 
+def _reject_other_case(config: MachineConfig) -> None:
+    """Raise for ``Storage``: Go reads it as ``storage``, so that ignoring it changes the name."""
+    for found in find_ignored_fields(config):
+        name = re.split(r"[.\]]", found.location)[-1]
+        if name != found.suggestion and name.lower() == found.suggestion.lower():
+            raise ConfigError(
+                f"{found.location}: unknown field",
+                remedy=f"write {found.suggestion}: upper and lower case matter",
+            )
+
+
 def find_control_character(value: object, place: str = "spec") -> tuple[str, str] | None:
     """Return the place and the first character in ``value`` that YAML rejects; None without any.
 
@@ -80,6 +91,7 @@ def _validate_spec(config: MachineConfig) -> None:
     if config.config is not None:
         document = Fields(config.config, "spec.config", IgnitionError)
         ignition_checks.check_document(document, parsed)
+    _reject_other_case(config)
     for file in parsed.files:
         if file.mode is not None and file.mode > _MAX_MODE:
             raise ConfigError(

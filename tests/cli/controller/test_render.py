@@ -86,6 +86,55 @@ def test_render_directory_prints_every_pool(
     assert "ownerReferences" not in infra["metadata"]
 
 
+MISSPELT = machine_config(
+    "60",
+    "worker",
+    config={"ignition": {"version": "3.2.0"}, "kernelArguments": {}, "systemd": {"unit": []}},
+    kernelArgument=["a"],
+)
+WARNINGS = """\
+treenail-controller: warning: {0}, document 1, MachineConfig 60: spec.kernelArgument: ignored: unknown field; did you mean kernelArguments?
+treenail-controller: warning: {0}, document 1, MachineConfig 60: spec.config.kernelArguments: ignored: this field needs Ignition 3.3.0 or later; set ignition.version to it
+treenail-controller: warning: {0}, document 1, MachineConfig 60: spec.config.systemd.unit: ignored: unknown field; did you mean units?
+"""  # noqa: E501
+
+
+def test_render_misspelt_field_prints_warning(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(repository / "misspelt.yaml", MISSPELT)
+    code, out, err = run(capsys, "-f", str(repository), "--pool", "worker")
+    assert (code, err) == (0, WARNINGS.format(path))
+    assert "rendered-worker-" in out
+
+
+def test_render_strict_misspelt_field_returns_1(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(capsys, "-f", str(repository), "--strict")[0] == 0
+    path = write(repository / "misspelt.yaml", MISSPELT)
+    assert run(capsys, "-f", str(repository), "--strict") == (1, "", WARNINGS.format(path))
+
+
+def test_render_with_current_config_rejects_irreconcilable_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disks = machine_config("70", "worker", config=with_disk("/dev/sda"))
+    owner = {"kind": "MachineConfigPool", "name": "worker", "uid": "u", "controller": True}
+    current = machine_config("rendered-worker-1", "none", config=with_disk("/dev/sdb"))
+    current["metadata"]["ownerReferences"] = [{**owner, "apiVersion": API}]
+    found = pool("worker")
+    found["spec"]["configuration"] = {"name": "rendered-worker-1"}
+    assert run(capsys, "-f", write(tmp_path / "a.yaml", found, disks))[0] == 0
+    code, out, err = run(capsys, "-f", write(tmp_path / "a.yaml", found, disks, current))
+    assert (code, out) == (1, "")
+    assert "MachineConfig 70: ignition disks section contains changes" in err
+
+
+def with_disk(device: str) -> dict[str, Any]:
+    return {"ignition": {"version": "3.5.0"}, "storage": {"disks": [{"device": device}]}}
+
+
 def test_render_json_prints_document_or_list(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

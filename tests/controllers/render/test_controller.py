@@ -217,6 +217,24 @@ def test_invalid_config_degrades_only_its_pool(server: LabServer, client: Client
         assert target(client)
 
 
+def test_field_without_effect_is_an_event_of_the_pool(server: LabServer, client: Client) -> None:
+    add_config(client, "00-base", files=[{**file("/etc/a", "1"), "modee": 420}])
+    add_pool(client)
+    with running(server):
+        wait_until(moved(client, ""))
+        wait_until(lambda: "FieldIgnored" in events(client))
+    assert events(client)["FieldIgnored"] == (
+        "MachineConfig 00-base: spec.config.storage.files[0].modee: ignored: unknown field; did "
+        "you mean mode?"
+    )
+
+
+def events(client: Client) -> dict[str, str]:
+    """Return the messages of all Events by reason."""
+    items: Any = client.list(EVENTS, namespace="default").items
+    return {item["reason"]: item.get("note", item.get("message", "")) for item in items}
+
+
 @pytest.mark.parametrize(
     ("selector", "said"),
     [({}, "selects all MachineConfigs"), ({"matchLabels": {ROLE: "unused"}}, "couldn't find any")],
