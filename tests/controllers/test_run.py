@@ -111,8 +111,8 @@ def test_process_drains_a_node_and_exits_cleanly(
         assert process.get("/healthz") == "ok\n"
         assert process.get("/readyz") == "ok\n"
         metrics = process.get("/metrics")
-        assert "treenail_controller_leader 1\n" in metrics
-        assert "treenail_controller_drain_duration_seconds_count 1\n" in metrics
+        assert "treenail_controller_leader 1.0\n" in metrics
+        assert "treenail_controller_drain_duration_seconds_count 1.0\n" in metrics
         assert process.end() == 0
 
     lease = site.client.get(LEASES, NAME, namespace=OPTIONS.namespace)

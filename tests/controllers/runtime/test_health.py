@@ -50,7 +50,7 @@ def test_pages_report_health_and_metrics() -> None:
         )
         assert get(port, "/healthz") == (503, "a sync has been running for 700 s\n")
         assert get(port, "/readyz") == (503, "nodes are not listed yet\n")
-        assert get(port, "/metrics")[1].endswith("treenail_controller_leader 0\n")
+        assert get(port, "/metrics")[1].endswith("treenail_controller_leader 0.0\n")
         assert get(port, "/")[0] == 404
         assert get(port, "/healthz", "POST")[0] == 501
 

@@ -179,7 +179,7 @@ def test_error_of_one_key_blocks_no_other_key(client: Client, error: Exception) 
         reader.trouble.clear()
         wait_until(lambda: ("default/a", "one") in reader.seen)
     text = process.metrics.render_text()
-    assert 'reconciles_total{controller="reader",result="success"} 2\n' in text
+    assert 'reconciles_total{controller="reader",result="success"} 2.0\n' in text
     assert 'reconcile_errors_total{controller="reader"}' in text
 
 

@@ -1,0 +1,127 @@
+"""Metrics of pools: nodes by state, conditions, halts, waits by reason, durations of updates."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.clock import Clock, parse_rfc3339
+from treenail.controllers.rollout.nodes import NodeFacts
+from treenail.controllers.rollout.pools import PoolSnapshot
+from treenail.controllers.rollout.status import read_reported_status
+from treenail.controllers.runtime.metrics import SLOW_BUCKETS_S, ControllerMetrics, MetricTable
+from treenail.errors import ConfigError
+
+NODE_STATES = ("Done", "Working", "Degraded", "Unreconcilable", "Unknown")
+CONDITIONS = ("Updated", "Updating", "Degraded", "Stalled")
+# The first word that the message of a waiting pool contains; see gates and `decide`.
+_WAIT_REASONS = (
+    ("maxUnavailable", re.compile("maxUnavailable")),
+    ("window", re.compile("maintenance window")),
+    ("soak", re.compile("soaking")),
+    ("lock", re.compile(r"\block\b|FleetLock")),
+    ("alert", re.compile(r"\balerts?\b|Prometheus")),
+    ("prestage", re.compile(r"pre-?stag")),
+    ("build", re.compile(r"\bbuil[dt]")),
+    ("stale", re.compile("out of date|stale")),
+    ("wave", re.compile(r"\bwave\b")),
+)
+WAIT_REASONS = (*(name for name, _ in _WAIT_REASONS), "other")
+
+ReadPools = Callable[[], Iterable[PoolSnapshot]]
+
+
+class PoolMetrics:
+    """Computes the gauges of pools at each scrape, and measures updates of nodes as they end."""
+
+    def __init__(self, metrics: ControllerMetrics, clock: Clock, read_pools: ReadPools) -> None:
+        self._clock = clock
+        self._read_pools = read_pools
+        self._durations = metrics.add_histogram(
+            "update_duration_seconds",
+            "Time from the assignment of a target to a node until the node has it.",
+            buckets=SLOW_BUCKETS_S,
+        )
+        metrics.add_tables(lambda: compute_pool_tables(self._read_pools(), self._clock.now()))
+
+    def observe_node(self, before: NodeFacts | None, after: NodeFacts | None) -> None:
+        """Record the duration of an update that ends with this change of the node."""
+        if before is None or after is None or after.started_at is None:
+            return
+        if after.is_done and not before.is_done and before.desired_config:
+            self._durations.observe(max(0.0, self._clock.now() - after.started_at))
+
+
+def compute_pool_tables(pools: Iterable[PoolSnapshot], now: float) -> Iterator[MetricTable]:
+    """Return the gauges of all pools; ``now`` is in seconds since the epoch."""
+    nodes = MetricTable("pool_nodes", "Nodes of a pool by state.", ("pool", "state"))
+    counts = MetricTable(
+        "pool_machines", "Nodes of a pool as its status counts them.", ("pool", "count")
+    )
+    conditions = MetricTable("pool_condition", "1 if the condition is True.", ("pool", "type"))
+    halted = MetricTable(
+        "pool_halted", "1 if failed nodes halted the rollout until a user acts.", ("pool",)
+    )
+    waiting = MetricTable(
+        "pool_waiting", "1 for the reason why no further node gets the target now.",
+        ("pool", "reason"),
+    )  # fmt: skip
+    age = MetricTable(
+        "pool_target_age_seconds",
+        "Time since the pool is updating to its present target; 0 if all nodes have it.",
+        ("pool",),
+    )
+    for snapshot in pools:
+        pool = snapshot.observed.pool
+        states = Counter(_find_state(node) for node in snapshot.nodes)
+        nodes.values.update(
+            {(pool.name, state): float(states.get(state, 0)) for state in NODE_STATES}
+        )
+        counts.values.update(
+            {(pool.name, name): float(value) for name, value in _read_counts(pool)}
+        )
+        found = {each.type: each for each in pool.conditions}
+        for name in CONDITIONS:
+            is_true = name in found and found[name].status == "True"
+            conditions.values[pool.name, name] = float(is_true)
+        degraded, updating = found.get("Degraded"), found.get("Updating")
+        is_halted = degraded is not None and (degraded.status, degraded.reason) == (
+            "True",
+            "Halted",
+        )
+        halted.values[pool.name,] = float(is_halted)
+        is_updating = updating is not None and updating.status == "True"
+        reason = ""
+        if updating is not None and is_updating and updating.reason == "Waiting":
+            reason = classify_wait(updating.message)
+        waiting.values.update({(pool.name, each): float(each == reason) for each in WAIT_REASONS})
+        since = parse_rfc3339(updating.last_transition_time) if updating is not None else None
+        is_known = is_updating and since is not None
+        age.values[pool.name,] = max(0.0, now - (since or 0.0)) if is_known else 0.0
+    return iter((nodes, counts, conditions, halted, waiting, age))
+
+
+def classify_wait(message: str) -> str:
+    """Return one of `WAIT_REASONS` for the message of a pool that waits."""
+    for name, pattern in _WAIT_REASONS:
+        if pattern.search(message):
+            return name
+    return "other"
+
+
+def _find_state(node: NodeFacts) -> str:
+    return node.state if node.state in NODE_STATES else "Unknown"
+
+
+def _read_counts(pool: MachineConfigPool) -> list[tuple[str, int]]:
+    try:
+        counts = read_reported_status(pool).counts
+    except ConfigError:
+        return []
+    return [
+        ("total", counts.total),
+        ("updated", counts.updated),
+        ("ready", counts.ready),
+        ("unavailable", counts.unavailable),
+        ("degraded", counts.degraded),
+    ]
