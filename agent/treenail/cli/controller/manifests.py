@@ -8,6 +8,8 @@ from treenail.cli.controller.run import CONTROLLERS, parse_controllers
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.controllers.install import installation
 from treenail.controllers.install.installation import InstallOptions
+from treenail.controllers.install.monitoring import build_monitoring
+from treenail.errors import UsageError
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -51,17 +53,27 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="print only the permissions and the admission policy of agents, for a cluster that "
         "the Machine Config Operator controls (default: everything)",
     )
+    parser.add_argument(
+        "--monitoring",
+        action="store_true",
+        help="print also a Service, a PodMonitor and alerts for the Prometheus operator, and a "
+        "dashboard for Grafana",
+    )
     parser.set_defaults(run=print_manifests)
 
 
 def print_manifests(arguments: argparse.Namespace) -> int:
     """Print the manifests."""
+    if arguments.only and arguments.monitoring:
+        raise UsageError("cannot use --monitoring with --only: agents have no Service")
     options = InstallOptions(arguments.enable, arguments.namespace, arguments.image)
     found = (
         installation.build_node_access()
         if arguments.only == "agent"
         else installation.build_documents(options)
     )
+    if arguments.monitoring:
+        found = [*found, *build_monitoring(options)]
     sys.stdout.write("---\n".join(map(documents.dump_document, found)))
     sys.stdout.flush()
     return 0

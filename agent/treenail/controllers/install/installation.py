@@ -23,8 +23,8 @@ EVENTS_NAMESPACE = "default"
 """Namespace of Events about nodes and pools."""
 
 _RBAC = "rbac.authorization.k8s.io"
-_LABELS: Json = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "treenail"}
-_SELECTOR: Json = {"app.kubernetes.io/name": NAME}
+LABELS: Json = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "treenail"}
+SELECTOR: Json = {"app.kubernetes.io/name": NAME}
 _NONROOT_UID = 65532
 
 
@@ -85,7 +85,7 @@ def _build_namespace(options: InstallOptions) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Namespace",
-        "metadata": {"name": options.namespace, "labels": {**_LABELS, **levels}},
+        "metadata": {"name": options.namespace, "labels": {**LABELS, **levels}},
     }
 
 
@@ -124,7 +124,7 @@ def _build_gate_access(options: InstallOptions, account: Json) -> list[Json]:
 
 def _build_deployment(options: InstallOptions) -> Json:
     template: Json = {
-        "metadata": {"labels": _LABELS},
+        "metadata": {"labels": LABELS},
         "spec": {
             "serviceAccountName": NAME,
             "priorityClassName": "system-cluster-critical",
@@ -146,7 +146,7 @@ def _build_deployment(options: InstallOptions) -> Json:
                         {
                             "weight": 100,
                             "podAffinityTerm": {
-                                "labelSelector": {"matchLabels": _SELECTOR},
+                                "labelSelector": {"matchLabels": SELECTOR},
                                 "topologyKey": "kubernetes.io/hostname",
                             },
                         }
@@ -162,7 +162,7 @@ def _build_deployment(options: InstallOptions) -> Json:
         "metadata": _build_metadata(options.namespace),
         "spec": {
             "replicas": 2,
-            "selector": {"matchLabels": _SELECTOR},
+            "selector": {"matchLabels": SELECTOR},
             "template": template,
         },
     }
@@ -203,7 +203,7 @@ def _build_disruption_budget(options: InstallOptions) -> Json:
         "metadata": _build_metadata(options.namespace),
         "spec": {
             "maxUnavailable": 1,
-            "selector": {"matchLabels": _SELECTOR},
+            "selector": {"matchLabels": SELECTOR},
             # A pod that never becomes ready must not block the drain of its node.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
@@ -217,7 +217,7 @@ def _build_node_admission_policy() -> list[Json]:
         {
             "apiVersion": f"{group}/v1",
             "kind": "ValidatingAdmissionPolicy",
-            "metadata": {"name": NODE_ROLE_NAME, "labels": _LABELS},
+            "metadata": {"name": NODE_ROLE_NAME, "labels": LABELS},
             "spec": {
                 "failurePolicy": "Fail",
                 "matchConstraints": {
@@ -247,7 +247,7 @@ def _build_node_admission_policy() -> list[Json]:
         {
             "apiVersion": f"{group}/v1",
             "kind": "ValidatingAdmissionPolicyBinding",
-            "metadata": {"name": NODE_ROLE_NAME, "labels": _LABELS},
+            "metadata": {"name": NODE_ROLE_NAME, "labels": LABELS},
             "spec": {"policyName": NODE_ROLE_NAME, "validationActions": ["Deny"]},
         },
     ]
@@ -271,7 +271,7 @@ def _build_binding(kind: str, name: str, namespace: str, subject: Json) -> Json:
 
 def _build_metadata(namespace: str, name: str = NAME) -> Json:
     place: Json = {"namespace": namespace} if namespace else {}
-    return {"name": name, **place, "labels": _LABELS}
+    return {"name": name, **place, "labels": LABELS}
 
 
 def _build_field_env(name: str, path: str) -> Json:
