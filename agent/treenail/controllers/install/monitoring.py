@@ -27,8 +27,8 @@ _ALERTS = (
         "1m",
         "critical",
         (
-            "The rollout of pool {{ $labels.pool }} is halted: a node failed. The condition Degraded "
-            "of the pool names the node and the remedy."
+            "The rollout of pool {{ $labels.pool }} is halted: a node failed. The condition "
+            "Degraded of the pool names the node and the remedy."
         ),
     ),
     (
@@ -44,8 +44,8 @@ _ALERTS = (
         "15m",
         "warning",
         (
-            "The rollout of pool {{ $labels.pool }} makes no progress. Its condition Stalled names the "
-            "cause."
+            "The rollout of pool {{ $labels.pool }} makes no progress. Its condition Stalled "
+            "names the cause."
         ),
     ),
     (
@@ -57,8 +57,8 @@ _ALERTS = (
         "15m",
         "warning",
         (
-            "{{ $value }} nodes of pool {{ $labels.pool }} are degraded. Their annotation reason names "
-            "the cause and the remedy."
+            "{{ $value }} nodes of pool {{ $labels.pool }} are degraded. Their annotation reason "
+            "names the cause and the remedy."
         ),
     ),
     (
@@ -74,8 +74,8 @@ _ALERTS = (
         "5m",
         "warning",
         (
-            "A drain has been running for more than an hour. The annotation treenail.io/drain-blocked "
-            "of the Node names the pods that block it."
+            "A drain has been running for more than an hour. The annotation "
+            "treenail.io/drain-blocked of the Node names the pods that block it."
         ),
     ),
     (
