@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.result import Result
 
-MODULES = ("imports", "decode", "node", "render", "rollout", "once", "drift")
+MODULES = ("imports", "decode", "node", "render", "rollout", "scale", "once", "drift", "health")
 ROOT = Path(__file__).parent.parent
 
 

@@ -56,7 +56,7 @@ def settle(node: Node) -> None:
 def begin_trial(node: Node) -> None:
     in_trial_of(node, B)
     node.turn()
-    assert read_ledger(node.world)["update"]["phase"] == "verifying"  # type: ignore[index]
+    assert read_ledger(node.world)["update"]["phase"] == "verifying"
 
 
 @pytest.mark.parametrize("ledger", ["not JSON", '{"version": 1, "current": 7}'])
@@ -71,7 +71,7 @@ def test_new_agent_that_cannot_read_the_ledger_returns_to_the_previous_one(ledge
     world.ledger = readable
     settle(node)
     assert_has(world, A)
-    assert read_ledger(world)["quarantined"]["target"]["image"] == B.image  # type: ignore[index]
+    assert read_ledger(world)["quarantined"]["target"]["image"] == B.image
     assert world.crash_record is None
 
 
@@ -101,7 +101,7 @@ def test_new_agent_on_the_ledger_of_an_older_one_finishes_the_update() -> None:
     def forget(document: Json) -> None:
         for name in ("retry", "retained", "prestaged", "apiBlamed"):
             document.pop(name, None)
-        trial = document["update"]["bootTrial"]  # type: ignore[index]
+        trial = document["update"]["bootTrial"]
         for name in ("healthMode", "failedBefore", "passedBefore", "pausedSeconds"):
             del trial[name]
 
@@ -127,7 +127,7 @@ def test_old_agent_quarantines_a_target_whose_agent_left_an_unknown_phase() -> N
 
     def add(document: Json) -> None:
         update = document["update"]
-        update |= {"phase": "defrosting", "thaw": {"deep": 1}}  # type: ignore[operator]
+        update |= {"phase": "defrosting", "thaw": {"deep": 1}}
         document["added"] = [1]
 
     node.process = None
@@ -141,7 +141,7 @@ def test_old_agent_quarantines_a_target_whose_agent_left_an_unknown_phase() -> N
     boots = world.boots
     assert_has(world, A)
     ledger = read_ledger(world)
-    assert (ledger["update"], ledger["quarantined"]["check"]) == (None, "Boot")  # type: ignore[index]
+    assert (ledger["update"], ledger["quarantined"]["check"]) == (None, "Boot")
     node.settle()
     assert world.boots == boots, "the update began again"
 
@@ -154,7 +154,7 @@ def test_restarts_by_an_administrator_are_no_crashes() -> None:
     in_trial_of(node, B)
     for _ in range(20):
         node.turn()
-        record_clean_stop(FakeCrashRecord(world))  # type: ignore[arg-type]
+        record_clean_stop(FakeCrashRecord(world))
         node.process = None
     node.settle()
     assert_at_rest(world, B)
@@ -182,7 +182,7 @@ def test_target_that_failed_in_an_outage_is_tried_again_after_it() -> None:
     world.api_up = False
     node.settle()
     assert (world.booted, world.returns) == (A.digest, 1)
-    assert read_ledger(world)["quarantined"]["failsOnOrigin"]  # type: ignore[index]
+    assert read_ledger(world)["quarantined"]["failsOnOrigin"]
     world.api_up = True
     for _ in range(2):
         node.settle()
@@ -203,7 +203,7 @@ def test_target_that_lost_the_api_server_alone_stays_quarantined() -> None:
         node.settle()
     assert world.booted == A.digest
     quarantined = read_ledger(world)["quarantined"]
-    assert (quarantined["check"], quarantined["failsOnOrigin"]) == ("ApiServer", False)  # type: ignore[index]
+    assert (quarantined["check"], quarantined["failsOnOrigin"]) == ("ApiServer", False)
 
 
 def test_check_that_failed_before_the_update_is_reported_and_fails_no_target() -> None:
@@ -296,7 +296,7 @@ def test_update_that_restarts_the_kubelet_is_verified_without_a_reboot() -> None
     move(node, target)
     assert_at_rest(node.world, target)
     assert node.world.boots == boots
-    past = read_ledger(node.world)["history"][0]  # type: ignore[index]
+    past = read_ledger(node.world)["history"][0]
     assert "verifying" in past["phaseSeconds"]
 
 
@@ -308,5 +308,5 @@ def test_update_that_breaks_the_kubelet_without_a_reboot_is_undone_without_one()
     move(node, target)
     assert_has(world, STOCK)
     ledger = read_ledger(world)
-    assert (world.boots, ledger["quarantined"]["check"]) == (boots, "Kubelet")  # type: ignore[index]
+    assert (world.boots, ledger["quarantined"]["check"]) == (boots, "Kubelet")
     assert world.annotations[key.STATE] == "Degraded"

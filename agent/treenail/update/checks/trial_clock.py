@@ -40,7 +40,12 @@ class TrialClock:
     def __init__(self, limits: TrialLimits) -> None:
         self._limits = limits
         self._trial: tuple[str, float] | None = None
-        self._reset()
+        self._ages: dict[str, _CheckAge] = {}
+        self._healthy_since: float | None = None
+        self._api_since: float | None = None
+        self._last: float | None = None
+        self._paused_s = 0.0
+        self._is_paused = False
 
     def observe(
         self, results: Iterable[HealthCheckResult], boot_trial: BootTrial, now: float
@@ -48,9 +53,7 @@ class TrialClock:
         """Return the status at ``now``, in seconds of the boot's monotonic clock."""
         trial = (boot_trial.boot_id, boot_trial.began_monotonic)
         if trial != self._trial:
-            self._reset()
-            self._trial = trial
-            self._paused_s = boot_trial.paused_s
+            self._begin_trial(trial, boot_trial.paused_s)
         if self._is_paused and self._last is not None:
             self._paused_s = min(self._paused_s + now - self._last, self._limits.outage_s)
         self._last = now
@@ -102,13 +105,10 @@ class TrialClock:
             return _CheckAge(is_passing=True, since=broken_at)
         return replace(age, broken_at=broken_at)
 
-    def _reset(self) -> None:
-        self._ages: dict[str, _CheckAge] = {}
-        self._healthy_since: float | None = None
-        self._api_since: float | None = None
-        self._last: float | None = None
-        self._paused_s = 0.0
-        self._is_paused = False
+    def _begin_trial(self, trial: tuple[str, float], paused_s: float) -> None:
+        self._trial, self._ages = trial, {}
+        self._healthy_since = self._api_since = self._last = None
+        self._paused_s, self._is_paused = paused_s, False
 
 
 def record_trial_status(boot_trial: BootTrial, status: BootTrialStatus) -> BootTrial:
