@@ -28,6 +28,7 @@ from tests.controllers.rollout.agents import (
 )
 from tests.controllers.rollout.world import World, build_reconciler
 from treenail.api import annotations as key
+from treenail.controllers.rollout.pool_index import PoolIndex
 from treenail.kube.client import Client
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail_lab.apiserver.serving.server import LabServer
@@ -88,7 +89,19 @@ class FrozenCaches:
         self.read(world)
 
     def read(self, world: World) -> None:
+        self._policies = world.list_policies()
         self._pools, self._nodes = world.list_pools(), world.list_nodes()
+        self._index = PoolIndex(self._pools.get, self._nodes.get)
+        for name, pool in self._pools.items():
+            self._index.set_pool(name, pool)
+        for name, node in self._nodes.items():
+            self._index.set_node(name, node.labels)
+
+    def read_pool(self, name: str) -> Any:
+        return self._index.read_pool(name)
+
+    def list_policies(self) -> Any:
+        return self._policies
 
     def list_pools(self) -> Any:
         return self._pools
@@ -214,8 +227,8 @@ def measure_rollout(
     yield Result(f"writes per node, {size} nodes", "calls", written / size, 3.0)
 
 
-def wait_for_rollout(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 600.0
+def wait_for_rollout(condition: Callable[[], bool], *, limit_s: float = 600.0) -> None:
+    end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, "the rollout did not finish in time"
         time.sleep(0.2)

@@ -380,6 +380,8 @@ def build_reconciler(
         found: PoolSnapshot | None = index.read_pool(name)
         return found
 
+    if caches is not None and hasattr(caches, "read_pool"):
+        read_pool = caches.read_pool
     return reconciler(
         world,
         RolloutCaches(

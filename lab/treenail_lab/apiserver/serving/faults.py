@@ -64,7 +64,8 @@ class DelayWatchesFault:
 
 
 WatchFault = HoldWatchesFault | DelayWatchesFault
-Fault = RefuseFault | DelayFault | RejectFault | LoseAnswerFault | WatchFault
+RequestFault = RefuseFault | DelayFault | RejectFault | LoseAnswerFault
+Fault = RequestFault | WatchFault
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +154,10 @@ class FaultInjector:
         self._drop_ended()
         return tuple(self._injections)
 
-    def match_request(self, request: ServerRequest, user: str) -> list[Fault]:
+    def match_request(self, request: ServerRequest, user: str) -> list[RequestFault]:
         """Return the faults that a request matches, and count it for those with ``times``."""
         self._drop_ended()
-        matched = []
+        matched: list[RequestFault] = []
         for injection in self._injections:
             if isinstance(injection.fault, WatchFault):
                 continue
@@ -182,6 +183,8 @@ class FaultInjector:
                     pace = replace(pace, is_held=True)
                 case DelayWatchesFault(seconds, is_random):
                     pace = replace(pace, delay_s=seconds, is_random=is_random)
+                case _:
+                    pass  # A fault of requests.
         return pace
 
     def _drop_ended(self) -> None:

@@ -20,9 +20,7 @@ from treenail_lab.apiserver.schema.kinds import ResourceKind
 from treenail_lab.apiserver.serving import discovery
 from treenail_lab.apiserver.serving.faults import (
     DelayFault,
-    DelayWatchesFault,
     FaultInjector,
-    HoldWatchesFault,
     LoseAnswerFault,
     RefuseFault,
     RejectFault,
@@ -133,8 +131,6 @@ class WebApplication:
                     raise fault.to_error()
                 case LoseAnswerFault():
                     loses_answer = True
-                case HoldWatchesFault() | DelayWatchesFault():
-                    pass  # The watches ask for their pace themselves.
         return loses_answer
 
     def _identify_user(self, request: web.Request) -> ApiUser:
