@@ -58,6 +58,10 @@ class Image:
     faults: Mapping[str, str] = field(default_factory=dict)
     kernel: str = "6.12.0-1.lab"
     """Version of kernel and initramfs; a soft reboot needs the same one."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Text of each file by its path, beside the files that every image has."""
+    links: Mapping[str, str] = field(default_factory=dict)
+    """Target of each symbolic link by its path."""
     list_digest: str = ""
     """Digest of the manifest list that has the image; empty if no list has it."""
 
@@ -148,6 +152,18 @@ def make_image(
         faults=dict(faults or {}),
     )
     return replace(image, digest=_compute_digest(image.render_manifest()))
+
+
+def derive_image(
+    image: Image, files: Mapping[str, str], links: Mapping[str, str] | None = None
+) -> Image:
+    """Return the image with a further layer of files, and of links by their targets."""
+    content = _dump_json([files, links])
+    layer = CatalogueLayer(_compute_digest(content), len(content), is_chunk=False)
+    derived = replace(
+        image, files=dict(files), links=dict(links or {}), layers=(*image.layers, layer)
+    )
+    return replace(derived, digest=_compute_digest(derived.render_manifest()))
 
 
 def make_manifest_list(*images: Image) -> tuple[Image, ...]:

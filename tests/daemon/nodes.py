@@ -1,6 +1,7 @@
 """A node of a model world: the real reconcile loop, restarted whenever it ends."""
 
 import hashlib
+import json
 import os
 import tempfile
 import threading
@@ -52,7 +53,8 @@ from treenail.daemon.reconcile.observe import Observer
 from treenail.host.rollback.undo_log import UNDO_DIRECTORY as UNDO
 from treenail.host.systemd.unit_files import UnitFileReader
 from treenail.update.drift.drift_policy import DriftPolicy, DriftReaction
-from treenail.update.state.record import Target
+from treenail.update.state import record as records
+from treenail.update.state.record import Target, UpdateOutcome
 from treenail.update.steps.steps import BackUpEntry, RecordOwnership
 
 TURNS_TO_REST = 60
@@ -83,7 +85,7 @@ class FakeImages:
     def read_booted(self, wanted: WantedState) -> ImageContent:
         return self._read(self._world.booted, wanted)
 
-    def read_staged(self, staged_id: str, wanted: WantedState) -> ImageContent:  # noqa: ARG002
+    def read_staged(self, staged_id: str, wanted: WantedState) -> ImageContent:
         pulled = (each.partition("@")[2] for each in self._world.stored)
         return self._read(self._world.staged or next(pulled, ""), wanted)
 
@@ -244,6 +246,17 @@ class Node:
             if idle_turns == IDLE_TURNS:
                 return
             before = now
+        for _ in range(TURNS_TO_REST):
+            if not self._is_retrying():
+                return
+            self.world.drain_controller()
+            self.turn()
+
+    def _is_retrying(self) -> bool:
+        """Return whether a target whose step failed is just being tried again."""
+        record = records.from_json(json.loads(self.world.ledger) if self.world.ledger else None)
+        has_failed = bool(record.history) and record.history[0].outcome is UpdateOutcome.FAILED
+        return has_failed and (record.update is not None or record.quarantined is None)
 
     def _snapshot(self) -> tuple[object, ...]:
         world = self.world

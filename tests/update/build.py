@@ -17,7 +17,7 @@ DIGEST_C = "sha256:" + "c" * 64
 A = Target("rendered-worker-a", f"registry.example.com/os/node@{DIGEST_A}")
 B = Target("rendered-worker-b", f"registry.example.com/os/node@{DIGEST_B}")
 C = Target("rendered-worker-c", f"registry.example.com/os/node@{DIGEST_C}")
-IMAGE_B = UpdateImpact(OSChange(image=B.image), level=DisruptionLevel.REBOOT)
+IMAGE_B = UpdateImpact(OSChange(image=B.image), level=DisruptionLevel.REBOOT, checked_id="os-1")
 BOOT_1 = "11111111-1111-1111-1111-111111111111"
 BOOT_2 = "22222222-2222-2222-2222-222222222222"
 

@@ -4,12 +4,16 @@ An interface is declared here when it has two implementations, or when the real 
 an API server and a test therefore takes a fake. Everything else is used as the concrete class.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from treenail.api.disruptionpolicy import ClusterDisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.node import Node
+from treenail.config.image_content import ImageContent
+from treenail.config.wanted import WantedState
+from treenail.host.filesystem.root import Root
 from treenail.host.ostree.deployments import (
     DeploymentChange,
     DeploymentStatus,
@@ -40,8 +44,20 @@ class OSBackend(Protocol):
         Calls ``watch`` at least once a second; its result says whether to continue.
         """
 
+    def open_staged_tree(
+        self, staged_id: str, paths: Sequence[str]
+    ) -> AbstractContextManager[Root]:
+        """Open the tree of the staged deployment of this ID; it has at least these paths.
+
+        A path that ends with a slash is a directory with its content. Its /etc is the one of the
+        image. Raises `HostError` when it is not staged.
+        """
+
     def wait_for_other_transaction(self, *, watch: Watch) -> bool:
         """Wait until another program's transaction ends; return False when there is none."""
+
+    def read_finalization_error(self) -> str:
+        """Return why ostree did not finalize a deployment at the last shutdown; empty if it did."""
 
     def drop_staged(self, staged_id: str) -> None:
         """Drop the staged deployment of this ID and cancel our transaction that would create one.
@@ -61,6 +77,16 @@ class OSBackend(Protocol):
 
     def release_daemon(self) -> None:
         """Unregister from the OS daemon, so that it can exit when idle."""
+
+
+class ImageContents(Protocol):
+    """The content of images, as far as a config determines it. Raises `HostError`."""
+
+    def read_booted(self, wanted: WantedState) -> ImageContent:
+        """Read the image that is booted, without the local changes of /etc."""
+
+    def read_staged(self, staged_id: str, wanted: WantedState) -> ImageContent:
+        """Read the image of the staged deployment of this ID."""
 
 
 class Power(Protocol):

@@ -50,11 +50,14 @@ def install_root(root: Path, image: Image) -> None:
     arguments = (*PLATFORM_ARGUMENTS, *image.kernel_arguments)
     for layer in image.layers:
         sysroot.import_layer(layer.digest)
-    sysroot.write_deployments((make_deployment(image, refspec, arguments),))
+    deployment = make_deployment(image, refspec, arguments)
+    sysroot.write_deployments((deployment,))
     (root / "etc/os-release").symlink_to("../" + _OS_RELEASE)
     for name, text in _UNIT_FILES.items():
         (root / VENDOR / name).write_text(text, encoding="utf-8")
     UnitFileTree(root).enable_units(list(_ENABLED_UNITS), runtime=False, force=False)
+    sysroot.trees.record_base()
+    sysroot.trees.switch_to(deployment, None)
 
 
 def boot_root(root: Path, number: int = 0) -> SysrootDeployment:
@@ -67,14 +70,22 @@ def boot_root(root: Path, number: int = 0) -> SysrootDeployment:
     identity = root / _BOOT_ID
     identity.parent.mkdir(parents=True, exist_ok=True)
     identity.write_text(f"{uuid.uuid4()}\n", encoding="utf-8")
-    return _write_os_release(root, Sysroot(root).boot_deployment(number))
+    sysroot = Sysroot(root)
+    before = sysroot.find_live()
+    booted = sysroot.boot_deployment(number)
+    sysroot.trees.switch_to(booted, before)
+    return _write_os_release(root, booted)
 
 
 def soft_boot_root(root: Path) -> SysrootDeployment:
     """Reboot softly into the prepared root: /run and the boot id stay."""
     count = root / _SOFT_REBOOTS
     count.write_text(str(count_soft_reboots(root) + 1), encoding="utf-8")
-    return _write_os_release(root, Sysroot(root).soft_boot_deployment())
+    sysroot = Sysroot(root)
+    before = sysroot.find_live()
+    booted = sysroot.soft_boot_deployment()
+    sysroot.trees.switch_to(booted, before)
+    return _write_os_release(root, booted)
 
 
 def count_soft_reboots(root: Path) -> int:

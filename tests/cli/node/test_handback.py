@@ -49,6 +49,17 @@ def given(folder: Path, *files: dict[str, object], name: str = NAME) -> Path:
     return path
 
 
+def bake(root: Path) -> None:
+    """Give the machine the unit of `given`, as its image has it."""
+    units = root / "etc/systemd/system"
+    for directory in ("a.service.d", "multi-user.target.wants"):
+        (units / directory).mkdir(parents=True, exist_ok=True)
+    (units / "a.service").write_text("[Install]\nWantedBy=multi-user.target\n")
+    (units / "a.service.d/10-b.conf").write_text("[Service]\n")
+    link = units / "multi-user.target.wants/a.service"
+    link.symlink_to("/etc/systemd/system/a.service")
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A machine whose own /etc/motd the config has replaced."""
@@ -134,7 +145,12 @@ def test_handback_renames_ledger(root: Path, config: Path) -> None:
 
 def test_handback_in_image_mode_writes_current_image(root: Path, tmp_path: Path) -> None:
     recorded(root, LedgerRecord(Target(NAME, IMAGE)))
-    assert hand_back(root, given(tmp_path, entry("/usr/share/in-the-image", "x"))) == 0
+    config = given(tmp_path, entry("/usr/share/in-the-image", "x"))
+    assert hand_back(root, config) == 1, "the Machine Config Daemon compares the whole config"
+    bake(root)
+    (root / "usr/share").mkdir(parents=True)
+    (root / "usr/share/in-the-image").write_text("x")
+    assert hand_back(root, config) == 0
     assert (root / STATE / "currentimage").read_text() == IMAGE
 
 
@@ -194,6 +210,7 @@ def test_handback_with_api_server_annotates_node(root: Path, tmp_path: Path) -> 
         }
     }
     recorded(root, LedgerRecord(Target(NAME, IMAGE)))
+    bake(root)
     with serving(tmp_path, lambda exchange: exchange.reply(node)) as server:
         reachable(root, server)
         assert hand_back(root, given(tmp_path)) == 0

@@ -118,7 +118,7 @@ def test_plan_node_without_update_uses_last_desired_target(
     assert plan(root, capsys)[1]["new"] == "rendered-a"
 
 
-def test_plan_node_entering_image_mode_removes_files(
+def test_plan_node_entering_image_mode_names_what_the_image_must_contain(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     update = UpdateRecord(
@@ -128,7 +128,8 @@ def test_plan_node_entering_image_mode_removes_files(
     code, document = plan(root, capsys)
     assert code == 3
     changes = {each["name"]: each["change"] for each in document["changes"]}  # type: ignore[attr-defined]  # a list
-    assert changes == {"": "changed", "/etc/a": "removed", "/etc/same": "removed"}
+    assert changes == {"": "changed"}
+    assert document["inImage"] == ["/etc/a", "/etc/same"]
 
 
 def test_plan_node_with_image_files_write_keeps_files(

@@ -24,7 +24,6 @@ from treenail.config.wanted import read_wanted_state
 from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
 from treenail.host.rollback.undo_log import UNDO_DIRECTORY as UNDO
 from treenail.update.decision.request import RequestKind, UserRequest, explain_too_late
-from treenail.update.impact.impact import apply_image_mode
 from treenail.update.state.record import Target
 
 APP, FREE, BAKED = "/etc/app.conf", "/etc/nmstate/openshift/free", "/etc/baked.conf"
@@ -293,7 +292,7 @@ def test_vendor_file_of_image_is_restored() -> None:
     apply_config(world.disk, read_wanted_state(CONFIGS[2]), STOCK.config)
     kept = {path for path in world.disk.tree() if "/original" in path}
     world.disk.replace_by({p: e for p, e in world.disk.tree().items() if p not in kept})
-    apply_config(world.disk, apply_image_mode(read_wanted_state(CONFIGS[1])), B.config)
+    apply_config(world.disk, read_wanted_state(CONFIGS[1]), B.config)
     assert world.file(APP) == b"vendor"
 
 

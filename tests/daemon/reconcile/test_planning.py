@@ -18,7 +18,6 @@ from tests.daemon.configuration.test_config_walks import (
 from tests.daemon.machines import TOP
 from tests.daemon.nodes import Node, assert_at_rest
 from tests.fakes.disk import Entry
-from tests.update.build import A
 from treenail.api import annotations as key
 from treenail.api.disruptionpolicy import (
     DEFAULT_POLICY,
@@ -141,20 +140,6 @@ def test_irreconcilable_config_is_rejected_unless_overridden() -> None:
     node.process = None
     node.settle()
     assert_at_rest(world, THIRD)
-
-
-def test_keys_in_image_mode_change_in_service_without_deployment() -> None:
-    world = world_at(A)
-    found = config("keys", {APP: "of-the-image"})
-    users = [{"name": "core", "sshAuthorizedKeys": ["ssh-ed25519 AAAA"]}]
-    world.configs["keys"] = replace(found, config={**found.config, "passwd": {"users": users}})
-    boots = world.boots
-    target = Target("keys", A.image)
-    world.request_target(target)
-    Node(world).settle()
-    assert_at_rest(world, target)
-    assert (world.booted, world.staged, world.boots) == (A.digest, "", boots)
-    assert world.file("/home/core/.ssh/authorized_keys.d/ignition") == b"ssh-ed25519 AAAA\n"
 
 
 def test_granted_drain_is_not_requested_again_after_restart() -> None:

@@ -9,18 +9,18 @@ from treenail.api.decode import Fields, load_json
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.files import read_machine_config
 from treenail.cli.node.local_machine import create_inspector_and_runner, open_machine
-from treenail.cli.node.own_node import connect_own_node, load_node_settings
+from treenail.cli.node.own_node import connect_own_node
+from treenail.config.image_content import ImageSplit, compare_with_image
 from treenail.config.wanted import read_wanted_state
 from treenail.daemon.configuration.config_cache import DIRECTORY
-from treenail.daemon.configuration.inspect import MachineInspector
+from treenail.daemon.configuration.image_content import read_image_content
+from treenail.daemon.configuration.inspect import MachineInspector, open_booted_tree
 from treenail.daemon.configuration.mcd_handback import hand_back_node
 from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG
-from treenail.daemon.settings.settings import ImageFiles
 from treenail.errors import DriftError, TreenailError, UsageError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.machine import Machine
 from treenail.update.handback import check_handback, compute_handback_annotations
-from treenail.update.impact.impact import apply_image_mode
 from treenail.update.state import record as records
 from treenail.update.state.record import Target
 from treenail.update.steps.plan import plan_steps
@@ -43,15 +43,7 @@ def main(arguments: argparse.Namespace) -> int:
             machine, is_running=root.prefix == Path("/")
         )
         runner.undo.ensure_none_interrupted()
-        image_files = load_node_settings(root, arguments.config).image_files
-        _refuse_drift(
-            _find_differing_steps(
-                inspector,
-                config,
-                record.current,
-                has_files_in_image=image_files is ImageFiles.BAKED,
-            )
-        )
+        _refuse_drift(_find_differing_steps(machine, inspector, config, record.current))
         paths = hand_back_node(root, config, record.current)
     changes, problem = _annotate_node(machine, arguments.config, record.current)
     if arguments.json:
@@ -96,19 +88,22 @@ def _read_current_config(config_file: str | None, files: HostFiles, name: str) -
 
 
 def _find_differing_steps(
+    machine: Machine,
     inspector: MachineInspector,
     config: MachineConfig,
     current: Target,
-    *,
-    has_files_in_image: bool,
 ) -> tuple[ConfigStep, ...]:
     """Find the steps that change files; none if the machine matches its config."""
     wanted = read_wanted_state(config)
-    if current.image and has_files_in_image:
-        wanted = apply_image_mode(wanted)
+    split = ImageSplit(wanted)
+    if current.image:
+        content = read_image_content(open_booted_tree(machine.root), wanted)
+        split = compare_with_image(wanted, content)
     old = inspector.read_ownership()
-    inventory = inspector.inspect_machine(old, wanted)
-    steps = plan_steps(old, wanted, inventory, config=config.name).steps
+    inventory = inspector.inspect_machine(old, split.wanted, split.provided)
+    steps = plan_steps(
+        old, split.wanted, inventory, config=config.name, provided=split.provided
+    ).steps
     # Backups and the ownership record change no file that the MCD compares.
     return tuple(step for step in steps if not isinstance(step, BackUpEntry | RecordOwnership))
 

@@ -16,6 +16,7 @@ from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
 from treenail.cli.files import read_machine_config
 from treenail.cli.node.local_machine import create_inspector_and_runner, open_machine
 from treenail.cli.output import EXIT_REBOOT_NEEDED, flush_output
+from treenail.config.image_content import ImageSplit
 from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.daemon.configuration.apply import RecoveryOutcome, recover_interrupted
 from treenail.daemon.configuration.machine import NodeConfiguration
@@ -113,7 +114,7 @@ def apply_once(config: MachineConfig, machine: Machine, *, is_running: bool) -> 
             _add_service_steps(wanted, found.steps) if is_running else (found.steps, None)
         )
         try:
-            NodeConfiguration(inspector, runner).apply_steps(steps, wanted, config.name)
+            NodeConfiguration(inspector, runner).apply_steps(steps, ImageSplit(wanted), config.name)
         except KeyboardInterrupt:
             recover_interrupted(runner)
             raise

@@ -74,6 +74,10 @@ def format_plan(found: Preview, paint: Painter) -> Iterator[str]:
     if found.harmless:
         yield "  no action, because"
         yield from _format_reasons(PreviewAction("", found.harmless))
+    if found.in_image:
+        yield ""
+        yield paint("The image must contain, as the agent checks before the drain:", "!")
+        yield from (f"  {each}" for each in found.in_image)
 
 
 def build_plan_document(found: Preview) -> Json:
@@ -106,6 +110,7 @@ def build_plan_document(found: Preview) -> Json:
             for each in found.irreconcilable_changes
         ],
         "steps": list(found.steps),
+        "inImage": list(found.in_image),
     }
 
 

@@ -10,13 +10,15 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.cli.node.local_machine import create_inspector_and_runner
 from treenail.cli.node.own_node import connect_own_node, load_node_settings
+from treenail.config.image_content import ImageSplit, assume_provided, compare_with_image
 from treenail.config.wanted import read_wanted_state
 from treenail.daemon.configuration.config_cache import ConfigCache
+from treenail.daemon.configuration.image_content import read_image_content
+from treenail.daemon.configuration.inspect import open_booted_tree
 from treenail.daemon.reconcile.observe import summarize_deployments
 from treenail.daemon.settings.settings import DrainMode, ImageFiles, RebootMode
 from treenail.errors import ClusterError, HostError, UsageError
 from treenail.host.machine import Machine
-from treenail.update.impact.impact import apply_image_mode
 from treenail.update.impact.os_change import RunningOS, compute_os_change
 from treenail.update.impact.preview import MachinePlan, Preview, preview_update
 from treenail.update.state import record as records
@@ -64,9 +66,7 @@ def plan_node(
             f"this machine stores no copy of {current.config}: its files are not considered"
         )
     old = old or MachineConfig(metadata=ObjectMeta(name=current.config))
-    machine_plan = _inspect_machine(
-        machine, old, new, target, sources.notes, has_files_in_image=has_files_in_image
-    )
+    machine_plan = _inspect_machine(machine, old, new, target, sources.notes)
     if machine_plan is not None and target == current:
         # Drift alone starts no update; the drift policy decides about it.
         if any(not isinstance(step, BackUpEntry | RecordOwnership) for step in machine_plan.steps):
@@ -157,30 +157,37 @@ def _inspect_machine(
     new: MachineConfig,
     target: Target,
     notes: list[str],
-    *,
-    has_files_in_image: bool,
 ) -> MachinePlan | None:
     """Plan the steps for this machine; add a note if it cannot be inspected."""
     wanted = read_wanted_state(new)
-    wanted = apply_image_mode(wanted) if target.image and has_files_in_image else wanted
+    try:
+        running = _read_running_os(machine)
+        change = compute_os_change(
+            read_wanted_state(old).os, wanted.os, running, image=target.image
+        )
+    except HostError as error:
+        notes.append(f"the plan assumes that the booted deployment matches the config: {error}")
+        change = None
+    split = ImageSplit(wanted)
     try:
         inspector, _ = create_inspector_and_runner(
             machine, is_running=machine.root.prefix == Path("/")
         )
+        if target.image and (change is None or change.image):
+            split = assume_provided(wanted)
+        elif target.image:
+            content = read_image_content(open_booted_tree(machine.root), wanted)
+            split = compare_with_image(wanted, content)
         owned = inspector.read_ownership()
-        inventory = inspector.inspect_machine(owned, wanted)
-        steps = plan_steps(owned, wanted, inventory, config=new.name).steps
+        inventory = inspector.inspect_machine(owned, split.wanted, split.provided)
+        steps = plan_steps(
+            owned, split.wanted, inventory, config=new.name, provided=split.provided
+        ).steps
     except HostError as error:
         notes.append(f"the plan compares the configs only, not this machine: {error}")
         return None
-    try:
-        running = _read_running_os(machine)
-    except HostError as error:
-        notes.append(f"the plan assumes that the booted deployment matches the config: {error}")
-        return MachinePlan(steps, None)
-    return MachinePlan(
-        steps, compute_os_change(read_wanted_state(old).os, wanted.os, running, image=target.image)
-    )
+    is_image_booted = bool(target.image) and change is not None and not change.image
+    return MachinePlan(steps, change, split if is_image_booted else None)
 
 
 def _read_running_os(machine: Machine) -> RunningOS:

@@ -12,6 +12,7 @@ from treenail.config.drift import (
     compare_entry,
     compute_expected_entries,
     find_argument_drift,
+    find_image_drift,
     find_package_drift,
     find_unit_drift,
     find_unknown_dropins,
@@ -39,6 +40,8 @@ class BootedState:
     kernel_arguments: tuple[str, ...] = ()
     packages: frozenset[str] | None = None
     """The layered packages; None when reading them would start rpm-ostreed."""
+    digests: frozenset[str] = frozenset()
+    """The digests of the image, of manifest and manifest list; empty when unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,19 @@ class ExpectedState:
     units: WantedState = field(default_factory=WantedState)
     """The config's units and the paths of its files."""
     packages: frozenset[str] = frozenset()
+    digest: str = ""
+    """The digest of the image; empty when the config names none."""
+    image_gaps: frozenset[str] = frozenset()
+    """The paths and units that the booted image lacks, in image mode."""
 
     @classmethod
     def from_wanted(
-        cls, wanted: WantedState, packages: frozenset[str] = frozenset()
+        cls,
+        wanted: WantedState,
+        packages: frozenset[str] = frozenset(),
+        *,
+        digest: str = "",
+        image_gaps: frozenset[str] = frozenset(),
     ) -> "ExpectedState":
         """Convert a wanted state. Raises `IgnitionError` for contents that cannot be decoded."""
         return cls(
@@ -66,6 +78,8 @@ class ExpectedState:
                 os=WantedOS(kernel_arguments=wanted.os.kernel_arguments),
             ),
             packages=packages,
+            digest=digest,
+            image_gaps=image_gaps,
         )
 
     @property
@@ -96,6 +110,7 @@ class DriftCheck:
         found += find_argument_drift(
             expected_state.units.os.kernel_arguments, booted.kernel_arguments
         )
+        found += find_image_drift(expected_state.digest, booted.digests)
         if booted.packages is not None:
             found += find_package_drift(expected_state.packages, booted.packages)
         return _group_by_subject(found)
@@ -184,7 +199,8 @@ class DriftMonitor:
         elif touched.paths:
             self._check_touched(self._expected, touched)
         found = (each for drifts in self._found.values() for each in drifts)
-        return assess_drift(found, self._policy, self._repairs, now)
+        assessed = assess_drift(found, self._policy, self._repairs, now)
+        return replace(assessed, image_gaps=self._expected.image_gaps)
 
     def record_repairs(self, drifts: Iterable[Drift]) -> None:
         """Record that these were repaired, or that the repair was attempted."""

@@ -1,21 +1,17 @@
 """Finds and repairs drift from the current config between updates."""
 
-import json
 import logging
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection
 
-from treenail.api.machineconfig import MachineConfig
 from treenail.config import node_paths
 from treenail.config.drift import Drift
+from treenail.config.image_content import ImageContent, ImageSplit, compare_with_image
 from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, DriftMonitor, ExpectedState
 from treenail.daemon.configuration.machine import NodeConfiguration
-from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG
 from treenail.daemon.configuration.path_watcher import PathWatcher
-from treenail.errors import ClusterError, ConfigError
-from treenail.host.filesystem.files import HostFiles
+from treenail.errors import ClusterError
 from treenail.host.machine import Machine
 from treenail.log import MessageId
 from treenail.update.drift.drift_policy import DriftAssessment, DriftPolicy
@@ -25,22 +21,22 @@ from treenail.update.state.record import Target
 
 log = logging.getLogger(__name__)
 
-_LIMIT = 64 * 1024 * 1024
-
 
 class NodeConfigs:
     """The state that the current target's config wants of this machine."""
 
-    def __init__(self, files: HostFiles, configs: ConfigCache) -> None:
-        self._files = files
+    def __init__(
+        self, configs: ConfigCache, read_image: Callable[[WantedState], ImageContent]
+    ) -> None:
+        """``read_image`` returns the content of the booted image, for image mode."""
         self._configs = configs
+        self._read_image = read_image
 
-    def load_wanted(self, current: Target) -> WantedState | None:
+    def load_split(self, current: Target) -> ImageSplit | None:
         """Load the wanted state; None when the config is unavailable.
 
-        In image mode files and units are those of the config in the image. The image names that
-        config in its currentconfig file; an image without the file, or with another config, has no
-        files to compare. Raises `FileError` and `ConfigError`.
+        In image mode too, the machine is compared with the whole config. Raises `HostError` and
+        `ConfigError`.
         """
         try:
             config = self._configs.find_config(current.config)
@@ -51,29 +47,21 @@ class NodeConfigs:
             return None
         wanted = read_wanted_state(config)
         if not current.image:
-            return wanted
-        baked = self._read_baked_config(current.config)
-        return replace(baked or WantedState(), users=wanted.users, os=wanted.os)
+            return ImageSplit(wanted)
+        return compare_with_image(wanted, self._read_image(wanted))
 
     def load_expected(self, current: Target) -> ExpectedState | None:
         """Load the wanted state as digests, without the contents of files."""
-        wanted = self.load_wanted(current)
-        if wanted is None:
+        split = self.load_split(current)
+        if split is None:
             return None
+        os, image = split.wanted.os, current.image or split.wanted.os.image
         return ExpectedState.from_wanted(
-            wanted, frozenset() if current.image else list_required_packages(wanted.os)
+            split.wanted,
+            frozenset() if current.image else list_required_packages(os),
+            digest=image.partition("@")[2],
+            image_gaps=frozenset(each.subject for each in split.missing),
         )
-
-    def _read_baked_config(self, name: str) -> WantedState | None:
-        content = self._files.read_file(CURRENT_CONFIG, limit=_LIMIT)
-        if content is None:
-            return None
-        try:
-            config = MachineConfig.from_json(json.loads(content))
-        except (ValueError, ConfigError) as error:
-            log.warning("cannot read %s, the config in this image: %s", CURRENT_CONFIG, error)
-            return None
-        return read_wanted_state(config) if config.name == name else None
 
 
 class DriftRepairer:
@@ -108,11 +96,12 @@ class DriftRepairer:
 
     def repair_drift(self, current: Target, drifts: Collection[Drift]) -> None:
         """Restore these as the config says, all or none; a failed attempt counts as well."""
-        wanted = self._node_configs.load_wanted(current)
+        split = self._node_configs.load_split(current)
         self._monitor.record_repairs(drifts)
-        if wanted is None:
+        if split is None:
             return
-        steps = plan_repair(self._configuration.plan_steps(wanted, current.config).steps, drifts)
+        planned = self._configuration.plan_steps(split.wanted, current.config, split.provided)
+        steps = plan_repair(planned.steps, drifts)
         self._configuration.apply_repair(steps)
         for drift in drifts:
             log.info("repaired drift: %s", drift, extra={"message_id": MessageId.DRIFT_REPAIRED})

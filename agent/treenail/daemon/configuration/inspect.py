@@ -12,8 +12,10 @@ from treenail.config.drift import ActualEntry, EntryKind
 from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG
 from treenail.errors import LedgerError
+from treenail.host.filesystem.disk import Disk
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.path_stat import LINK, PathStat, resolve_entries, stat_paths
-from treenail.host.filesystem.root import strip_prefix
+from treenail.host.filesystem.root import Root, strip_prefix
 from treenail.host.machine import Machine
 from treenail.host.system.users import Accounts
 from treenail.host.systemd.systemd import Systemd
@@ -75,8 +77,13 @@ class MachineInspector:
                 remedy=f"move {path} away; files that a config no longer lists then stay",
             ) from error
 
-    def inspect_machine(self, old: Ownership, new: WantedState) -> Inventory:
-        """Collect everything that a plan from the old to the new state depends on."""
+    def inspect_machine(
+        self, old: Ownership, new: WantedState, provided: frozenset[str] = frozenset()
+    ) -> Inventory:
+        """Collect everything that a plan from the old to the new state depends on.
+
+        ``provided`` are the paths and units of the new state that an image provides.
+        """
         accounts = Accounts(self._files)
         stats = stat_paths(self._root, self._disk, list_inspected_paths(old, new))
         units = sorted({*old.units, *new.units})
@@ -91,11 +98,13 @@ class MachineInspector:
             for path in {*stats, *restorable}
             if not (path in owned and path.startswith(removed_links))
         }
+        unit_states = self._unit_states.read_states(*units)
         return Inventory(
             entries={path: describe_path(each, accounts) for path, each in stats.items()},
             restorable=restorable,
             resolved_paths=self._find_relocated(resolved),
-            unit_states=self._unit_states.read_states(*units),
+            unit_states=unit_states,
+            pristine=self._find_pristine(stats, unit_states, provided),
             vendor_units=frozenset(
                 n for n in units if self._units.find_unit_file(n, search_path=_VENDOR_DIRECTORIES)
             ),
@@ -111,6 +120,24 @@ class MachineInspector:
         document = load_json(content, where=str(self._root.resolve_path(CURRENT_CONFIG)))
         config = MachineConfig.from_json(document)
         return records.compute_ownership(config.name, read_wanted_state(config))
+
+    def _find_pristine(
+        self, stats: Mapping[str, PathStat], states: Mapping[str, str], provided: frozenset[str]
+    ) -> frozenset[str]:
+        """Find the provided paths below /etc, and units, that are as in /usr/etc."""
+        if not provided:
+            return frozenset()
+        image = open_booted_tree(self._root)
+        paths = [path for path in stats if path in provided and path.startswith("/etc/")]
+        originals = stat_paths(image, Disk(), paths)
+        units = [unit for unit in states if unit in provided]
+        original_states = UnitFileReader(HostFiles(image)).read_states(*units)
+        return frozenset(
+            (
+                *(path for path in paths if _is_same_entry(stats[path], originals[path])),
+                *(unit for unit in units if states[unit] == original_states.get(unit, "")),
+            )
+        )
 
     def _find_relocated(self, paths: Iterable[str]) -> dict[str, str]:
         prefix = os.fspath(self._root.prefix)
@@ -128,6 +155,22 @@ class MachineInspector:
             for link in links
             if stats[link.path].inode == targets[link.target].inode != (0, 0)
         )
+
+
+def open_booted_tree(root: Root) -> Root:
+    """Return the booted deployment as its image was: with /usr/etc in place of /etc."""
+    return Root(root.prefix, has_usr_etc=root.resolve_path("/usr/etc").is_dir())
+
+
+def _is_same_entry(one: PathStat, other: PathStat) -> bool:
+    return (one.kind, one.mode, one.uid, one.gid, one.sha256, one.target) == (
+        other.kind,
+        other.mode,
+        other.uid,
+        other.gid,
+        other.sha256,
+        other.target,
+    )
 
 
 def describe_path(each: PathStat, accounts: Accounts) -> ActualEntry:

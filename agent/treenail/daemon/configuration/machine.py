@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from treenail.config.image_content import ImageSplit
 from treenail.config.wanted import WantedState
 from treenail.daemon.configuration.apply import apply_steps, recover_interrupted, restore_pending
 from treenail.daemon.configuration.inspect import MachineInspector
@@ -49,10 +50,16 @@ class NodeConfiguration:
         if self._runner.pending.find_owner() not in {"", owner}:
             self._runner.pending.confirm_change()
 
-    def plan_steps(self, new: WantedState, config: str) -> StepPlan:
-        """Plan the steps from the machine as it is to the wanted state of the named config."""
+    def plan_steps(
+        self, new: WantedState, config: str, provided: frozenset[str] = frozenset()
+    ) -> StepPlan:
+        """Plan the steps from the machine as it is to the wanted state of the named config.
+
+        ``provided`` are the paths and units that an image provides.
+        """
         old = self._inspector.read_ownership()
-        return plan_steps(old, new, self._inspector.inspect_machine(old, new), config=config)
+        inventory = self._inspector.inspect_machine(old, new, provided)
+        return plan_steps(old, new, inventory, config=config, provided=provided)
 
     def check_steps(self, steps: Sequence[ConfigStep]) -> None:
         """Raise `FileError` for steps that this machine cannot make."""
@@ -60,7 +67,7 @@ class NodeConfiguration:
         self._runner.check_path_kinds(steps)
 
     def apply_steps(
-        self, steps: Sequence[ConfigStep], new: WantedState, config: str, *, owner: str = ""
+        self, steps: Sequence[ConfigStep], split: ImageSplit, config: str, *, owner: str = ""
     ) -> None:
         """Apply the steps, all or none, and verify that the new plan is empty.
 
@@ -68,7 +75,7 @@ class NodeConfiguration:
         """
 
         def verify() -> None:
-            left = self.plan_steps(new, config).steps
+            left = self.plan_steps(split.wanted, config, split.provided).steps
             if left:
                 shown = "; ".join(str(step) for step in left[:_MAX_SHOWN_STEPS])
                 more = (
@@ -85,9 +92,9 @@ class NodeConfiguration:
         if self._inspector.read_ownership() == Ownership():
             apply_steps((RecordOwnership(compute_ownership(config, new)),), self._runner)
 
-    def complete_steps(self, steps: Sequence[ConfigStep], new: WantedState, config: str) -> None:
+    def complete_steps(self, steps: Sequence[ConfigStep], split: ImageSplit, config: str) -> None:
         """Apply the steps that are left after a boot, and start the units that they enable."""
-        self.apply_steps((*steps, *plan_service_steps(steps, ())), new, config)
+        self.apply_steps((*steps, *plan_service_steps(steps, ())), split, config)
         if any(isinstance(step, EnablementStep) for step in steps):
             self._runner.start_default_target()
 

@@ -2,11 +2,18 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treenail.api.disruptionpolicy import DEFAULT_POLICY, DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.config import reconcilable
+from treenail.config.image_content import (
+    ImageSplit,
+    assume_provided,
+    compare_with_image,
+    drop_provided,
+    make_missing_error,
+)
 from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.errors import ClusterError, ConfigError, UnreachableError, UnreconcilableError
@@ -14,12 +21,11 @@ from treenail.update.decision.facts import DeploymentState
 from treenail.update.impact.disruption import ConfigDisruption, ConfigSources, compute_disruption
 from treenail.update.impact.impact import (
     UpdateImpact,
-    apply_image_mode,
     compute_differences,
     compute_impact,
     plan_service_steps,
 )
-from treenail.update.impact.os_change import OSChange, compute_os_change
+from treenail.update.impact.os_change import check_kernel_type, compute_os_change
 from treenail.update.state.record import Target
 from treenail.update.steps.steps import ConfigStep
 
@@ -30,30 +36,40 @@ _IMAGE_SOURCE_NAME = "the image beside the config"
 
 @dataclass(frozen=True, slots=True)
 class PendingSteps:
-    """The steps that are left to do for a wanted state."""
+    """The steps that are left to do for a config."""
 
-    wanted: WantedState
+    split: ImageSplit
     impact: UpdateImpact
     steps: tuple[ConfigStep, ...]
     """Steps that write come first, then those that reload and restart services."""
 
 
 class UpdatePlanner:
-    """Plans updates. It changes nothing except the config cache."""
+    """Plans updates. It changes nothing except the config cache.
 
-    def __init__(self, interfaces: NodeInterfaces, *, has_files_in_image: bool = True) -> None:
-        """``has_files_in_image``: images contain files and units, and image mode writes none."""
+    All methods raise `ConfigError` for a change that no running node can make, and for an image
+    that lacks content of the config; `HostError` for a change that this machine cannot make; and
+    `ClusterError`.
+    """
+
+    def __init__(self, interfaces: NodeInterfaces) -> None:
         self._interfaces = interfaces
-        self._has_files_in_image = has_files_in_image
         self._policy: DisruptionPolicy | None = None
+        self._staged = ("", "", ImageSplit(WantedState()))
+        """The last staged deployment that was read, the config, and the comparison of both."""
 
     def plan_update(
-        self, target: Target, origin: Target, deployments: DeploymentState
+        self,
+        target: Target,
+        origin: Target,
+        deployments: DeploymentState,
+        *,
+        writes_image_files: bool = False,
     ) -> UpdateImpact:
         """Plan an update and return its impact, before anything is changed.
 
-        Raises `ConfigError` for a change that no running node can make, `HostError` for one that
-        this machine cannot make, and `ClusterError`.
+        ``writes_image_files``: in image mode the agent writes what the image lacks. The image to
+        stage is assumed to lack nothing: `plan_staged_update` compares it.
         """
         new = self._interfaces.config_cache.fetch_config(target.config)
         old = self._interfaces.config_cache.find_config(origin.config)
@@ -66,39 +82,100 @@ class UpdatePlanner:
                 remedy="FIPS mode is chosen at installation: reinstall the node, or revert the "
                 "MachineConfig",
             )
-        wanted, before = (
-            self._apply_image_mode(read_wanted_state(new), target),
-            self._load_origin(old, origin),
-        )
+        wanted = read_wanted_state(new)
+        if not target.image:
+            check_kernel_type(wanted.os, self._interfaces.kernel.find_architecture())
+        before = self._load_origin(old, origin, is_written=writes_image_files)
         change = compute_os_change(before.os, wanted.os, deployments.running, image=target.image)
-        steps = self._interfaces.configuration.plan_steps(wanted, target.config).steps
-        self._interfaces.configuration.check_steps(steps)
-        impact, _ = self._compute_impact(steps, change, (old, before), (new, wanted), target)
-        return impact
+        checked_id = ""
+        if not target.image:
+            split = ImageSplit(wanted)
+        elif change.image:
+            split = assume_provided(wanted)
+        else:
+            checked_id = deployments.booted_id
+            split = compare_with_image(wanted, self._interfaces.images.read_booted(wanted))
+            _refuse_missing(split, target, writes_image_files=writes_image_files)
+        return self._plan_impact(
+            split,
+            UpdateImpact(change, checked_id=checked_id, writes_image_files=writes_image_files),
+            (old, before),
+            new,
+            target,
+        )
+
+    def plan_staged_update(
+        self, target: Target, origin: Target, impact: UpdateImpact, staged_id: str
+    ) -> UpdateImpact:
+        """Compare the staged image with the config, and return the impact with what it lacks."""
+        new = self._load_config(target)
+        old = self._interfaces.config_cache.find_config(origin.config)
+        split = self._read_staged(target, read_wanted_state(new), staged_id)
+        _refuse_missing(split, target, writes_image_files=impact.writes_image_files)
+        checked = replace(impact, checked_id=staged_id)
+        before = self._load_origin(old, origin, is_written=impact.writes_image_files)
+        return self._plan_impact(split, checked, (old, before), new, target)
 
     def plan_pending_steps(
-        self, target: Target, origin: Target, impact: UpdateImpact
+        self, target: Target, origin: Target, impact: UpdateImpact, *, staged_id: str = ""
     ) -> PendingSteps:
         """Plan the steps that are left; their impact may have grown since `plan_update`.
 
-        Raises the same errors as `plan_update`.
+        ``staged_id`` is the deployment that the next boot starts; empty for the booted one.
         """
-        new = self._interfaces.config_cache.read_cached(
-            target.config
-        ) or self._interfaces.config_cache.fetch_config(target.config)
-        wanted = self._apply_image_mode(read_wanted_state(new), target)
-        steps = self._interfaces.configuration.plan_steps(wanted, target.config).steps
+        new = self._load_config(target)
+        wanted = read_wanted_state(new)
+        if not target.image:
+            split = ImageSplit(wanted)
+        elif staged_id:
+            split = self._read_staged(target, wanted, staged_id)
+        else:
+            split = compare_with_image(wanted, self._interfaces.images.read_booted(wanted))
+        if impact.checked_id:
+            # An agent before this comparison may have begun the update: it must not fail then.
+            _refuse_missing(split, target, writes_image_files=impact.writes_image_files)
+        elif target.image:
+            split = assume_provided(split.wanted)
+        steps = self._plan_steps(split, target)
         if impact.needs_reboot:
-            return PendingSteps(wanted, impact, steps)
+            return PendingSteps(split, impact, steps)
         old = self._interfaces.config_cache.find_config(origin.config)
-        before = self._load_origin(old, origin)
+        before = self._load_origin(old, origin, is_written=impact.writes_image_files)
         current_impact, disruption = self._compute_impact(
-            steps, impact.os, (old, before), (new, wanted), target
+            steps, impact, (old, before), new, split, target
         )
         if disruption.needs_reboot:
-            return PendingSteps(wanted, current_impact, steps)
+            return PendingSteps(split, current_impact, steps)
         service_steps = plan_service_steps(steps, [each.action for each in disruption.costs])
-        return PendingSteps(wanted, current_impact, (*steps, *service_steps))
+        return PendingSteps(split, current_impact, (*steps, *service_steps))
+
+    def _load_config(self, target: Target) -> MachineConfig:
+        configs = self._interfaces.config_cache
+        return configs.read_cached(target.config) or configs.fetch_config(target.config)
+
+    def _read_staged(self, target: Target, wanted: WantedState, staged_id: str) -> ImageSplit:
+        """Compare the config with the staged image, once for each deployment and config."""
+        if self._staged[:2] != (staged_id, target.config):
+            content = self._interfaces.images.read_staged(staged_id, wanted)
+            self._staged = (staged_id, target.config, compare_with_image(wanted, content))
+        return self._staged[2]
+
+    def _plan_steps(self, split: ImageSplit, target: Target) -> tuple[ConfigStep, ...]:
+        configuration = self._interfaces.configuration
+        return configuration.plan_steps(split.wanted, target.config, split.provided).steps
+
+    def _plan_impact(
+        self,
+        split: ImageSplit,
+        impact: UpdateImpact,
+        old: tuple[MachineConfig | None, WantedState],
+        new: MachineConfig,
+        target: Target,
+    ) -> UpdateImpact:
+        """Return the impact of the steps that are needed, if this machine can make them."""
+        steps = self._plan_steps(split, target)
+        self._interfaces.configuration.check_steps(steps)
+        return self._compute_impact(steps, impact, old, new, split, target)[0]
 
     def _check_reconcilable(self, old: MachineConfig, new: MachineConfig) -> None:
         try:
@@ -115,12 +192,16 @@ class UpdatePlanner:
     def _compute_impact(
         self,
         steps: Sequence[ConfigStep],
-        change: OSChange,
+        impact: UpdateImpact,
         old: tuple[MachineConfig | None, WantedState],
-        new: tuple[MachineConfig, WantedState],
+        new: MachineConfig,
+        split: ImageSplit,
         target: Target,
     ) -> tuple[UpdateImpact, ConfigDisruption]:
-        differences = compute_differences(old[1], new[1], steps, change)
+        change, provided = impact.os, split.provided
+        differences = compute_differences(
+            drop_provided(old[1], provided), drop_provided(split.wanted, provided), steps, change
+        )
         # A change of the operating system reboots in any case: the policy is not needed.
         needs_policy = change.is_empty and not differences.is_empty
         disruption = compute_disruption(
@@ -129,10 +210,12 @@ class UpdatePlanner:
         sources = ConfigSources(
             differences,
             old[0] or MachineConfig(),
-            new[0],
+            new,
             image_source=_IMAGE_SOURCE_NAME if target.image else "",
         )
-        return compute_impact(steps, change, disruption, sources.find_cause), disruption
+        computed = compute_impact(steps, change, disruption, sources.find_cause)
+        checked_id, writes = impact.checked_id, impact.writes_image_files
+        return replace(computed, checked_id=checked_id, writes_image_files=writes), disruption
 
     def _fetch_policy(self) -> DisruptionPolicy:
         try:
@@ -143,21 +226,33 @@ class UpdatePlanner:
             return self._policy
         if not found.is_settled:
             raise ClusterError(
-                "cannot read the node disruption policy: MachineConfiguration/cluster is "
-                "being updated"
+                "cannot read the node disruption policy: MachineConfiguration/cluster has no "
+                "status of its latest generation yet",
+                remedy="wait for the controller that writes the status; if it does not run, start "
+                "it: kubectl get machineconfiguration cluster -o yaml",
             )
         self._policy = found.policy
         return found.policy
 
-    def _load_origin(self, old: MachineConfig | None, origin: Target) -> WantedState:
-        """Return the state that the previous config wanted; empty when it is unreadable."""
+    def _load_origin(
+        self, old: MachineConfig | None, origin: Target, *, is_written: bool
+    ) -> WantedState:
+        """Return the state that the agent wrote of the previous config; empty if unreadable.
+
+        ``is_written``: in image mode too, it wrote what an image can carry.
+        """
         if old is None:
             return WantedState()
         try:
-            return self._apply_image_mode(read_wanted_state(old), origin)
+            before = read_wanted_state(old)
         except ConfigError as error:
             log.warning("cannot read the previous config %s: %s", origin.config, error)
             return WantedState()
+        if not origin.image or is_written:
+            return before
+        return drop_provided(before, assume_provided(before).provided)
 
-    def _apply_image_mode(self, wanted: WantedState, target: Target) -> WantedState:
-        return apply_image_mode(wanted) if target.image and self._has_files_in_image else wanted
+
+def _refuse_missing(split: ImageSplit, target: Target, *, writes_image_files: bool) -> None:
+    if split.missing and not writes_image_files:
+        raise make_missing_error(target.config, target.image, split.missing)

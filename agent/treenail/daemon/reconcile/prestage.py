@@ -45,7 +45,12 @@ def prestage_target(
     if facts.deployments is None:
         raise AssertionError("pre-staging was decided without reading the deployments")
     record = facts.record
-    impact = planner.plan_update(action.target, record.current, facts.deployments)
+    impact = planner.plan_update(
+        action.target,
+        record.current,
+        facts.deployments,
+        writes_image_files=not facts.has_files_in_image,
+    )
     prestaged = PrestagedTarget(action.target, facts.boot_id)
     save_record(replace(record, prestaged=prestaged))
     if not impact.os.is_empty:

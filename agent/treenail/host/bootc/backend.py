@@ -15,7 +15,8 @@ reboot removes the unit, as it finalizes a staged deployment.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from treenail.errors import (
@@ -29,7 +30,9 @@ from treenail.host.bootc.progress import read_progress
 from treenail.host.bootc.status import BootcStatus, parse_status
 from treenail.host.container.podman_progress import PodmanProgress
 from treenail.host.filesystem.files import FileSpec
+from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
+from treenail.host.ostree.admin import FINALIZE_UNIT
 from treenail.host.ostree.commit import OSTREE_PROGRAM
 from treenail.host.ostree.deployments import (
     ActiveTransaction,
@@ -116,7 +119,7 @@ class BootcBackend:
             for each in status.in_boot_order
         )
         image = _parse_pulled_image(pulled) if pulled and pulled.is_done else ""
-        if image and parse_digest(image) not in {each.digest for each in found[:1]}:
+        if image and not any(each.has_image(parse_digest(image)) for each in found[:1]):
             found = (self._make_pulled_deployment(image), *found)
         return DeploymentStatus(
             found, ActiveTransaction(running.description, "systemd", "") if running else None
@@ -144,7 +147,7 @@ class BootcBackend:
         )
         if status is not None:
             digest = parse_digest(change.image)
-            if not status.staged and status.booted.digest == digest:
+            if not status.staged and status.booted.has_image(digest):
                 log.info("%s is booted already", change.image)
                 return
             self._refuse_unless_switchable(status, change.image)
@@ -159,6 +162,24 @@ class BootcBackend:
                 remedy=f"drop it with: systemctl stop {PULL_UNIT}",
             )
         self._pull_image(change.image, watch)
+
+    @contextmanager
+    def open_staged_tree(self, staged_id: str, paths: Sequence[str]) -> Iterator[Root]:
+        """Copy these paths out of the pulled image with this digest, and remove them at the end.
+
+        Raises `HostError` when the image is not pulled.
+        """
+        pulled = self._units.find_run(PULL_UNIT)
+        image = _parse_pulled_image(pulled) if pulled and pulled.is_done else ""
+        if not image or staged_id not in {
+            each.id for each in self.read_deployments().in_boot_order
+        }:
+            raise HostError(
+                f"cannot read the content of {staged_id}: it is no longer pulled",
+                remedy="see: bootc status; podman images",
+            )
+        with self._podman.copy_from_image(image, paths) as tree:
+            yield tree
 
     def wait_for_other_transaction(self, *, watch: WatchCallback) -> bool:
         """Wait until bootc answers again or the watcher detaches; always return True.
@@ -176,6 +197,10 @@ class BootcBackend:
             else:
                 break
         return True
+
+    def read_finalization_error(self) -> str:
+        """Return why ostree did not finalize a deployment at the last shutdown; empty if it did."""
+        return self._machine.journal.read_previous_boot_error(FINALIZE_UNIT)
 
     def drop_staged(self, staged_id: str) -> None:
         """Cancel our pull, and drop the pulled or pending image with this digest.
@@ -320,11 +345,17 @@ class BootcBackend:
                 SWITCH_UNIT, "bootc", f"switch to {image}", argv, lambda: progress.last_progress
             )
         staged = self._read_status().staged
-        if staged is None or staged.digest != parse_digest(image) or staged.is_locked:
-            raise TransactionError(
-                f"bootc did not stage {image}: {staged.digest if staged else 'nothing'} is staged",
-                remedy=f"see: bootc status; journalctl -u {SWITCH_UNIT}",
-            )
+        if staged is not None and staged.has_image(parse_digest(image)) and not staged.is_locked:
+            return
+        if staged is not None:
+            # Nothing was staged before, so bootc staged it for us, and any reboot would boot it.
+            log.warning("dropping %s, which bootc staged instead of %s", staged.image, image)
+            self._undeploy_deployment(staged)
+        found = f"{staged.image} ({staged.digest})" if staged else "nothing"
+        raise TransactionError(
+            f"bootc did not stage {image}: it staged {found}",
+            remedy=f"see: bootc status; journalctl -u {SWITCH_UNIT}",
+        )
 
     def _refuse_unless_switchable(self, status: BootcStatus, image: str) -> None:
         """Raise `HostError` if bootc cannot switch to the image, or if another image is staged."""

@@ -1,13 +1,17 @@
 """The back end for rpm-ostree over D-Bus: reads, stages, finalizes and rolls back deployments."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, assert_never
 
 from treenail.errors import BusError, BusyError, HostError, TransactionError
+from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
+from treenail.host.ostree.admin import FINALIZE_UNIT
 from treenail.host.ostree.deployments import DeploymentChange, DeploymentStatus, OstreeDeployment
+from treenail.host.ostree.tree import open_deployment_tree
 from treenail.host.ostree.watch import WatchCallback
 from treenail.host.rpmostree.client import CLIENT, RpmOstreeClient, check_outcome
 from treenail.host.rpmostree.expected import ExpectedDeployment, compute_expected
@@ -102,6 +106,17 @@ class RpmOstreeBackend:
         self._set_kernel_arguments(change, watch)
         self._verify_staged(goal, change)
 
+    @contextmanager
+    def open_staged_tree(self, staged_id: str, paths: Sequence[str]) -> Iterator[Root]:  # noqa: ARG002
+        """Open the tree of the staged deployment with this ID; raise `HostError` without it."""
+        staged = self.read_deployments().staged
+        if staged is None or staged.id != staged_id:
+            raise HostError(
+                f"cannot read the content of {staged_id}: it is no longer staged",
+                remedy=_STATUS_REMEDY,
+            )
+        yield open_deployment_tree(self._machine.root, staged)
+
     def wait_for_other_transaction(self, *, watch: WatchCallback) -> bool:
         """Wait until the running transaction has ended or the watcher detaches; return True.
 
@@ -129,6 +144,10 @@ class RpmOstreeBackend:
                 )
             case _:
                 assert_never(outcome)
+
+    def read_finalization_error(self) -> str:
+        """Return why ostree did not finalize a deployment at the last shutdown; empty if it did."""
+        return self._machine.journal.read_previous_boot_error(FINALIZE_UNIT)
 
     def drop_staged(self, staged_id: str) -> None:
         """Cancel our own transaction, and drop the pending deployment with this ID or its result.

@@ -7,12 +7,15 @@ from fnmatch import fnmatchcase
 
 from treenail.config import node_paths
 from treenail.config.drift import Drift, DriftAttribute, EntryKind
+from treenail.config.image_content import IMAGE_REMEDY
 
 HOUR_S = 3600.0
 NAMED_LIMIT = 5
 """Maximum number of drifts that a message names."""
 
-BOOT_ATTRIBUTES = frozenset({DriftAttribute.KERNEL_ARGUMENTS, DriftAttribute.PACKAGES})
+BOOT_ATTRIBUTES = frozenset(
+    {DriftAttribute.IMAGE, DriftAttribute.KERNEL_ARGUMENTS, DriftAttribute.PACKAGES}
+)
 """Attributes that only a reboot can repair."""
 
 
@@ -31,10 +34,11 @@ class DriftReaction(StrEnum):
 class DriftPolicy:
     """The administrator's reactions; the first glob that matches a path decides.
 
-    A unit matches by the path of its file. Two kinds of drift are only reported unless a glob
-    matches them: drop-ins that are not in the config, because distributions and other programs
-    write them too; and, where the default is to block, SELinux labels, because the Machine Config
-    Daemon does not check them and the SELinux policy may change with the OS.
+    A unit matches by the path of its file. Three kinds of drift are only reported unless a glob
+    matches them: another image, because the agent moves the node to its own; drop-ins that are not
+    in the config, because distributions and other programs write them too; and, where the default
+    is to block, SELinux labels, because the Machine Config Daemon does not check them and the
+    SELinux policy may change with the OS.
     """
 
     default: DriftReaction = DriftReaction.BLOCK
@@ -54,7 +58,10 @@ class DriftPolicy:
             is_label = (
                 drift.attribute is DriftAttribute.LABEL and self.default is DriftReaction.BLOCK
             )
-            reaction = DriftReaction.REPORT if is_extra or is_label else self.default
+            # The agent moves the node to its image: that must not be blocked.
+            is_image = drift.attribute is DriftAttribute.IMAGE
+            is_reported = is_extra or is_label or is_image
+            reaction = DriftReaction.REPORT if is_reported else self.default
         if reaction is DriftReaction.REPAIR and drift.attribute in BOOT_ATTRIBUTES:
             return DriftReaction.BLOCK
         return reaction
@@ -69,6 +76,8 @@ class DriftAssessment:
     blocking: tuple[Drift, ...] = ()
     contested: frozenset[str] = frozenset()
     """The subjects that were repaired too often: another program must be writing them."""
+    image_gaps: frozenset[str] = frozenset()
+    """The subjects that the image lacks, in image mode."""
     is_checked: bool = True
     """The machine was checked; False if no config is known."""
 
@@ -121,8 +130,15 @@ def format_drift(
     return text
 
 
-def format_drift_remedy(drifts: Sequence[Drift], contested: frozenset[str] = frozenset()) -> str:
+def format_drift_remedy(
+    drifts: Sequence[Drift],
+    contested: frozenset[str] = frozenset(),
+    *,
+    image_gaps: frozenset[str] = frozenset(),
+) -> str:
     """Return what a user can do about the drift."""
+    if image_gaps & {each.subject for each in drifts}:
+        return IMAGE_REMEDY
     if any(each.attribute in BOOT_ATTRIBUTES for each in drifts):
         return f"restore it, or apply the config again with: touch {node_paths.FORCE_FILE}"
     find_writer = "find the program that writes there, then " if contested else ""

@@ -1,7 +1,7 @@
 """The impact of an update on its machine, computed before anything changes."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from treenail.api.disruptionpolicy import (
@@ -52,6 +52,11 @@ class UpdateImpact:
     )
     reasons: tuple[str, ...] = ()
     """The causes of the most disruptive action, at most `REASONS_LIMIT`."""
+    checked_id: str = field(default="", metadata=key("checkedID"))
+    """The deployment whose image was compared with the config; empty before, and without an image
+    beside the config."""
+    writes_image_files: bool = field(default=False, metadata=key("writesImageFiles"))
+    """In image mode the agent writes the files and units that the image lacks."""
 
     @property
     def level_name(self) -> str:
@@ -66,11 +71,6 @@ class UpdateImpact:
     @property
     def needs_reboot(self) -> bool:
         return self.level is DisruptionLevel.REBOOT
-
-
-def apply_image_mode(wanted: WantedState) -> WantedState:
-    """Return the state without what the image contains in image mode: files and units."""
-    return replace(wanted, files={}, directories={}, links={}, units={})
 
 
 def compute_impact(

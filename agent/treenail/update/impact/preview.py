@@ -16,6 +16,12 @@ from treenail.api.machineconfig import EXTENSIONS, MachineConfig
 from treenail.config import node_paths
 from treenail.config.diff import ConfigDiff, EntryChange, OSAspect, compare_configs
 from treenail.config.drift import UNIT_MODE
+from treenail.config.image_content import (
+    ImageSplit,
+    assume_provided,
+    drop_provided,
+    list_provided,
+)
 from treenail.config.reconcilable import IrreconcilableChange, find_irreconcilable_changes
 from treenail.config.redact import FileDiff, compute_redacted_diff, redact_line
 from treenail.config.wanted import (
@@ -34,7 +40,7 @@ from treenail.update.impact.disruption import (
     compute_disruption,
     describe_action,
 )
-from treenail.update.impact.impact import apply_image_mode, compute_differences
+from treenail.update.impact.impact import compute_differences
 from treenail.update.impact.os_change import KERNEL_KEEPING_ASPECTS, NO_OS_CHANGE, OSChange
 from treenail.update.steps.steps import ConfigStep
 
@@ -86,6 +92,8 @@ class MachinePlan:
     steps: tuple[ConfigStep, ...]
     change: OSChange | None
     """None if the deployments cannot be read; the OS is then assumed to match the old config."""
+    split: ImageSplit | None = None
+    """The comparison of the config with the booted image; None unless that stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,8 @@ class Preview:
     irreconcilable_changes: tuple[IrreconcilableChange, ...] = ()
     steps: tuple[str, ...] = ()
     """The steps that change files, units and users, in order; empty without a `MachinePlan`."""
+    in_image: tuple[str, ...] = ()
+    """The paths and units that the image must contain, which the agent checks before the drain."""
 
     @property
     def can_keep_kernel(self) -> bool:
@@ -129,14 +139,23 @@ def preview_update(
     """Return the preview of an update from ``old`` to ``new``; raises `ConfigError`.
 
     ``images`` are the images that annotations request beside the two configs, empty for none. A
-    node with such an image is in image mode: the image contains files and units unless
+    node with such an image is in image mode: the image must contain files and units unless
     ``has_files_in_image`` is False. With a ``machine`` the preview is that of this machine: it
     includes drift and excludes what is booted already.
     """
     before, after = (
-        _apply_image(read_wanted_state(config), image, has_files_in_image=has_files_in_image)
+        _apply_image(read_wanted_state(config), image)
         for config, image in zip((old, new), images, strict=True)
     )
+    provided = frozenset[str]()
+    in_image: tuple[str, ...] = ()
+    if images[1] and machine is not None and machine.split is not None:
+        after, provided = machine.split.wanted, machine.split.provided
+    elif images[1] and has_files_in_image:
+        provided = assume_provided(after).provided
+        in_image = list_provided(after, provided)
+    former = assume_provided(before).provided if images[0] and has_files_in_image else frozenset()
+    before, after = drop_provided(before, provided | former), drop_provided(after, provided)
     config_diff = compare_configs(before, after)
     steps, change = (machine.steps, machine.change) if machine else ((), None)
     diff = config_diff
@@ -164,14 +183,12 @@ def preview_update(
         needs_reboot=disruption.needs_reboot,
         irreconcilable_changes=find_irreconcilable_changes(old, new),
         steps=tuple(map(str, steps)),
+        in_image=in_image,
     )
 
 
-def _apply_image(wanted: WantedState, image: str, *, has_files_in_image: bool) -> WantedState:
-    if not image:
-        return wanted
-    with_image = replace(wanted, os=replace(wanted.os, image=image))
-    return apply_image_mode(with_image) if has_files_in_image else with_image
+def _apply_image(wanted: WantedState, image: str) -> WantedState:
+    return replace(wanted, os=replace(wanted.os, image=image)) if image else wanted
 
 
 def _list_os_entries(

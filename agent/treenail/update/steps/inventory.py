@@ -35,6 +35,11 @@ class Inventory:
     """The password field of ``core``; None without a line in the shadow file."""
     intact_hard_links: frozenset[str] = frozenset()
     """The hard links that lead to the wanted file."""
+    pristine: frozenset[str] = frozenset()
+    """The paths below /etc and the units that are as the booted image has them.
+
+    ostree replaces them by those of the next image at the reboot, and keeps all others.
+    """
 
     def resolve_path(self, path: str) -> str:
         """Return the path that all paths to the same directory entry share."""

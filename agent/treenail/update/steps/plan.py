@@ -18,6 +18,7 @@ from treenail.config.drift import (
     compare_entry,
     compute_expected_entries,
 )
+from treenail.config.image_content import drop_provided
 from treenail.config.wanted import ROOT, WantedState
 from treenail.update.steps.inventory import ABSENT_ENTRY, Inventory
 from treenail.update.steps.ownership import Ownership, compute_ownership
@@ -52,17 +53,26 @@ class StepPlan:
 
 
 def plan_steps(
-    ownership: Ownership, new: WantedState, inventory: Inventory, *, config: str = ""
+    ownership: Ownership,
+    new: WantedState,
+    inventory: Inventory,
+    *,
+    config: str = "",
+    provided: frozenset[str] = frozenset(),
 ) -> StepPlan:
     """Return the steps that bring the machine to the new state, of the config named ``config``.
 
+    What an image has ``provided``, by path and unit, needs a step only where a local change hides
+    it: ostree's merge of /etc would keep that change. It does not belong to the config.
     No step makes services notice the change: `plan_service_steps` adds those once the disruption is
     known.
     """
     notes: list[str] = []
-    new_ownership = compute_ownership(config, new)
-    cleared, placed = _plan_entries(ownership, new_ownership, new, inventory)
-    before, after = plan_enablement(ownership, new, inventory, (*cleared, *placed), notes)
+    new_ownership = compute_ownership(config, drop_provided(new, provided))
+    cleared, placed = _plan_entries(ownership, new, inventory, provided)
+    before, after = plan_enablement(
+        ownership, new, inventory, (*cleared, *placed), notes, provided=provided
+    )
     user_steps = [*plan_core_user(ownership, new, inventory, notes)]
     steps: list[ConfigStep] = [*before, *cleared, *placed]
     steps += [step for step in user_steps if isinstance(step, SetSshKeys)]
@@ -74,22 +84,28 @@ def plan_steps(
 
 
 def _plan_entries(
-    old: Ownership, now: Ownership, new: WantedState, inventory: Inventory
+    old: Ownership, new: WantedState, inventory: Inventory, provided: frozenset[str]
 ) -> tuple[list[EntryStep], list[EntryStep]]:
     """Return the steps that back up and remove entries, and those that create entries."""
+    now = compute_ownership("", new)
     owned = {inventory.resolve_path(path) for path in (*old.paths, *inventory.restorable)}
     backups: list[EntryStep] = []
     cleared: list[EntryStep] = list(_release_entries(old, now, new, inventory))
     placed: list[EntryStep] = []
     for entry in _list_entries(new, inventory):
         found = inventory.entries.get(entry.path, ABSENT_ENTRY)
+        drifts = compare_entry(entry, found)
+        if entry.path in provided and (not drifts or entry.path in inventory.pristine):
+            continue
         if _needs_backup(entry.path, found) and inventory.resolve_path(entry.path) not in owned:
             backups.append(BackUpEntry(entry.path))
-        if drifts := compare_entry(entry, found):
+        if drifts:
             step = _make_step(entry, new, drifts)
             (cleared if isinstance(step, RemoveEntry) else placed).append(step)
     written = {step.path for step in placed if isinstance(step, WriteFile | RelabelEntry)}
     for path, link in new.links.items():
+        if path in provided:
+            continue
         if link.is_hard and (path not in inventory.intact_hard_links or link.target in written):
             found = inventory.entries.get(path, ABSENT_ENTRY)
             if _needs_backup(path, found) and inventory.resolve_path(path) not in owned:

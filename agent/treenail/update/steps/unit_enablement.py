@@ -29,6 +29,8 @@ def plan_enablement(
     inventory: Inventory,
     steps: Sequence[EntryStep],
     notes: list[str],
+    *,
+    provided: frozenset[str] = frozenset(),
 ) -> tuple[list[EnablementStep], list[EnablementStep]]:
     """Return the steps before and after ``steps``, which change the unit files."""
     # A unit is disabled before its file changes: systemctl disable removes the links that the
@@ -43,7 +45,7 @@ def plan_enablement(
         (PresetUnits, name) for name in released if name in inventory.vendor_units
     ]
     for unit in new.units.values():
-        if unit.mask:
+        if unit.mask or (unit.name in provided and _is_left_to_image(unit, inventory)):
             continue
         is_changed = _is_install_changed(unit, changed_paths)
         if is_changed and inventory.unit_states.get(unit.name) in _ENABLED:
@@ -59,6 +61,10 @@ def plan_enablement(
         if (units := tuple(name for each, name in planned if each is step))
     ]
     return [DisableUnits(tuple(to_disable))] if to_disable else [], after
+
+
+def _is_left_to_image(unit: WantedUnit, inventory: Inventory) -> bool:
+    return unit.enabled is None or unit.name in inventory.pristine
 
 
 def _choose_steps(

@@ -14,6 +14,7 @@ from typing import Any
 
 from treenail_lab.images import Image
 from treenail_lab.machine.ostree.steps import TransactionWork
+from treenail_lab.machine.ostree.trees import DeploymentTrees
 
 STATEROOT = "fedora-coreos"
 
@@ -42,6 +43,10 @@ class SysrootDeployment:
     packages: tuple[str, ...] = ()
     removals: tuple[str, ...] = ()
     base: str = ""
+    files: tuple[tuple[str, str], ...] = ()
+    """Path and text of each file of the image beside those that every image has."""
+    links: tuple[tuple[str, str], ...] = ()
+    """The same of symbolic links, with their targets."""
 
     @property
     def id(self) -> str:
@@ -68,6 +73,8 @@ def make_deployment(
         manifest=image.render_manifest(),
         configuration=image.render_configuration(),
         layers=tuple(layer.digest for layer in image.layers),
+        files=tuple(image.files.items()),
+        links=tuple(image.links.items()),
     )
 
 
@@ -94,6 +101,7 @@ class Sysroot:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self.trees = DeploymentTrees(root)
         self._deploy = root / "sysroot/ostree/deploy"
         self._list = root / "sysroot/ostree/deployments.json"
         self._layers = root / "sysroot/ostree/layers"
@@ -149,6 +157,11 @@ class Sysroot:
         arguments = self._cmdline.read_text(encoding="utf-8").split()
         return next((d for d in self.read_written() if d.boot_argument in arguments), None)
 
+    def find_live(self) -> SysrootDeployment | None:
+        """Return the deployment whose /etc is at /etc: the last one that was booted."""
+        name = self.trees.read_live()
+        return next((each for each in self.read_written() if each.id == name), None)
+
     def list_deployments(self) -> tuple[SysrootDeployment, ...]:
         """Return all deployments, the staged one first."""
         staged = self.read_staged()
@@ -166,6 +179,7 @@ class Sysroot:
     def stage_deployment(self, deployment: SysrootDeployment, *, locked: bool) -> None:
         """Stage ``deployment``, in place of another one."""
         self._staged.parent.mkdir(parents=True, exist_ok=True)
+        self.trees.write_tree(deployment)
         if locked:
             self._lock.touch()
         else:
@@ -188,6 +202,7 @@ class Sysroot:
     def drop_staged(self) -> bool:
         """Drop the staged deployment; return whether there was one."""
         had = self._staged.exists()
+        self.trees.prune_trees(self.read_written())
         self._staged.unlink(missing_ok=True)
         self._lock.unlink(missing_ok=True)
         self.notify_watchers()
@@ -196,6 +211,8 @@ class Sysroot:
     def write_deployments(self, deployments: tuple[SysrootDeployment, ...]) -> None:
         """Replace the finalized deployments, in boot order."""
         _write_json(self._list, [asdict(deployment) for deployment in deployments])
+        staged = self.read_staged()
+        self.trees.prune_trees((*deployments, *((staged,) if staged else ())))
         self.notify_watchers()
 
     def finalize_staged(self) -> SysrootDeployment | None:
@@ -276,6 +293,8 @@ def _parse_deployment(document: dict[str, Any]) -> SysrootDeployment:
         key: tuple(value) if key in lists and value is not None else value
         for key, value in document.items()
     }
+    for name in ("files", "links"):
+        values[name] = tuple(map(tuple, values.get(name, ())))
     return SysrootDeployment(**values)
 
 

@@ -1,0 +1,198 @@
+"""Comparison of a config with the content of an image: the rules of image mode.
+
+In image mode the image provides the files and units of the config. The content is compared, and
+no label is believed. What no image can carry, and the state of the machine, the agent writes.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from treenail.config import node_paths
+from treenail.config.drift import (
+    MASK_TARGET,
+    ActualEntry,
+    Drift,
+    DriftAttribute,
+    EntryKind,
+    ExpectedEntry,
+    compare_entry,
+    compute_expected_entries,
+    find_unit_drift,
+    list_expected_paths,
+)
+from treenail.config.wanted import WantedState, WantedUnit
+from treenail.errors import ConfigError
+
+IMAGE_FILES = "ImageFiles"
+"""The name of the comparison, where a target is quarantined by it."""
+IMAGE_REMEDY = (
+    "build the config into the image, or let the agent write what the image lacks: set "
+    'image_files = "write" in agent.toml, or imageFiles: Write in the pool'
+)
+NAMED_LIMIT = 5
+"""Maximum number of paths that a message names."""
+
+# A deployment takes only /usr and /etc from its image (ostree(1)). The others are created at the
+# installation, shared by all deployments, or in memory.
+_OUTSIDE_IMAGES = (
+    "/boot/", "/dev/", "/home/", "/ostree/", "/proc/", "/root/", "/run/", "/sys/", "/sysroot/",
+    "/tmp/", "/var/",  # noqa: S108  # a path to compare
+)  # fmt: skip
+_NOTHING = ActualEntry(EntryKind.NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageContent:
+    """What the tree of a deployment has at the paths of a config, before any local change."""
+
+    entries: Mapping[str, ActualEntry] = field(default_factory=dict)
+    """The entry at each path of `list_image_paths`; /etc is the one of the image."""
+    resolved_paths: Mapping[str, str] = field(default_factory=dict)
+    """The resolved path of each path that leads through symbolic links of the image."""
+    vendor_entries: Mapping[str, ActualEntry] = field(default_factory=dict)
+    """The entry below /usr in place of each unit file or drop-in below /etc that the image lacks.
+    """
+    unit_states: Mapping[str, str] = field(default_factory=dict)
+    """The units' states by ``systemctl is-enabled``; empty or missing without a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSplit:
+    """A config, divided into what an image provides and what the agent must write."""
+
+    wanted: WantedState
+    """The config. A unit file that the image has below /usr is not wanted below /etc."""
+    provided: frozenset[str] = frozenset()
+    """The paths and units that the image provides."""
+    missing: tuple[Drift, ...] = ()
+    """How the image differs from what the config has and an image can carry."""
+
+
+def list_image_paths(wanted: WantedState) -> tuple[str, ...]:
+    """Return the paths that `compare_with_image` needs in the content."""
+    hard_links = (link.path for link in wanted.links.values() if link.is_hard)
+    return tuple(dict.fromkeys((*list_expected_paths(wanted), *hard_links)))
+
+
+def can_image_carry(path: str, resolved: str = "") -> bool:
+    """Return whether an image can carry the path, which leads to ``resolved`` in its tree."""
+    return not (resolved or path).startswith(_OUTSIDE_IMAGES)
+
+
+def is_machine_state(path: str) -> bool:
+    """Return whether the file is state of the machine, which the agent writes in both modes."""
+    return path in node_paths.CREDENTIALS or node_paths.should_outlive_config(path)
+
+
+def assume_provided(wanted: WantedState) -> ImageSplit:
+    """Return the split for an image that contains all that an image can carry."""
+    files = (*wanted.files, *wanted.directories, *wanted.links)
+    return ImageSplit(wanted, frozenset((*filter(_is_for_image, files), *wanted.units)))
+
+
+def compare_with_image(wanted: WantedState, content: ImageContent) -> ImageSplit:
+    """Compare the config with the content of an image."""
+    entries = compute_expected_entries(wanted)
+    unit_paths = {*wanted.list_unit_files(), *wanted.list_masks()}
+    provided: set[str] = set()
+    missing: list[Drift] = []
+    for path in (*wanted.files, *wanted.directories, *wanted.links):
+        entry = entries.get(path)
+        is_carried = can_image_carry(path, content.resolved_paths.get(path, ""))
+        if path in unit_paths or not is_carried or is_machine_state(path):
+            continue
+        found = content.entries.get(path, _NOTHING)
+        # A hard link has no expected entry: its name alone can be compared.
+        drifts = compare_entry(entry or ExpectedEntry(path, EntryKind.FILE), found)
+        if drifts and (entry or found.kind is not EntryKind.FILE):
+            missing += drifts
+        else:
+            provided.add(path)
+    units = dict(wanted.units)
+    for unit in wanted.units.values():
+        units[unit.name], gaps = _compare_unit(unit, content)
+        missing += gaps
+        if not gaps:
+            provided.add(unit.name)
+            provided.update(list_expected_paths(WantedState(units={unit.name: unit})))
+    return ImageSplit(replace(wanted, units=units), frozenset(provided), tuple(missing))
+
+
+def drop_provided(wanted: WantedState, provided: frozenset[str]) -> WantedState:
+    """Return the part of the config that the agent writes."""
+    return replace(
+        wanted,
+        files={path: each for path, each in wanted.files.items() if path not in provided},
+        directories={
+            path: each for path, each in wanted.directories.items() if path not in provided
+        },
+        links={path: each for path, each in wanted.links.items() if path not in provided},
+        units={name: each for name, each in wanted.units.items() if name not in provided},
+    )
+
+
+def list_provided(wanted: WantedState, provided: frozenset[str]) -> tuple[str, ...]:
+    """Return the provided paths and units in the order of the config."""
+    subjects = (*wanted.files, *wanted.directories, *wanted.links, *wanted.units)
+    return tuple(each for each in subjects if each in provided)
+
+
+def make_missing_error(config: str, image: str, missing: Iterable[Drift]) -> ConfigError:
+    """Return the error for an image that lacks content of the config beside it."""
+    drifts = tuple(missing)
+    named = "; ".join(map(_format_missing, drifts[:NAMED_LIMIT]))
+    more = f"; and {len(drifts) - NAMED_LIMIT} more" if len(drifts) > NAMED_LIMIT else ""
+    return ConfigError(
+        f"cannot use {image} with {config}: the image differs from the config: {named}{more}",
+        remedy=IMAGE_REMEDY,
+    )
+
+
+def _is_for_image(path: str) -> bool:
+    return can_image_carry(path) and not is_machine_state(path)
+
+
+def _compare_unit(unit: WantedUnit, content: ImageContent) -> tuple[WantedUnit, list[Drift]]:
+    """Return the unit without the files that the image has below /usr, and what the image lacks."""
+    only = WantedState(units={unit.name: unit})
+    gaps: list[Drift] = []
+    contents, mask, dropins = unit.contents, unit.mask, dict(unit.dropins)
+    for path, entry in compute_expected_entries(only).items():
+        drifts = compare_entry(entry, content.entries.get(path, _NOTHING))
+        if not drifts:
+            continue
+        if not _has_vendor_entry(entry, content):
+            gaps += drifts
+        elif path == node_paths.unit_path(unit.name):
+            contents, mask = "", None
+        else:
+            dropins[path.rpartition("/")[2]] = ""
+    gaps += find_unit_drift(only, content.unit_states)
+    if unit.mask is False and content.unit_states.get(unit.name, "").startswith("masked"):
+        state = content.unit_states[unit.name]
+        gaps.append(Drift(unit.name, DriftAttribute.ENABLEMENT, "unmasked", state))
+    if gaps:
+        return unit, gaps
+    return replace(unit, contents=contents, mask=mask, dropins=dropins), gaps
+
+
+def _has_vendor_entry(entry: ExpectedEntry, content: ImageContent) -> bool:
+    """Return whether the image has the unit file or drop-in below /usr, and none below /etc."""
+    above = content.entries.get(entry.path, _NOTHING)
+    found = content.vendor_entries.get(entry.path, _NOTHING)
+    if above.kind is not EntryKind.NOTHING or found.kind is not entry.kind:
+        return False
+    if entry.kind is EntryKind.LINK:
+        return entry.target == found.target == MASK_TARGET
+    return entry.kind is EntryKind.FILE and entry.compute_sha256() == found.sha256
+
+
+def _format_missing(drift: Drift) -> str:
+    if drift.attribute is DriftAttribute.KIND and drift.actual == EntryKind.NOTHING:
+        return f"{drift.subject} is missing"
+    if drift.attribute is DriftAttribute.CONTENTS:
+        return f"{drift.subject} has other contents"
+    return (
+        f"{drift.subject} has {drift.attribute} {drift.actual or 'nothing'} instead of "
+        f"{drift.expected}"
+    )
