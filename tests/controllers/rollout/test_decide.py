@@ -207,7 +207,13 @@ def test_failure_halts_rollout_and_names_the_remedy() -> None:
 def test_halt_ends_only_by_resume_field() -> None:
     halted = RolloutRecord(NEW, halted_by=NodeFailure("a", "disk"))
     healed = [node("a", NEW), node("c")]
-    assert decide(pool({}), healed, halted).nodes_to_assign == ()
+    found = decide(pool({}), healed, halted)
+    assert found.nodes_to_assign == ()
+    assert found.problem is not None
+    assert (
+        "is halted: node a failed and has recovered since; its failure was: disk; set another"
+        in found.problem.message
+    )
     resumed = decide(pool({"resume": {"worker": "today"}}), healed, halted)
     assert resumed.nodes_to_assign == ("c",)
     assert resumed.record == RolloutRecord(NEW, resume_value="today")

@@ -103,7 +103,9 @@ def _build_rollout(context: ControllerContext) -> tuple[ControllerSettings, ...]
     gates = GateClient(WebClient(), load_secret=context.load_secret)
     return (
         ControllerSettings(
-            RolloutController(client, context.clock, gates, context.recorder, settings)
+            RolloutController(
+                client, context.clock, gates, context.recorder, settings, context.metrics
+            )
         ),
         ControllerSettings(
             MachineConfigNodeController(client, context.clock, image_key=image_key),

@@ -16,13 +16,15 @@ from treenail.controllers.rollout.gates.background import (
 from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.controllers.rollout.policy import ObservedPolicy
 from treenail.controllers.rollout.pool_index import PoolIndex
-from treenail.controllers.rollout.pools import ObservedPool
+from treenail.controllers.rollout.pool_metrics import PoolMetrics
+from treenail.controllers.rollout.pools import ObservedPool, PoolSnapshot
 from treenail.controllers.rollout.reconcile import (
     RolloutCaches,
     RolloutReconciler,
     RolloutSettings,
 )
 from treenail.controllers.runtime.informers import Informers, InformerView
+from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
 from treenail.kube.resources import MACHINECONFIGPOOLS, NODES, ROLLOUTPOLICIES
@@ -53,6 +55,7 @@ class RolloutController:
         gates: Gates,
         events: EventRecorder,
         settings: RolloutSettings,
+        metrics: ControllerMetrics | None = None,
     ) -> None:
         self._clock = clock
         self._settings = settings
@@ -78,6 +81,9 @@ class RolloutController:
             settings,
             parallel_map=self._executor.map,
             find_blocked_nodes=self._budgets.find_blocked_nodes,
+        )
+        self._pool_metrics = (
+            None if metrics is None else PoolMetrics(metrics, clock, self._read_all_pools)
         )
         self._informers: Informers | None = None
         self._pools: InformerView[ObservedPool] | None = None
@@ -109,7 +115,9 @@ class RolloutController:
             elif before.decision_key != after.decision_key:
                 enqueue(name)
 
-        def on_node(name: str, _before: NodeFacts | None, after: NodeFacts | None) -> None:
+        def on_node(name: str, before: NodeFacts | None, after: NodeFacts | None) -> None:
+            if self._pool_metrics is not None:
+                self._pool_metrics.observe_node(before, after)
             if after is None:
                 self._reconciler.forget_node(name)
             elif after.locked_by:
@@ -165,6 +173,10 @@ class RolloutController:
         self._executor.shutdown()
         # A gate that hangs must not delay the end of the process.
         self._gate_executor.shutdown(wait=False, cancel_futures=True)
+
+    def _read_all_pools(self) -> list[PoolSnapshot]:
+        found = (self._index.read_pool(name) for name in sorted(self._index.get_pool_names()))
+        return [snapshot for snapshot in found if snapshot is not None]
 
     def _find_pool(self, name: str) -> ObservedPool | None:
         return None if self._pools is None else self._pools.find(name)

@@ -44,6 +44,7 @@ from treenail.controllers.rollout.progress import (
     compute_next_check_s,
     compute_soak_end,
     compute_wave_capacity,
+    find_failures,
     find_wave_members,
     format_duration,
 )
@@ -172,7 +173,10 @@ def decide_rollout(
     prestage = decide_prestage_requests(policy, nodes, image_verdict.target, is_stopped=is_stopped)
     if record.halted_by is not None:
         # Prestaged images stay: the user may resume the rollout.
-        return state.build_decision(problem=_build_halt_problem(pool, record, record.halted_by))
+        failed = {each.node for each in find_failures(nodes, record.target, policy, now=now)}
+        has_recovered = record.halted_by.node not in failed
+        problem = _build_halt_problem(pool, record, record.halted_by, has_recovered=has_recovered)
+        return state.build_decision(problem=problem)
     if is_stopped or waiting:
         decision = state.build_decision(waiting_reason=waiting)
     elif prestage.waiting_reason:
@@ -392,15 +396,17 @@ def _format_unavailability(state: _RolloutState) -> str:
 
 
 def _build_halt_problem(
-    pool: MachineConfigPool, record: RolloutRecord, first: NodeFailure
+    pool: MachineConfigPool, record: RolloutRecord, first: NodeFailure, *, has_recovered: bool
 ) -> PoolProblem:
     # A copied command must change the value, whatever the last one was.
     last = record.resume_value
     value = str(int(last) + 1) if last.isdecimal() else "1"
     patch = json.dumps({"spec": {"resume": {pool.name: value}}})
+    cause = f"node {first.node} failed first: {first.reason}"
+    if has_recovered:
+        cause = f"node {first.node} failed and has recovered since; its failure was: {first.reason}"
     return PoolProblem(
         "Halted",
-        f"The rollout of {format_target(record.target)} is halted: node {first.node} failed first: "
-        f"{first.reason}; set another target, or resume: kubectl patch rolloutpolicy "
-        f"{pool.rollout_policy} --type merge -p '{patch}'",
+        f"The rollout of {format_target(record.target)} is halted: {cause}; set another target, "
+        f"or resume: kubectl patch rolloutpolicy {pool.rollout_policy} --type merge -p '{patch}'",
     )
