@@ -40,7 +40,17 @@ USER = "controllers"
 SIZES = (500, 5000)
 NODES_PER_POOL = 25
 CPU_TARGET_S, RSS_TARGET_MIB = 30.0, 160.0
-IMAGES = 40
+# Shared by all Nodes, so that 20,000 of them fit into the memory of the lab.
+IMAGES = [
+    {
+        "names": [
+            f"registry.example.com/team-{number}/service@sha256:{number:064x}",
+            f"registry.example.com/team-{number}/service:v1.{number}",
+        ],
+        "sizeBytes": 100_000_000 + number,
+    }
+    for number in range(40)
+]
 
 
 def measure(_seconds: float) -> Iterator[Result]:
@@ -128,16 +138,6 @@ def running(server: LabServer) -> Iterator["subprocess.Popen[bytes]"]:
 
 def build_node(name: str, pool: str) -> Json:
     """Build a Node as a kubelet and an agent write it, of about 12 kB."""
-    images = [
-        {
-            "names": [
-                f"registry.example.com/team-{number}/service@sha256:{number:064x}",
-                f"registry.example.com/team-{number}/service:v1.{number}",
-            ],
-            "sizeBytes": 100_000_000 + number,
-        }
-        for number in range(IMAGES)
-    ]
     conditions = [
         {**ready(), "type": kind, "status": "False", "message": f"kubelet has no {kind} now"}
         for kind in ("MemoryPressure", "DiskPressure", "PIDPressure")
@@ -181,7 +181,7 @@ def build_node(name: str, pool: str) -> Json:
             "conditions": [*conditions, ready()],
             "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}],
             "capacity": {"cpu": "64", "memory": "263919996Ki", "pods": "250"},
-            "images": images,
+            "images": IMAGES,
         },
     }
 

@@ -9,7 +9,7 @@ from tests.controllers.rollout.world import World
 from treenail.api import annotations as key
 from treenail.cli.controller.status import LiveTable, follow_status
 from treenail.cli.controller.status_text import format_table
-from treenail.controllers.plan.status_table import build_rows
+from treenail.controllers.plan.status_table import build_rows, convert_to_json
 from treenail.errors import UnreachableError
 from treenail.kube.client import Listing
 from treenail.kube.resources import Resource
@@ -95,6 +95,31 @@ REASON = "cannot stage quay.example/os@sha256:" + "1" * 64 + ": no space left on
 
 def show(world: World, width: int) -> list[str]:
     return list(format_table(build_rows(world.list_pools(), world.list_nodes()), width))
+
+
+def test_json_has_config_and_image_of_each_target_separately() -> None:
+    world = World()
+    world.add_node("n0", "old")
+    image = f"quay.example/os@sha256:{'1' * 64}"
+    notes = {key.DESIRED_CONFIG: "new", key.DESIRED_OS_IMAGE: image}
+    world.change("nodes", "n0", {"metadata": {"annotations": notes}})
+    world.set_pool("worker", "new")
+    world.deliver()
+    (pool,) = convert_to_json(build_rows(world.list_pools(), world.list_nodes()))["pools"]  # type: ignore[misc]  # a list
+    assert pool["nodes"][0]["current"] == {"config": "old", "image": ""}
+    assert pool["nodes"][0]["desired"] == {"config": "new", "image": image}
+
+
+def test_message_of_a_stalled_pool_is_shown() -> None:
+    world = World()
+    world.add_node("n0", "old")
+    world.set_pool("worker", "new")
+    stalled = {"type": "Stalled", "status": "True", "reason": "ProgressDeadlineExceeded"}
+    conditions = [{**stalled, "message": "no progress for more than 60 min"}]
+    world.change("machineconfigpools", "worker", {"status": {"conditions": conditions}})
+    world.deliver()
+    (row,) = build_rows(world.list_pools(), world.list_nodes())
+    assert (row.stalled_status, row.message) == ("True", "no progress for more than 60 min")
 
 
 def test_halt_reason_is_complete_at_80_columns() -> None:

@@ -19,6 +19,8 @@ class NodeRow:
     state: str
     current: str
     desired: str
+    current_target: RolloutTarget
+    desired_target: RolloutTarget
     is_in_service: bool
     is_idle: bool
     reason: str = ""
@@ -40,6 +42,7 @@ class PoolRow:
     """Status of the condition Updated; empty without the condition."""
     updating_status: str
     degraded_status: str
+    stalled_status: str
     message: str
     nodes: tuple[NodeRow, ...]
 
@@ -65,13 +68,14 @@ def convert_to_json(found: Sequence[PoolRow]) -> Json:
                 "updated": pool.updated_status,
                 "updating": pool.updating_status,
                 "degraded": pool.degraded_status,
+                "stalled": pool.stalled_status,
                 "message": pool.message,
                 "nodes": [
                     {
                         "name": node.name,
                         "state": node.state,
-                        "current": node.current,
-                        "desired": node.desired,
+                        "current": _convert_target(node.current_target),
+                        "desired": _convert_target(node.desired_target),
                         "inService": node.is_in_service,
                         "reason": node.reason,
                         "phase": node.phase,
@@ -89,9 +93,12 @@ def _build_pool_row(observed: ObservedPool, nodes: Sequence[NodeFacts]) -> PoolR
     pool = observed.pool
     conditions = {condition.type: condition for condition in pool.conditions}
     updating, degraded = conditions.get("Updating"), conditions.get("Degraded")
+    stalled = conditions.get("Stalled")
     message = ""
     if degraded is not None and degraded.status == "True":
         message = degraded.message
+    elif stalled is not None and stalled.status == "True":
+        message = stalled.message
     elif updating is not None:
         message = updating.message
     found = sorted(
@@ -106,6 +113,7 @@ def _build_pool_row(observed: ObservedPool, nodes: Sequence[NodeFacts]) -> PoolR
         updated_status=updated.status if updated else "",
         updating_status=updating.status if updating else "",
         degraded_status=degraded.status if degraded else "",
+        stalled_status=stalled.status if stalled else "",
         message=message if observed.error is None else str(observed.error),
         nodes=tuple(found),
     )
@@ -134,6 +142,8 @@ def _build_node_row(node: NodeFacts, pool_config: str) -> NodeRow:
         is_idle=node.is_done and node.is_in_service,
         reason=_choose_reason(node),
         phase=_compute_phase(node, pool_config),
+        current_target=RolloutTarget(node.current_config, node.current_image),
+        desired_target=RolloutTarget(node.desired_config, node.desired_image),
         prestage=_format_prestage(node),
     )
 
@@ -156,6 +166,10 @@ def _format_prestage(node: NodeFacts) -> str:
     if node.prestage_target is None:
         return ""
     return "staged" if node.prestaged_image == node.prestage_target.image else "staging"
+
+
+def _convert_target(target: RolloutTarget) -> Json:
+    return {"config": target.config, "image": target.image or ""}
 
 
 def _format_target(target: RolloutTarget) -> str:
