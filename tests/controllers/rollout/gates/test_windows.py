@@ -84,6 +84,20 @@ def test_window_across_clock_change_keeps_its_duration(day: str) -> None:
     assert isinstance(find_window_state([night], at(day) + 6 * HOUR), WindowClosed)
 
 
+@pytest.mark.parametrize("hour", range(48))
+def test_daily_window_of_24_hours_stays_open_on_a_day_of_25_hours(hour: int) -> None:
+    # Summer time ends in Berlin on 2026-10-25 at 01:00 UTC.
+    now = at("2026-10-24T12:30:00") + hour * HOUR
+    assert find_window_state([weekly("00:00", 24)], now) == WindowOpen()
+
+
+def test_window_of_one_whole_day_closes_at_its_wall_clock_time() -> None:
+    sunday = weekly("00:00", 24, "Sun")
+    # 25 hours, from Saturday 22:00 to Sunday 23:00 in UTC.
+    assert find_window_state([sunday], at("2026-10-25T22:59:59")) == WindowOpen(1.0)
+    assert isinstance(find_window_state([sunday], at("2026-10-25T23:00:00")), WindowClosed)
+
+
 def test_adjacent_or_overlapping_windows_are_one() -> None:
     windows = [weekly("01:00", 2, "Sat"), weekly("03:00", 2, "Sat"), weekly("04:00", 3, "Sat")]
     assert find_window_state(windows, at("2026-01-03T00:00:00")) == WindowOpen(6 * HOUR)

@@ -2,18 +2,20 @@
 
 A window opens at a wall-clock time and stays open for a fixed duration, so that a clock change
 neither shortens nor lengthens it. If the clock skips the start, the window opens that much later.
-If the start occurs twice, the first one counts.
+If the start occurs twice, the first one counts. A window of whole days closes at its wall-clock
+time if that is later.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from treenail.api.decode import Fields
 from treenail.api.unknown_fields import reject_unknown_fields
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_DAY = timedelta(days=1)
 _WEEK = timedelta(days=7)
 _FIELDS = frozenset({"days", "start", "duration", "timeZone"})
 
@@ -35,7 +37,17 @@ class MaintenanceWindow:
             day = first + timedelta(days=offset)
             if day.weekday() in self.days:
                 opens = datetime.combine(day, self.start, self.zone).astimezone(UTC)
-                yield opens, opens + self.duration
+                yield opens, max(opens + self.duration, self._find_whole_day_end(day))
+
+    def _find_whole_day_end(self, day: date) -> datetime:
+        """Return the wall-clock end of a window of whole days that opens on the day.
+
+        The day of a clock change may have 25 hours. A window of 24 hours on every day must not
+        close for the last one.
+        """
+        days = self.duration.days if self.duration % _DAY == timedelta() else 0
+        end = datetime.combine(day + timedelta(days=days), self.start, self.zone)
+        return end.astimezone(UTC)
 
 
 @dataclass(frozen=True, slots=True)
