@@ -19,6 +19,7 @@ from treenail.update.checks.health import (
     NODE_READY,
     HealthCheckResult,
     HealthyVerdict,
+    PendingVerdict,
     TrialLimits,
     UnhealthyVerdict,
     decide_verdict,
@@ -160,7 +161,8 @@ def run_trial(node: SimulatedNode, limits: TrialLimits) -> tuple[bool, float]:
                 return True, now
             case HealthyVerdict():
                 return False, now
-        now += INTERVAL_S
+            case PendingVerdict():
+                now += INTERVAL_S
     raise AssertionError(f"the trial of {node} does not end")
 
 

@@ -38,6 +38,7 @@ QUICK = "[limits]\nretry_first_s = 0.1\nretry_max_s = 0.5\n"
 # These tests delay reboots by inhibitors, which the pre-flight would refuse otherwise.
 SETTINGS = (
     f"{QUICK}[health]\ndeadline_s = 10\nsettle_s = 0.1\ninterval_s = 0.1\n"
+    "failing_s = 0.2\nready_s = 0.2\noutage_s = 0.2\n"
     '[preflight]\nonly_warn = ["ShutdownInhibited"]\n'
 )
 

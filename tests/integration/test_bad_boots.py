@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,8 @@ def options(request: pytest.FixtureRequest) -> Options:
     return Options(
         backend=request.param,
         agent_settings="[limits]\nretry_first_s = 0.1\nretry_max_s = 0.5\n"
-        f"[health]\ndeadline_s = {DEADLINE_S}\nsettle_s = 0.1\ncheck_s = 0.5\ninterval_s = 0.1\n",
+        f"[health]\ndeadline_s = {DEADLINE_S}\nsettle_s = 0.1\ncheck_s = 0.5\ninterval_s = 0.1\n"
+        "failing_s = 0.2\nready_s = 0.2\noutage_s = 0.2\n",
     )
 
 
@@ -194,7 +196,7 @@ def test_agent_that_crashes_at_start_rolls_back(site: Site) -> None:
 
     goal = site.goal()
     with bad_with(site, goal, break_settings):
-        assert_comes_back(site, goal, "Agent", "times in one boot")
+        assert_comes_back(site, goal, "Agent", "crashed 5 times in one boot")
 
 
 @pytest.fixture
@@ -266,3 +268,83 @@ def test_node_healthy_shortly_before_deadline_stays(site: Site) -> None:
         boots = site.machine.boot_count
         site.reach(goal)
         assert site.machine.boot_count == boots + 1
+
+
+def skip_second_backend(site: Site) -> None:
+    """Run a test that does not depend on the back end with one of them only."""
+    if site.backend != "rpm-ostree":
+        pytest.skip("the ledger does not depend on the back end")
+
+
+def change_ledger(site: Site, change: Callable[[dict[str, Any]], None]) -> None:
+    """Rewrite the ledger as an agent of another version, which knows no checksum."""
+    path = site.machine.root / "var/lib/treenail/ledger.json"
+    document = json.loads(path.read_text())
+    document.pop("checksum", None)
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def test_new_agent_that_cannot_read_the_ledger_rolls_back(site: Site) -> None:
+    path = site.machine.root / "var/lib/treenail/ledger.json"
+    kept: list[bytes] = []
+
+    def damage(bad: bool) -> None:
+        if bad:
+            kept.append(path.read_bytes())
+            change_ledger(site, lambda document: document.update(version=2))
+        elif kept:
+            path.write_bytes(kept.pop())
+
+    goal = site.goal()
+    with bad_with(site, goal, damage):
+        assert_comes_back(site, goal, "did not boot")
+    messages = site.messages(MESSAGE_ID=MessageId.HEALTH_CHECK_FAILED)
+    assert any("its version is 2" in message for message in messages)
+    assert not (path.parent / "crash-record.json").exists()
+
+
+def test_new_agent_on_the_ledger_of_an_older_one_finishes_the_update(site: Site) -> None:
+    skip_second_backend(site)
+    record = site.machine.root / "var/lib/treenail/crash-record.json"
+
+    def forget(document: dict[str, Any]) -> None:
+        for name in ("retry", "retained", "prestaged"):
+            document.pop(name)
+        for name in ("healthMode", "failedBefore", "passedBefore", "pausedSeconds"):
+            document["update"]["bootTrial"].pop(name)
+
+    def make_older(bad: bool) -> None:
+        if bad:
+            change_ledger(site, forget)
+            record.unlink()
+
+    goal = site.goal()
+    with bad_with(site, goal, make_older):
+        site.reach(goal)
+    assert not site.was("Degraded")
+
+
+def test_old_agent_reads_the_ledger_of_a_newer_one_after_the_rollback(site: Site) -> None:
+    skip_second_backend(site)
+    link = site.machine.root / "etc/systemd/system/kubelet.service"
+
+    def add(document: dict[str, Any]) -> None:
+        document["added"] = {"x": 1}
+        document["update"]["thaw"] = [1]
+        document["update"]["phaseSeconds"]["defrosting"] = 1.0
+        document["history"][0]["outcome"] = "postponed"
+
+    def make_newer(bad: bool) -> None:
+        link.unlink(missing_ok=True)
+        if bad:
+            link.symlink_to("/dev/null")
+        elif booted_again:
+            booted_again.clear()
+            change_ledger(site, add)
+
+    booted_again = [True]
+    goal = site.goal()
+    with bad_with(site, goal, make_newer):
+        assert_comes_back(site, goal, "Kubelet")
+    assert not booted_again

@@ -32,6 +32,9 @@ retry_max_s = 5.0
 [health]
 deadline_s = 120.0
 settle_s = 2.0
+failing_s = 20.0
+ready_s = 30.0
+outage_s = 60.0
 """
 _LOOK_S = 0.25
 SETTLE_LIMIT_S = 600.0
