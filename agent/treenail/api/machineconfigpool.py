@@ -23,7 +23,7 @@ SPEC_FIELDS = frozenset({
 _SELECTOR_FIELDS = frozenset({"matchLabels", "matchExpressions"})
 
 
-class ImageFiles(StrEnum):
+class PoolImageFiles(StrEnum):
     """Where the files of the config come from in image mode."""
 
     BAKED = "Baked"
@@ -61,7 +61,7 @@ class MachineConfigPool:
     """Desired configuration of the nodes."""
     os_image: str | None = None
     """Pull spec of the OS image of the nodes; None for the image that the config names."""
-    image_files: ImageFiles | None = None
+    image_files: PoolImageFiles | None = None
     """None leaves the choice to the settings of each node."""
     rollout_policy: str = ""
     """Name of the RolloutPolicy; empty for none."""
@@ -122,15 +122,15 @@ def _parse_selector(spec: Fields, name: str) -> LabelSelector | None:
     return parse_optional_selector(spec.values.get(name), spec.path_of(name))
 
 
-def _parse_image_files(spec: Fields) -> ImageFiles | None:
+def _parse_image_files(spec: Fields) -> PoolImageFiles | None:
     text = spec.get_optional_text("imageFiles")
     if text is None:
         return None
     try:
-        return ImageFiles(text)
+        return PoolImageFiles(text)
     except ValueError as error:
         raise spec.error(
-            f"{spec.path_of('imageFiles')}: expected {' or '.join(ImageFiles)}, found {text!r:.40}"
+            f"{spec.path_of('imageFiles')}: expected {' or '.join(PoolImageFiles)}, found {text!r:.40}"
         ) from error
 
 

@@ -1,13 +1,16 @@
 """Single syncs of the reconciler, in virtual time."""
 
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from tests.controllers.rollout.world import Killed, World, build_reconciler
 from treenail.api import annotations as key
+from treenail.controllers.rollout.gates.background import BackgroundGates
 from treenail.controllers.rollout.gates.external import LockHolder, LockServer, PrometheusAlerts
 from treenail.controllers.rollout.gates.os_image import (
     GateAnswer,
@@ -547,3 +550,48 @@ def test_policy_that_appears_starts_the_rollout() -> None:
     found.set_policy("careful", {"canary": {}})
     turn(found, controlled)
     assert find_assigned(found) == ["n0"]
+
+
+def test_updated_is_not_about_an_older_generation() -> None:
+    found = world(2, "{canary: {}}")
+    controlled = controller(found)
+    for _ in range(6):
+        turn(found, controlled, after_s=300)
+    assert found.conditions()["Updated"]["status"] == "True"
+    found.set_pool("worker", "new", "{canary: {}}", osImage=IMAGE)
+    # kubectl wait and kstatus compare these two first.
+    generation = found.objects["machineconfigpools"]["worker"]["metadata"]["generation"]
+    assert found.status()["observedGeneration"] < generation
+    turn(found, controlled)
+    assert found.status()["observedGeneration"] == generation
+    assert found.conditions()["Updated"]["status"] == "False"
+    assert found.conditions()["Reconciling"]["status"] == "True"
+    found.set_pool("worker", "new", nodeSelector={})
+    turn(found, controlled)
+    assert found.conditions()["Updated"]["status"] == "False"
+    states = {kind: found.conditions()[kind]["status"] for kind in ("Reconciling", "Stalled")}
+    assert states == {"Reconciling": "False", "Stalled": "True"}
+
+
+class NeverAnswers(Executor):
+    """Threads that hang in every request."""
+
+    def submit(self, fn: Callable[..., object], /, *_: object, **__: object) -> Future[Any]:
+        return Future()
+
+
+def test_gate_that_hangs_stops_only_its_own_pools() -> None:
+    found = World()
+    gated = "{alerts: {url: 'http://prometheus.example.com', names: [ApiErrors]}}"
+    for pool, policy in (("worker", None), *((f"gated{number}", gated) for number in range(20))):
+        name = f"n-{pool}"
+        found.add_node(name, "old")
+        labels = {"node-role.kubernetes.io/worker": None, f"node-role.kubernetes.io/{pool}": ""}
+        found.change("nodes", name, {"metadata": {"labels": labels}})
+        found.set_pool(pool, "new", policy)
+    found.deliver()
+    gates = BackgroundGates(Locks(), found, NeverAnswers())
+    controlled = controller(found, gates)
+    for pool in sorted(found.objects["machineconfigpools"]):
+        controlled.sync_pool(pool)
+    assert find_assigned(found) == ["n-worker"]

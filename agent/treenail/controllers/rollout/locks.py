@@ -1,8 +1,8 @@
 """Locks of FleetLock servers: which nodes may hold one, and which locks to release.
 
-A lock is recorded in the status of the pool before the server is asked for it. So no lock is lost
-when the process ends between both, when the node is deleted or when it leaves the pool. The
-annotation of the node has the same information for a pool that is deleted.
+A lock is recorded in the status of the pool before it is requested. So no lock is lost when the
+process ends between both, when the node is deleted or when it leaves the pool. The annotation of
+the node has the same information for a pool that is deleted.
 """
 
 from collections.abc import Callable, Collection, Iterable

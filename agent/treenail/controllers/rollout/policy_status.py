@@ -31,19 +31,17 @@ class PolicyStatusInput:
 
     pool: MachineConfigPool
     policy: RolloutPolicy
-    generation: int
-    """Generation of the policy that the decision used."""
     decision: RolloutDecision
     is_updated: bool
     now: float
 
 
-def build_pool_entry(status_input: PolicyStatusInput) -> Json:
-    """Build the entry of a pool."""
+def build_pool_entry(status_input: PolicyStatusInput, generation: int) -> Json:
+    """Build the entry of a pool; ``generation`` is that of the policy."""
     decision, policy = status_input.decision, status_input.policy
     entry: Json = {
         "pool": status_input.pool.name,
-        "observedGeneration": status_input.generation,
+        "observedGeneration": generation,
         "state": str(_find_state(status_input)),
     }
     if decision.record is not None:

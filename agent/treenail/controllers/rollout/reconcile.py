@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from treenail.api import annotations as key
-from treenail.api.decode import Json
 from treenail.api.machineconfigpool import API_VERSION, ARBITER, KIND, MASTER, MachineConfigPool
 from treenail.clock import Clock, format_rfc3339
 from treenail.controllers.rollout import status
@@ -35,12 +34,8 @@ from treenail.controllers.rollout.lock_keeper import LockKeeper
 from treenail.controllers.rollout.node_settings import build_settings, find_settings_changes
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 from treenail.controllers.rollout.policy import ObservedPolicy, RolloutPolicy, find_policy
-from treenail.controllers.rollout.policy_status import (
-    PolicyStatusInput,
-    build_pool_entry,
-    read_pool_entries,
-    replace_pool_entry,
-)
+from treenail.controllers.rollout.policy_reporter import PolicyReporter
+from treenail.controllers.rollout.policy_status import PolicyStatusInput
 from treenail.controllers.rollout.pools import PoolSnapshot, check_supported_fields
 from treenail.controllers.rollout.progress import ROLLOUT_STATUS, RolloutRecord
 from treenail.controllers.rollout.status import (
@@ -159,6 +154,7 @@ class RolloutReconciler:
             image_key=settings.image_key,
         )
         self._locks = LockKeeper(gates, self._writer, self._pools)
+        self._policy_reporter = PolicyReporter(self._writer, caches.list_policies)
 
     def sync_pool(self, name: str) -> float | None:
         """Reconcile the pool once and return after how many seconds to do it again, or None.
@@ -201,7 +197,7 @@ class RolloutReconciler:
         self._status_written_at.pop(name, None)
         self._existing_configs.pop(name, None)
         try:
-            self._write_policy_entries(name, lambda _: None)
+            self._policy_reporter.remove_pool(name)
         except ClusterError as error:
             log.debug("cannot remove pool %s from the status of its policy: %s", name, error)
             return CONFLICT_RETRY_S
@@ -430,37 +426,11 @@ class RolloutReconciler:
         if sync.stale_reason:
             return
         is_updated = all(node.is_updated_to(sync.target) for node in sync.nodes)
-
-        def build_entry(observed: ObservedPolicy) -> Json | None:
-            if observed.name != sync.pool.rollout_policy:
-                return None
-            return build_pool_entry(
-                PolicyStatusInput(
-                    sync.pool,
-                    sync.policy,
-                    observed.generation,
-                    sync.decision,
-                    is_updated=is_updated,
-                    now=sync.now,
-                )
-            )
-
+        found = PolicyStatusInput(sync.pool, sync.policy, sync.decision, is_updated, sync.now)
         try:
-            self._write_policy_entries(sync.pool.name, build_entry)
+            self._policy_reporter.report_pool(found)
         except ClusterError as error:
             sync.record_error(error)
-
-    def _write_policy_entries(
-        self, pool: str, build_entry: Callable[[ObservedPolicy], Json | None]
-    ) -> None:
-        for observed in self._caches.list_policies().values():
-            entries = replace_pool_entry(observed, pool, build_entry(observed))
-            if entries == read_pool_entries(observed):
-                continue
-            try:
-                self._writer.write_policy_status(observed, entries)
-            except NotFoundError:
-                log.debug("RolloutPolicy %s is deleted", observed.name)
 
     def _compute_status(self, sync: _PoolSync) -> PoolStatus:
         problem = sync.decision.problem or _find_problem(sync)

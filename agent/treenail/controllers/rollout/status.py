@@ -300,6 +300,8 @@ def compute_write_delay_s(
 def build_unusable_status(pool: MachineConfigPool, problem: PoolProblem, *, now: str) -> PoolStatus:
     """Build the status of a pool with an invalid spec: the counts stay, the conditions say why."""
     computed = [
+        # A client that waits for the new spec must not read what the previous one reached.
+        Condition(UPDATED, "False", problem.reason),
         Condition(DEGRADED, "True", problem.reason, problem.message),
         Condition(RECONCILING, "False", problem.reason, problem.message),
         Condition(STALLED, "True", problem.reason, problem.message),
