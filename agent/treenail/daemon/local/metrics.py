@@ -46,6 +46,8 @@ class NodeMetrics:
     def __init__(self, files: HostFiles, clock: Clock) -> None:
         self._files = files
         self._clock = clock
+        self._samples: dict[str, Sequence[str]] | None = None
+        """The samples in the file; None until it is read, and after a failed write."""
 
     def write_metrics(self, drifted: DriftAssessment) -> None:
         """Write since when drift degrades the Node, and how much there is; only after a check."""
@@ -96,6 +98,11 @@ class NodeMetrics:
         self._write_samples(changed)
 
     def _read_samples(self) -> dict[str, Sequence[str]]:
+        if self._samples is None:
+            self._samples = self._read_file()
+        return self._samples
+
+    def _read_file(self) -> dict[str, Sequence[str]]:
         try:
             content = self._files.read_file(METRICS_FILE, limit=_LIMIT) or b""
         except FileError as error:
@@ -113,9 +120,11 @@ class NodeMetrics:
         known = self._read_samples()
         if all(tuple(known.get(name, ())) == tuple(lines) for name, lines in changed.items()):
             return
-        content = "".join(f"{line}\n" for line in _format_lines({**known, **changed}))
+        samples, self._samples = {**known, **changed}, None
+        content = "".join(f"{line}\n" for line in _format_lines(samples))
         try:
             self._files.write_file(METRICS_FILE, content.encode(), mode=0o644)
+            self._samples = samples
         except FileError as error:
             log.debug("cannot write metrics: %s", error)
 
