@@ -77,6 +77,21 @@ def test_valid_spec_is_accepted(spec: dict[str, Any]) -> None:
             with_file(path="/etc/a", user={"id": 0, "name": "root"}),
             "spec.config.storage.files[0].user: expected an id or a name, found both",
         ),
+        # The second file replaces the first.
+        (
+            {
+                "config": {
+                    "ignition": {"version": "2.2.0"},
+                    "storage": {
+                        "files": [
+                            {"filesystem": "root", "path": "/etc/a", "mode": 0o1777},
+                            {"filesystem": "root", "path": "/etc/a"},
+                        ]
+                    },
+                }
+            },
+            "spec.config.storage.files[0].mode: expected at most 511 (0777), found 1023 (0o1777)",
+        ),
         (
             with_file(path="../etc"),
             "spec.config.storage.files[0].path: expected an absolute path, found '../etc'",

@@ -15,6 +15,7 @@ from treenail.api.yaml11 import resolve_scalar
 _WIDTH = 80
 _KEY = re.compile(r"([A-Za-z]+)([0-9]*)")
 _BREAKS = "\n\u2028\u2029"  # the line breaks of YAML 1.1 that are printable
+_BREAK = re.compile(f"[{_BREAKS}]")
 _SPECIAL = re.compile("[^\n -~\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd]")
 _LONE_SPACE = re.compile("[\u2028\u2029]|(?<=[^ ]) (?=[^ ])")
 _ESCAPED_OR_SPACE = re.compile(_SPECIAL.pattern + '|[\n\u2028\u2029"\\\\ ]')
@@ -114,7 +115,7 @@ def _fold_nel(found: re.Match[str]) -> str:
 
 def _format_string(text: str, column: int, indent: int) -> str:
     special = _SPECIAL.search(text) is not None
-    breaks = any(char in _BREAKS for char in text)
+    breaks = _BREAK.search(text) is not None
     space_break = breaks and re.search(f" [{_BREAKS}]", text) is not None
     break_space = breaks and re.search(f"[{_BREAKS}] ", text) is not None
     if "\n" in text and not (special or space_break or text.endswith(" ")):

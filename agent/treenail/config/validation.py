@@ -87,15 +87,16 @@ def _validate_spec(config: MachineConfig) -> None:
                 f"spec.extensions[{index}]: expected one of {', '.join(EXTENSIONS)}, "
                 f"found {name!r:.40}"
             )
-    parsed = ignition.parse_ignition(config.config)
-    if config.config is not None:
-        document = Fields(config.config, "spec.config", IgnitionError)
-        ignition_checks.check_document(document, parsed)
+    if config.config is None:
+        return
+    document = Fields(config.config, "spec.config", IgnitionError)
+    ignition_checks.check_document(document, ignition.parse_ignition(config.config))
     _reject_other_case(config)
-    for file in parsed.files:
-        if file.mode is not None and file.mode > _MAX_MODE:
+    # Also files that a later one of version 2 replaces.
+    for file in document.get_object("storage").iter_objects("files"):
+        mode = file.get_optional_integer("mode") or 0
+        if mode > _MAX_MODE:
             raise ConfigError(
-                f"{file.location}.mode: expected at most 511 (0777), found {file.mode} "
-                f"({file.mode:#o})",
+                f"{file.path_of('mode')}: expected at most 511 (0777), found {mode} ({mode:#o})",
                 remedy="remove the setuid, setgid and sticky bits: a MachineConfig cannot set them",
             )

@@ -218,14 +218,16 @@ def test_invalid_config_degrades_only_its_pool(server: LabServer, client: Client
 
 
 def test_field_without_effect_is_an_event_of_the_pool(server: LabServer, client: Client) -> None:
-    add_config(client, "00-base", files=[{**file("/etc/a", "1"), "modee": 420}])
+    add_config(client, "00-base", files=[file("/etc/a", "1")])
     add_pool(client)
     with running(server):
         wait_until(moved(client, ""))
+        before = target(client)
+        client.patch(MACHINECONFIGS, "00-base", {"spec": {"config": {"stroage": {}}}})
         wait_until(lambda: "FieldIgnored" in events(client))
+        assert target(client) == before
     assert events(client)["FieldIgnored"] == (
-        "MachineConfig 00-base: spec.config.storage.files[0].modee: ignored: unknown field; did "
-        "you mean mode?"
+        "MachineConfig 00-base: spec.config.stroage: ignored: unknown field; did you mean storage?"
     )
 
 

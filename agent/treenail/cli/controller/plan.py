@@ -6,7 +6,7 @@ import sys
 
 from treenail.cli.controller.connect import add_connection_arguments, connect_cluster
 from treenail.cli.files import read_documents
-from treenail.cli.terminal import HelpFormatter, format_examples
+from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
 from treenail.clock import SystemClock
 from treenail.controllers.plan import plan, read, text
 from treenail.controllers.render import offline
@@ -51,6 +51,8 @@ def print_plan(arguments: argparse.Namespace) -> int:
     if bool(arguments.filename) == arguments.live:
         raise UsageError("cannot plan: name the change with -f, or use --live")
     documents = offline.read_manifests(read_documents(arguments.filename or ()))
+    for warning in documents.warnings:
+        print(f"treenail-controller: warning: {warning}", file=sys.stderr)
     with connect_cluster(arguments) as client:
         found = read.read_snapshot(client)
     after = plan.apply_manifests(found, documents)
@@ -63,6 +65,6 @@ def print_plan(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(text.convert_to_json(plans), indent=2))
     else:
-        print("\n".join(text.format_plans(plans)) or "no MachineConfigPools found")
+        print_lines([*text.format_plans(plans)] or ["no MachineConfigPools found"])
     sys.stdout.flush()
     return EXIT_FAILED if any(each.problems for each in plans) else 0

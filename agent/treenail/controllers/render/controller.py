@@ -106,6 +106,7 @@ class RenderController:
         self._expected_pools = ExpectedPools()
         self._lock = threading.Lock()
         self._changed_at: dict[str, float] = {}
+        self._reported_warnings: dict[str, tuple[str, ...]] = {}
 
     def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
         """Watch pools, MachineConfigs, the ControllerConfig, and references of Nodes."""
@@ -145,6 +146,7 @@ class RenderController:
         cached = self._pools.find(key)
         if cached is None or cached.is_deleting:
             self._expected_pools.forget_pool(key)
+            self._reported_warnings.pop(key, None)
             return None
         pool = self._expected_pools.get_latest(cached)
         if (early_s := self._get_remaining_settle_s(key)) > 0:
@@ -154,7 +156,8 @@ class RenderController:
         except ConfigError as error:
             self._write_condition(pool, _build_failure_condition(pool, error))
             return None
-        self._create_config(pool, rendered)
+        self._create_config(rendered)
+        self._report_ignored_fields(pool, rendered)
         pool = self._update_pool(pool, rendered)
         message = f"Rendered {rendered.name}"
         self._write_condition(pool, Condition(RENDER_DEGRADED, "False", "Rendered", message))
@@ -194,7 +197,7 @@ class RenderController:
         except NotFoundError:
             return None
 
-    def _create_config(self, pool: MachineConfigPool, rendered: RenderedConfig) -> None:
+    def _create_config(self, rendered: RenderedConfig) -> None:
         if self._configs.find(rendered.name) is not None:
             return
         try:
@@ -203,9 +206,12 @@ class RenderController:
             log.debug("%s exists already", rendered.name)
         else:
             log.info("rendered %s from %s", rendered.name, ", ".join(rendered.sources))
-            self._report_ignored_fields(pool, rendered)
 
     def _report_ignored_fields(self, pool: MachineConfigPool, rendered: RenderedConfig) -> None:
+        """Log fields without effect and record an Event, once until they change."""
+        if self._reported_warnings.get(pool.name, ()) == rendered.warnings:
+            return
+        self._reported_warnings[pool.name] = rendered.warnings
         if not rendered.warnings:
             return
         for warning in rendered.warnings:
