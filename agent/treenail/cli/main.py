@@ -16,6 +16,7 @@ from typing import cast
 from treenail.cli.node.arguments import create_parser
 from treenail.cli.output import EXIT_FAILED, EXIT_USAGE, flush_output
 from treenail.cli.safe_output import guard_output
+from treenail.cli.terminal import print_lines
 from treenail.errors import HostError, TreenailError, UsageError
 
 _EXIT_PIPE_CLOSED = 141
@@ -80,7 +81,6 @@ def _load_command(module: str, unknown: list[str]) -> Command:
 
 
 def _print_error(error: TreenailError, code: int) -> int:
-    print(f"treenail: {error}", file=sys.stderr)
-    if error.remedy:
-        print(f"  {error.remedy}", file=sys.stderr)
+    lines = [f"treenail: {error}", *([f"  {error.remedy}"] if error.remedy else [])]
+    print_lines(lines, sys.stderr)
     return code

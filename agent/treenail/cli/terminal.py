@@ -3,8 +3,9 @@
 import argparse
 import re
 import shutil
+import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import TextIO
 
@@ -36,7 +37,13 @@ class Painter:
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Wrap descriptions, and leave the lines of examples as they are."""
+    """Wrap descriptions, leave the lines of examples as they are, and align commands."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if action.nargs == argparse.PARSER:
+            # argparse indents the names of commands further than it reserves columns for them.
+            self._action_max_length += self._indent_increment
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if text.startswith(_EXAMPLES) else super()._fill_text(text, width, indent)
@@ -80,6 +87,44 @@ def wrap_text(
         subsequent_indent=hanging,
         break_long_words=False,
         break_on_hyphens=False,
+    )
+
+
+class VerbatimLine(str):
+    """A line of a diff: `print_lines` does not wrap it."""
+
+    __slots__ = ()
+
+
+def print_lines(lines: Iterable[str], stream: TextIO | None = None) -> None:
+    """Print lines (default: to standard output), wrapped on a terminal below their own indent."""
+    stream = stream or sys.stdout
+    width = find_width(stream)
+    for line in lines:
+        shown = [line] if isinstance(line, VerbatimLine) else wrap_line(line, width)
+        for each in shown:
+            print(each, file=stream)
+
+
+def wrap_line(line: str, width: int | None) -> Iterator[str]:
+    """Yield the line as lines of at most ``width`` columns, further ones with more indent.
+
+    Unlike `wrap_text` it keeps the spaces of the line. A newline in it becomes a space.
+    """
+    line = line.replace("\n", " ")
+    if width is not None and len(line) > width:
+        line = _LONG_DIGEST.sub(r"\1…", line)
+    if width is None or len(line) <= width:
+        yield line
+        return
+    hanging = " " * (len(line) - len(line.lstrip(" ")) + 2)
+    yield from textwrap.wrap(
+        line,
+        max(width, len(hanging) + _MIN_TEXT_WIDTH),
+        subsequent_indent=hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
     )
 
 

@@ -197,8 +197,8 @@ def test_render_error_hides_secret_of_other_document(
         (
             [pool("worker"), machine_config("00", "other")],
             (
-                "FILE, document 1: couldn't find any MachineConfigs for pool: worker (give a "
-                "MachineConfig the labels that the pool's machineConfigSelector names)\n"
+                "FILE, document 1: couldn't find any MachineConfigs for pool: worker\n"
+                "  give a MachineConfig the labels that the pool's machineConfigSelector names\n"
             ),
         ),
         (
@@ -209,8 +209,8 @@ def test_render_error_hides_secret_of_other_document(
             ],
             (
                 "FILE, document 2: MachineConfig 00: the extension kernel-devel needs the default "
-                "kernel, but MachineConfig 01 sets kernelType realtime (remove one of the two from "
-                "the pool)\n"
+                "kernel, but MachineConfig 01 sets kernelType realtime\n"
+                "  remove one of the two from the pool\n"
             ),
         ),
         (
@@ -235,7 +235,7 @@ def test_render_error_hides_secret_of_other_document(
         ),
     ],
 )  # fmt: skip
-def test_render_invalid_input_prints_one_line_and_returns_1(
+def test_render_invalid_input_prints_cause_and_returns_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], found: list[dict[str, Any]], sentence: str
 ) -> None:
     path = write(tmp_path / "a.yaml", *found)
@@ -250,7 +250,8 @@ def test_render_one_invalid_pool_prints_no_config(
     path = write(tmp_path / "a.yaml", pool("a"), pool("b"), pool("c"), machine_config("1", "b"))
     code, out, err = run(capsys, "-f", path)
     assert (code, out) == (1, "")
-    assert [line.split(": ")[-1].split(" ")[0] for line in err.splitlines()] == ["a", "c"]
+    causes = [line for line in err.splitlines() if not line.startswith("  ")]
+    assert [line.split(": ")[-1].split(" ")[0] for line in causes] == ["a", "c"]
 
 
 def test_render_invalid_yaml_names_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

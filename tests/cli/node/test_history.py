@@ -98,8 +98,9 @@ def test_history_json_lists_updates(root: Path, capsys: pytest.CaptureFixture[st
 def test_why_explains_last_reboot(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["why", "--root", str(root)]) == 0
     assert capsys.readouterr().out == (
-        "last drain and reboot, from rendered-worker-a to rendered-worker-b, "
-        "started 2023-11-14 22:13:20 UTC\n"
+        "last drain and reboot, started 2023-11-14 22:13:20 UTC\n"
+        "    from rendered-worker-a\n"
+        "    to   rendered-worker-b\n"
         f"    because {REASON}\n"
         f"    journalctl TREENAIL_UPDATE={'2' * 32}\n"
     )

@@ -14,9 +14,9 @@ from treenail.api import documents
 from treenail.cli.controller import manifests, plan, rollout, run, status
 from treenail.cli.files import read_documents
 from treenail.cli.safe_output import guard_output
-from treenail.cli.terminal import HelpFormatter, format_examples
+from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
 from treenail.controllers.render import offline
-from treenail.errors import ConfigError, TreenailError, UsageError
+from treenail.errors import TreenailError, UsageError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -130,6 +130,6 @@ def _render_configs(arguments: argparse.Namespace) -> int:
 
 
 def _print_error(error: TreenailError, code: int) -> int:
-    remedy = f" ({error.remedy})" if error.remedy and isinstance(error, ConfigError) else ""
-    print(f"treenail-controller: {error}{remedy}", file=sys.stderr)
+    lines = [f"treenail-controller: {error}", *([f"  {error.remedy}"] if error.remedy else [])]
+    print_lines(lines, sys.stderr)
     return code

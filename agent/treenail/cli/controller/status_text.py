@@ -85,6 +85,8 @@ def _format_nodes(nodes: Sequence[NodeRow], width: int | None) -> Iterator[str]:
 def _format_state(row: PoolRow) -> str:
     if row.degraded_status == "True":
         return "Degraded"
+    if row.stalled_status == "True":
+        return "Stalled"
     if row.updating_status == "True":
         return "Updating"
     return "Updated" if row.updated_status == "True" else "no status yet"

@@ -19,7 +19,7 @@ from treenail.cli.node.local_machine import (
 from treenail.cli.node.once import read_stored_config
 from treenail.cli.node.own_node import load_node_settings
 from treenail.cli.output import EXIT_DEGRADED
-from treenail.cli.terminal import Painter, create_painter
+from treenail.cli.terminal import Painter, VerbatimLine, create_painter, print_lines
 from treenail.config.drift import Drift, DriftAttribute, compute_expected_entries
 from treenail.config.image_content import ImageSplit
 from treenail.config.redact import FileDiff, compute_redacted_diff
@@ -75,8 +75,8 @@ def main(arguments: argparse.Namespace) -> int:
         document = {"config": inspector.current.config, "drifts": [*map(_build_document, found)]}
         print(json.dumps(document, indent=1))
     else:
-        for line in format_drifts(found, inspector.current, create_painter(sys.stdout, os.environ)):
-            print(line)
+        paint = create_painter(sys.stdout, os.environ)
+        print_lines(format_drifts(found, inspector.current, paint))
     return EXIT_DEGRADED if found else 0
 
 
@@ -93,7 +93,7 @@ def format_drifts(found: Sequence[ReportedDrift], current: Target, paint: Painte
         drift = each.drift
         yield f"{paint(str(drift), '~')} ({_REACTION_TEXTS[each.reaction]})"
         for line in each.diff.lines:
-            yield f"    {paint(line, line[:1])}"
+            yield VerbatimLine(f"    {paint(line, line[:1])}")
         if each.diff.note:
             yield f"    ({each.diff.note})"
 

@@ -7,7 +7,13 @@ import sys
 from collections.abc import Iterator
 
 from treenail.cli.node.local_machine import open_machine
-from treenail.cli.terminal import Painter, create_painter, format_duration, format_time
+from treenail.cli.terminal import (
+    Painter,
+    create_painter,
+    format_duration,
+    format_time,
+    print_lines,
+)
 from treenail.clock import format_rfc3339
 from treenail.update.state import record as records
 from treenail.update.state.record import PastUpdate, Target, UpdateOutcome
@@ -28,8 +34,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([_build_document(past) for past in shown], indent=1))
         return 0
-    for line in format_history(shown, create_painter(sys.stdout, os.environ)):
-        print(line)
+    print_lines(format_history(shown, create_painter(sys.stdout, os.environ)))
     return 0
 
 

@@ -16,6 +16,7 @@ from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
 from treenail.cli.files import read_machine_config
 from treenail.cli.node.local_machine import create_inspector_and_runner, open_machine
 from treenail.cli.output import EXIT_REBOOT_NEEDED, flush_output
+from treenail.cli.terminal import print_lines
 from treenail.config.image_content import ImageSplit
 from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.daemon.configuration.apply import RecoveryOutcome, recover_interrupted
@@ -87,8 +88,7 @@ def _print_result(result: OnceResult, *, is_json: bool) -> None:
     if is_json:
         print(json.dumps(_build_document(result), indent=1))
     else:
-        for line in _format_result(result):
-            print(line)
+        print_lines(_format_result(result))
     flush_output()
 
 

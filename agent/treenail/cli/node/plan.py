@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from treenail.api import documents
 from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy, DisruptionPolicy
 from treenail.cli.files import STDIN, read_input, read_machine_config
-from treenail.cli.terminal import Painter, create_painter
+from treenail.cli.terminal import Painter, VerbatimLine, create_painter, print_lines
 from treenail.errors import UsageError
 from treenail.update.impact.preview import (
     ChangeMark,
@@ -36,10 +36,8 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({**build_plan_document(found), "notes": list(notes)}, indent=1))
         return compute_exit_code(found)
-    for line in format_plan(found, create_painter(sys.stdout, os.environ)):
-        print(line)
-    for note in notes:
-        print(f"note: {note}")
+    print_lines(format_plan(found, create_painter(sys.stdout, os.environ)))
+    print_lines(f"note: {note}" for note in notes)
     return compute_exit_code(found)
 
 
@@ -152,7 +150,7 @@ def _format_entry(entry: PreviewEntry, paint: Painter) -> Iterator[str]:
         if each.path != entry.name:
             yield f"    {each.path}"
         for line in each.diff.lines:
-            yield f"    {paint(line, line[:1])}"
+            yield VerbatimLine(f"    {paint(line, line[:1])}")
         if each.diff.note:
             yield f"    ({each.diff.note})"
 

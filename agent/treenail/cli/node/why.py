@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 
 from treenail.cli.node.local_machine import open_machine
-from treenail.cli.terminal import format_time
+from treenail.cli.terminal import format_time, print_lines
 from treenail.clock import format_rfc3339
 from treenail.update.state import record as records
 from treenail.update.state.history import DisruptionHistory, UpdateSummary, summarize_history
@@ -22,8 +22,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_build_document(found, booted_at), indent=1))
         return 0
-    for line in format_explanation(found, booted_at):
-        print(line)
+    print_lines(format_explanation(found, booted_at))
     return 0
 
 
@@ -45,7 +44,9 @@ def format_explanation(found: DisruptionHistory, booted_at: float | None) -> Ite
 
 
 def _format_disruption(title: str, update: UpdateSummary) -> Iterator[str]:
-    yield f"{title}, from {update.origin} to {update.target}, started {format_time(update.began)}"
+    yield f"{title}, started {format_time(update.began)}"
+    yield f"    from {update.origin}"
+    yield f"    to   {update.target}"
     yield from (f"    because {reason}" for reason in update.reasons)
     if not update.reasons:
         yield "    the ledger contains no reason"
