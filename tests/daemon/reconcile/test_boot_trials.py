@@ -310,3 +310,15 @@ def test_update_that_breaks_the_kubelet_without_a_reboot_is_undone_without_one()
     ledger = read_ledger(world)
     assert (world.boots, ledger["quarantined"]["check"]) == (boots, "Kubelet")
     assert world.annotations[key.STATE] == "Degraded"
+
+
+def test_invalid_mode_on_the_node_is_reported_once_and_does_not_hold() -> None:
+    node = started()
+    world = node.world
+    world.annotations[key.HEALTH_MODE] = "pray"
+    world.is_unhealthy = booted_b
+    move(node, B)
+    assert (world.booted, world.returns) == (A.digest, 1)
+    messages = {each.message for each in world.events if each.reason == "InvalidHealthMode"}
+    assert len(messages) == 1
+    assert "'pray' is not a health mode" in messages.pop()

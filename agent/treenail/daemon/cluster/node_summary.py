@@ -17,6 +17,7 @@ def summarize_node(node: Node) -> ObservedNode:
         if isinstance(requested, desired.DesiredTarget)
         else tuple(key.IMAGE_SPELLINGS)
     )
+    health_mode = _read_health_mode(annotations.get(key.HEALTH_MODE))
     claimed_images = (annotations.get(key.IMAGE_SPELLINGS[each], "") for each in spellings)
     return ObservedNode(
         desired=requested,
@@ -29,7 +30,8 @@ def summarize_node(node: Node) -> ObservedNode:
             annotations.get(key.CURRENT_CONFIG, ""), next(filter(None, claimed_images), "")
         ),
         prestage=desired.read_prestage_target(annotations),
-        health_mode=_read_health_mode(annotations.get(key.HEALTH_MODE)),
+        health_mode=health_mode,
+        invalid_health_mode="" if health_mode else annotations.get(key.HEALTH_MODE, "")[:100],
         retry=annotations.get(key.RETRY, "")[: key.REASON_LIMIT],
         image_files=annotations.get(key.IMAGE_FILES, ""),
     )

@@ -1,6 +1,7 @@
 """Collects the facts that a decision reads from the node and the API server."""
 
 import logging
+import logging
 from dataclasses import replace
 
 from treenail.api import annotations as key
@@ -22,6 +23,9 @@ from treenail.update.impact.os_change import compute_os_change, is_in_effect
 from treenail.update.state.boot_trial import HealthCheckMode
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import LedgerRecord
+from treenail.update.status import NodeEvent
+
+log = logging.getLogger(__name__)
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +51,7 @@ class Observer:
         self._interfaces = interfaces
         self._retention_s = retention_s
         self._health_mode = health_mode
+        self._invalid_mode = ""
         self._can_soft_reboot = can_soft_reboot
         self._has_files_in_image = has_files_in_image
         self._should_drain = should_drain
@@ -122,8 +127,24 @@ class Observer:
     ) -> HealthCheckMode:
         """Return the mode: by the Node, before it is known by the ledger, else by the settings."""
         if node is not None:
+            self._report_invalid_mode(node)
             return node.health_mode or self._health_mode
         return record.update.boot_trial.mode if record.update else self._health_mode
+
+    def _report_invalid_mode(self, node: ObservedNode) -> None:
+        """Report an annotation that names no health mode, once for each value."""
+        invalid = node.invalid_health_mode
+        if invalid and invalid != self._invalid_mode:
+            message = (
+                f"cannot use {key.HEALTH_MODE}: {invalid!r:.100} is not a health mode; the mode of "
+                f"agent.toml holds, {self._health_mode}; set the annotation to enforce, report "
+                "or off"
+            )
+            log.warning("%s", message)
+            self._interfaces.cluster.record_event(
+                NodeEvent("Warning", "InvalidHealthMode", message)
+            )
+        self._invalid_mode = invalid
 
     def _add_origin_check(self, facts: Facts) -> Facts:
         if facts.record.quarantined is None:

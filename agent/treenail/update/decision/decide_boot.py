@@ -49,7 +49,8 @@ CHECKS_BEGIN = "the health checks begin"
 ROLLBACK_REBOOTS_ALLOWED = 3
 """Reboots to roll back, after which a user must act."""
 RETRY_REMEDY = (
-    "the node has its previous target; request another target, or run on this node: treenail retry"
+    "the node has its previous target; request another target, give the annotation "
+    "treenail.io/retry of the Node a new value, or run on this node: treenail retry"
 )
 
 _ETC_DIRECTORY = "/etc/"
@@ -138,11 +139,16 @@ def _should_withdraw(facts: Facts, update: UpdateRecord, impact: UpdateImpact) -
 def _withdraw_target(
     update: UpdateRecord, impact: UpdateImpact
 ) -> RollBackAction | CancelStagedAction:
-    reason = f"the Node requests another target than {update.target}"
-    quarantined = QuarantinedTarget(update.target, reason, is_withdrawn=True)
+    quarantined = make_withdrawn_target(update)
     if not impact.needs_reboot:
         return CancelStagedAction("the desired target changed", quarantine=quarantined)
     return RollBackAction(quarantined)
+
+
+def make_withdrawn_target(update: UpdateRecord) -> QuarantinedTarget:
+    """Return the quarantine of a target that the Node no longer requests."""
+    reason = f"the Node requests another target than {update.target}"
+    return QuarantinedTarget(update.target, reason, is_withdrawn=True)
 
 
 def decide_rollback(facts: Facts, update: UpdateRecord, impact: UpdateImpact) -> Decision:

@@ -51,6 +51,8 @@ class ObservedNode:
     """The target to pre-stage."""
     health_mode: HealthCheckMode | None = None
     """The health mode that the Node requests; None without a valid one."""
+    invalid_health_mode: str = ""
+    """The annotation's value if it is not valid."""
     retry: str = ""
     """The value of the annotation that requests a retry."""
     image_files: str = ""
