@@ -33,7 +33,7 @@ from treenail.kube.watch import WatchScope
 MAX_PARALLEL_WRITES = 16
 _ORPHAN_PREFIX = "node/"
 """Prefix of keys that are nodes with a lock. The name of a pool contains no slash."""
-_DECISIVE = (NODES.plural, MACHINECONFIGPOOLS.plural)
+_DECISIVE = (NODES.plural, MACHINECONFIGPOOLS.plural, ROLLOUTPOLICIES.plural)
 """Kinds whose watches must be current for an assignment."""
 PAUSE_FACTOR = 4.0
 """Pause of a pool after a reconciliation, as a multiple of its duration.
