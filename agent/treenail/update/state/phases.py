@@ -62,8 +62,8 @@ TRANSITIONS: Mapping[Phase | None, Mapping[Phase | None, str]] = {
     },
     Phase.VERIFYING: {
         Phase.UNCORDONING: "the node is healthy",
-        Phase.ROLLING_BACK: "a health check failed at the deadline, or the agent crashed at each "
-        "start",
+        Phase.ROLLING_BACK: "a health check failed at the deadline, the agent crashed at each "
+        "start, or the request changed",
         Phase.CANCELLING: "the previous deployment was booted, or the node is unhealthy after an "
         "update without a reboot",
     },
@@ -74,6 +74,7 @@ TRANSITIONS: Mapping[Phase | None, Mapping[Phase | None, str]] = {
         None: "the node is uncordoned, or was never cordoned",
     },
     Phase.CANCELLING: {
+        Phase.ROLLING_BACK: "a reboot came before the staged deployment was dropped",
         None: "everything is undone, and the node is uncordoned or was never cordoned",
     },
 }
