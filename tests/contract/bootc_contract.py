@@ -322,7 +322,7 @@ class BootcContract(OperatingSystemContract):
         sysroot.boot_deployment()
         name = f"{changed.checksum}.{changed.serial}.origin"
         origin = machine.root / f"sysroot/ostree/deploy/{changed.osname}/deploy/{name}"
-        origin.parent.mkdir(parents=True)
+        origin.parent.mkdir(parents=True, exist_ok=True)
         origin.write_text(
             f"[origin]\ncontainer-image-reference={changed.refspec}\n\n"
             "[packages]\nrequested=usbguard;\n"
