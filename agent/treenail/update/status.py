@@ -83,6 +83,8 @@ class StatusReport:
     desired: Target = field(default_factory=Target)
     requested: Target | None = None
     """The desired target if the agent refuses it; it may be invalid. None if it does not."""
+    failure: TreenailError | None = None
+    """The failure that the annotations show."""
 
 
 _INSTANT_ACTIONS = (
@@ -147,6 +149,7 @@ def _report_action(facts: Facts, decision: Decision, failure: TreenailError | No
         current=facts.record.current,
         desired=_find_desired_target(facts),
         requested=_find_invalid_target(facts),
+        failure=failure,
     )
 
 

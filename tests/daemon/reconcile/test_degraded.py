@@ -1,13 +1,17 @@
 """A failing node reports that on all its objects until the failure is over."""
 
+import json
+
 import pytest
 
 from tests.daemon.nodes import Node, assert_at_rest
 from tests.daemon.reconcile.test_walks import world_at
-from tests.fakes.world import World
+from tests.fakes.clock import FakeClock
+from tests.fakes.world import FakeNotifier, World
 from tests.update.build import A, B, facts
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
+from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile.loop import START_EXTENSION_S
 from treenail.errors import (
     ClusterError,
@@ -189,3 +193,35 @@ def test_start_is_extended_only_while_update_is_finished() -> None:
         node.turn()
     node.turn()
     assert node.process.notifier.extensions[:1] == [START_EXTENSION_S]
+
+
+def test_wait_for_uncordon_degrades_node_after_its_limit() -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    world.annotations |= {key.DESIRED_DRAIN: "uncordon-b", key.LAST_APPLIED_DRAIN: "drain-b"}
+    world.unschedulable = True
+    began = node.clock.now()
+    while world.annotations[key.STATE] != "Degraded":
+        node.turn()
+    assert 600 < node.clock.now() - began < 800
+    assert "waiting for the uncordon for longer than its limit" in world.annotations[key.REASON]
+    world.drain_controller()
+    node.settle()
+    assert_at_rest(world, A)
+
+
+def test_status_file_shows_state_of_overdue_wait() -> None:
+    documents: list[dict[str, object]] = []
+    status = StatusFile(
+        write=lambda content: documents.append(json.loads(content)),
+        notifier=FakeNotifier(),  # type: ignore[arg-type]  # records only
+        clock=FakeClock(),
+        node="n1",
+    )
+    error = ClusterError("get machineconfigs rendered-b: HTTP 500")
+    status.show_report(facts(), make_report(facts(), PlanAction(B), error), error)
+    overdue = make_report(facts(), PlanAction(B), error, is_overdue=True)
+    status.show_report(facts(), overdue, error)
+    states = [each["failure"]["state"] for each in documents]  # type: ignore[index]  # a dict
+    assert states == [None, "Degraded"]

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 
+from treenail.api import annotations as key
 from treenail.clock import Clock, format_rfc3339
 from treenail.config.drift import Drift
 from treenail.errors import TreenailError
@@ -59,9 +60,7 @@ class StatusFile:
         shown: Json = {
             "activity": report.summary,
             "desired": _render_target(report.requested or report.desired),
-            "failure": None
-            if failure is None
-            else {"message": str(failure), "remedy": failure.remedy, "state": failure.node_state},
+            "failure": _render_failure(failure or report.failure, report),
             "progress": None,
             **_render_record(facts.record),
         }
@@ -160,6 +159,16 @@ def _render_record(record: LedgerRecord) -> Json:
             "entered": format_rfc3339(update.entered),
         },
     }
+
+
+def _render_failure(failure: TreenailError | None, report: StatusReport) -> Json | None:
+    """Render a failure; a wait for longer than its limit has the state that the Node shows."""
+    if failure is None:
+        return None
+    state = failure.node_state
+    if state is None and report.failure is not None:
+        state = report.annotations.get(key.STATE)
+    return {"message": str(failure), "remedy": failure.remedy, "state": state}
 
 
 def _render_target(target: Target) -> Json:
