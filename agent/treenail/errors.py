@@ -175,7 +175,7 @@ class OverdueError(TreenailError):
 class ClusterError(TreenailError):
     """A request to the API server failed."""
 
-    node_state = None
+    node_state: str | None = None
     report_after_failures = 3
     wait_limit_s = 600.0
     max_delay_s = 60.0
