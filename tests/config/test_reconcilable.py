@@ -14,6 +14,7 @@ from treenail.config.reconcilable import (
     ValidationOverride,
     check_reconcilable,
     find_irreconcilable_changes,
+    find_read_only_paths,
 )
 from treenail.errors import ConfigError, IgnitionError, UnreconcilableError
 
@@ -146,3 +147,29 @@ def test_config_is_reconcilable_with_itself(
     document: dict[str, object],
 ) -> None:
     assert reasons(document, document) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/treenail/agent.toml",
+        "/var/lib/treenail/ledger.json",
+        "/run/treenail",
+        "/run/treenail/x",
+    ],
+)
+def test_paths_of_the_agent_are_refused(path: str) -> None:
+    new = with_files({"path": path, "contents": {"source": "data:,x"}})
+    found = [(place, reason) for place, reason in reasons(new, new)]
+    assert found == [
+        ("storage.files[0].path", f"cannot write {path}: it belongs to the node agent")
+    ]
+    beside = with_files({"path": "/etc/treenail/health.d/x", "contents": {"source": "data:,x"}})
+    assert reasons(beside, beside) == []
+
+
+def test_files_below_usr_need_an_image() -> None:
+    paths = ("/usr/bin/tool", "/usr/local/bin/tool", "/etc/usr/file")
+    new = with_files(*({"path": path, "contents": {"source": "data:,x"}} for path in paths))
+    (found,) = find_read_only_paths(config(new))
+    assert found.reason == "cannot write /usr/bin/tool: /usr is read-only on a node"

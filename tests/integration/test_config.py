@@ -9,11 +9,12 @@ from urllib.parse import quote
 import pytest
 
 from tests.integration.commands import status, treenail
-from tests.integration.site import LAYERS, LOGIN, SIZE, Goal, Site
+from tests.integration.site import LOGIN, NODE, Goal, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
+from treenail.kube.resources import NODES
 from treenail_lab.cluster import build_rendered_config
-from treenail_lab.images import make_image
+from treenail_lab.images import derive_image, make_image
 
 pytestmark = pytest.mark.integration
 
@@ -23,7 +24,9 @@ POLICY = "/etc/crio/policies/app.json"
 UNIT = "app.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 UNIT_TEXT = "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n"
+DATA = "/var/lib/app.conf"
 LIMIT_S = 30.0
+_IMAGE_SIZE = 100_000
 NUMBERS = itertools.count(1)
 
 
@@ -84,6 +87,16 @@ class Configs:
         return self._site.machine.boot_count - self._site.boots
 
 
+def derive_goal(
+    site: Site, config: str, contents: dict[str, str], links: dict[str, str] | None = None
+) -> Goal:
+    """Publish an image with these files, to be requested beside the config."""
+    base = make_image("os/node", config, _IMAGE_SIZE, credential=LOGIN)
+    image = derive_image(base, contents, links)
+    site.lab.add_image(image)
+    return Goal(config, image)
+
+
 @pytest.fixture
 def configs(site: Site) -> Iterator[Configs]:
     """The configs of a node outside image mode, which goes back into it in the end."""
@@ -133,10 +146,11 @@ def test_changed_unit_drains_and_reboots_with_reason(site: Site, configs: Config
 
 def test_failed_step_is_undone_and_reported(site: Site, configs: Configs) -> None:
     before = site.notes()[key.CURRENT_CONFIG]
-    wrong = {APP: "second", "/etc/treenail/agent.toml/below": "x"}
+    (site.machine.root / "etc/plain").touch()
+    wrong = {APP: "second", "/etc/plain/below": "x"}
     configs.ask(configs.add(**files(**wrong)))
     reason = site.wait_degraded("is not a directory", "all steps were undone")
-    assert "write /etc/treenail/agent.toml/below" in reason
+    assert "write /etc/plain/below" in reason
     wait_until(site.calm)
     assert configs.text(APP) == "first"
     assert configs.reboots() == 0
@@ -219,19 +233,27 @@ def test_config_cache_keeps_current_config_only(site: Site, configs: Configs) ->
     wait_until(lambda: [path.name for path in kept.iterdir()] == [f"{name}.json"])
 
 
-def test_image_built_from_another_config_is_refused_before_the_drain(
+def test_image_without_the_config_is_refused_in_service_and_written_on_request(
     site: Site, configs: Configs
 ) -> None:
-    name = configs.add()
-    labels = {"machineconfig": "rendered-other"}
-    image = make_image("os/node", "misbaked", SIZE, layers=LAYERS, credential=LOGIN, labels=labels)
-    site.lab.add_image(image)
-    site.annotate({key.DESIRED_CONFIG: name, key.DESIRED_OS_IMAGE: image.pull_spec})
-    reason = site.wait_degraded("was built from rendered-other")
-    assert name in reason
+    other = "/etc/other.conf"
+    unit = {"name": UNIT, "contents": UNIT_TEXT, "enabled": True}
+    name = configs.add(**files(**{other: "text", DATA: "new state"}), systemd={"units": [unit]})
+    before = configs.text(DATA)
+    goal = derive_goal(site, name, {other: "another text"})
+    site.ask(goal)
+    reason = site.wait_degraded("the image differs from the config")
+    assert f"{other} has other contents; {UNIT_FILE} is missing" in reason
+    wait_until(lambda: site.machine.staged_deployment is None and site.phase() == "")
     assert not site.was_cordoned()
-    wait_until(lambda: site.machine.staged_deployment is None)
-    assert configs.text(APP) == "first"
+    assert (configs.text(other), configs.text(DATA)) == (None, before)
+    chosen = {"metadata": {"annotations": {key.IMAGE_FILES: "write"}}}
+    site.lab.client.patch(NODES, NODE, chosen)
+    site.settle(goal)
+    assert (configs.text(other), configs.text(DATA)) == ("text", "new state")
+    assert configs.text(UNIT_FILE) == UNIT_TEXT
+    assert (site.machine.root / f"etc/systemd/system/multi-user.target.wants/{UNIT}").is_symlink()
+    site.lab.client.patch(NODES, NODE, {"metadata": {"annotations": {key.IMAGE_FILES: None}}})
 
 
 def test_drift_is_shown_and_repaired(site: Site, configs: Configs) -> None:

@@ -30,6 +30,23 @@ def dropin_path(unit: str, name: str) -> str:
     return f"{UNIT_DIRECTORY}/{unit}.d/{name}"
 
 
+OWN_PATHS = ("/etc/treenail/agent.toml", "/run/treenail", "/var/lib/treenail")
+"""The agent's settings and state: a config that changed them would change its own update."""
+
+
+def belongs_to_agent(path: str) -> bool:
+    """Return whether the path is one of `OWN_PATHS`, or below one."""
+    return any(path == own or path.startswith(f"{own}/") for own in OWN_PATHS)
+
+
+def is_read_only(path: str) -> bool:
+    """Return whether the path is below /usr, which only an image can change.
+
+    /usr/local is a link into /var on many systems.
+    """
+    return path.startswith("/usr/") and not path.startswith("/usr/local/")
+
+
 def should_outlive_config(path: str) -> bool:
     """Return whether the file stays when a config drops it: trusted CA certificates do."""
     return path in (KUBELET_CA, CLOUD_CA, USER_CA_BUNDLE) or path.startswith(REGISTRY_CAS + "/")

@@ -11,7 +11,13 @@ from enum import StrEnum
 
 from treenail.api import ignition
 from treenail.api.decode import Json
-from treenail.api.ignition_model import IgnitionConfig, IgnitionUser
+from treenail.api.ignition_model import (
+    IgnitionConfig,
+    IgnitionDirectory,
+    IgnitionFile,
+    IgnitionLink,
+    IgnitionUser,
+)
 from treenail.api.machineconfig import MachineConfig
 from treenail.config import node_paths, wanted
 from treenail.errors import UnreconcilableError
@@ -62,7 +68,22 @@ def find_irreconcilable_changes(
         *_check_first_boot(before, after, allowed),
         *_check_nodes(before, after),
         *_check_files(after),
+        *_check_own_paths(after),
         *_check_fips(old, new),
+    )
+
+
+def find_read_only_paths(new: MachineConfig) -> tuple[IrreconcilableChange, ...]:
+    """Return the paths that only an image can provide; raises `IgnitionError`."""
+    return tuple(
+        IrreconcilableChange(
+            f"{entry.location}.path",
+            f"cannot write {entry.path}: /usr is read-only on a node",
+            "build it into the image, and request the image beside the config; or write it below "
+            "/etc or /var",
+        )
+        for entry in _list_entries(ignition.parse_ignition(new.config))
+        if node_paths.is_read_only(entry.path)
     )
 
 
@@ -146,6 +167,25 @@ def _check_files(new: IgnitionConfig) -> Iterator[IrreconcilableChange]:
             yield IrreconcilableChange(
                 f"{file.location}.path", reason, "create it on the node manually"
             )
+
+
+def _check_own_paths(new: IgnitionConfig) -> Iterator[IrreconcilableChange]:
+    for entry in _list_entries(new):
+        if node_paths.belongs_to_agent(entry.path):
+            yield IrreconcilableChange(
+                f"{entry.location}.path",
+                f"cannot write {entry.path}: it belongs to the node agent",
+                "remove it from the MachineConfig; build settings of the agent into the image, or "
+                "write them at the installation",
+            )
+
+
+def _list_entries(
+    config: IgnitionConfig,
+) -> Iterator[IgnitionFile | IgnitionDirectory | IgnitionLink]:
+    yield from config.files
+    yield from config.directories
+    yield from config.links
 
 
 def _check_fips(old: MachineConfig, new: MachineConfig) -> Iterator[IrreconcilableChange]:

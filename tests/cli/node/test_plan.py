@@ -125,6 +125,7 @@ def test_plan_json_lists_changes_and_cost(
         "reboots": True,
         "obstacles": [],
         "steps": [],
+        "inImage": [],
         "notes": [],
     }
 

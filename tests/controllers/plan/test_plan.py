@@ -149,6 +149,26 @@ def test_image_of_the_pool_is_part_of_the_plan() -> None:
     )
 
 
+def test_plan_names_what_the_image_must_contain() -> None:
+    found = snapshot(1, pool(), config("00-base"))
+    change = pool(osImage=IMAGE)
+    added = config("50-app", **files(("/etc/app.conf", "data:,x"), ("/var/app", "data:,y")))
+    text = planned(found, change, added)
+    assert "the image must contain /etc/app.conf; each node checks that before its drain" in text
+    assert "file /etc/app.conf added" not in text
+    assert "file /var/app added" in planned(found, added, pool(osImage=IMAGE))
+    written = planned(found, pool(osImage=IMAGE, imageFiles="Write"), added)
+    assert "the image must contain" not in written
+    assert "file /etc/app.conf added" in written
+
+
+def test_plan_refuses_file_below_usr_without_an_image() -> None:
+    found = snapshot(1, pool(), config("00-base"))
+    added = config("50-app", **files(("/usr/bin/tool", "data:,x")))
+    assert "problem: cannot write /usr/bin/tool: /usr is read-only" in planned(found, added)
+    assert "problem:" not in planned(found, pool(osImage=IMAGE), added)
+
+
 def test_policy_in_the_same_files_is_planned() -> None:
     found = snapshot(4, pool(maxUnavailable=4), config("00-base"))
     careful = {

@@ -89,3 +89,18 @@ def test_file_behind_link_of_another_user_is_refused(machine: Machine) -> None:
     with pytest.raises(FileError, match="is a link of the user 1000"):
         apply(machine, PathChange("/var/lib/app/conf/file", FileEntry(lambda: b"text")))
     assert list(machine.root.resolve_path("/etc").iterdir()) == []
+
+
+def test_path_below_read_only_usr_is_refused_before_any_change(machine: Machine) -> None:
+    machine.root.resolve_path("/var/usrlocal").mkdir()
+    machine.root.resolve_path("/usr").mkdir()
+    machine.root.resolve_entry("/usr/local").symlink_to("../var/usrlocal")
+    written = [
+        WriteFile(path, "text", 0o644, 0, 0, "missing") for path in ("/usr/local/a", "/usr/bin/a")
+    ]
+    runner = StepRunner(machine)
+    runner.check_path_kinds(written)
+    machine.root.resolve_path("/run/ostree-booted").touch()
+    runner.check_path_kinds(written[:1])
+    with pytest.raises(FileError, match="cannot write /usr/bin/a: /usr is read-only"):
+        runner.check_path_kinds(written)

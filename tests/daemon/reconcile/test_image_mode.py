@@ -132,3 +132,19 @@ def test_claimed_config_with_another_image_is_moved_to() -> None:
     Node(world).settle()
     assert_at_rest(world, claimed)
     assert (world.booted, world.boots) == (B.digest, boots + 1)
+
+
+def test_files_of_the_image_are_written_when_the_node_leaves_image_mode() -> None:
+    world = world_with_image({"app.conf": BAKED_B})
+    add_config(world, {APP: "of-the-image"})
+    world.request_target(THIRD)
+    node = Node(world)
+    node.settle()
+    outside = Target("outside")
+    world.configs["outside"] = config("outside", {APP: "of-the-image"}, image=A.image)
+    boots = world.boots
+    world.request_target(outside)
+    node.settle()
+    assert_at_rest(world, outside)
+    assert (world.file(APP), world.booted) == (b"of-the-image", A.digest)
+    assert world.boots == boots + 1

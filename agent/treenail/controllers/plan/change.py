@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from treenail.api.disruptionpolicy import DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.config.diff import compare_configs
+from treenail.config.image_content import assume_provided, drop_provided, list_provided
 from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.errors import ConfigError
@@ -36,6 +37,8 @@ class NodeChange:
     """Differences that need no action."""
     needs_drain: bool = True
     needs_reboot: bool = True
+    in_image: tuple[str, ...] = ()
+    """Paths and units that the image must contain; each agent checks that before its drain."""
     unknown_reason: str = ""
     """Why the impact is unknown; then the plan assumes drain and reboot."""
 
@@ -48,8 +51,12 @@ def plan_change(
     policy: DisruptionPolicy,
     *,
     nodes: tuple[str, ...],
+    writes_image_files: bool = False,
 ) -> NodeChange:
-    """Compute the change of these nodes."""
+    """Compute the change of these nodes.
+
+    ``writes_image_files``: in image mode the agents write the files that the image lacks.
+    """
     for name, config in ((before.config, old), (after.config, new)):
         if config is None:
             return NodeChange(
@@ -62,7 +69,13 @@ def plan_change(
             _apply_image(read_wanted_state(old), before),
             _apply_image(read_wanted_state(new), after),
         )
-        found = compare_configs(was, will_be)
+        former, provided = frozenset[str](), frozenset[str]()
+        if not writes_image_files:
+            former = assume_provided(was).provided if before.image else former
+            provided = assume_provided(will_be).provided if after.image else provided
+        found = compare_configs(
+            drop_provided(was, former | provided), drop_provided(will_be, provided)
+        )
         cost = compute_disruption(found, policy)
         image_source = "spec.osImage of the pool" if after.image else ""
         because = ConfigSources(found, old, new, image_source=image_source).find_cause
@@ -77,6 +90,7 @@ def plan_change(
         undisruptive=tuple(map(because, cost.harmless)),
         needs_drain=cost.needs_drain,
         needs_reboot=cost.needs_reboot,
+        in_image=list_provided(will_be, provided),
     )  # fmt: skip
 
 

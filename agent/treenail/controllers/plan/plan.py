@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from treenail.api.disruptionpolicy import DEFAULT_POLICY, DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
-from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineconfigpool import MachineConfigPool, PoolImageFiles
 from treenail.api.meta import ObjectMeta
+from treenail.config.reconcilable import find_read_only_paths
 from treenail.controllers.plan.budgets import BlockingBudget
 from treenail.controllers.plan.change import NodeChange, plan_change
 from treenail.controllers.render.offline import InputManifests
@@ -125,7 +126,11 @@ def _plan_pool(
     limit = compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
     limit = limit_to_quorum(limit, nodes)
     outdated = [node for node in nodes if not node.is_updated_to(target)]
-    changes = tuple(_plan_changes(snapshot, outdated, target, config))
+    writes_files = pool.image_files is PoolImageFiles.WRITE
+    changes = tuple(
+        _plan_changes(snapshot, outdated, target, config, writes_image_files=writes_files)
+    )
+    is_written = not target.image or writes_files
     batches = tuple(_plan_batches(outdated, nodes, target, policy, limit))
     needs_drain = any(each.needs_drain for each in changes)
     return PoolPlan(
@@ -143,6 +148,10 @@ def _plan_pool(
             batches, nodes, target, policy, now, needs_drain=needs_drain
         ),
         waiting_reason=_find_waiting_reason(pool, policy, now) if outdated else "",
+        problems=tuple(
+            f"{each.reason} ({each.place}); {each.remedy}"
+            for each in (find_read_only_paths(config) if config and is_written else ())
+        ),
         budgets=tuple(
             budget
             for budget in snapshot.budgets
@@ -170,6 +179,8 @@ def _plan_changes(
     outdated: Sequence[NodeFacts],
     target: RolloutTarget,
     config: MachineConfig | None,
+    *,
+    writes_image_files: bool,
 ) -> Iterator[NodeChange]:
     groups: dict[RolloutTarget, list[str]] = {}
     for node in outdated:
@@ -178,7 +189,13 @@ def _plan_changes(
     for current, names in groups.items():
         old = snapshot.configs.get(current.config)
         yield plan_change(
-            current, old, target, config, snapshot.disruption_policy, nodes=tuple(names)
+            current,
+            old,
+            target,
+            config,
+            snapshot.disruption_policy,
+            nodes=tuple(names),
+            writes_image_files=writes_image_files,
         )
 
 

@@ -151,7 +151,9 @@ def _build_node_row(node: NodeFacts, pool_config: str) -> NodeRow:
 def _choose_reason(node: NodeFacts) -> str:
     if node.is_done:
         return node.prestage_error
-    return node.reason or node.drain_blocker
+    if node.reason or not node.drain_blocker:
+        return node.reason
+    return f"drain blocked by {node.drain_blocker}"
 
 
 def _compute_phase(node: NodeFacts, pool_config: str) -> str:

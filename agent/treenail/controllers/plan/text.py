@@ -65,6 +65,10 @@ def _format_change(change: NodeChange) -> Iterator[str]:
     if change.undisruptive:
         yield "    without disruption"
         yield from _format_reasons(change.undisruptive, "")
+    if change.in_image:
+        more = len(change.in_image) - MAX_REASONS
+        named = ", ".join(change.in_image[:MAX_REASONS]) + (f" and {more} more" if more > 0 else "")
+        yield f"    the image must contain {named}; each node checks that before its drain"
 
 
 def _format_reasons(reasons: Sequence[DisruptionCause], lead: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol, assert_never
 
 from treenail.api.contents import Contents
@@ -107,14 +108,28 @@ class StepRunner:
         )
         paths = [step.path for step in steps if isinstance(step, WriteFile | MakeLink)]
         kept_paths = [path for path in paths if not path.startswith(removed)]
-        changed = (step.path for step in steps if isinstance(step, EntryStep))
-        parents = (x.rpartition("/")[0] or "/" for x in changed if not x.startswith(removed))
-        for parent in dict.fromkeys(parents):
-            self._root.resolve_safely(parent)
+        changed = [step.path for step in steps if isinstance(step, EntryStep)]
+        parents = {
+            path.rpartition("/")[0] or "/": path
+            for path in reversed(changed)
+            if not path.startswith(removed)
+        }
+        for parent, path in parents.items():
+            self._refuse_read_only(path, self._root.resolve_safely(parent))
         for path, kind in find_irreplaceable(self._root, self._disk, kept_paths):
             raise FileError(
                 f"cannot write {path}: a {kind} exists at this path",
                 remedy=f"move {path} away, or use another path in the MachineConfig",
+            )
+
+    def _refuse_read_only(self, path: str, parent: Path) -> None:
+        """Raise `FileError` for a path below the read-only /usr of a host with OSTree."""
+        usr = self._root.prefix / "usr"
+        if usr in (parent, *parent.parents) and self._files.has_entry("/run/ostree-booted"):
+            raise FileError(
+                f"cannot write {path}: /usr is read-only on this machine",
+                remedy="build it into the image, and request the image beside the config; or "
+                "write it below /etc or /var",
             )
 
     def compute_changes(self, step: FileStep) -> tuple[PathChange, ...]:

@@ -73,8 +73,7 @@ class UpdatePlanner:
         """
         new = self._interfaces.config_cache.fetch_config(target.config)
         old = self._interfaces.config_cache.find_config(origin.config)
-        if old is not None:
-            self._check_reconcilable(old, new)
+        self._check_reconcilable(old or new, new)
         if new.fips != self._interfaces.kernel.is_fips_enabled():
             raise UnreconcilableError(
                 f"cannot apply {target.config}: it sets FIPS mode {'on' if new.fips else 'off'}, "

@@ -22,7 +22,11 @@ from treenail.config.image_content import (
     drop_provided,
     list_provided,
 )
-from treenail.config.reconcilable import IrreconcilableChange, find_irreconcilable_changes
+from treenail.config.reconcilable import (
+    IrreconcilableChange,
+    find_irreconcilable_changes,
+    find_read_only_paths,
+)
 from treenail.config.redact import FileDiff, compute_redacted_diff, redact_line
 from treenail.config.wanted import (
     WantedDirectory,
@@ -181,7 +185,10 @@ def preview_update(
         harmless=tuple(map(find_cause, disruption.harmless)),
         needs_drain=disruption.needs_drain,
         needs_reboot=disruption.needs_reboot,
-        irreconcilable_changes=find_irreconcilable_changes(old, new),
+        irreconcilable_changes=(
+            *find_irreconcilable_changes(old, new),
+            *(() if images[1] and has_files_in_image else find_read_only_paths(new)),
+        ),
         steps=tuple(map(str, steps)),
         in_image=in_image,
     )
