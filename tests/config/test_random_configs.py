@@ -4,6 +4,7 @@
 pool. The MCO was at commit 7ff337a4f. The differences are those of docs/machine-configs.md.
 """
 
+import contextlib
 import json
 import re
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.api.fuzzing import EXAMPLES
 from tests.config.random_configs import ROLE, make_case
 from tests.oracle import DATA
 from treenail.api.decode import Fields
@@ -86,6 +88,17 @@ def test_random_pools_are_rendered_as_recorded(kind: str) -> None:
     answers = ANSWERS[kind]
     found = {seed: find_difference(kind, seed, answer) for seed, answer in enumerate(answers)}
     assert {seed: what for seed, what in found.items() if what} == {}
+
+
+@pytest.mark.limit(EXAMPLES or 60.0)
+@pytest.mark.parametrize("kind", ["random", "damaged", "changed"])
+def test_unrecorded_random_pools_are_rendered_or_rejected(kind: str) -> None:
+    first = len(ANSWERS[kind])
+    rendered = 0
+    for seed in range(first, first + (EXAMPLES or 50)):
+        with contextlib.suppress(ConfigError):
+            rendered += bool(render(make_case(kind, seed)[0]).name)
+    assert rendered > 0
 
 
 def test_recorded_pools_cover_every_version_and_both_answers() -> None:
