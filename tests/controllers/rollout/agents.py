@@ -161,7 +161,7 @@ class Agents:
 
     def __enter__(self) -> "Agents":
         self._nodes.start()
-        assert self._nodes.wait_until_synced(60.0)
+        assert self._nodes.wait_until_synced(300.0)
         for thread in self._threads:
             thread.start()
         return self

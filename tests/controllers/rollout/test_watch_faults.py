@@ -4,8 +4,8 @@ Two controller processes share a cluster in virtual time. Each has its own watch
 one Lease. The invariants are checked in the cluster itself, at each write:
 
 * limit: the rollout takes at most ``maxUnavailable`` nodes out of service;
-* blind: nobody writes a node while its watches are disconnected or silent for too long;
-* leader: nobody writes while another process holds the Lease.
+* blind: no process writes a node while its watches are disconnected or silent for too long;
+* leader: no process writes while another process holds the Lease.
 
 Planted defects check that each invariant detects the defect that it exists for.
 """
