@@ -47,6 +47,7 @@ OWNERS = {
     "cryptography": {"lab"},
     "gi": {"host.systemd.bus", "lab"},
     "kubernetes": {"kube.official"},
+    "prometheus_client": {"controllers.runtime.metrics"},
     "psutil": {"host.system.resources"},
     "pydbus": {"host.systemd.bus", "lab"},
     "subprocess": {"host.system.process", "lab"},

@@ -145,7 +145,7 @@ def test_controller_command_escapes_text_from_outside(
 ) -> None:
     controller_main([command, *CONTROLLER_COMMANDS[command]])
     text = assert_escaped(capsys)
-    # YAML escapes by itself, in its own way.
+    # The YAML has escapes of its own.
     assert command == "manifests" or TRACE in text
 
 
