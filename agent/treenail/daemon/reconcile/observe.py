@@ -1,7 +1,6 @@
 """Collects the facts that a decision reads from the node and the API server."""
 
 import logging
-import logging
 from dataclasses import replace
 
 from treenail.api import annotations as key
