@@ -299,6 +299,19 @@ def test_valid_policy_is_stored_unchanged_and_parsed(client: Client) -> None:
     assert ObservedPolicy.from_json(made).error is None
 
 
+def test_objects_of_a_policy_can_be_removed_by_apply(client: Client) -> None:
+    document = {
+        "apiVersion": ROLLOUTPOLICIES.api_version,
+        "kind": ROLLOUTPOLICIES.kind,
+        "metadata": {"name": "careful"},
+    }
+    for spec in (POLICY, {"maxFailures": 1}):
+        found = client.patch(
+            ROLLOUTPOLICIES, "careful", {**document, "spec": spec}, PatchType.APPLY
+        )
+        assert found["spec"] == spec
+
+
 def test_node_disruption_policy_applies_without_a_status(client: Client) -> None:
     actions = [{"type": "Restart", "restart": {"serviceName": "chronyd.service"}}]
     files = [{"path": "/etc/chrony.conf", "actions": actions}]
