@@ -60,19 +60,19 @@ def _reject_other_case(config: MachineConfig) -> None:
             )
 
 
-def find_control_character(value: object, place: str = "spec") -> tuple[str, str] | None:
-    """Return the place and the first character in ``value`` that YAML rejects; None without any.
+def find_control_character(value: object, place: str = "spec") -> str:
+    """Return the place of the first text in ``value`` that YAML rejects; empty without any.
 
     Go's JSON does not escape these characters, and the YAML parser that reads it rejects them.
     """
     if isinstance(value, str):
-        return (place, value) if _CONTROL.search(value) else None
+        return place if _CONTROL.search(value) else ""
     parts: Iterable[tuple[str, object]] = ()
     if isinstance(value, dict):
         parts = ((f"{place}.{name}", inner) for name, inner in value.items())
     elif isinstance(value, list):
         parts = ((f"{place}[{index}]", inner) for index, inner in enumerate(value))
-    return next(filter(None, (find_control_character(inner, at) for at, inner in parts)), None)
+    return next(filter(None, (find_control_character(inner, at) for at, inner in parts)), "")
 
 
 def _validate_spec(config: MachineConfig) -> None:

@@ -222,8 +222,8 @@ def test_owner_by_id_in_one_config_and_by_name_in_another_is_the_id() -> None:
         (
             {"config": storage(files=[{"path": "/a", "append": [{"source": "data:,"}]}])},
             (
-                "MachineConfig 1: together with the others, spec.config.storage.files[0].append: "
-                "cannot append to a file of a running node"
+                "MachineConfig 1: spec.config.storage.files[0].append: cannot append to a file of "
+                "a running node"
             ),
         ),
         (
@@ -236,7 +236,7 @@ def test_owner_by_id_in_one_config_and_by_name_in_another_is_the_id() -> None:
         (
             {"kernelArguments": ["a", "b\x80"]},
             (
-                "MachineConfig 1: spec.kernelArguments[2]: expected no control character, found "
+                "MachineConfig 1: spec.kernelArguments[1]: expected no control character, found "
                 "one that YAML rejects"
             ),
         ),

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from treenail import __version__
 from treenail.api import ignition, machineconfigpool
 from treenail.api.decode import Fields, Json
-from treenail.api.ignition_model import IgnitionConfig
 from treenail.api.machineconfig import API_VERSION, KIND, MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import ObjectMeta, OwnerReference
@@ -108,7 +107,7 @@ def render_pool(
             f"MachineConfig {by} sets spec.osImageURL",
             remedy="remove one of the two",
         )
-    _check_characters(merged)
+    _check_characters(merged, chosen)
     name = rendered_name(pool.name, merged.spec)
     if len(name) > _NAME_LIMIT:
         raise ConfigError(
@@ -126,7 +125,7 @@ def render_pool(
         name=name, annotations=annotations, owner_references=_build_owner_references(pool)
     )
     rendered = MachineConfig.from_json({"metadata": meta.to_json(), "spec": merged.spec})
-    _check_ignition(rendered, merged.provenance)
+    _check_ignition(rendered, chosen, merged.provenance)
     if current is not None and current.name != name:
         _check_reconcilable(current, rendered, merged.provenance, allowed)
     warnings = tuple(
@@ -188,40 +187,39 @@ def _build_owner_references(pool: MachineConfigPool) -> tuple[OwnerReference, ..
     )
 
 
-def _check_characters(merged: MergedConfig) -> None:
+def _check_characters(merged: MergedConfig, chosen: Iterable[MachineConfig]) -> None:
     """Raise for a character that YAML rejects, so that the MCO cannot compute the name."""
-    found = find_control_character(merged.spec)
-    if found is None:
+    if not find_control_character(merged.spec):
         return
-    place, text = found
-    if place.startswith("spec.kernelArguments["):
-        names = merged.provenance.find_sources("kernelArguments", text)
-    else:
-        names = _find_sources(place, merged.spec.get("config"), merged.provenance)
-    prefix = f"MachineConfig {names[-1]}: " if names else ""
-    raise ConfigError(
-        f"{prefix}{place}: expected no control character, found one that YAML rejects",
-        remedy="remove it, or write the contents of a file in base64",
-    )
+    for config in chosen:
+        spec = Fields(config.to_json(), "").get_object("spec").values
+        if place := find_control_character(spec):
+            raise ConfigError(
+                f"MachineConfig {config.name}: {place}: expected no control character, found one "
+                "that YAML rejects",
+                remedy="remove it, or write the contents of a file in base64",
+            )
 
 
-def _check_ignition(new: MachineConfig, provenance: Provenance) -> None:
-    """Raise when configs that are valid alone contradict each other."""
+def _check_ignition(
+    new: MachineConfig, chosen: Iterable[MachineConfig], provenance: Provenance
+) -> None:
+    """Raise when a node cannot append, or configs that are valid alone contradict each other."""
     try:
-        _reject_append(ignition.parse_ignition(new.config))
+        parsed = ignition.parse_ignition(new.config)
     except ConfigError as error:
-        names = _find_sources(str(error), new.config, provenance)
+        names = _find_sources(str(error), new, provenance)
         prefix = f"MachineConfig {names[-1]}: together with the others, " if names else ""
         raise ConfigError(f"{prefix}{error}", remedy=error.remedy) from error
-
-
-def _reject_append(config: IgnitionConfig) -> None:
-    for file in config.files:
-        if file.append:
-            raise ConfigError(
-                f"{file.location}.append: cannot append to a file of a running node",
-                remedy="write the whole file as contents",
-            )
+    appended = {file.path for file in parsed.files if file.append}
+    for config in chosen if appended else ():
+        for file in ignition.parse_ignition(config.config).files:
+            if file.append and file.path in appended:
+                raise ConfigError(
+                    f"MachineConfig {config.name}: {file.location}.append: cannot append to a "
+                    "file of a running node",
+                    remedy="write the whole file as contents",
+                )
 
 
 def _check_reconcilable(
@@ -235,7 +233,7 @@ def _check_reconcilable(
         return
     reasons = []
     for obstacle in found:
-        names = _find_sources(obstacle.place, new.config, provenance)
+        names = _find_sources(obstacle.place, new, provenance)
         prefix = f"MachineConfig {names[-1]}: " if names else ""
         reasons.append(f"{prefix}{obstacle.reason}")
     raise UnreconcilableError(
@@ -244,7 +242,7 @@ def _check_reconcilable(
     )
 
 
-def _find_sources(location: str, config: object, provenance: Provenance) -> tuple[str, ...]:
+def _find_sources(location: str, new: MachineConfig, provenance: Provenance) -> tuple[str, ...]:
     """Return the MachineConfigs that set ``location``; empty when its value was removed."""
     found = _LOCATION.match(location)
     if found is None:
@@ -255,8 +253,5 @@ def _find_sources(location: str, config: object, provenance: Provenance) -> tupl
         return tuple(name for each in arguments for name in provenance.find_section_sources(each))
     if index is None:
         return provenance.find_section_sources(section)
-    fields = Fields.from_json(config or {}, "")
-    entries = [name for where, name in list_named_entries(fields.values) if where == section]
-    if int(index) >= len(entries):
-        return provenance.find_section_sources(section)
+    entries = [name for where, name in list_named_entries(new.config or {}) if where == section]
     return provenance.find_sources(section, entries[int(index)])
