@@ -32,6 +32,7 @@ from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
 from treenail.kube.resources import MACHINECONFIGNODES, MACHINECONFIGPOOLS, NODES
+from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault
 from treenail_lab.apiserver.serving.server import LabServer
 
 CLOCK = SystemClock()
@@ -128,6 +129,42 @@ def test_pool_is_updated_to_config_and_image(server: LabServer, client: Client) 
     # One write for the Node, one that creates its MachineConfigNode, and one with the new target.
     assert writes(server, "nodes") == 5
     assert writes(server, "machineconfignodes") == 10
+
+
+@pytest.mark.limit(120)
+def test_disconnected_node_watch_stops_assignments_and_is_named(
+    server: LabServer, client: Client
+) -> None:
+    for config in ("old", "new"):
+        add_config(client, config)
+    add_nodes(client, ["n0", "n1"], "old")
+    add_pool(client, "worker", "old")
+    with running(server):
+        wait_until(lambda: condition(client, "Updated").get("status") == "True")
+        for verb in ("list", "watch"):
+            server.inject_fault(
+                RejectFault(503, retry_after_s=0), FaultMatch(verb, "nodes", user=USER)
+            )
+        watches = server.count_requests(user=USER, verb="watch", resource="nodes")
+        server.cut_watches("nodes", USER)
+        # The second try follows the first failure.
+        wait_until(
+            lambda: (
+                server.count_requests(user=USER, verb="list", resource="nodes") > 1
+                or server.count_requests(user=USER, verb="watch", resource="nodes") > watches + 1
+            )
+        )
+        client.patch(MACHINECONFIGPOOLS, "worker", {"spec": {"configuration": {"name": "new"}}})
+        wait_until(
+            lambda: (
+                "waiting: the watch of nodes is disconnected: "
+                in condition(client, "Updating").get("message", "")
+            )
+        )
+        assert writes(server, "nodes") == 0
+        server.lift_fault()
+        wait_until(lambda: writes(server, "nodes") == 1, limit_s=40)
+    assert notes(client, "n0")[key.DESIRED_CONFIG] == "new"
 
 
 @pytest.mark.limit(180)

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import ARBITER, MASTER
@@ -127,6 +128,7 @@ class RolloutController:
                 enqueue(each)
 
         self._watch_policies(informers, pools, enqueue)
+        informers.add_loss_handler(partial(self._enqueue_pools, enqueue))
         pools.add_handler(on_pool)
         nodes.add_handler(on_node)
 
@@ -177,6 +179,11 @@ class RolloutController:
     def _read_all_pools(self) -> list[PoolSnapshot]:
         found = (self._index.read_pool(name) for name in sorted(self._index.get_pool_names()))
         return [snapshot for snapshot in found if snapshot is not None]
+
+    def _enqueue_pools(self, enqueue: Callable[[str], None]) -> None:
+        """Let each pool report that nothing is assigned, and look again until that is over."""
+        for each in self._index.get_pool_names():
+            enqueue(each)
 
     def _find_pool(self, name: str) -> ObservedPool | None:
         return None if self._pools is None else self._pools.find(name)

@@ -71,6 +71,7 @@ class Informers:
         self._watch_errors: dict[WatchScope, str] = {}
         self._optional: set[WatchScope] = set()
         self._missing_kinds: set[WatchScope] = set()
+        self._loss_handlers: list[Callable[[], None]] = []
 
     def add_view(
         self, scope: WatchScope, project: Projection[T], *, optional: bool = False
@@ -94,6 +95,10 @@ class Informers:
             )
             self._informers[scope] = informer
         return InformerView(informer, len(projects) - 1)
+
+    def add_loss_handler(self, handler: Callable[[], None]) -> None:
+        """Call ``handler`` when a watch is disconnected. Add handlers before ``start``."""
+        self._loss_handlers.append(handler)
 
     def start(self) -> None:
         """Start to list and watch."""
@@ -172,6 +177,8 @@ class Informers:
         if scope in self._optional and isinstance(error, NotFoundError):
             self._missing_kinds.add(scope)
         log.warning("%s watch disconnected: %s", scope.resource.plural, error)
+        for handler in self._loss_handlers:
+            handler()
 
 
 def _project_all(projects: list[Projection[object]], found: Json) -> _Projections:
