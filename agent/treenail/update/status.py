@@ -207,7 +207,9 @@ def _compute_annotations(
 ) -> dict[str, str | None]:
     changes: dict[str, str | None] = {key.STATE: _choose_state(decision, failure)}
     # The Machine Config Daemon shows a reboot only here; its state annotation stays Working.
-    is_rebooting = isinstance(decision, RebootAction | VerifyAction | RollBackAction)
+    is_rebooting = isinstance(decision, RebootAction | RollBackAction) or (
+        isinstance(decision, VerifyAction) and not _is_live(facts.record.update)
+    )
     changes[key.REASON] = "" if failure is None else format_reason(failure)
     changes[key.POST_CONFIG_ACTION] = "Rebooting" if is_rebooting else ""
     changes |= _compute_current_annotations(facts)
@@ -216,6 +218,11 @@ def _compute_annotations(
     if token:
         changes[key.DESIRED_DRAIN] = token
     return changes
+
+
+def _is_live(update: UpdateRecord | None) -> bool:
+    """Return whether the update needs no reboot."""
+    return update is not None and update.impact is not None and not update.impact.needs_reboot
 
 
 def _compute_staged_annotations(facts: Facts, decision: Decision) -> dict[str, str | None]:

@@ -293,9 +293,15 @@ def make_live_update(node: Node) -> Target:
 def test_update_that_restarts_the_kubelet_is_verified_without_a_reboot() -> None:
     node = started(STOCK)
     target, boots = make_live_update(node), node.world.boots
-    move(node, target)
+    node.world.request_target(target)
+    shown = set()
+    while node.world.annotations.get(key.CURRENT_CONFIG) != target.config:
+        node.world.drain_controller()
+        node.turn()
+        shown.add(node.world.annotations.get(key.POST_CONFIG_ACTION, ""))
+    node.settle()
     assert_at_rest(node.world, target)
-    assert node.world.boots == boots
+    assert (node.world.boots, shown) == (boots, {""})
     past = read_ledger(node.world)["history"][0]
     assert "verifying" in past["phaseSeconds"]
 
