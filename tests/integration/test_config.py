@@ -97,6 +97,11 @@ def derive_goal(
     return Goal(config, image)
 
 
+def annotate_image_files(site: Site, value: str | None) -> None:
+    """Choose, as a pool does, who provides files in image mode."""
+    site.lab.client.patch(NODES, NODE, {"metadata": {"annotations": {key.IMAGE_FILES: value}}})
+
+
 @pytest.fixture
 def configs(site: Site) -> Iterator[Configs]:
     """The configs of a node outside image mode, which goes back into it in the end."""
@@ -247,13 +252,12 @@ def test_image_without_the_config_is_refused_in_service_and_written_on_request(
     wait_until(lambda: site.machine.staged_deployment is None and site.phase() == "")
     assert not site.was_cordoned()
     assert (configs.text(other), configs.text(DATA)) == (None, before)
-    chosen = {"metadata": {"annotations": {key.IMAGE_FILES: "write"}}}
-    site.lab.client.patch(NODES, NODE, chosen)
+    annotate_image_files(site, "write")
     site.settle(goal)
     assert (configs.text(other), configs.text(DATA)) == ("text", "new state")
     assert configs.text(UNIT_FILE) == UNIT_TEXT
     assert (site.machine.root / f"etc/systemd/system/multi-user.target.wants/{UNIT}").is_symlink()
-    site.lab.client.patch(NODES, NODE, {"metadata": {"annotations": {key.IMAGE_FILES: None}}})
+    annotate_image_files(site, None)
 
 
 def test_drift_is_shown_and_repaired(site: Site, configs: Configs) -> None:

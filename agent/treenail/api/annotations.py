@@ -56,9 +56,6 @@ IMAGE_SPELLINGS: dict[str, str] = {
     DESIRED_IMAGE: CURRENT_IMAGE,
 }
 
-BAKED_CONFIG_LABEL = "machineconfig"
-"""Label of an OS image that names the rendered config in it."""
-
 REASON_LIMIT = 2000
 """Maximum length of a reason; the MCD truncates with ``%.2000s``."""
 

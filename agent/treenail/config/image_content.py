@@ -34,16 +34,18 @@ NAMED_LIMIT = 5
 
 # A deployment takes only /usr and /etc from its image (ostree(1)). The others are created at the
 # installation, shared by all deployments, or in memory.
-_OUTSIDE_IMAGES = (
-    "/boot/", "/dev/", "/home/", "/ostree/", "/proc/", "/root/", "/run/", "/sys/", "/sysroot/",
-    "/tmp/", "/var/",  # noqa: S108  # a path to compare
+_OUTSIDE_IMAGES = tuple(
+    f"/{name}/"
+    for name in (
+        "boot", "dev", "home", "ostree", "proc", "root", "run", "sys", "sysroot", "tmp", "var"
+    )
 )  # fmt: skip
 _NOTHING = ActualEntry(EntryKind.NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageContent:
-    """What the tree of a deployment has at the paths of a config, before any local change."""
+    """The content of a deployment's tree at the paths of a config, before any local change."""
 
     entries: Mapping[str, ActualEntry] = field(default_factory=dict)
     """The entry at each path of `list_image_paths`; /etc is the one of the image."""

@@ -61,9 +61,9 @@ class ImageFiles(StrEnum):
     """The source of a config's files and units in image mode."""
 
     BAKED = "baked"
-    """The image. An image that was built from another config is rejected."""
+    """The image. An image that lacks a part is rejected."""
     WRITE = "write"
-    """The agent writes them, as outside image mode, for images that contain none."""
+    """The image, and the agent writes what it lacks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ class RpmOstreeBackend:
         self._verify_staged(goal, change)
 
     @contextmanager
-    def open_staged_tree(self, staged_id: str, paths: Sequence[str]) -> Iterator[Root]:  # noqa: ARG002
+    def open_staged_tree(self, staged_id: str, paths: Sequence[str]) -> Iterator[Root]:  # noqa: ARG002  # bootc needs them
         """Open the tree of the staged deployment with this ID; raise `HostError` without it."""
         staged = self.read_deployments().staged
         if staged is None or staged.id != staged_id:
