@@ -223,6 +223,10 @@ def test_conditions_are_written_beside_the_observed_generation_of_the_mco(
     assert status["observedGeneration"] == 2
 
 
+def request_of(config: str) -> dict[str, object]:
+    return {"metadata": {"annotations": {key.DESIRED_CONFIG: config}}}
+
+
 def desired_of(agent: Agent) -> str | None:
     node = agent.cluster.get_cached_node()
     return node.annotations.get(key.DESIRED_CONFIG) if node else None
@@ -238,12 +242,11 @@ def test_restored_node_with_lower_version_replaces_cached_one(
         on_change=lambda _, found: agent.cluster.accept_node(found) if found else None,
     )
     watch.add_list_handler(agent.cluster.handle_list)
-    annotate = lambda value: {"metadata": {"annotations": {key.DESIRED_CONFIG: value}}}  # noqa: E731
-    admin.patch(NODES, NODE, annotate("rendered-saved"))
+    admin.patch(NODES, NODE, request_of("rendered-saved"))
     server.save_state(tmp_path / "state.json")
     watch.start()
     try:
-        admin.patch(NODES, NODE, annotate("rendered-lost"))
+        admin.patch(NODES, NODE, request_of("rendered-lost"))
         wait_until(lambda: desired_of(agent) == "rendered-lost")
         agent.cluster.write_report(StatusReport("", {key.STATE: "Working"}))
         server.load_state(tmp_path / "state.json")
@@ -259,9 +262,7 @@ def test_read_from_restored_server_replaces_cached_node(
     server: LabServer, admin: Client, agent: Agent, tmp_path: Path
 ) -> None:
     server.save_state(tmp_path / "state.json")
-    watched: Any = admin.patch(
-        NODES, NODE, {"metadata": {"annotations": {key.DESIRED_CONFIG: "rendered-lost"}}}
-    )
+    watched = admin.patch(NODES, NODE, request_of("rendered-lost"))
     agent.cluster.accept_node(watched)
     server.load_state(tmp_path / "state.json")
     agent.cluster.refresh_node()
