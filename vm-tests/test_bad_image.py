@@ -47,7 +47,7 @@ BAD = {
     ),
     "no network": (
         {f"usr/{NETWORK}": Entry(CUT_OFF.encode())},
-        "ApiServer failed",
+        "Network failed",
     ),
 }
 DEADLINE_S = 60.0
@@ -72,7 +72,7 @@ def test_node_rolls_back_from_a_config_that_cuts_its_network(site: Site) -> None
     asked = with_files({f"/{NETWORK}": CUT_OFF})
     bad = site.goal(site.first.pull_spec, asked, image_mode=False)
     site.ask(bad)
-    assert_rolls_back(site, bad, "ApiServer failed")
+    assert_rolls_back(site, bad, "Network failed")
     assert site.machine.sh(f"ls /{NETWORK} 2>/dev/null; true") == ""
 
 
