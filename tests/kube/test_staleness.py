@@ -153,6 +153,21 @@ def test_requested_list_interrupts_an_intact_watch(script: Script) -> None:
     assert script.reported == [("a", True), ("b", True), ("a", False)]
 
 
+def test_silent_watch_is_listed_again_once(script: Script) -> None:
+    def look(after_s: float) -> Step:
+        def step() -> None:
+            script.clock.move(after_s)
+            script.watch.renew_if_silent()
+
+        return step
+
+    script.lists.append(page(8, node("a", 1)))
+    script.streams = [[look(STALE_AFTER_S), look(0.1), look(0.0)], [look(STALE_AFTER_S)]]
+    script.run()
+    assert script.requests[:4] == ["list", "watch 5", "list", "watch 8"]
+    assert script.requests.count("list") == 2
+
+
 def test_each_page_is_reported_before_the_next_is_requested(script: Script) -> None:
     seen: list[int] = []
     script.lists = [page(5, node("a", 1), node("b", 2), more="x"), page(5, node("c", 3))]

@@ -132,6 +132,14 @@ class ResourceWatch:
         if (stream := self._stream) is not None:
             stream.close()
 
+    def renew_if_silent(self) -> None:
+        """List and watch again if the server is silent, which a broken proxy can cause."""
+        is_connected = self._listed_at is not None and self._last_error is None
+        waited_s = self._clock.monotonic() - self._list_requested_at
+        if is_connected and min(self.silence_s, waited_s) > STALE_AFTER_S:
+            log.warning("%s; listing again", self.stale_reason)
+            self.request_list()
+
     @property
     def listed_at(self) -> float | None:
         """Monotonic time at which the last complete list began; None before the first one."""
