@@ -1,5 +1,6 @@
 """The watch survives a server that ends, interrupts, expires or rejects it."""
 
+import itertools
 import random
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from tests.kube.nodes import Nodes, lists, watches
 from tests.kube.server import Exchange, Json, Server, serving
 from tests.kube.test_transport import kubeconfig
 from tests.waiting import wait_until
-from treenail.clock import SystemClock
+from treenail.clock import Clock, SystemClock
 from treenail.errors import ClusterError, UnreachableError
 from treenail.kube.backoff import Backoff
 from treenail.kube.client import Client
@@ -39,10 +40,23 @@ class NoPause(Backoff):
         self.resets += 1
 
 
+class HurryingClock(SystemClock):
+    """A clock on which ten minutes pass between two looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looks = itertools.count()
+
+    def monotonic(self) -> float:
+        return 600.0 * next(self._looks)
+
+
 class Watcher:
     """A watch and the changes that it reported."""
 
-    def __init__(self, server: Server, name: str = "", *, optional: bool = False) -> None:
+    def __init__(
+        self, server: Server, name: str = "", *, optional: bool = False, clock: Clock | None = None
+    ) -> None:
         self.changes: list[tuple[str, str | None]] = []
         self.connected = 0
         self.lost: list[str] = []
@@ -53,7 +67,7 @@ class Watcher:
             WatchScope(
                 NODES, field_selector=f"metadata.name={name}" if name else "", is_optional=optional
             ),
-            SystemClock(),
+            clock or SystemClock(),
             on_change=self._change,
             on_connected=self._connect,
             on_lost=self._lose,
@@ -133,6 +147,14 @@ def test_open_watch_sends_no_other_requests(watcher: Watcher, nodes: Nodes, serv
     wait_until(lambda: len(watcher.changes) == 6)
 
     assert len(server.seen) == 2
+
+
+def test_watch_without_a_bookmark_for_minutes_lists_again(server: Server, nodes: Nodes) -> None:
+    watcher = Watcher(server, clock=HurryingClock())
+    wait_until(lambda: nodes.watching)
+    nodes.end_watches()
+    wait_until(lambda: len(lists(server.seen)) == 2)
+    watcher.stop()
 
 
 def test_ended_watch_resumes_at_its_version(watcher: Watcher, nodes: Nodes, server: Server) -> None:
