@@ -39,6 +39,9 @@ from treenail_lab.controllers import CONTROLLER_COMMAND
 USER = "controllers"
 SIZES = (500, 5000)
 NODES_PER_POOL = 25
+PODS_PER_NODE = 30
+DRAINED_NODES = 100
+TO_NEW = {"spec": {"configuration": {"name": "new"}}}
 CPU_TARGET_S, RSS_TARGET_MIB = 30.0, 160.0
 # Shared by all Nodes, so that 20,000 of them fit into the memory of the lab.
 IMAGES = [
@@ -56,6 +59,27 @@ IMAGES = [
 def measure(_seconds: float) -> Iterator[Result]:
     for size in SIZES:
         yield from measure_size(size)
+    yield from measure_drains(DRAINED_NODES)
+
+
+def measure_drains(size: int) -> Iterator[Result]:
+    """Measure a rollout that evicts all pods of each node."""
+    pools = [f"pool-{number:03}" for number in range(max(1, size // NODES_PER_POOL))]
+    with cluster(size, pools) as (server, client):
+        for number in range(size):
+            pods = [build_pod(f"n{number:05}", each) for each in range(PODS_PER_NODE)]
+            server.call_api(store_objects("pods", pods))
+        with Agents(client, drains=True), running(server) as process:
+            wait_for_rollout(lambda: count_updated(client, "old") == len(pools))
+            wait_for_rollout(lambda: is_at_rest(server))
+            before_s = read_cpu(process.pid)
+            for pool in pools:
+                client.patch(MACHINECONFIGPOOLS, pool, TO_NEW)
+            wait_for_rollout(lambda: count_updated(client, "new") == len(pools))
+            spent_s = read_cpu(process.pid) - before_s
+    what = f"controllers, {size} nodes with {PODS_PER_NODE} pods: CPU of the drains"
+    yield Result(what, "s", spent_s)
+    yield Result("  for each node", "s", spent_s / size)
 
 
 def measure_size(size: int) -> Iterator[Result]:
@@ -69,7 +93,7 @@ def measure_size(size: int) -> Iterator[Result]:
         yield Result(f"controllers, {size} nodes: RSS at rest", "MiB", read_rss(process.pid))
         started_at = time.monotonic()
         for pool in pools:
-            client.patch(MACHINECONFIGPOOLS, pool, {"spec": {"configuration": {"name": "new"}}})
+            client.patch(MACHINECONFIGPOOLS, pool, TO_NEW)
         wait_for_rollout(lambda: count_updated(client, "new") == len(pools), limit_s=1800.0)
         duration_s = time.monotonic() - started_at
         wait_for_rollout(lambda: is_at_rest(server))
@@ -105,7 +129,7 @@ def cluster(size: int, pools: list[str]) -> Iterator[tuple[LabServer, Client]]:
             names = range(number, min(number + 250, size))
             nodes = [build_node(f"n{each:05}", pools[each % len(pools)]) for each in names]
             # Directly into the store: admission of 5,000 Nodes would take minutes.
-            server.call_api(store_nodes(nodes))
+            server.call_api(store_objects("nodes", nodes))
         for pool in pools:
             add_pool(client, pool, "old", maxUnavailable="20%")
         try:
@@ -114,12 +138,30 @@ def cluster(size: int, pools: list[str]) -> Iterator[tuple[LabServer, Client]]:
             transport.close()
 
 
-def store_nodes(nodes: list[Json]) -> Callable[[Any], None]:
+def store_objects(plural: str, objects: list[Json]) -> Callable[[Any], None]:
     def store(api: Any) -> None:
-        for node in nodes:
-            api.store.put_object(("", "nodes"), node)
+        for each in objects:
+            api.store.put_object(("", plural), each)
 
     return store
+
+
+def build_pod(node: str, number: int) -> Json:
+    """Build a running pod that ends at once when it is evicted."""
+    name = f"{node}-{number}"
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "uid": f"uid-{name}",
+            "labels": {"app": "web"},
+            "annotations": {"lab.treenail/stop-seconds": "0"},
+        },
+        "spec": {"nodeName": node, "containers": [{"name": "main", "image": "i"}]},
+        "status": {"phase": "Running"},
+    }
 
 
 @contextmanager
