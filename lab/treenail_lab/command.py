@@ -251,7 +251,15 @@ def _build_scenario(arguments: argparse.Namespace) -> tuple[LabPlan, DemoScenari
         max_unavailable_pods=0 if arguments.fail == "drain" else PODS_PER_NODE,
     )
     nodes = tuple(f"worker-{number}" for number in range(arguments.nodes))
-    return LabPlan(nodes=nodes, images=(before, after), machine_settings=machine_settings), scenario
+    # The image of the demo has no file of a MachineConfig.
+    agent_settings = 'image_files = "write"\n' if arguments.file else ""
+    plan = LabPlan(
+        nodes=nodes,
+        images=(before, after),
+        machine_settings=machine_settings,
+        agent_settings=agent_settings,
+    )
+    return plan, scenario
 
 
 def _rename_image(image: Image, pull_spec: str) -> Image:

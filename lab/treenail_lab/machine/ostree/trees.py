@@ -93,6 +93,10 @@ class DeploymentTrees:
             etc.rename(former / "etc")
             (tree / "etc").rename(etc)
             self._remove_image_files(before)
+        elif not live:
+            for path in _list_paths(deployment):
+                if path.startswith("/etc/"):
+                    _copy_entry(tree / _find_image_path(path), self._root / path[1:])
         shutil.rmtree(self._root / "usr/etc", ignore_errors=True)
         _copy_tree(tree / "usr/etc", self._root / "usr/etc")
         for path in _list_paths(deployment):
