@@ -2,10 +2,11 @@
 
 import pytest
 
-from tests.update.build import BOOT_1, DIGEST_A, DIGEST_B, DIGEST_C, B
+from tests.update.build import BOOT_1, BOOT_2, DIGEST_A, DIGEST_B, DIGEST_C, B
 from treenail.api.machineconfig import MachineConfig
-from treenail.errors import UnreconcilableError
+from treenail.errors import HostError, UnreconcilableError
 from treenail.update.firstboot import (
+    REBOOTS_ALLOWED,
     FirstBootProgress,
     FirstBootReady,
     FirstBootStage,
@@ -31,3 +32,20 @@ def test_kernel_type_of_another_architecture_is_refused() -> None:
     target = FirstBootTarget(MachineConfig(kernel_type="64k-pages"))
     with pytest.raises(UnreconcilableError, match="64k-pages: it exists for arm64 only"):
         decide(target, RunningOS(DIGEST_A))
+
+
+def test_reboots_into_another_deployment_end_with_the_error_of_the_finalization() -> None:
+    with pytest.raises(HostError) as caught:
+        decide_first_boot(
+            FirstBootTarget(None, B.image),
+            RunningOS(DIGEST_A),
+            FirstBootProgress(REBOOTS_ALLOWED, BOOT_1, "os-1"),
+            fips=False,
+            boot_id=BOOT_2,
+            architecture="amd64",
+            finalization_error="No space left on device",
+        )
+    assert str(caught.value) == (
+        "cannot boot the target of the first boot: 3 reboots booted another deployment; "
+        "ostree-finalize-staged failed: No space left on device"
+    )

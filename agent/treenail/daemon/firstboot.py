@@ -137,6 +137,9 @@ class FirstBootRunner:
             fips=fips,
             boot_id=boot_id,
             architecture=interfaces.kernel.find_architecture(),
+            finalization_error=interfaces.os.read_finalization_error()
+            if progress.reboot_count >= firstboot.REBOOTS_ALLOWED
+            else "",
         )
         match decision:
             case FirstBootReady(reason=reason):

@@ -65,6 +65,7 @@ def decide_first_boot(
     fips: bool,
     boot_id: str,
     architecture: str,
+    finalization_error: str = "",
 ) -> FirstBootReady | FirstBootStage:
     """Return the next action.
 
@@ -85,9 +86,10 @@ def decide_first_boot(
     if change.is_empty:
         return FirstBootReady("the target is booted")
     if progress.reboot_count >= REBOOTS_ALLOWED and progress.boot_id != boot_id:
+        why = f"; ostree-finalize-staged failed: {finalization_error}" if finalization_error else ""
         raise HostError(
             f"cannot boot the target of the first boot: {progress.reboot_count} reboots booted "
-            "another deployment",
+            f"another deployment{why}",
             remedy="read the cause with: journalctl -b -1 -u ostree-finalize-staged; then run: rm "
             "/var/lib/treenail/firstboot.json, and: systemctl restart treenail-firstboot",
         )
