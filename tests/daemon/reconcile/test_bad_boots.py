@@ -15,12 +15,13 @@ from tests.daemon.configuration.test_config_walks import APP, NEXT, STOCK, Chaos
 from tests.daemon.machines import planned
 from tests.daemon.nodes import Node, NodeOf, Process, assert_at_rest
 from tests.daemon.reconcile import test_walks as walks
-from tests.fakes.world import PLATFORM, FakeHealth, Killed, PowerCut, World
+from tests.fakes.world import PLATFORM, FakeHealth, Killed, PowerCut, World, read_phase
 from tests.update.build import A, B, C
 from treenail.api import annotations as key
 from treenail.config.wanted import read_wanted_state
 from treenail.errors import BusyError
 from treenail.update.decision.request import RequestKind, UserRequest
+from treenail.update.state.phases import Phase
 from treenail.update.state.record import Target
 from treenail.update.steps.steps import RecordOwnership
 
@@ -457,6 +458,44 @@ def test_rollback_survives_interruption_at_any_effect(
         assert_came_back(world, A, B, "Kubelet")
         assert world.returns == 1
         assert world.boots <= boots + (2 if fault is PowerCut else 1)
+
+
+def reboot_while_cancelling(node: Node, target: Target, following: Target) -> None:
+    """Reboot into an unlocked target after another was requested, before the first is dropped."""
+    world = node.world
+
+    def die_at(is_due: Callable[[], bool], phase: Phase) -> None:
+        def fault_point(_step: str) -> None:
+            if read_phase(world.ledger) is phase and is_due():
+                raise Killed
+
+        world.fault_point = fault_point
+        for _ in range(40):
+            world.drain_controller()
+            node.turn()
+            if node.process is None and read_phase(world.ledger) is phase:
+                break
+        world.fault_point = lambda _: None
+
+    node.settle()
+    world.request_target(target)
+    die_at(lambda: bool(world.staged) and not world.locked, Phase.REBOOTING)
+    world.request_target(following)
+    die_at(lambda: True, Phase.CANCELLING)
+    world.reboot()
+    assert world.booted == target.digest
+
+
+def test_reboot_while_cancelling_rolls_back(node_of: NodeOf) -> None:
+    world = walks.world_at(A)
+    node = node_of(world)
+    reboot_while_cancelling(node, C, B)
+    world.api_up = False
+    node.settle()
+    assert world.booted == A.digest
+    world.api_up = True
+    node.settle()
+    assert_has(world, B)
 
 
 @walk_budget.walk

@@ -12,6 +12,8 @@ import pytest
 
 from tests.daemon.configuration import test_config_walks as configs
 from tests.daemon.nodes import Node
+from tests.daemon.reconcile import test_walks as walks
+from tests.daemon.reconcile.test_bad_boots import reboot_while_cancelling
 from tests.fakes.world import Killed, World, read_phase
 from tests.update.build import DIGEST_C, A, B, C
 from treenail.update.state.phases import TRANSITIONS, Phase
@@ -156,7 +158,10 @@ def observed() -> set[Transition]:
             outside = [each for each in world.violations if "was followed by" in each]
             assert outside == [], (phase, event)
             found |= world.transitions
-    return found
+    node = Node(walks.world_at(A))
+    reboot_while_cancelling(node, C, B)
+    node.settle()
+    return found | node.world.transitions
 
 
 @pytest.mark.limit(240.0)

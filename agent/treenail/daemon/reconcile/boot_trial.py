@@ -142,8 +142,8 @@ class BootTrialRunner:
         """
         update, impact = self._ledger.update, self._ledger.impact
         if update.phase is not Phase.ROLLING_BACK or update.boot_id != facts.boot_id:
-            if quarantine.is_withdrawn:
-                log.info("ending the boot trial: %s", quarantine.reason)
+            if quarantine.is_withdrawn or quarantine.is_cancelled_by_user:
+                log.info("not keeping %s: %s", update.target, quarantine.reason)
             else:
                 failed = {"message_id": MessageId.HEALTH_CHECK_FAILED}
                 log.error("%s", quarantine.reason, extra=failed)

@@ -24,6 +24,7 @@ from treenail.update.decision.actions import (
     RebootAction,
     RecoverAction,
     RestoreAction,
+    RollBackAction,
     StageAction,
     UncordonAction,
     UnpinAction,
@@ -35,6 +36,7 @@ from treenail.update.decision.decide_boot import (
     cancel_unbooted,
     decide_rollback,
     decide_verification,
+    make_withdrawn_target,
 )
 from treenail.update.decision.decide_idle import (
     DRAIN_REMEDY,
@@ -356,6 +358,8 @@ def _decide_cancelling(facts: Facts, update: UpdateRecord) -> Decision:
         return WAIT_FOR_DEPLOYMENTS
     if _is_left_by_newer_agent(facts, update) and facts.deployments is not None:
         return cancel_unbooted(facts, update, facts.deployments)
+    if _is_booted_nevertheless(facts, update):
+        return RollBackAction(_find_quarantine(facts, update) or make_withdrawn_target(update))
     if staged_id := _find_own_staged_id(facts, update) or _find_failed_pending_id(facts, update):
         return CancelStagedAction("cancelled", staged_id)
     if facts.has_undo:
@@ -368,11 +372,33 @@ def _is_left_by_newer_agent(facts: Facts, update: UpdateRecord) -> bool:
 
     The ledger reads such a phase as cancelling. Without a quarantine the update would begin again.
     """
-    quarantined, deployments = facts.record.quarantined, facts.deployments
-    if deployments is None or (quarantined is not None and quarantined.target == update.target):
+    deployments = facts.deployments
+    if deployments is None or _find_quarantine(facts, update) is not None:
         return False
     is_rebooted = update.reboot_count > 0 and update.boot_id != facts.boot_id
     return is_rebooted and update.staged_id != "" and update.staged_id in deployments.other_ids
+
+
+def _is_booted_nevertheless(facts: Facts, update: UpdateRecord) -> bool:
+    """Return whether a reboot came before the staged deployment of a cancelled update was dropped.
+
+    The node has all of a target that is not the current one, and no boot trial.
+    """
+    impact, deployments = update.impact, facts.deployments
+    if impact is None or impact.os.is_empty or deployments is None:
+        return False
+    return (
+        update.boot_id != facts.boot_id
+        and is_in_effect(impact.os, deployments.running)
+        and bool(deployments.other_ids)
+    )
+
+
+def _find_quarantine(facts: Facts, update: UpdateRecord) -> QuarantinedTarget | None:
+    """Return the quarantine of the update's own target."""
+    quarantined = facts.record.quarantined
+    is_own = quarantined is not None and quarantined.target == update.target
+    return quarantined if is_own else None
 
 
 def _decide_uncordon(facts: Facts, update: UpdateRecord, *, is_done: bool) -> Decision:
