@@ -78,6 +78,21 @@ class OperatingSystemContract:
             os.drop_staged(staged.id)
             assert digests(os) == [f"{digest(machine.images.here)} booted"]
 
+    def test_tree_of_staged_image_can_be_read_until_it_is_dropped(self, machine: OsMachine) -> None:
+        os = machine.os()
+        if not hasattr(os, "open_staged_tree"):
+            pytest.skip("a tree in a virtual machine cannot be opened here")
+        os.stage_deployment(machine.images.to_there, watch=go_on)
+        staged = os.read_deployments().staged
+        assert staged is not None
+        paths = ["/etc/systemd/system/", "/etc/no-such-file"]
+        with os.open_staged_tree(staged.id, paths) as tree:
+            assert tree.resolve_path("/etc/systemd/system").is_dir()
+            assert not tree.resolve_path("/etc/no-such-file").exists()
+        os.drop_staged(staged.id)
+        with pytest.raises(HostError, match="cannot read the content"):
+            os.open_staged_tree(staged.id, paths).__enter__()
+
     def test_roll_back_boots_the_previous_image(self, machine: OsMachine) -> None:
         images = machine.images
         machine.os().stage_deployment(images.to_there, watch=go_on)

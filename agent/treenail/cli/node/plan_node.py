@@ -5,12 +5,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from treenail.api import annotations as key
 from treenail.api.disruptionpolicy import DEFAULT_POLICY, DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
+from treenail.api.node import Node
 from treenail.cli.node.local_machine import create_inspector_and_runner
 from treenail.cli.node.own_node import connect_own_node, load_node_settings
-from treenail.config.image_content import ImageSplit, assume_provided, compare_with_image
+from treenail.config.image_content import (
+    ImageSplit,
+    assume_provided,
+    compare_with_image,
+    make_missing_error,
+)
 from treenail.config.wanted import read_wanted_state
 from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.configuration.image_content import read_image_content
@@ -47,6 +54,8 @@ def plan_node(
             remedy="start the agent, which reads it: systemctl start treenail",
         )
     sources = _PlanSources(machine, config)
+    if target.image:
+        has_files_in_image = sources.must_image_have_files(default=has_files_in_image)
     quarantined = record.quarantined
     if quarantined is not None and quarantined.target == target:
         sources.notes.append(
@@ -67,6 +76,9 @@ def plan_node(
         )
     old = old or MachineConfig(metadata=ObjectMeta(name=current.config))
     machine_plan = _inspect_machine(machine, old, new, target, sources.notes)
+    if machine_plan and machine_plan.split and machine_plan.split.missing and has_files_in_image:
+        error = make_missing_error(target.config, target.image, machine_plan.split.missing)
+        sources.notes.append(f"the agent will reject the update: {error}; {error.remedy}")
     if machine_plan is not None and target == current:
         # Drift alone starts no update; the drift policy decides about it.
         if any(not isinstance(step, BackUpEntry | RecordOwnership) for step in machine_plan.steps):
@@ -128,6 +140,11 @@ class _PlanSources:
         with connect_own_node(self._machine, self._config) as node:
             return node.machine_config(name)
 
+    def must_image_have_files(self, *, default: bool) -> bool:
+        """Return whether the image must contain the files: by the Node, or by the settings."""
+        chosen = self._query_cluster(self._fetch_image_files)
+        return chosen == ImageFiles.BAKED if chosen in set(ImageFiles) else default
+
     def find_policy(self) -> DisruptionPolicy:
         """Return the policy of the cluster, or the default policy with a note."""
         found = self._query_cluster(self._fetch_policy)
@@ -136,6 +153,10 @@ class _PlanSources:
                 f"the plan assumes the default node disruption policy: {self._unreachable_reason}"
             )
         return found or DEFAULT_POLICY
+
+    def _fetch_image_files(self) -> str:
+        with connect_own_node(self._machine, self._config) as node:
+            return Node.from_json(node.read_node()).annotations.get(key.IMAGE_FILES, "")
 
     def _fetch_policy(self) -> DisruptionPolicy:
         with connect_own_node(self._machine, self._config) as node:
