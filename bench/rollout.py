@@ -28,6 +28,7 @@ from tests.controllers.rollout.agents import (
 )
 from tests.controllers.rollout.world import World, build_reconciler
 from treenail.api import annotations as key
+from treenail.controllers.rollout.gates.windows import DAYS
 from treenail.controllers.rollout.pool_index import PoolIndex
 from treenail.kube.client import Client
 from treenail.kube.resources import MACHINECONFIGPOOLS
@@ -113,7 +114,8 @@ class FrozenCaches:
 def measure_window() -> Iterator[Result]:
     """Update 500 nodes of 8 minutes each inside a window of two hours, in virtual time."""
     world = World(takes_s=480.0)
-    policy = '{windows: [{start: "01:00", duration: 2h, timeZone: UTC}]}'
+    days = ", ".join(DAYS)
+    policy = f'{{windows: [{{days: [{days}], start: "01:00", duration: 2h, timeZone: UTC}}]}}'
     limit = 40
     for number in range(500):
         world.add_node(f"n{number:03}", "old")

@@ -226,7 +226,17 @@ def make(client: Client, resource: Resource, **more: object) -> Json:
         (ROLLOUTPOLICIES, {"waves": ["110%"]}, r"waves\[0\]"),
         (ROLLOUTPOLICIES, {"soak": "5 min"}, "soak"),
         (ROLLOUTPOLICIES, {"maxFailures": -1}, "maxFailures"),
-        (ROLLOUTPOLICIES, {"windows": [{"start": "1:00", "duration": "4h"}]}, "timeZone"),
+        (
+            ROLLOUTPOLICIES,
+            {"windows": [{"days": ["Sat"], "start": "1:00", "duration": "4h"}]},
+            "timeZone",
+        ),
+        (
+            # The misspelt field is dropped before the validation.
+            ROLLOUTPOLICIES,
+            {"windows": [{"day": ["Sat"], "start": "1:00", "duration": "4h", "timeZone": "UTC"}]},
+            "days: Required value",
+        ),
         (ROLLOUTPOLICIES, {"alerts": {"url": "prometheus", "names": ["a"]}}, "alerts.url"),
         (ROLLOUTPOLICIES, {"healthMode": "off"}, "healthMode"),
         (

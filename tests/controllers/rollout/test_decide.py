@@ -20,6 +20,7 @@ from tests.controllers.rollout.builders import (
 from tests.controllers.rollout.simulation import all_have, fleet
 from treenail.controllers.rollout.decide import RolloutDecision
 from treenail.controllers.rollout.gates.os_image import GateBlocked, GateWaiting
+from treenail.controllers.rollout.gates.windows import DAYS
 from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.controllers.rollout.progress import NodeFailure, RolloutRecord
 from treenail.controllers.rollout.status import PoolProblem
@@ -332,7 +333,12 @@ def test_good_target_repairs_nodes_of_a_bad_one_without_policy(
 
 
 def test_500_nodes_update_only_inside_the_windows() -> None:
-    window = {"start": "01:00", "duration": "2h", "timeZone": "Europe/Berlin"}
+    window = {
+        "days": list(DAYS),
+        "start": "01:00",
+        "duration": "2h",
+        "timeZone": "Europe/Berlin",
+    }
     careful = pool({"windows": [window], "order": "spread"}, maxUnavailable="10%")
     fleet_ = fleet(500)
     fleet_.now = started = datetime(2026, 3, 27, 12, tzinfo=UTC).timestamp()

@@ -6,7 +6,7 @@ import pytest
 
 from tests.controllers.rollout.builders import NEW, node
 from treenail.api.decode import Fields
-from treenail.controllers.rollout.gates.windows import parse_window
+from treenail.controllers.rollout.gates.windows import DAYS, parse_window
 from treenail.controllers.rollout.progress import (
     DEFAULT_NODE_S,
     estimate_node_s,
@@ -15,7 +15,8 @@ from treenail.controllers.rollout.progress import (
 )
 
 HOUR = 3600.0
-NIGHT = parse_window(Fields.from_json({"start": "01:00", "timeZone": "UTC"}, ""), 2 * HOUR)
+EVERY_NIGHT = {"days": list(DAYS), "start": "01:00", "timeZone": "UTC"}
+NIGHT = parse_window(Fields.from_json(EVERY_NIGHT, ""), 2 * HOUR)
 MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 
 

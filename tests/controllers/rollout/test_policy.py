@@ -129,7 +129,11 @@ def test_share_is_between_one_node_and_all(share: PoolShare, total: int, expecte
         ({"maxFailures": "1"}, "maxFailures: expected an integer, found a string"),
         ({"order": "random"}, "order: expected one of zones, spread, found 'random'"),
         (
-            {"windows": [{"start": "01:00", "duration": "4h", "timeZone": "CET/CEST"}]},
+            {
+                "windows": [
+                    {"days": ["Sat"], "start": "01:00", "duration": "4h", "timeZone": "CET/CEST"}
+                ]
+            },
             "windows[0].timeZone: expected a time zone such as Europe/Berlin, found 'CET/CEST'",
         ),
     ],

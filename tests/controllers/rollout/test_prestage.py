@@ -204,7 +204,7 @@ def test_missing_image_halts_rollout_before_first_drain() -> None:
 
 
 def test_prestaging_continues_outside_the_window() -> None:
-    window = '{start: "00:00", duration: 1m, timeZone: UTC}'
+    window = '{days: [Mon], start: "00:00", duration: 1m, timeZone: UTC}'
     found = Staged(policy=f"{{prestage: {{maxParallel: 9}}, windows: [{window}]}}")
     found.turn()
     found.turn(10.0)

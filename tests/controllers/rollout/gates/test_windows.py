@@ -7,6 +7,7 @@ import pytest
 
 from treenail.api.decode import Fields
 from treenail.controllers.rollout.gates.windows import (
+    DAYS,
     MaintenanceWindow,
     WindowClosed,
     WindowOpen,
@@ -23,7 +24,7 @@ def at(text: str) -> float:
 
 
 def weekly(start: str, hours: float, *days: str, zone: str = "Europe/Berlin") -> MaintenanceWindow:
-    document = {"start": start, "days": list(days), "timeZone": zone}
+    document = {"start": start, "days": list(days or DAYS), "timeZone": zone}
     return parse_window(Fields.from_json(document, "windows[0]"), hours * HOUR)
 
 
@@ -134,6 +135,11 @@ def test_windows_use_their_own_time_zones() -> None:
             HOUR,
             "w.days[1]: expected one of Mon, Tue, Wed, Thu, Fri, Sat, Sun, found 'Samstag'",
         ),
+        (
+            {"days": []},
+            HOUR,
+            "w.days: expected at least one of Mon, Tue, Wed, Thu, Fri, Sat, Sun",
+        ),
         ({"start": "25:00"}, HOUR, "w.start: expected a time such as 01:30, found '25:00'"),
         ({"start": ""}, HOUR, "w.start: expected a string, found an empty string"),
         (
@@ -157,7 +163,7 @@ def test_windows_use_their_own_time_zones() -> None:
 def test_invalid_window_is_rejected(
     fields: dict[str, Any], length_s: float | None, sentence: str
 ) -> None:
-    document = {"start": "01:00", "timeZone": "UTC", **fields}
+    document = {"days": ["Sat"], "start": "01:00", "timeZone": "UTC", **fields}
     with pytest.raises(ConfigError) as raised:
         parse_window(Fields.from_json(document, "w"), length_s)
     assert str(raised.value) == sentence

@@ -94,11 +94,14 @@ def find_window_state(
 
 def parse_window(fields: Fields, duration_s: float | None) -> MaintenanceWindow:
     """Parse a window; raises `ConfigError`."""
-    # Without its days a window would be open every day.
     reject_unknown_fields(fields, _FIELDS)
     if not duration_s or duration_s > _WEEK.total_seconds():
         raise fields.error(f"{fields.path_of('duration')}: expected a duration of at most a week")
-    days = fields.get_text_list("days") or DAYS
+    days = fields.get_text_list("days")
+    if not days:
+        # No days could mean every day. But the API server drops a misspelt field unless the client
+        # requests strict validation, and such a window would be open every day.
+        raise fields.error(f"{fields.path_of('days')}: expected at least one of {', '.join(DAYS)}")
     for index, day in enumerate(days):
         if day not in DAYS:
             raise fields.error(
