@@ -44,9 +44,9 @@ def test_status_at_rest_shows_no_update(site: Site) -> None:
         "Activity": f"at {goal.config} with {image.pull_spec[:-52]}",
         "Current": f"{goal.config} {goal.pull_spec}",
         "Desired": f"{goal.config} {goal.pull_spec}",
-        "Booted": f"{image.version}  {image.digest}",
+        "Booted": f"{image.version} {image.digest}",
         "Staged": "none",
-        "Rollback": f"{before.version} (pinned)  {before.digest}",
+        "Rollback": f"{before.version} (pinned) {before.digest}",
     }
 
 
@@ -77,7 +77,7 @@ def test_status_during_outage_shows_awaited_drain(site: Site) -> None:
         document = json.loads(status(site, "--json").stdout)
         site.start_server()
     assert screen["State"].startswith("Working, draining since ")
-    assert screen["Staged"] == f"{goal.image.version} (locked)  {goal.image.digest}"
+    assert screen["Staged"] == f"{goal.image.version} (locked) {goal.image.digest}"
     assert document["apiServer"]["reachable"] is False
     assert document["deployments"]["staged"]["locked"] is True
     assert document["problems"] == []
@@ -95,7 +95,7 @@ def test_status_without_agent_reports_it(site: Site) -> None:
     assert screen["Remedy"].startswith("start the agent: systemctl start treenail; ")
     assert document["agent"]["running"] is False
     assert screen["State"] == "Done"
-    assert screen["Booted"] == f"{goal.image.version}  {goal.image.digest}"
+    assert screen["Booted"] == f"{goal.image.version} {goal.image.digest}"
     assert document["current"] == {"config": goal.config, "image": goal.pull_spec}
 
 
