@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.controllers.rollout.builders import NEW, failed, node, on_its_way, pool, proceed
+from tests.controllers.rollout.world import World, build_reconciler
 from treenail.api import annotations as key
 from treenail.controllers.rollout.decide import RolloutContext, RolloutDecision, decide_rollout
 from treenail.controllers.rollout.nodes import NodeFacts
@@ -169,3 +170,25 @@ def test_drain_blocker_is_read_from_the_node(blocked: object, expected: str) -> 
 def test_blocker_of_a_finished_drain_is_ignored() -> None:
     blocked = json.dumps([{"pod": "a/b", "message": "m"}])
     assert node_with(blocked, **{key.LAST_APPLIED_DRAIN: "drain-x"}).drain_blocker == ""
+
+
+def test_stalled_pool_is_reported_in_the_cluster_and_recovers() -> None:
+    world = World(takes_s=2 * HOUR)
+    for name in ("n0", "n1"):
+        world.add_node(name, "old")
+    world.set_pool("worker", "new")
+    controlled = build_reconciler(world)
+    for wait_s in (0.0, 10.0, HOUR):
+        world.pass_time(wait_s)
+        world.deliver()
+        controlled.sync_pool("worker")
+    stalled = world.conditions()["Stalled"]
+    message = "no progress for more than 60 min (progressDeadline): n0 (updating)"
+    assert (stalled["status"], stalled["message"]) == ("True", message)
+    assert world.warnings == [("worker", "ProgressDeadlineExceeded", message)]
+
+    world.pass_time(HOUR)
+    world.deliver()
+    controlled.sync_pool("worker")
+    assert world.conditions()["Stalled"]["status"] == "False"
+    assert world.truth["n1"].desired_config == "new"
