@@ -148,3 +148,17 @@ def test_files_of_the_image_are_written_when_the_node_leaves_image_mode() -> Non
     assert_at_rest(world, outside)
     assert (world.file(APP), world.booted) == (b"of-the-image", A.digest)
     assert world.boots == boots + 1
+
+
+def test_prestaged_image_without_the_files_is_reported_before_the_update() -> None:
+    world = world_with_image({})
+    add_config(world, {APP: "of-the-image"})
+    world.annotations[key.PRESTAGE_CONFIG] = THIRD.config
+    world.annotations[key.PRESTAGE_IMAGE] = THIRD.image
+    node = Node(world)
+    node.settle()
+    assert world.annotations[key.STATE] == "Done"
+    assert f"{APP} is missing" in world.annotations[key.PRESTAGE_ERROR]
+    world.annotations[key.IMAGE_FILES] = "write"
+    node.settle()
+    assert world.annotations[key.PRESTAGED] == THIRD.image

@@ -79,6 +79,9 @@ def prestage_target(
         if WatchVerdict.DETACH in ended:
             return
     staged = None if impact.os.is_empty else interfaces.os.read_deployments().staged
+    if staged is not None and action.target.image and impact.os.image:
+        # The update compares again. A part that the image lacks is reported days before it.
+        planner.plan_staged_update(action.target, record.current, impact, staged.id)
     save_record(
         replace(
             record,
