@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from treenail.cli.controller.run import CONTROLLER_BUILDERS
 from treenail.controllers.install.installation import NAME, build_documents
 from treenail.controllers.install.permissions import CONTROLLER_VERBS
 from treenail.kube.client import Json
-from treenail.kube.resources import LEASES
+from treenail.kube.resources import LEASES, NODES
 from treenail_lab.apiserver.serving.server import LabServer
 
 pytestmark = pytest.mark.integration
@@ -117,6 +118,8 @@ def test_process_drains_a_node_and_exits_cleanly(
 
     lease = site.client.get(LEASES, NAME, namespace=OPTIONS.namespace)
     assert lease["spec"]["holderIdentity"] == ""  # type: ignore[index]  # a dict
+    node: Any = site.client.get(NODES, "a")
+    assert "treenail-drain" in [each["manager"] for each in node["metadata"]["managedFields"]]
     log = process.log.read_text()
     assert " INFO    drained a for drain-b in " in log
     assert "Traceback" not in log
