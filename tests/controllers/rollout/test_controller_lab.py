@@ -21,8 +21,15 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
 from treenail.controllers.rollout.controller import RolloutController
-from treenail.controllers.rollout.gates.external import GateClient
+from treenail.controllers.rollout.gates.background import Gates
+from treenail.controllers.rollout.gates.external import (
+    GateClient,
+    LockHolder,
+    LockServer,
+    PrometheusAlerts,
+)
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
+from treenail.controllers.rollout.nodes import LOCKED_BY
 from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
@@ -31,7 +38,12 @@ from treenail.controllers.runtime.web import WebClient
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
-from treenail.kube.resources import MACHINECONFIGNODES, MACHINECONFIGPOOLS, NODES
+from treenail.kube.resources import (
+    MACHINECONFIGNODES,
+    MACHINECONFIGPOOLS,
+    NODES,
+    ROLLOUTPOLICIES,
+)
 from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault
 from treenail_lab.apiserver.serving.server import LabServer
 
@@ -53,12 +65,29 @@ def client(server: LabServer) -> Iterator[Client]:
     transport.close()
 
 
+class FreeLocks:
+    """Gates that are open; remembers who released a lock."""
+
+    def __init__(self) -> None:
+        self.released: list[LockHolder] = []
+
+    def check_alerts(self, alerts: PrometheusAlerts | None) -> None:
+        return None
+
+    def acquire_lock(self, server: LockServer, holder: LockHolder) -> None:
+        return None
+
+    def release_lock(self, server: LockServer, holder: LockHolder) -> None:
+        self.released.append(holder)
+
+
 @contextmanager
-def running(server: LabServer) -> Iterator[None]:
+def running(server: LabServer, gates: Gates | None = None) -> Iterator[None]:
     """Run the rollout controller in its runtime, as its own user."""
     client, transport = client_of(server.write_kubeconfig(USER, ["system:masters"]), keep=16)
     events = EventRecorder(client, "treenail-rollout", "here", CLOCK)
-    rollout = RolloutController(client, CLOCK, GateClient(WebClient()), events, RolloutSettings())
+    gates = gates or GateClient(WebClient())
+    rollout = RolloutController(client, CLOCK, gates, events, RolloutSettings())
     nodes = MachineConfigNodeController(client, CLOCK)
     runtime = ControllerRuntime(
         [ControllerSettings(rollout), ControllerSettings(nodes)],
@@ -197,3 +226,35 @@ def writes(server: LabServer, resource: str) -> int:
         server.count_requests(user=USER, verb=verb, resource=resource)
         for verb in ("create", "update", "patch", "delete")
     )
+
+
+def test_lock_is_released_after_its_pool_is_deleted(server: LabServer, client: Client) -> None:
+    add_config(client, "old")
+    add_nodes(client, ["n0"], "old")
+    add_pool(client, "worker", "old", paused=True)
+    locks = FreeLocks()
+    with running(server, locks):
+        wait_until(lambda: condition(client, "Updated").get("status") == "True")
+        client.delete(MACHINECONFIGPOOLS, "worker")
+        held = {LOCKED_BY: "workers http://locks.example.com"}
+        found: Any = client.patch(NODES, "n0", {"metadata": {"annotations": held}})
+        wait_until(lambda: LOCKED_BY not in notes(client, "n0"))
+    assert locks.released == [LockHolder("n0", found["metadata"]["uid"])]
+
+
+def test_rollout_starts_when_its_policy_appears(server: LabServer, client: Client) -> None:
+    for config in ("old", "new"):
+        add_config(client, config)
+    add_nodes(client, ["n0"], "old")
+    add_pool(client, "worker", "new", rolloutPolicy="careful")
+    with Agents(client), running(server):
+        wait_until(lambda: condition(client, "Stalled").get("reason") == "MissingRolloutPolicy")
+        add_policy(client, "careful", {"canary": {}})
+        wait_until(lambda: condition(client, "Updated").get("status") == "True", limit_s=30)
+        wait_until(lambda: read_states(client) == ["Updated"])
+    assert notes(client, "n0")[key.CURRENT_CONFIG] == "new"
+
+
+def read_states(client: Client) -> list[str]:
+    found: Any = client.get(ROLLOUTPOLICIES, "careful")
+    return [each["state"] for each in found.get("status", {}).get("pools", ())]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.controllers.rollout.world import Killed, World, build_reconciler
 from treenail.api import annotations as key
-from treenail.controllers.rollout.gates.background import BackgroundGates
+from treenail.controllers.rollout.gates.background import PENDING_RETRY_S, BackgroundGates
 from treenail.controllers.rollout.gates.external import LockHolder, LockServer, PrometheusAlerts
 from treenail.controllers.rollout.gates.os_image import (
     GateAnswer,
@@ -22,7 +22,6 @@ from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRAD
 from treenail.controllers.rollout.progress import ROLLOUT_STATUS
 from treenail.controllers.rollout.reconcile import (
     CONFLICT_RETRY_S,
-    PENDING_RETRY_S,
     RolloutReconciler,
     RolloutSettings,
 )

@@ -21,7 +21,12 @@ from treenail.controllers.rollout.decide import (
 )
 from treenail.controllers.rollout.expected import ExpectedNodes, ExpectedPools
 from treenail.controllers.rollout.gates import os_image
-from treenail.controllers.rollout.gates.background import Gates
+from treenail.controllers.rollout.gates.background import (
+    GATE_RETRY_S,
+    PENDING_RETRY_S,
+    Gates,
+    find_retry_s,
+)
 from treenail.controllers.rollout.gates.external import LockServer
 from treenail.controllers.rollout.gates.os_image import (
     GateBlocked,
@@ -63,10 +68,6 @@ log = logging.getLogger(__name__)
 
 CONFLICT_RETRY_S = 0.5
 """Delay after a conflict. By then the cache shows what the other client wrote."""
-GATE_RETRY_S = 30.0
-"""Interval between two requests to a gate that is not open."""
-PENDING_RETRY_S = 0.25
-"""Interval at which the answer of a gate is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ class RolloutReconciler:
         node = self._caches.find_node(name)
         if node is None or self._caches.find_stale_reason():
             return None if node is None else GATE_RETRY_S
-        return GATE_RETRY_S if self._locks.release_orphan(node) is not None else None
+        return find_retry_s(self._locks.release_orphan(node))
 
     def forget_node(self, name: str) -> None:
         """Forget a deleted node."""
@@ -336,14 +337,10 @@ class RolloutReconciler:
             sync.record_error(error)
             return ()
         sync.pool = result.pool
-        match result.answer:
-            case GatePending():
-                sync.requeue_after_s.append(PENDING_RETRY_S)
-            case GateWaiting() | GateBlocked() as verdict:
-                sync.decision = _apply_gate_verdict(sync.decision, verdict)
-                sync.requeue_after_s.append(GATE_RETRY_S)
-            case None:
-                pass
+        if isinstance(result.answer, GateWaiting | GateBlocked):
+            sync.decision = _apply_gate_verdict(sync.decision, result.answer)
+        if (delay_s := find_retry_s(result.answer)) is not None:
+            sync.requeue_after_s.append(delay_s)
         return result.granted
 
     def _copy_settings(self, sync: _PoolSync) -> None:
@@ -396,9 +393,8 @@ class RolloutReconciler:
             sync.decision.nodes_to_assign,
         )
         sync.pool = result.pool
-        if result.answer is not None:
-            is_pending = isinstance(result.answer, GatePending)
-            sync.requeue_after_s.append(PENDING_RETRY_S if is_pending else GATE_RETRY_S)
+        if (delay_s := find_retry_s(result.answer)) is not None:
+            sync.requeue_after_s.append(delay_s)
         for error in result.errors:
             sync.record_error(error)
 

@@ -23,6 +23,10 @@ OPEN_FOR_S = 5.0
 """How long an open gate may let a node pass; later it is asked again."""
 CLOSED_FOR_S = 30.0
 """How long a closed gate is not asked again."""
+GATE_RETRY_S = 30.0
+"""Delay until a gate that is not open is asked again."""
+PENDING_RETRY_S = 0.25
+"""Delay until the answer of a gate is looked for."""
 _FORGET_AFTER_S = 600.0
 
 
@@ -32,6 +36,13 @@ class Gates(Protocol):
     def check_alerts(self, alerts: PrometheusAlerts | None) -> GateAnswer: ...
     def acquire_lock(self, server: LockServer, holder: LockHolder) -> GateAnswer: ...
     def release_lock(self, server: LockServer, holder: LockHolder) -> GateAnswer: ...
+
+
+def find_retry_s(answer: GateAnswer) -> float | None:
+    """Return the delay until the gate is asked again; None when it is open."""
+    if answer is None:
+        return None
+    return PENDING_RETRY_S if isinstance(answer, GatePending) else GATE_RETRY_S
 
 
 @dataclass(slots=True)
