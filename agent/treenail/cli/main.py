@@ -82,5 +82,6 @@ def _load_command(module: str, unknown: list[str]) -> Command:
 
 def _print_error(error: TreenailError, code: int) -> int:
     lines = [f"treenail: {error}", *([f"  {error.remedy}"] if error.remedy else [])]
-    print_lines(lines, sys.stderr)
+    # Deeper than the remedy.
+    print_lines(lines, sys.stderr, hanging_columns=4)
     return code

@@ -61,9 +61,11 @@ def create_painter(stream: TextIO, environment: Mapping[str, str]) -> Painter:
     return Painter(is_enabled=has_colours(stream, environment))
 
 
-def find_width(stream: TextIO) -> int | None:
+def find_width(stream: TextIO | None) -> int | None:
     """Return the columns of the terminal; None for a pipe or a file, where no line is wrapped."""
-    return shutil.get_terminal_size().columns if stream.isatty() else None
+    # A process that was started with a closed stream has None, also in sys.stdout.
+    is_terminal = stream is not None and stream.isatty()
+    return shutil.get_terminal_size().columns if is_terminal else None
 
 
 def wrap_text(
@@ -96,17 +98,23 @@ class VerbatimLine(str):
     __slots__ = ()
 
 
-def print_lines(lines: Iterable[str], stream: TextIO | None = None) -> None:
+def print_lines(
+    lines: Iterable[str], stream: TextIO | None = None, *, hanging_columns: int = 2
+) -> None:
     """Print lines (default: to standard output), wrapped on a terminal below their own indent."""
     stream = stream or sys.stdout
     width = find_width(stream)
     for line in lines:
-        shown = [line] if isinstance(line, VerbatimLine) else wrap_line(line, width)
+        shown = (
+            [line]
+            if isinstance(line, VerbatimLine)
+            else wrap_line(line, width, hanging_columns=hanging_columns)
+        )
         for each in shown:
             print(each, file=stream)
 
 
-def wrap_line(line: str, width: int | None) -> Iterator[str]:
+def wrap_line(line: str, width: int | None, *, hanging_columns: int = 2) -> Iterator[str]:
     """Yield the line as lines of at most ``width`` columns, further ones with more indent.
 
     Unlike `wrap_text` it keeps the spaces of the line. A newline in it becomes a space.
@@ -117,7 +125,7 @@ def wrap_line(line: str, width: int | None) -> Iterator[str]:
     if width is None or len(line) <= width:
         yield line
         return
-    hanging = " " * (len(line) - len(line.lstrip(" ")) + 2)
+    hanging = " " * (len(line) - len(line.lstrip(" ")) + hanging_columns)
     yield from textwrap.wrap(
         line,
         max(width, len(hanging) + _MIN_TEXT_WIDTH),

@@ -131,5 +131,6 @@ def _render_configs(arguments: argparse.Namespace) -> int:
 
 def _print_error(error: TreenailError, code: int) -> int:
     lines = [f"treenail-controller: {error}", *([f"  {error.remedy}"] if error.remedy else [])]
-    print_lines(lines, sys.stderr)
+    # Deeper than the remedy.
+    print_lines(lines, sys.stderr, hanging_columns=4)
     return code

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from treenail.cli.node.local_machine import open_machine
+from treenail.cli.terminal import print_lines
 from treenail.daemon.local.requests import RequestFile
 from treenail.errors import HostError
 from treenail.host.machine import Machine
@@ -53,8 +54,12 @@ def print_cancel(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"cancelled": update.id, "target": _build_target_document(update.target)}))
         return 0
-    print(f"cancelled the update to {update.target}; the node is being restored")
-    print("the target is quarantined; to try it again, run: treenail retry")
+    print_lines(
+        [
+            f"cancelled the update to {update.target}; the node is being restored",
+            "the target is quarantined; to try it again, run: treenail retry",
+        ]
+    )
     return 0
 
 
@@ -69,7 +74,9 @@ def print_retry(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"retried": _build_target_document(quarantined.target)}))
         return 0
-    print(f"lifted the quarantine of {quarantined.target}; it is tried again if still requested")
+    print_lines(
+        [f"lifted the quarantine of {quarantined.target}; it is tried again if still requested"]
+    )
     return 0
 
 

@@ -18,6 +18,7 @@ from treenail.cli.node.collect_bundle import STDOUT, Bundle
 from treenail.cli.node.local_machine import open_machine
 from treenail.cli.node.own_node import connect_own_node
 from treenail.cli.node.plan_node import plan_node
+from treenail.cli.terminal import print_lines
 from treenail.clock import Clock, format_rfc3339
 from treenail.daemon.configuration import mcd_state
 from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
@@ -62,11 +63,13 @@ def main(arguments: argparse.Namespace) -> int:
         document = {"file": path, "parts": list(bundle.part_names), "missing": bundle.missing}
         print(json.dumps(document, indent=1), file=stream)
         return 0
-    for part, why in bundle.missing.items():
-        print(f"missing {part}: {why}", file=stream)
-    print(
-        f"{path}: {len(bundle.part_names)} parts, secrets withheld; read it before you share it",
-        file=stream,
+    count = len(bundle.part_names)
+    print_lines(
+        [
+            *(f"missing {part}: {why}" for part, why in bundle.missing.items()),
+            f"{path}: {count} parts, secrets withheld; read it before you share it",
+        ],
+        stream,
     )
     return 0
 
