@@ -115,7 +115,7 @@ def test_prestage_failure_is_annotated_and_retried() -> None:
     state, staged, error = reported(node.world)
     assert (state, staged, pulls.count) == ("Done", "", 0)
     assert error.startswith(f"{B.image}: ")
-    assert "MachineConfig rendered-worker-x does not exist" in error
+    assert "cannot read MachineConfig rendered-worker-x: it does not exist" in error
     assert node.world.annotations[key.REASON] == ""
     node.world.configs["rendered-worker-x"] = node.world.configs[B.config]
     node.settle()
