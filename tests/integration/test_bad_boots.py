@@ -273,7 +273,7 @@ def test_node_healthy_shortly_before_deadline_stays(site: Site) -> None:
 def skip_second_backend(site: Site) -> None:
     """Run a test that does not depend on the back end with one of them only."""
     if site.backend != "rpm-ostree":
-        pytest.skip("the ledger does not depend on the back end")
+        pytest.skip("the ledger is the same with each back end")
 
 
 def change_ledger(site: Site, change: Callable[[dict[str, Any]], None]) -> None:
@@ -286,6 +286,7 @@ def change_ledger(site: Site, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def test_new_agent_that_cannot_read_the_ledger_rolls_back(site: Site) -> None:
+    skip_second_backend(site)
     path = site.machine.root / "var/lib/treenail/ledger.json"
     kept: list[bytes] = []
 

@@ -395,7 +395,9 @@ class ActionRunner:
                 staged_id=staged_id or update.staged_id,
                 boot_trial=self._boot_trial.take_baseline(facts),
             )
-        elif update.boot_trial.has_api_before_reboot is not facts.is_api_reachable:
+            # The checks take time. Decide again with a Node that is read right before the reboot.
+            return NOW
+        if update.boot_trial.has_api_before_reboot is not facts.is_api_reachable:
             # An inhibitor may delay the reboot. Record the state right before it: an API server
             # that was unreachable before the reboot cannot fail the target.
             boot_trial = replace(update.boot_trial, has_api_before_reboot=facts.is_api_reachable)
