@@ -594,3 +594,25 @@ def test_gate_that_hangs_stops_only_its_own_pools() -> None:
     for pool in sorted(found.objects["machineconfigpools"]):
         controlled.sync_pool(pool)
     assert find_assigned(found) == ["n-worker"]
+
+
+def test_lock_of_node_in_another_pool_is_released_by_that_pool() -> None:
+    found = world(1, LOCKS)
+    locks = Locks()
+    controlled = controller(found, locks)
+    turn(found, controlled)
+    for _ in range(3):
+        found.pass_time(600)
+    labels = {"node-role.kubernetes.io/worker": None, "node-role.kubernetes.io/infra": ""}
+    found.change("nodes", "n0", {"metadata": {"labels": labels}})
+    found.set_pool("infra", "newer", LOCKS)
+    found.deliver()
+    controlled.sync_pool("infra")
+    controlled.sync_pool("worker")
+    assert locks.held == {"uid-n0"}
+    assert (read_locks(found, "infra"), read_locks(found)) == (["n0"], [])
+    for _ in range(4):
+        found.pass_time(600)
+        found.deliver()
+        controlled.sync_pool("infra")
+    assert (locks.held, read_locks(found, "infra")) == (set(), [])

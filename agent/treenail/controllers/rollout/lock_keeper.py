@@ -1,6 +1,7 @@
 """Acquires and releases the locks of nodes, and records them in the pool."""
 
 import logging
+import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -43,6 +44,9 @@ class LockKeeper:
         self._gates = gates
         self._writer = writer
         self._pools = pools
+        self._lock = threading.Lock()
+        self._pool_by_lock: dict[NodeLock, str] = {}
+        """The pool that requested a lock last. A node may move to another pool."""
 
     def acquire_locks(
         self, pool: MachineConfigPool, server: LockServer, nodes: Sequence[NodeFacts]
@@ -56,6 +60,8 @@ class LockKeeper:
         # Recorded before the request: a granted lock must be released whatever happens.
         if wanted != locks:
             pool = self._write_locks(pool, wanted)
+        with self._lock:
+            self._pool_by_lock |= {NodeLock(server, get_holder(node)): pool.name for node in nodes}
         for index, node in enumerate(nodes):
             answer = self._gates.acquire_lock(server, get_holder(node))
             if answer is not None:
@@ -76,11 +82,15 @@ class LockKeeper:
         except ConfigError as error:
             log.warning("cannot read the locks of pool %s: %s", pool.name, error)
             return result
+        members = tuple(members)
+        names = {node.name for node in members}
         annotated = (each for each in find_annotated_locks(members) if each not in locks)
         released = [
             lock
             for lock in find_releasable_locks((*locks, *annotated), find_node, busy)
-            if self._release(lock, find_node(lock.holder.name), result)
+            # The pool that the node moved to releases it.
+            if (lock.holder.name not in names and self._was_requested_by_another(lock, pool.name))
+            or self._release(lock, find_node(lock.holder.name), result)
         ]
         left = tuple(each for each in locks if each not in released)
         if left != locks:
@@ -100,6 +110,10 @@ class LockKeeper:
             raise result.errors[0]
         return result.answer
 
+    def _was_requested_by_another(self, lock: NodeLock, pool: str) -> bool:
+        with self._lock:
+            return self._pool_by_lock.get(lock, pool) != pool
+
     def _release(self, lock: NodeLock, node: NodeFacts | None, result: LockResult) -> bool:
         answer = self._gates.release_lock(lock.server, lock.holder)
         if answer is not None:
@@ -118,6 +132,8 @@ class LockKeeper:
         except ClusterError as error:
             result.errors.append(error)
             return False
+        with self._lock:
+            self._pool_by_lock.pop(lock, None)
         return True
 
     def _write_locks(self, pool: MachineConfigPool, locks: Iterable[NodeLock]) -> MachineConfigPool:
