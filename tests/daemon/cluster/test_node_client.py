@@ -16,10 +16,10 @@ from treenail.clock import SystemClock
 from treenail.daemon.cluster.node_client import NodeClient
 from treenail.errors import ClusterError
 from treenail.kube.client import Client, PatchType
-from treenail.kube.events import ObjectReference
+from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.request import ApiRequest, ApiResponse
-from treenail.kube.resources import MACHINECONFIGNODES, NODES
+from treenail.kube.resources import EVENTS, MACHINECONFIGNODES, NODES
 from treenail.kube.transport import HttpTransport
 from treenail.kube.watch import ResourceWatch, WatchScope
 from treenail.update.state.record import Target
@@ -208,6 +208,23 @@ def test_failure_is_an_event_of_the_node_beside_the_conditions(agent: Agent) -> 
     agent.report(A, B, event=failed)
     agent.report(A, B, event=failed)
     assert agent.events.reasons == ["OSUpdateFailed"]
+
+
+def test_failure_is_found_by_the_name_of_the_node(admin: Client, agent: Agent) -> None:
+    client = Client(agent.transport)
+    cluster = NodeClient(
+        client,
+        EventRecorder(client, "treenail", NODE, FakeClock()),
+        node_name=NODE,
+        clock=FakeClock(),
+        on_change=lambda: None,
+    )
+    cluster.record_event(NodeEvent("Warning", "OSUpdateFailed", "no space left"))
+    selector = f"involvedObject.kind=Node,involvedObject.name={NODE},involvedObject.uid={NODE}"
+    (event,) = admin.list(EVENTS, namespace="default", params={"fieldSelector": selector}).items
+    assert (event["type"], event["reason"], event["message"]) == (
+        "Warning", "OSUpdateFailed", "no space left",
+    )  # fmt: skip
 
 
 def test_conditions_are_written_beside_the_observed_generation_of_the_mco(
