@@ -44,7 +44,12 @@ from treenail.kube.resources import (
     NODES,
     ROLLOUTPOLICIES,
 )
-from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault
+from treenail_lab.apiserver.serving.faults import (
+    DelayWatchesFault,
+    FaultMatch,
+    HoldWatchesFault,
+    RejectFault,
+)
 from treenail_lab.apiserver.serving.server import LabServer
 
 CLOCK = SystemClock()
@@ -194,6 +199,35 @@ def test_disconnected_node_watch_stops_assignments_and_is_named(
         server.lift_fault()
         wait_until(lambda: writes(server, "nodes") == 1, limit_s=40)
     assert notes(client, "n0")[key.DESIRED_CONFIG] == "new"
+
+
+@pytest.mark.limit(120)
+def test_late_watches_exceed_no_limit(server: LabServer, client: Client) -> None:
+    for config in ("old", "new"):
+        add_config(client, config)
+    add_nodes(client, [f"n{number}" for number in range(6)], "old")
+    add_pool(client, "worker", "old", maxUnavailable=2)
+    updating: dict[str, bool] = {}
+    most = 0
+
+    def count_updating(storage: object, event: Any) -> None:
+        nonlocal most
+        if storage == ("", "nodes"):
+            found = event.object["metadata"]["annotations"]
+            updating[event.object["metadata"]["name"]] = (
+                found[key.DESIRED_CONFIG] != found[key.CURRENT_CONFIG]
+            )
+            most = max(most, sum(updating.values()))
+
+    server.call_api(lambda api: api.store.add_listener(count_updating))
+    with Agents(client), running(server):
+        wait_until(lambda: condition(client, "Updated").get("status") == "True")
+        server.inject_fault(DelayWatchesFault(0.3, is_random=True), FaultMatch(user=USER))
+        node_watches = FaultMatch(resource="nodes", user=USER)
+        server.inject_fault(HoldWatchesFault(), node_watches, for_s=1.0)
+        client.patch(MACHINECONFIGPOOLS, "worker", {"spec": {"configuration": {"name": "new"}}})
+        wait_until(lambda: status(client).get("configuration") == {"name": "new"}, limit_s=40)
+    assert most == 2
 
 
 @pytest.mark.limit(180)
