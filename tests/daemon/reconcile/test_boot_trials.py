@@ -83,7 +83,7 @@ def test_damaged_ledger_outside_a_trial_moves_nothing() -> None:
     assert (node.world.booted, node.world.boots) == (A.digest, boots)
 
 
-def test_damaged_ledger_after_the_way_back_moves_nothing() -> None:
+def test_damaged_ledger_after_the_rollback_moves_nothing() -> None:
     node = started()
     world = node.world
     in_trial_of(node, B)

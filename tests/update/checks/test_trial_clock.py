@@ -70,7 +70,7 @@ def test_check_that_failed_before_does_not_delay_health() -> None:
     assert clock.observe(OUTAGE, trial, 112.0).healthy_for_s == 0.0
 
 
-def test_next_trial_of_the_process_begins_anew() -> None:
+def test_next_trial_of_the_process_starts_with_fresh_ages() -> None:
     clock = TrialClock(LIMITS)
     clock.observe(DEAD, TRIAL, 100.0)
     other = BootTrial(boot_id="b", began_monotonic=500.0)

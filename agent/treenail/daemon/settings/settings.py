@@ -91,7 +91,7 @@ class HealthSettings:
     """The boot trial after a reboot into a target; times are in seconds."""
 
     mode: HealthCheckMode = HealthCheckMode.ENFORCE
-    """What a failed check causes."""
+    """The effect of a failed check."""
     deadline_s: float = 600.0
     """From the agent's start after the boot until a check can roll back."""
     settle_s: float = 10.0

@@ -136,7 +136,7 @@ class Facts:
     trial_status: BootTrialStatus | None = None
     """The result of the health checks; None outside a boot trial."""
     health_mode: HealthCheckMode = HealthCheckMode.ENFORCE
-    """What a failed health check causes."""
+    """The effect of a failed health check."""
     origin_check: OriginCheck = OriginCheck.UNKNOWN
     """The check that failed the quarantined target, now that the node has its previous target."""
     is_api_reachable: bool = False

@@ -7,7 +7,7 @@ from treenail.codec import key
 
 
 class HealthCheckMode(StrEnum):
-    """What a failed health check causes."""
+    """The effect of a failed health check."""
 
     ENFORCE = "enforce"
     """A rollback."""

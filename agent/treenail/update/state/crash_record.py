@@ -21,7 +21,7 @@ CRASHES_TO_ROLL_BACK = 5
 
 @dataclass(frozen=True, slots=True)
 class CrashRecord:
-    """What the agent records of its own starts and ends, from the reboot until the verdict."""
+    """Starts and ends of the agent, from the reboot into a target until the verdict."""
 
     update_id: str = field(metadata=key("updateID"))
     target: Target
