@@ -127,6 +127,15 @@ def test_share_is_between_one_node_and_all(share: PoolShare, total: int, expecte
         ({"soak": ""}, "soak: expected a duration such as 10m or 1h30m, found ''"),
         ({"maxFailures": -1}, "maxFailures: expected a count of nodes, found -1"),
         ({"maxFailures": "1"}, "maxFailures: expected an integer, found a string"),
+        (
+            {"alerts": {"url": "http://ex..ample", "names": ["a"]}},
+            "alerts.url: expected an http or https URL without user, query and fragment",
+        ),
+        (
+            {"alerts": {"url": "http://a.example", "names": ["a"], "secret": "token"}},
+            "alerts.url: expected an https URL, because a token is sent there",
+        ),
+        ({"healthMode": "off"}, "healthMode: expected one of Enforce, Report, Off, found 'off'"),
         ({"order": "random"}, "order: expected one of zones, spread, found 'random'"),
         (
             {

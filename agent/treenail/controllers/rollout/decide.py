@@ -91,7 +91,7 @@ class RolloutDecision:
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """What else a decision depends on."""
+    """Further inputs of a decision."""
 
     policy: RolloutPolicy = NO_POLICY
     gate_verdicts: Sequence[GateWaiting | GateBlocked] = ()

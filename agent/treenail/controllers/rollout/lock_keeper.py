@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LockResult:
-    """What came of a request to lock servers."""
+    """Result of requests to lock servers."""
 
     pool: MachineConfigPool
     granted: Sequence[NodeFacts] = ()

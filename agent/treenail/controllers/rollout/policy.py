@@ -71,7 +71,7 @@ class NodeOrder(StrEnum):
 
 
 class HealthMode(StrEnum):
-    """What a failed health check after a reboot does; the controller copies it to the nodes."""
+    """Effect of a failed health check after a reboot; the controller copies it to the nodes."""
 
     ENFORCE = "Enforce"
     """Roll back."""
