@@ -185,6 +185,16 @@ def test_unknown_controller_is_rejected(names: str, capsys: pytest.CaptureFixtur
     assert "render, rollout, drain" in capsys.readouterr().err or names in ("", ",")
 
 
+def test_replicas_prefer_different_nodes_and_zones() -> None:
+    (deployment,) = of_kind(build_documents(InstallOptions()), "Deployment")
+    affinity = deployment["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"]
+    preferred = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert [(each["weight"], each["podAffinityTerm"]["topologyKey"]) for each in preferred] == [
+        (100, "kubernetes.io/hostname"),
+        (50, "topology.kubernetes.io/zone"),
+    ]
+
+
 def test_pods_meet_the_restricted_pod_security_standard() -> None:
     (deployment,) = of_kind(build_documents(InstallOptions()), "Deployment")
     pod = deployment["spec"]["template"]["spec"]

@@ -139,17 +139,12 @@ def _build_deployment(options: InstallOptions) -> Json:
                 {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"},
                 {"key": "node-role.kubernetes.io/master", "effect": "NoSchedule"},
             ],
-            # Prefer two nodes, so that one drain never stops both replicas.
+            # Prefer two nodes, so that one drain never stops both replicas, and two zones.
             "affinity": {
                 "podAntiAffinity": {
                     "preferredDuringSchedulingIgnoredDuringExecution": [
-                        {
-                            "weight": 100,
-                            "podAffinityTerm": {
-                                "labelSelector": {"matchLabels": SELECTOR},
-                                "topologyKey": "kubernetes.io/hostname",
-                            },
-                        }
+                        _build_anti_affinity(100, "kubernetes.io/hostname"),
+                        _build_anti_affinity(50, "topology.kubernetes.io/zone"),
                     ]
                 }
             },
@@ -164,6 +159,16 @@ def _build_deployment(options: InstallOptions) -> Json:
             "replicas": 2,
             "selector": {"matchLabels": SELECTOR},
             "template": template,
+        },
+    }
+
+
+def _build_anti_affinity(weight: int, topology_key: str) -> Json:
+    return {
+        "weight": weight,
+        "podAffinityTerm": {
+            "labelSelector": {"matchLabels": SELECTOR},
+            "topologyKey": topology_key,
         },
     }
 
