@@ -71,6 +71,14 @@ def test_halt_is_told_apart_from_other_problems() -> None:
         ("wave 1 of 2 is soaking; the next wave starts in 10 min", "soak"),
         ("wave 1 of 2 is in progress", "wave"),
         ("waiting: no configuration is rendered yet", "other"),
+        ("waiting: the watch of nodes has just reconnected", "stale"),
+        (
+            (
+                "All nodes are updating to MachineConfig a / Image q.example/build@sha256:1; "
+                "waiting for worker-0 (updating for 3 h)"
+            ),
+            "nodes",
+        ),
     ],
 )
 def test_wait_has_one_of_few_reasons(message: str, reason: str) -> None:

@@ -23,9 +23,11 @@ _WAIT_REASONS = (
     ("alert", re.compile(r"\balerts?\b|Prometheus")),
     ("prestage", re.compile(r"pre-?stag")),
     ("build", re.compile(r"\bbuil[dt]")),
-    ("stale", re.compile("out of date|stale")),
+    ("stale", re.compile("the watch of|are not listed yet")),
     ("wave", re.compile(r"\bwave\b")),
+    ("nodes", re.compile(r"^waiting for |^waiting: (?:arbiter|master) ")),
 )
+_UPDATING = "All nodes are updating to "
 WAIT_REASONS = (*(name for name, _ in _WAIT_REASONS), "other")
 
 ReadPools = Callable[[], Iterable[PoolSnapshot]]
@@ -103,6 +105,9 @@ def compute_pool_tables(pools: Iterable[PoolSnapshot], now: float) -> Iterator[M
 
 def classify_wait(message: str) -> str:
     """Return one of `WAIT_REASONS` for the message of a pool that waits."""
+    if message.startswith(_UPDATING):
+        # The names of the config and the image may contain any word.
+        message = message.partition("; ")[2]
     for name, pattern in _WAIT_REASONS:
         if pattern.search(message):
             return name
