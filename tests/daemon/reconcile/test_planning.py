@@ -76,9 +76,12 @@ def test_policy_being_updated_is_awaited() -> None:
     world.policy = replace(world.policy, is_settled=False)
     world.request_target(FREELY)
     node = Node(world)
+    for _ in range(4):
+        node.turn()
+    assert world.annotations[key.STATE] == "Working"
     node.settle()
     assert world.annotations[key.CURRENT_CONFIG] == NEXT.config
-    assert world.annotations[key.STATE] == "Working"
+    assert world.annotations[key.STATE] == "Degraded", "after ten minutes"
     world.policy = replace(world.policy, is_settled=True)
     node.settle()
     assert_at_rest(world, FREELY)
