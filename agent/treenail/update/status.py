@@ -359,7 +359,7 @@ def _compute_conditions(
             ReportedCondition(kind, "False", "UpdateDone", message) for kind in _PROGRESS_TYPES
         )
         at_target = f"Node is at {facts.record.current}"
-        return (ReportedCondition("Updated", "True", "Updated", at_target), *ended, _NOT_DEGRADED)
+        return (ReportedCondition("Updated", "True", "Updated", at_target), *ended, NOT_DEGRADED)
     update = facts.record.update
     progress = tuple(_list_progress_conditions(update, decision))
     if not progress:
@@ -370,10 +370,11 @@ def _compute_conditions(
         else facts.record.current
     )
     updating = f"Node is updating to {target}"
-    return (ReportedCondition("Updated", "False", "Updating", updating), *progress, _NOT_DEGRADED)
+    return (ReportedCondition("Updated", "False", "Updating", updating), *progress, NOT_DEGRADED)
 
 
-_NOT_DEGRADED = ReportedCondition("NodeDegraded", "False", "AsExpected", "The node is not degraded")
+NOT_DEGRADED = ReportedCondition("NodeDegraded", "False", "AsExpected", "The node is not degraded")
+"""The condition of a node without a failure."""
 
 
 def _list_progress_conditions(

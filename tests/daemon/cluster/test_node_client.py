@@ -210,6 +210,23 @@ def test_failure_is_an_event_of_the_node_beside_the_conditions(agent: Agent) -> 
     assert agent.events.reasons == ["OSUpdateFailed"]
 
 
+def test_condition_of_a_failure_ends_with_it(admin: Client, agent: Agent) -> None:
+    def degraded() -> str:
+        status: Any = admin.get(MACHINECONFIGNODES, NODE)["status"]
+        (found,) = [each for each in status["conditions"] if each["type"] == "NodeDegraded"]
+        return str(found["status"])
+
+    failed = ReportedCondition("NodeDegraded", "True", "Degraded", "no space left")
+    agent.cluster.write_report(StatusReport("", {key.STATE: "Degraded"}, (failed,)))
+    assert degraded() == "True"
+    waiting = StatusReport("", {key.STATE: "Working", key.REASON: ""})
+    agent.cluster.write_report(waiting)
+    assert degraded() == "False"
+    before = len(agent.transport.writes)
+    agent.cluster.write_report(waiting)
+    assert len(agent.transport.writes) == before
+
+
 def test_failure_is_found_by_the_name_of_the_node(admin: Client, agent: Agent) -> None:
     client = Client(agent.transport)
     cluster = NodeClient(

@@ -3,8 +3,11 @@
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
+from treenail.api import annotations as key
 from treenail.api import machineconfignode
+from treenail.api.annotations import NodeState
 from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfignode import MachineConfigNode
@@ -31,7 +34,13 @@ from treenail.kube.resources import (
     NODES,
 )
 from treenail.kube.responses import RecentResponses
-from treenail.update.status import AGENT_CONDITIONS, NodeEvent, ReportedCondition, StatusReport
+from treenail.update.status import (
+    AGENT_CONDITIONS,
+    NOT_DEGRADED,
+    NodeEvent,
+    ReportedCondition,
+    StatusReport,
+)
 
 log = logging.getLogger(__name__)
 
@@ -200,6 +209,11 @@ class NodeClient:
 
     def _write_conditions(self, report: StatusReport) -> bool:
         """Write the conditions; return whether this node has a MachineConfigNode."""
+        is_working = report.annotations.get(key.STATE) == NodeState.WORKING
+        if not report.conditions and is_working and self._conditions.is_degraded:
+            # The next action has no progress to report, but the failure is over. The pool's
+            # status quotes this condition.
+            report = replace(report, conditions=(NOT_DEGRADED,))
         if not report.conditions or not self._conditions.needs_write(report.conditions):
             return self._conditions.has_object
         try:
@@ -277,6 +291,12 @@ class _WrittenConditions:
         """True while the MachineConfigNode's status contains images."""
         self._written: tuple[Condition, ...] = ()
         self._reported: tuple[ReportedCondition, ...] = ()
+
+    @property
+    def is_degraded(self) -> bool:
+        return any(
+            each.type == NOT_DEGRADED.type and each.status == "True" for each in self._written
+        )
 
     def needs_write(self, conditions: tuple[ReportedCondition, ...]) -> bool:
         return conditions != self._reported
