@@ -96,7 +96,7 @@ WARNINGS = """\
 treenail-controller: warning: {0}, document 1, MachineConfig 60: spec.kernelArgument: ignored: unknown field; did you mean kernelArguments?
 treenail-controller: warning: {0}, document 1, MachineConfig 60: spec.config.kernelArguments: ignored: this field needs Ignition 3.3.0 or later; set ignition.version to it
 treenail-controller: warning: {0}, document 1, MachineConfig 60: spec.config.systemd.unit: ignored: unknown field; did you mean units?
-"""  # noqa: E501
+"""  # noqa: E501  # as the command prints them
 
 
 def test_render_misspelt_field_prints_warning(
