@@ -123,7 +123,7 @@ class Image:
         )
 
 
-def make_image(
+def make_image(  # noqa: PLR0913  # each is a property of an image
     name: str,
     version: str,
     size_bytes: int,

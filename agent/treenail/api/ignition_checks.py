@@ -208,9 +208,8 @@ class _DocumentChecks:
             least = 3 if found and found[1].startswith("accesspoint/") else 2
             if found is None or len(url.partition("?")[0].split("/")) < least:
                 raise fields.make_error("source", "the ARN of an object in S3")
-        if scheme in ("s3", "arn"):
-            if _EMPTY_VERSION.search(url.partition("?")[2]):
-                raise fields.make_error("source", "a version of the object")
+        if scheme in ("s3", "arn") and _EMPTY_VERSION.search(url.partition("?")[2]):
+            raise fields.make_error("source", "a version of the object")
 
     def _check_filesystem(self, fields: Fields) -> None:
         _check_path(fields, "device")

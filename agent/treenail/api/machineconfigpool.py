@@ -130,7 +130,8 @@ def _parse_image_files(spec: Fields) -> PoolImageFiles | None:
         return PoolImageFiles(text)
     except ValueError as error:
         raise spec.error(
-            f"{spec.path_of('imageFiles')}: expected {' or '.join(PoolImageFiles)}, found {text!r:.40}"
+            f"{spec.path_of('imageFiles')}: expected {' or '.join(PoolImageFiles)}, "
+            f"found {text!r:.40}"
         ) from error
 
 
