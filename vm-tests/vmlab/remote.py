@@ -25,30 +25,36 @@ class RemoteOs:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
-    def look(self) -> DeploymentStatus:
-        found = self._call("look")
+    def read_deployments(self) -> DeploymentStatus:
+        found = self._call("read_deployments")
         assert isinstance(found, DeploymentStatus)
         return found
 
-    def stage(
+    def stage_deployment(
         self, change: DeploymentChange, *, watch: Callable[[TransactionProgress], WatchVerdict]
     ) -> None:
         """Call ``watch`` once and send its answer for each entry that the guest reports."""
-        self._call("stage", change, verdict=watch(TransactionProgress("all of it", None)))
+        self._call(
+            "stage_deployment", change, verdict=watch(TransactionProgress("all of it", None))
+        )
 
-    def wait_for_other(self, *, watch: Callable[[TransactionProgress], WatchVerdict]) -> None:
-        self._call("wait_for_other", verdict=watch(TransactionProgress("all of it", None)))
+    def wait_for_other_transaction(
+        self, *, watch: Callable[[TransactionProgress], WatchVerdict]
+    ) -> None:
+        self._call(
+            "wait_for_other_transaction", verdict=watch(TransactionProgress("all of it", None))
+        )
 
-    def drop(self, staged_id: str) -> None:
-        self._call("drop", staged_id)
+    def drop_staged(self, staged_id: str) -> None:
+        self._call("drop_staged", staged_id)
 
-    def finalize(self, staged_id: str) -> None:
-        self._call("finalize", staged_id)
+    def finalize_staged(self, staged_id: str) -> None:
+        self._call("finalize_staged", staged_id)
 
     def roll_back(self) -> None:
         self._call("roll_back")
 
-    def release(self) -> None:
+    def release_daemon(self) -> None:
         """Nothing: each call is made by a process that ends."""
 
     def _call(self, method: str, *arguments: object, verdict: WatchVerdict | None = None) -> object:
