@@ -64,6 +64,32 @@ def test_image_without_the_files_is_refused_before_the_drain(back_end: str) -> N
     assert (world.file(APP), world.file(KEYS)) == (None, None)
 
 
+def test_config_that_the_same_image_lacks_is_refused_before_the_drain() -> None:
+    world = world_at(A)
+    add_config(world, {APP: "of-the-image", BAKED: BAKED_TEXT, STATE_FILE: "s"})
+    drain = world.annotations.get(key.DESIRED_DRAIN)
+    world.request_target(Target(THIRD.config, A.image))
+    Node(world).settle()
+    assert world.annotations[key.STATE] == "Degraded"
+    assert f"{APP} is missing" in world.annotations[key.REASON]
+    assert world.annotations.get(key.DESIRED_DRAIN) == drain
+    assert world.annotations[key.CURRENT_CONFIG] == A.config
+
+
+def test_booted_image_without_the_files_is_rolled_back() -> None:
+    world = world_with_image({"app.conf": BAKED_B})
+    add_config(world, {APP: "of-the-image"})
+    world.request_target(THIRD)
+    node = Node(world)
+    while key.DESIRED_DRAIN not in world.annotations:
+        node.turn()
+    assert world.staged
+    world.vendor = {**world.vendor, B.digest: {}}
+    node.settle()
+    assert (world.booted, world.annotations[key.STATE]) == (A.digest, "Degraded")
+    assert f"{APP} is missing" in world.annotations[key.REASON]
+
+
 def test_refused_image_is_tried_again_when_the_agent_may_write() -> None:
     world = world_with_image({})
     add_config(world, {APP: "written"})
