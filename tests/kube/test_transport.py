@@ -580,3 +580,16 @@ def test_multiline_token_is_not_sent(tmp_path: Path) -> None:
 def test_kubeconfig_unusable_by_the_package_is_rejected_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot use kubeconfig"):
         OfficialTransport.from_kubeconfig(str(tmp_path / "none"), SystemClock())
+
+
+@pytest.mark.parametrize(
+    "text", ["users: [{name: x, user: {token: s3cr3t}]", "[]", "s3cr3t", "clusters: 5"]
+)
+def test_malformed_kubeconfig_for_the_package_is_rejected_without_its_text(
+    tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "config"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"cannot use kubeconfig \S+: \w+Error$") as caught:
+        OfficialTransport.from_kubeconfig(str(path), SystemClock())
+    assert "s3cr3t" not in f"{caught.value} {caught.value.remedy}"

@@ -12,6 +12,7 @@ from typing import cast
 import kubernetes.client
 import kubernetes.config
 import urllib3
+import yaml
 from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError
 
 from treenail.clock import Clock
@@ -62,9 +63,14 @@ class OfficialTransport:
             )
         except kubernetes.config.ConfigException as error:
             raise UsageError(f"cannot use kubeconfig {path}: {error}") from error
-        except (OSError, ValueError) as error:
+        except (
+            OSError, ValueError, TypeError, AttributeError, LookupError, yaml.YAMLError
+        ) as error:  # fmt: skip  # the package checks no types in the file
             # Not chained: the error of a decoder may quote a token or a key.
-            raise UsageError(f"cannot use kubeconfig {path}: {type(error).__name__}") from None
+            raise UsageError(
+                f"cannot use kubeconfig {path}: {type(error).__name__}",
+                remedy="check it with: kubectl config view --kubeconfig FILE",
+            ) from None
         return cls(api, clock)
 
     @classmethod
