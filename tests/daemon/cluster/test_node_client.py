@@ -14,7 +14,7 @@ from treenail.api import annotations as key
 from treenail.api import machineconfignode
 from treenail.clock import SystemClock
 from treenail.daemon.cluster.node_client import NodeClient
-from treenail.errors import ClusterError
+from treenail.errors import ClusterError, ConfigMissingError, ConfigRejectedError
 from treenail.kube.client import Client, PatchType
 from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.kubeconfig import read_kubeconfig
@@ -120,14 +120,17 @@ class Agent:
         user = server.write_kubeconfig(f"system:node:{NODE}", ["system:nodes"])
         self.transport = MonotonicTransport(user, admin) if admin else Transport(user)
         self.events = Recorded()
-        self.cluster = NodeClient(
+        self.cluster = self.make_client()
+        self.cluster.refresh_node()
+
+    def make_client(self) -> NodeClient:
+        return NodeClient(
             Client(self.transport),
             self.events,
             node_name=NODE,
             clock=FakeClock(),
             on_change=lambda: None,
         )
-        self.cluster.refresh_node()
 
     def report(
         self, current: Target, desired: Target, *, event: NodeEvent | None = None
@@ -184,6 +187,23 @@ def test_conditions_are_written_without_images_for_old_crd(admin: Client, agent:
     assert said(admin) == (str(A), None)
     assert agent.report(A, B) == ["APPLY"]
     assert agent.events.reasons == []
+
+
+def test_missing_config_is_named_with_a_remedy(agent: Agent) -> None:
+    with pytest.raises(ConfigMissingError) as found:
+        agent.cluster.fetch_machine_config(B.config)
+    assert str(found.value) == f"cannot read MachineConfig {B.config}: it does not exist"
+    assert "desiredConfig" in found.value.remedy
+
+
+def test_forbidden_config_is_rejected_with_a_remedy(server: LabServer, agent: Agent) -> None:
+    agent.transport.close()
+    agent.transport = Transport(server.write_kubeconfig("stranger", []))
+    cluster = agent.make_client()
+    with pytest.raises(ConfigRejectedError, match=f"cannot read MachineConfig {B.config}") as found:
+        cluster.fetch_machine_config(B.config)
+    assert not isinstance(found.value, ConfigMissingError)
+    assert "system:nodes" in found.value.remedy
 
 
 def test_images_rejected_later_are_removed_from_status(admin: Client, agent: Agent) -> None:
