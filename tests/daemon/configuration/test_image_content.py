@@ -2,12 +2,17 @@
 
 from pathlib import Path
 
+import pytest
+
+from tests.fakes.host_machine import make_machine
 from treenail.api.contents import Contents
 from treenail.config.image_content import compare_with_image
 from treenail.config.wanted import WantedFile, WantedState, WantedUnit
 from treenail.daemon.configuration.image_content import list_tree_paths, read_image_content
-from treenail.daemon.configuration.inspect import open_booted_tree
+from treenail.daemon.configuration.inspect import MachineInspector, open_booted_tree
 from treenail.host.filesystem.root import Root
+from treenail.update.steps.plan import plan_steps
+from treenail.update.steps.steps import WriteFile
 
 UNIT, TEXT = "app.service", "[Install]\nWantedBy=multi-user.target\n"
 WANTED = WantedState(
@@ -55,3 +60,17 @@ def test_listed_paths_have_whole_directories_of_units() -> None:
     paths = list_tree_paths(WANTED)
     assert {"/etc/app.conf", "/etc/systemd/system/", "/usr/lib/passwd"} <= {*paths}
     assert f"/usr/lib/systemd/system/{UNIT}.d/" in paths
+
+
+@pytest.mark.parametrize("booted", ["other", None])
+def test_file_below_usr_of_the_next_image_needs_no_step(tmp_path: Path, booted: str | None) -> None:
+    path = "/usr/share/app.conf"
+    (tmp_path / "usr/share").mkdir(parents=True)
+    if booted:
+        (tmp_path / "usr/share/app.conf").write_text(booted)
+    wanted = WantedState(files={path: WantedFile(path, Contents("data:,text"))})
+    inspector, provided = MachineInspector(make_machine(Root(tmp_path))), frozenset({path})
+    owned = inspector.read_ownership()
+    inventory = inspector.inspect_machine(owned, wanted, provided)
+    steps = plan_steps(owned, wanted, inventory, config="next", provided=provided).steps
+    assert [step for step in steps if isinstance(step, WriteFile)] == []

@@ -124,11 +124,13 @@ class MachineInspector:
     def _find_pristine(
         self, stats: Mapping[str, PathStat], states: Mapping[str, str], provided: frozenset[str]
     ) -> frozenset[str]:
-        """Find the provided paths below /etc, and units, that are as in /usr/etc."""
+        """Find the provided paths and units that are as the booted image has them."""
         if not provided:
             return frozenset()
         image = open_booted_tree(self._root)
-        paths = [path for path in stats if path in provided and path.startswith("/etc/")]
+        # Nothing but the next image changes /usr: what differs there needs no step either.
+        carried = ("/etc/", "/usr/")
+        paths = [path for path in stats if path in provided and path.startswith(carried)]
         originals = stat_paths(image, Disk(), paths)
         units = [unit for unit in states if unit in provided]
         original_states = UnitFileReader(HostFiles(image)).read_states(*units)

@@ -36,7 +36,7 @@ class Inventory:
     intact_hard_links: frozenset[str] = frozenset()
     """The hard links that lead to the wanted file."""
     pristine: frozenset[str] = frozenset()
-    """The paths below /etc and the units that are as the booted image has them.
+    """The paths below /etc and /usr, and the units, that are as the booted image has them.
 
     ostree replaces them by those of the next image at the reboot, and keeps all others.
     """
