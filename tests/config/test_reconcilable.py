@@ -168,6 +168,16 @@ def test_paths_of_the_agent_are_refused(path: str) -> None:
     assert reasons(beside, beside) == []
 
 
+@pytest.mark.parametrize("path", ["/proc/cmdline", "/sys/x", "/dev/x", "/sysroot/x", "/ostree/x"])
+def test_paths_of_kernel_and_ostree_are_refused(path: str) -> None:
+    new = with_files({"path": path, "contents": {"source": "data:,x"}})
+    (place, reason), *others = reasons(new, new)
+    assert (place, others) == ("storage.files[0].path", [])
+    assert reason == f"cannot write {path}: the kernel or OSTree provides this directory"
+    beside = with_files({"path": f"/etc{path}", "contents": {"source": "data:,x"}})
+    assert reasons(beside, beside) == []
+
+
 def test_files_below_usr_need_an_image() -> None:
     paths = ("/usr/bin/tool", "/usr/local/bin/tool", "/etc/usr/file")
     new = with_files(*({"path": path, "contents": {"source": "data:,x"}} for path in paths))

@@ -39,6 +39,14 @@ def belongs_to_agent(path: str) -> bool:
     return any(path == own or path.startswith(f"{own}/") for own in OWN_PATHS)
 
 
+_SYSTEM_DIRECTORIES = ("/dev", "/ostree", "/proc", "/sys", "/sysroot")
+
+
+def belongs_to_system(path: str) -> bool:
+    """Return whether the kernel or OSTree provides the directory, where no file can be written."""
+    return any(path == each or path.startswith(f"{each}/") for each in _SYSTEM_DIRECTORIES)
+
+
 def is_read_only(path: str) -> bool:
     """Return whether the path is below /usr, which only an image can change.
 

@@ -68,7 +68,7 @@ def find_irreconcilable_changes(
         *_check_first_boot(before, after, allowed),
         *_check_nodes(before, after),
         *_check_files(after),
-        *_check_own_paths(after),
+        *_check_forbidden_paths(after),
         *_check_fips(old, new),
     )
 
@@ -169,7 +169,7 @@ def _check_files(new: IgnitionConfig) -> Iterator[IrreconcilableChange]:
             )
 
 
-def _check_own_paths(new: IgnitionConfig) -> Iterator[IrreconcilableChange]:
+def _check_forbidden_paths(new: IgnitionConfig) -> Iterator[IrreconcilableChange]:
     for entry in _list_entries(new):
         if node_paths.belongs_to_agent(entry.path):
             yield IrreconcilableChange(
@@ -177,6 +177,13 @@ def _check_own_paths(new: IgnitionConfig) -> Iterator[IrreconcilableChange]:
                 f"cannot write {entry.path}: it belongs to the node agent",
                 "remove it from the MachineConfig; build settings of the agent into the image, or "
                 "write them at the installation",
+            )
+        elif node_paths.belongs_to_system(entry.path):
+            yield IrreconcilableChange(
+                f"{entry.location}.path",
+                f"cannot write {entry.path}: the kernel or OSTree provides this directory",
+                "remove it from the MachineConfig; set kernel parameters by a file in "
+                "/etc/sysctl.d or /etc/tmpfiles.d",
             )
 
 
