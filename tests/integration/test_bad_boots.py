@@ -199,6 +199,33 @@ def test_agent_that_crashes_at_start_rolls_back(site: Site) -> None:
         assert_comes_back(site, goal, "Agent", "crashed 5 times in one boot")
 
 
+def test_agent_stopped_during_the_trial_has_not_crashed(site: Site) -> None:
+    skip_second_backend(site)
+    check = site.machine.root / CHECKS / "fails"
+
+    def fail(bad: bool) -> None:
+        check.unlink(missing_ok=True)
+        if bad:
+            check.parent.mkdir(parents=True, exist_ok=True)
+            check.write_text("#!/bin/sh\nexit 1\n")
+            check.chmod(0o755)
+
+    def runs() -> object:
+        path = site.machine.root / "var/lib/treenail/crash-record.json"
+        return json.loads(path.read_text())["running"]
+
+    goal = site.goal()
+    with bad_with(site, goal, fail):
+        site.ask(goal)
+        site.wait_phase("verifying")
+        assert runs() is True
+        site.machine.agent.stop()
+        assert runs() is False
+        fail(False)
+        site.machine.agent.start()
+        site.reach(goal)
+
+
 @pytest.fixture
 def small_disk(site: Site) -> Iterator[Path]:
     """A disk of its own for the agent's state."""
