@@ -419,6 +419,22 @@ def test_lock_of_node_without_pool_is_released_by_its_annotation() -> None:
     assert not found.truth["n0"].locked_by
 
 
+def test_lock_is_kept_while_a_watch_is_stale() -> None:
+    found = world(3, LOCKS)
+    locks = Locks()
+    controlled = controller(found, locks)
+    turn(found, controlled)
+    found.pass_time(600)
+    found.deliver()
+    found.stale_reason = "the watch of nodes is disconnected: connection refused"
+    controlled.sync_pool("worker")
+    assert controlled.release_orphan("n0") is not None
+    assert locks.held == {"uid-n0"}
+    found.stale_reason = ""
+    controlled.sync_pool("worker")
+    assert "uid-n0" not in locks.held
+
+
 def test_lock_is_kept_while_its_server_refuses_the_release() -> None:
     found = world(3, LOCKS)
     locks = Locks()
