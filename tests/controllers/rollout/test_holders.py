@@ -9,6 +9,7 @@ from tests.controllers.rollout.builders import NEW, failed, node, on_its_way, po
 from tests.controllers.rollout.world import World, build_reconciler
 from treenail.api import annotations as key
 from treenail.controllers.rollout.decide import RolloutContext, RolloutDecision, decide_rollout
+from treenail.controllers.rollout.holders import describe_holder
 from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.controllers.rollout.policy import PoolShare, RolloutPolicy, Wave
 from treenail.controllers.rollout.progress import RolloutRecord
@@ -137,6 +138,18 @@ def test_stalled_pool_is_not_reconciling() -> None:
     assert found["Updating"].status == "True"
 
 
+def test_pressure_is_named_instead_of_a_ready_condition_that_is_true() -> None:
+    conditions = [
+        {"type": "Ready", "status": "True", "lastTransitionTime": "1970-01-01T00:02:00Z"},
+        {"type": "DiskPressure", "status": "Unknown"},
+    ]
+    document = {"metadata": {"name": "n0"}, "status": {"conditions": conditions}}
+    assert describe_holder(NodeFacts.from_json(document), 0.0).reason == "DiskPressure is Unknown"
+    conditions[0]["status"] = "False"
+    found = describe_holder(NodeFacts.from_json(document), 0.0)
+    assert found.reason == "not ready since 1970-01-01T00:02:00Z"
+
+
 def test_degraded_nodes_are_named_with_the_unexpected_first() -> None:
     nodes = [updating("a"), failed("b"), replace(node("c"), unschedulable=True)]
     found = decide_rollout(pool(maxUnavailable=3), [*nodes, node("d")], proceed(), None, now=START)
@@ -176,7 +189,8 @@ def test_stalled_pool_is_reported_in_the_cluster_and_recovers() -> None:
     world = World(takes_s=2 * HOUR)
     for name in ("n0", "n1"):
         world.add_node(name, "old")
-    world.set_pool("worker", "new")
+    world.set_policy("careful", {})
+    world.set_pool("worker", "new", rolloutPolicy="careful")
     controlled = build_reconciler(world)
     for wait_s in (0.0, 10.0, HOUR):
         world.pass_time(wait_s)
@@ -186,6 +200,8 @@ def test_stalled_pool_is_reported_in_the_cluster_and_recovers() -> None:
     message = "no progress for more than 60 min (progressDeadline): n0 (updating)"
     assert (stalled["status"], stalled["message"]) == ("True", message)
     assert world.warnings == [("worker", "ProgressDeadlineExceeded", message)]
+    (entry,) = world.objects["rolloutpolicies"]["careful"]["status"]["pools"]
+    assert entry["state"] == "Stalled"
 
     world.pass_time(HOUR)
     world.deliver()

@@ -301,3 +301,18 @@ def test_counts_come_from_node_reports_if_present() -> None:
         total=4, updated=1, ready=1, degraded=1
     )
     assert count_nodes(nodes, target) == PoolCounts(total=4, updated=4, ready=4)
+
+
+def test_pool_without_a_rendered_config_is_not_updated() -> None:
+    status = compute_status(PoolStatusInput(pool(), RolloutTarget(""), []), now=NOW)
+    found = {each.type: each for each in status.conditions}
+    assert (found["Updated"].status, found["Updated"].reason) == ("False", "NotRendered")
+    assert found["Reconciling"].status == "True"
+    assert found["Updating"].message == "No MachineConfig is rendered yet for pool worker"
+
+
+def test_pool_whose_nodes_another_pool_selects_too_is_not_updated() -> None:
+    problem = PoolProblem("NodeInTwoPools", "node n0 is selected by 2 custom pools")
+    status = compute_status(PoolStatusInput(pool(), NEW, [], problem=problem), now=NOW)
+    found = {each.type: each.status for each in status.conditions}
+    assert (found["Updated"], found["Reconciling"], found["Stalled"]) == ("False", "False", "True")

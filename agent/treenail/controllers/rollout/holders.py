@@ -53,6 +53,8 @@ def describe_holder(node: NodeFacts, now: float) -> SlotHolder:
         return SlotHolder(node.name, "degraded")
     if node.drain_blocker:
         return SlotHolder(node.name, f"drain blocked by {node.drain_blocker}")
+    if node.pressure:
+        return SlotHolder(node.name, node.pressure, is_expected=not node.is_done)
     if not node.is_healthy:
         at = node.ready_changed_at
         since = "" if at is None else f" since {format_rfc3339(at)}"

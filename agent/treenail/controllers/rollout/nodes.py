@@ -61,6 +61,8 @@ class NodeFacts:
     """RFC 3339, as the API server writes it, so that it sorts as text."""
     is_healthy: bool = True
     """Ready, without DiskPressure and NetworkUnavailable."""
+    pressure: str = ""
+    """Condition that makes a ready node unhealthy, such as ``DiskPressure is True``."""
     ready_changed_at: float | None = None
     """Last transition of the Ready condition, in seconds since the epoch."""
     unschedulable: bool = False
@@ -107,6 +109,7 @@ class NodeFacts:
             labels=meta.labels,
             created_at=created if isinstance(created, str) else "",
             is_healthy=all(map(_is_healthy, conditions)),
+            pressure=_describe_pressure(conditions),
             ready_changed_at=parse_rfc3339(changed[0]) if changed else None,
             unschedulable=fields.get_object("spec").get_bool("unschedulable"),
             current_config=annotations.get(key.CURRENT_CONFIG, ""),
@@ -275,6 +278,14 @@ def _parse_drain_blocker(annotations: Mapping[str, str]) -> str:
         budget = f"{pod.partition('/')[0]}/{budgets[0]}"
         return f"PodDisruptionBudget {budget} of pod {pod}{more}"
     return f"pod {pod}{more}: {message}"
+
+
+def _describe_pressure(conditions: Iterable[Condition]) -> str:
+    unhealthy = {each.type: each.status for each in conditions if not _is_healthy(each)}
+    if not unhealthy or "Ready" in unhealthy:
+        return ""
+    kind, status = min(unhealthy.items())
+    return f"{kind} is {status}"
 
 
 def _is_healthy(condition: Condition) -> bool:

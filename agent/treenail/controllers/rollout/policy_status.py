@@ -81,4 +81,7 @@ def _find_state(status_input: PolicyStatusInput) -> RolloutState:
         return RolloutState.STALLED
     if status_input.is_updated:
         return RolloutState.UPDATED
-    return RolloutState.PAUSED if status_input.pool.paused else RolloutState.PROGRESSING
+    if status_input.pool.paused:
+        return RolloutState.PAUSED
+    is_stalled = bool(status_input.decision.stalled_message)
+    return RolloutState.STALLED if is_stalled else RolloutState.PROGRESSING

@@ -45,6 +45,7 @@ from treenail.controllers.rollout.pools import PoolSnapshot, check_supported_fie
 from treenail.controllers.rollout.progress import ROLLOUT_STATUS, RolloutRecord
 from treenail.controllers.rollout.status import (
     DEGRADED,
+    NODE_IN_TWO_POOLS,
     PROGRESS_DEADLINE,
     STALLED,
     PoolProblem,
@@ -490,6 +491,6 @@ def _find_problem(sync: _PoolSync) -> PoolProblem | None:
     """Find a problem that needs a user although the rollout continues."""
     if errors := sync.snapshot.membership_errors:
         more = f"; and {len(errors) - 1} more such nodes" if len(errors) > 1 else ""
-        return PoolProblem("NodeInTwoPools", f"{build_config_problem(errors[0]).message}{more}")
+        return PoolProblem(NODE_IN_TWO_POOLS, f"{build_config_problem(errors[0]).message}{more}")
     rejected = [error for error in sync.errors if isinstance(error, ForbiddenError | InvalidError)]
     return PoolProblem("WriteRefused", str(rejected[0])) if rejected else None

@@ -1,9 +1,10 @@
 """Status of a pool: counts, conditions, and when a change is worth a write.
 
-Counts, states and messages are those of the Machine Config Operator (status.go). Four differences
+Counts, states and messages are those of the Machine Config Operator (status.go). Five differences
 are deliberate: every reason is a CamelCase word; a node is named once, however many objects report
 it; a MachineConfigNode without conditions hides no other node; a Degraded condition that is True
-has a message. The conditions Reconciling and Stalled follow the conventions of kstatus.
+has a message; a pool without a config, or with a node of two pools, is not Updated. The
+conditions Reconciling and Stalled follow the conventions of kstatus.
 """
 
 import json
@@ -29,6 +30,8 @@ RECONCILING = "Reconciling"
 STALLED = "Stalled"
 PROGRESS_DEADLINE = "ProgressDeadlineExceeded"
 """Reason of Stalled, as in the conditions of a Deployment."""
+NODE_IN_TWO_POOLS = "NodeInTwoPools"
+"""Reason of Degraded: two custom pools select a node."""
 
 MAX_NAMED_NODES = 10
 """Nodes that a message names; it counts the others."""
@@ -132,7 +135,8 @@ def compute_status(status_input: PoolStatusInput, *, now: str) -> PoolStatus:
     """Compute the pool's status; ``now`` (RFC 3339) becomes the time of changed conditions."""
     counts = count_nodes(status_input.nodes, status_input.target, status_input.reports)
     is_complete = (
-        counts.updated == counts.ready == counts.total
+        _has_known_goal(status_input)
+        and counts.updated == counts.ready == counts.total
         and counts.unavailable == 0
         and not building.is_build_unfinished(status_input.image_config, status_input.image_build)
     )
@@ -166,6 +170,15 @@ def compute_status(status_input: PoolStatusInput, *, now: str) -> PoolStatus:
     )
 
 
+def _has_known_goal(status_input: PoolStatusInput) -> bool:
+    """Whether the counts cover every selected node, and a config exists to compare them with."""
+    problem = status_input.problem
+    # Nodes that two pools select are in no pool's counts.
+    return bool(status_input.target.config) and (
+        problem is None or problem.reason != NODE_IN_TWO_POOLS
+    )
+
+
 def format_target(target: RolloutTarget) -> str:
     """Format the target as the Machine Config Operator does in its conditions."""
     image = f" / Image {target.image}" if target.image else ""
@@ -180,6 +193,8 @@ def _compute_updated(status_input: PoolStatusInput, *, is_complete: bool) -> Con
     if is_complete:
         line = format_target(status_input.target)
         return Condition(UPDATED, "True", "AllNodesUpdated", f"All nodes are updated with {line}")
+    if not status_input.target.config:
+        return Condition(UPDATED, "False", "NotRendered")
     return Condition(UPDATED, "False", "NodesOutdated")
 
 
@@ -195,6 +210,9 @@ def _compute_updating(status_input: PoolStatusInput, *, is_complete: bool) -> Co
         return Condition(UPDATING, *built)
     if is_complete:
         return Condition(UPDATING, "False", "AllNodesUpdated")
+    if not status_input.target.config:
+        message = f"No MachineConfig is rendered yet for pool {status_input.pool.name}"
+        return Condition(UPDATING, "False", "NotRendered", message)
     line = format_target(status_input.target)
     if status_input.pool.paused:
         return Condition(UPDATING, "False", "Paused", f"Pool is paused; will not update to {line}")
