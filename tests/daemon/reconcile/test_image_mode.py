@@ -104,6 +104,17 @@ def test_refused_image_is_tried_again_when_the_agent_may_write() -> None:
     assert (world.file(APP), world.boots) == (b"written", boots + 1)
 
 
+def test_unknown_value_of_the_annotation_is_reported_once() -> None:
+    world = world_with_image({})
+    world.annotations[key.IMAGE_FILES] = "Write"
+    node = Node(world)
+    node.settle()
+    node.settle()
+    (event,) = (each for each in world.events if each.reason == "InvalidImageFiles")
+    assert "'Write' is not baked or write" in event.message
+    assert "set the annotation to baked or write" in event.message
+
+
 def test_files_of_the_image_are_not_written_and_others_are() -> None:
     world = world_with_image({"app.conf": BAKED_B})
     add_config(world, {APP: "of-the-image", STATE_FILE: "s"}, "ssh-ed25519 AAAA")

@@ -51,6 +51,7 @@ class Observer:
         self._retention_s = retention_s
         self._health_mode = health_mode
         self._invalid_mode = ""
+        self._invalid_files = ""
         self._can_soft_reboot = can_soft_reboot
         self._has_files_in_image = has_files_in_image
         self._should_drain = should_drain
@@ -139,10 +140,7 @@ class Observer:
                 f"agent.toml holds, {self._health_mode}; set the annotation to enforce, report "
                 "or off"
             )
-            log.warning("%s", message)
-            self._interfaces.cluster.record_event(
-                NodeEvent("Warning", "InvalidHealthMode", message)
-            )
+            self._report_annotation("InvalidHealthMode", message)
         self._invalid_mode = invalid
 
     def _add_origin_check(self, facts: Facts) -> Facts:
@@ -155,7 +153,21 @@ class Observer:
     def _must_have_files(self, node: ObservedNode | None) -> bool:
         """Return whether images must contain files: by the Node, or by the settings without it."""
         chosen = "" if node is None else node.image_files
-        return self._has_files_in_image if chosen not in _IMAGE_FILES else chosen == _BAKED
+        if chosen in _IMAGE_FILES:
+            self._invalid_files = ""
+            return chosen == _BAKED
+        if chosen and chosen != self._invalid_files:
+            self._report_annotation(
+                "InvalidImageFiles",
+                f"cannot use {key.IMAGE_FILES}: {chosen!r:.100} is not baked or write; image_files "
+                "of agent.toml holds; set the annotation to baked or write",
+            )
+        self._invalid_files = chosen
+        return self._has_files_in_image
+
+    def _report_annotation(self, reason: str, message: str) -> None:
+        log.warning("%s", message)
+        self._interfaces.cluster.record_event(NodeEvent("Warning", reason, message))
 
     def _add_deployments(self, facts: Facts) -> Facts:
         state = summarize_deployments(
