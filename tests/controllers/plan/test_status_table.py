@@ -77,6 +77,24 @@ def test_line_longer_than_the_terminal_is_truncated() -> None:
     assert len(terminal.screen[0]) < 10_000
 
 
+def test_control_characters_of_the_cluster_are_drawn_as_escapes() -> None:
+    terminal = Terminal()
+    LiveTable(terminal).draw_lines(["a\x1b[2Jb", "c\u202ed"])
+    assert terminal.screen == [r"a\u001b[2Jb", r"c\u202ed"]
+
+
+def test_newline_in_a_state_begins_no_row() -> None:
+    world = World()
+    world.add_node("n0", "old")
+    world.set_pool("worker", "old")
+    forged = {key.STATE: "Done\n  n9  Done", key.CURRENT_CONFIG: "old\n  n8"}
+    world.change("nodes", "n0", {"metadata": {"annotations": forged}})
+    world.deliver()
+    lines = list(format_table(build_rows(world.list_pools(), world.list_nodes())))
+    assert not [line for line in lines if "\n" in line]
+    assert r"Done\n  n9  Done" in lines[-1]
+
+
 def test_table_stays_while_the_api_server_is_unreachable() -> None:
     world = World()
     world.add_node("n0", "old")
