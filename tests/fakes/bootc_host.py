@@ -95,7 +95,8 @@ class _Systemd:
     def _start(self, name: str, properties: Json) -> None:
         if name in self._world.units:
             raise BusError(f"{name} is there", name="org.freedesktop.systemd1.UnitExists")
-        ((_, argv, _),) = properties["ExecStart"]
+        ((_, escaped, _),) = properties["ExecStart"]
+        argv = [word.replace("$$", "$") for word in escaped]
         unit = Unit(str(properties["Description"]), tuple(argv), self._world.unit_steps)
         if _ASKS in name:
             *_shell, output, program = argv[:5]

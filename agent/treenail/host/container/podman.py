@@ -22,7 +22,7 @@ _AUTH_FILES = ("/run/ostree/auth.json", "/etc/ostree/auth.json", "/usr/lib/ostre
 _TIMEOUT_S = 60.0
 _COPY_DIRECTORY = "/run/treenail/image-content"
 _COPY_SCRIPT = """
-image=$("$0" image mount "$1") || exit 1
+image=$("$0" image mount "$1") && [ -d "$image" ] || exit 1
 trap '"$0" image unmount "$1" >/dev/null' EXIT
 mkdir -m 0700 "$2/tree" || exit 1
 while IFS= read -r path; do

@@ -66,7 +66,9 @@ def make_unit_properties(
     command: Sequence[str], values: Mapping[str, BusOption | int]
 ) -> list[tuple[str, object]]:
     """Make the ``a(sv)`` of a transient service that runs the command; numbers are ``t``."""
-    start = GLib.Variant("a(sasb)", [(command[0], list(command), False)])
+    # systemd replaces $NAME and ${NAME} in arguments, and $$ by $: systemd.service(5).
+    arguments = [word.replace("$", "$$") for word in command]
+    start = GLib.Variant("a(sasb)", [(command[0], arguments, False)])
     return [("ExecStart", start), *((key, _make_variant(value)) for key, value in values.items())]
 
 

@@ -5,11 +5,12 @@ install a fake where the agent expects the program.
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ class TransientService:
         program = root / path.lstrip("/")
         try:
             process = subprocess.Popen(
-                argv or [path],
+                [*_expand_variables(argv, environment)] or [path],
                 executable=program if program.exists() else shutil.which(path) or path,
                 env=environment,
                 cwd=self.directory or None,
@@ -209,6 +210,19 @@ def _set_property(
             if name in _IGNORED:
                 return
             raise MethodError(READ_ONLY, f"Cannot set property {name}, or unknown property.")
+
+
+def _expand_variables(argv: Iterable[str], environment: Mapping[str, str]) -> Iterator[str]:
+    """Replace variables as systemd does: systemd.service(5), COMMAND LINES."""
+    for word in argv:
+        if re.fullmatch(r"\$[A-Za-z_][A-Za-z0-9_]*", word):
+            yield from environment.get(word[1:], "").split()
+        else:
+            yield re.sub(
+                r"\$(?:\$|\{([^}]*)\})",
+                lambda found: "$" if found[1] is None else environment.get(found[1], ""),
+                word,
+            )
 
 
 def find_unit_log(root: Path, invocation: str) -> Path:

@@ -252,6 +252,17 @@ def test_oneshot_job_ends_with_the_process(systemd: Systemd, tmp_path: Path) -> 
     assert done.exists()
 
 
+def test_variables_in_arguments_are_replaced(systemd: Systemd, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    argv = ["/bin/sh", "-c", f'printf "%s\n" "$$@" >{seen}', "$UNSET", "x", "a${UNSET%/}b", "$$"]
+    properties = {
+        "Type": ("s", "oneshot"),
+        "ExecStart": ("a(sasb)", [("/bin/sh", argv, False)]),
+    }
+    assert systemd.result(systemd.transient("x.service", **properties)) == "done"
+    assert seen.read_text().splitlines() == ["ab", "$"]
+
+
 def test_successful_transient_unit_is_unloaded(systemd: Systemd) -> None:
     systemd.result(systemd.transient("x.service", **shell("true")))
     shown = systemd.unit("x.service")
