@@ -12,13 +12,15 @@ from tests.cli.node.test_once import entry, written
 
 pytestmark = pytest.mark.process
 
+AGENT = ("-m", "treenail")
+CONTROLLER = ("-c", "import treenail.cli.controller.main as m, sys; sys.exit(m.main())")
 FULL = "treenail: cannot write the output: No space left on device\n"
 
 
-def run(output: int, *arguments: object) -> tuple[int, str]:
+def run(output: int, *arguments: object, start: tuple[str, str] = AGENT) -> tuple[int, str]:
     """The exit code, and the standard error."""
     done = subprocess.run(
-        [sys.executable, "-m", "treenail", *map(str, arguments)],
+        [sys.executable, *start, *map(str, arguments)],
         stdout=output,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -103,3 +105,24 @@ def test_process_without_stdout_runs_command(tmp_path: Path, root: Path) -> None
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert (root / "etc/0").read_text() == "x"
+
+
+def test_controller_command_with_unwritable_output_prints_no_traceback(
+    full: int, closed: int
+) -> None:
+    message = "treenail-controller: cannot write the output: No space left on device\n"
+    assert run(full, "--version", start=CONTROLLER) == (1, message)
+    assert run(full, "manifests", start=CONTROLLER) == (1, message)
+    assert run(closed, "manifests", start=CONTROLLER) == (141, "")
+
+
+def test_controller_process_without_stdout_prints_no_traceback() -> None:
+    command = 'exec "$0" "$@" manifests >&-'
+    done = subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable, *CONTROLLER],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -6,22 +6,16 @@ reader closed the output (as a process that SIGPIPE kills). ``plan`` has its own
 """
 
 import argparse
-import errno
-import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import cast
 
 from treenail.cli.node.arguments import create_parser
-from treenail.cli.output import EXIT_FAILED, EXIT_USAGE, flush_output
+from treenail.cli.output import EXIT_FAILED, EXIT_USAGE, run_with_output
 from treenail.cli.safe_output import guard_output
 from treenail.cli.terminal import print_lines
-from treenail.errors import HostError, TreenailError, UsageError
-
-_EXIT_PIPE_CLOSED = 141
-# Errors of writing the output have no filename; adapters raise TreenailError instead of OSError.
-_OUTPUT_ERRNOS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
+from treenail.errors import TreenailError, UsageError
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -29,22 +23,12 @@ Command = Callable[[argparse.Namespace], int]
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     with guard_output():
-        return _run_command_line(arguments)
+        return run_with_output(lambda: _run_command_line(arguments), _print_error)
 
 
 def _run_command_line(arguments: list[str] | None) -> int:
     parsed, unknown = create_parser().parse_known_args(arguments)
-    try:
-        code = _run_command(parsed, unknown)
-        flush_output()
-    except OSError as error:
-        if error.filename is not None or error.errno not in _OUTPUT_ERRNOS:
-            raise
-        _discard_output()
-        if isinstance(error, BrokenPipeError):
-            return _EXIT_PIPE_CLOSED
-        return _print_error(HostError(f"cannot write the output: {error.strerror}"), EXIT_FAILED)
-    return code
+    return _run_command(parsed, unknown)
 
 
 def _run_command(parsed: argparse.Namespace, unknown: list[str]) -> int:
@@ -56,13 +40,6 @@ def _run_command(parsed: argparse.Namespace, unknown: list[str]) -> int:
         return _print_error(error, EXIT_FAILED)
     except KeyboardInterrupt:
         return 130
-
-
-def _discard_output() -> None:
-    """Redirect the output to /dev/null: the interpreter flushes the rest when it exits."""
-    devnull = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    os.dup2(devnull, sys.stdout.fileno())
-    os.close(devnull)
 
 
 def _load_command(module: str, unknown: list[str]) -> Command:

@@ -1,11 +1,38 @@
 """Exit codes of the commands, and their standard output."""
 
+import errno
+import os
 import sys
+from collections.abc import Callable
+
+from treenail.errors import HostError, TreenailError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_REBOOT_NEEDED = 3
 EXIT_DEGRADED = 4
+_EXIT_PIPE_CLOSED = 141
+# Errors of writing the output have no filename; adapters raise TreenailError instead of OSError.
+_OUTPUT_ERRNOS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
+
+
+def run_with_output(
+    run: Callable[[], int], print_error: Callable[[TreenailError, int], int]
+) -> int:
+    """Run a command and write its output; return the exit code, also if it cannot be written."""
+    try:
+        try:
+            return run()
+        finally:
+            # argparse prints the help and the version, and raises SystemExit.
+            flush_output()
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OUTPUT_ERRNOS:
+            raise
+        _discard_output()
+        if isinstance(error, BrokenPipeError):
+            return _EXIT_PIPE_CLOSED
+        return print_error(HostError(f"cannot write the output: {error.strerror}"), EXIT_FAILED)
 
 
 def flush_output() -> None:
@@ -13,3 +40,10 @@ def flush_output() -> None:
     # sys.stdout is None in a process that was started with a closed standard output.
     if sys.stdout is not None:
         sys.stdout.flush()
+
+
+def _discard_output() -> None:
+    """Redirect the output to /dev/null: the interpreter flushes the rest when it exits."""
+    devnull = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 STYLES: Mapping[str, str] = {
@@ -63,14 +64,15 @@ def has_colours(stream: TextIO, environment: Mapping[str, str]) -> bool:
 def guard_output() -> Iterator[None]:
     """Escape what this process prints to its standard output and error, until the end."""
     streams = sys.stdout, sys.stderr
-    # A process that was started with a closed stream has None.
-    sys.stdout, sys.stderr = (
-        each if each is None else cast("TextIO", GuardedStream(each)) for each in streams
-    )
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = streams
+    with Path(os.devnull).open("w", encoding="utf-8") as devnull:
+        # A process that was started with a closed stream has None.
+        sys.stdout, sys.stderr = (
+            cast("TextIO", GuardedStream(devnull if each is None else each)) for each in streams
+        )
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = streams
 
 
 class GuardedStream(io.TextIOBase):

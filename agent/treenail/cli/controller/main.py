@@ -1,7 +1,7 @@
 """The command ``treenail-controller``: dispatch and exit codes.
 
-Exit codes: 0 success, 1 an input is invalid, 2 an argument is invalid, 130 interrupted.
-``rollout`` has its own.
+Exit codes: 0 success, 1 an input is invalid, 2 an argument is invalid, 130 interrupted,
+141 the reader closed the output. ``rollout`` has its own.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from treenail import __version__
 from treenail.api import documents
 from treenail.cli.controller import manifests, plan, rollout, run, status
 from treenail.cli.files import read_documents
+from treenail.cli.output import run_with_output
 from treenail.cli.safe_output import guard_output
 from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
 from treenail.controllers.render import offline
@@ -25,7 +26,7 @@ EXIT_USAGE = 2
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     with guard_output():
-        return _run_command_line(argv)
+        return run_with_output(lambda: _run_command_line(argv), _print_error)
 
 
 def _run_command_line(argv: list[str] | None) -> int:
@@ -38,8 +39,6 @@ def _run_command_line(argv: list[str] | None) -> int:
         return _print_error(error, EXIT_FAILED)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        return 0
 
 
 def create_parser() -> argparse.ArgumentParser:
