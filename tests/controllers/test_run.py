@@ -6,8 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,11 @@ import pytest
 from tests.controllers.drain.site import Site
 from tests.controllers.installed import OPTIONS, account_kubeconfig, apply
 from tests.waiting import wait_until
-from treenail.cli.controller import run
-from treenail.cli.controller.main import create_parser, main
-from treenail.cli.controller.run import CONTROLLER_BUILDERS, ControllerContext
+from treenail.cli.controller.main import main
+from treenail.cli.controller.run import CONTROLLER_BUILDERS
 from treenail.controllers.install.installation import NAME, build_documents
 from treenail.controllers.install.permissions import CONTROLLER_VERBS
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.workers import ControllerSettings
-from treenail.errors import NotLeaderError
-from treenail.kube.client import Client, Json
+from treenail.kube.client import Json
 from treenail.kube.resources import LEASES, NODES
 from treenail_lab.apiserver.serving.server import LabServer
 
@@ -207,54 +202,6 @@ def test_unknown_lease_namespace_is_rejected(
     kubeconfig = str(account_kubeconfig(server))
     assert main(["run", "--enable=drain", "--kubeconfig", kubeconfig]) == 2
     assert "the namespace of the Lease is not set" in capsys.readouterr().err
-
-
-class EagerController:
-    """Writes before the election, and then ends the process."""
-
-    name = "drain"
-
-    def __init__(self, context: ControllerContext) -> None:
-        self._client = Client(context.transport)
-        self.refusals: list[str] = []
-
-    def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
-        try:
-            self._client.patch(NODES, "a", {"spec": {"unschedulable": True}})
-        except NotLeaderError as error:
-            self.refusals.append(str(error))
-        signal.raise_signal(signal.SIGTERM)
-
-    def sync_key(self, key: str) -> float | None:
-        return None
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-def test_controller_without_the_lead_writes_nothing(
-    server: LabServer, site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.node("a")
-    made: list[EagerController] = []
-
-    def build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
-        made.append(EagerController(context))
-        return (ControllerSettings(made[0]),)
-
-    monkeypatch.setattr(run, "CONTROLLER_BUILDERS", {"drain": build})
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    kubeconfig = str(account_kubeconfig(server))
-    options = ("--namespace", OPTIONS.namespace, "--metrics", "127.0.0.1:0")
-    arguments = ("run", "--enable=drain", "--kubeconfig", kubeconfig, *options)
-    try:
-        assert run.ControllerProcess(create_parser().parse_args(arguments)).run() == 0
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    assert made[0].refusals == ["PATCH /api/v1/nodes/a was not sent: this process no longer leads"]
-    assert not site.cordoned("a")
 
 
 def test_every_controller_has_its_permissions() -> None:
