@@ -58,9 +58,7 @@ def test_node_that_fails_to_stage_is_never_cordoned() -> None:
 
 def test_image_by_tag_is_refused_with_what_to_write_instead() -> None:
     tag = "registry.example.com/os/node:latest"
-    document = run_demo("--nodes", "1", "--image", tag, code=1)
-    assert document["cordoned"] == []
-    (reason,) = document["failed"].values()
-    assert tag in reason
-    assert reason == document["halted"]
-    assert "@sha256:" in reason
+    completed = treenail_lab(*QUICK, "--nodes", "1", "--image", tag)
+    assert completed.returncode == 1
+    assert f'spec.osImage: Invalid value: "{tag}"' in completed.stderr
+    assert "@sha256:" in completed.stderr

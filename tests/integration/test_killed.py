@@ -11,7 +11,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
-RECORDS = 13
+RECORDS = 14
 """Writes to the ledger at most in one update that follows another; see the first test.
 
 One is left out when the first check after the boot already reaches the API server: its result is

@@ -37,5 +37,5 @@ def test_plan_of_update_matches_its_record(site: Site) -> None:
         }
     ]
     site.settle(goal)
-    assert treenail(site, "why").stdout.splitlines()[1] == f"    because {REASON}"
+    assert f"    because {REASON}" in treenail(site, "why").stdout.splitlines()
     assert treenail(site, "plan").returncode == 0

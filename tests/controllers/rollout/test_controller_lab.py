@@ -262,18 +262,6 @@ def writes(server: LabServer, resource: str) -> int:
     )
 
 
-def test_disconnected_watch_of_nodes_stops_assignments(server: LabServer, client: Client) -> None:
-    for config in ("old", "new"):
-        add_config(client, config)
-    add_nodes(client, ["n0"], "old")
-    add_pool(client, "worker", "new")
-    server.inject_fault(RejectFault(500), FaultMatch("watch", "nodes", user=USER))
-    reason = "the watch of nodes is disconnected"
-    with running(server):
-        wait_until(lambda: reason in condition(client, "Updating").get("message", ""))
-    assert writes(server, "nodes") == 0
-
-
 def test_lock_is_released_after_its_pool_is_deleted(server: LabServer, client: Client) -> None:
     add_config(client, "old")
     add_nodes(client, ["n0"], "old")
