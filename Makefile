@@ -27,7 +27,7 @@ help:  ## this list
 demo: $(READY)  ## a pool of three nodes moves to a new OS image, live in this terminal
 	$(BIN)/treenail-lab demo $(ARGS)
 
-test: check  ## check, all tests, with vm-smoke where it is possible: a quarter of an hour on two idle cores
+test: check  ## check, all tests, and vm-smoke where it is possible: 20 minutes on two idle cores
 	tools/test $(ARGS)
 
 test-fast: $(READY)  ## the unit tests, which start no process: 3 minutes at most

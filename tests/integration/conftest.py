@@ -8,7 +8,7 @@ import pytest
 from tests.integration.site import Options, Site
 from tests.waiting import wait_until
 
-REST_LIMIT_S = 15.0
+REST_LIMIT_S = 30.0
 
 
 class Sites:
