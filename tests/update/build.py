@@ -65,12 +65,16 @@ def facts(**changes: object) -> Facts:
         boot_id=BOOT_1,
         now=100.0,
         node=observed_node(),
-        deployments=DeploymentState(booted_digest=DIGEST_A),
+        deployments=DeploymentState(booted_digest=DIGEST_A, booted_id="os-0"),
     )
     return replace(start, **changes)  # type: ignore[arg-type]
 
 
 def staged(target: Target = B, *, locked: bool = True, booted: str = DIGEST_A) -> DeploymentState:
     return DeploymentState(
-        booted_digest=booted, staged_digest=target.digest, staged_id="os-1", is_locked=locked
+        booted_digest=booted,
+        booted_id="os-0",
+        staged_digest=target.digest,
+        staged_id="os-1",
+        is_locked=locked,
     )

@@ -96,7 +96,7 @@ def test_new_image_is_planned_and_then_staged() -> None:
 
 
 def test_booted_image_is_adopted_without_a_ledger() -> None:
-    booted = DeploymentState(booted_digest=DIGEST_B)
+    booted = DeploymentState(booted_digest=DIGEST_B, booted_id="os-0")
     assert decide_action(facts(record=LedgerRecord(), deployments=booted)) == AdoptAction(B)
     assert decide_action(facts(deployments=booted)) == PlanAction(B), (
         "keys and arguments may differ"
@@ -104,7 +104,10 @@ def test_booted_image_is_adopted_without_a_ledger() -> None:
 
 
 def test_machine_rolled_back_by_a_user_is_updated_again() -> None:
-    at = facts(record=LedgerRecord(current=B), deployments=DeploymentState(booted_digest=DIGEST_A))
+    at = facts(
+        record=LedgerRecord(current=B),
+        deployments=DeploymentState(booted_digest=DIGEST_A, booted_id="os-0"),
+    )
     assert decide_action(at) == PlanAction(B)
 
 
@@ -115,6 +118,45 @@ def test_deployment_staged_by_another_program_blocks() -> None:
     assert "another program staged deployment os-1" in read_refusal(
         decide_action(facts(deployments=staged(B, locked=False)))
     )
+
+
+@pytest.mark.parametrize("phase", [Phase.STAGING, Phase.DRAINING, Phase.APPLYING, Phase.REBOOTING])
+def test_unknown_booted_deployment_is_refused_before_drain_and_reboot(phase: Phase) -> None:
+    unknown = replace(staged(), booted_id="", booted_digest="", other_ids=("os-7", "os-8"))
+    at = facts(record=in_phase(phase, drain_token=TOKEN, staged_id="os-1"), deployments=unknown)
+    decision = decide_action(at)
+    assert read_refusal(decision) == (
+        "cannot update the operating system: expected one deployment to be booted, found none "
+        "booted of: os-1, os-7, os-8"
+    )
+    assert isinstance(decision, RefuseAction)
+    assert "ostree admin status" in decision.error.remedy
+    drained = replace(at, node=drained_node(TOKEN))
+    assert read_refusal(decide_action(drained)) == read_refusal(decision)
+
+
+def test_unknown_booted_deployment_is_no_failed_boot() -> None:
+    unknown = DeploymentState(booted_digest="", booted_id="", other_ids=("os-1",))
+    quarantined = QuarantinedTarget(B, "it failed")
+    for phase in (Phase.REBOOTING, Phase.VERIFYING, Phase.ROLLING_BACK):
+        ledger = replace(in_phase(phase, staged_id="os-1"), quarantined=quarantined)
+        at = facts(record=ledger, deployments=unknown, boot_id=BOOT_2, has_undo=True)
+        assert "found none booted of: os-1" in read_refusal(decide_action(at))
+
+
+def test_unknown_booted_deployment_stops_no_change_of_files_and_no_cancellation() -> None:
+    unknown = DeploymentState(booted_digest="", booted_id="", other_ids=tuple("1234567"))
+    files = UpdateImpact(level=DisruptionLevel.REBOOT, needs_write=True)
+    at = facts(
+        record=in_phase(Phase.DRAINING, impact=files, drain_token=TOKEN),
+        deployments=unknown,
+        node=drained_node(TOKEN),
+    )
+    assert decide_action(at) == ApplyAction(B)
+    at = facts(record=in_phase(Phase.STAGING), deployments=unknown, node=observed_node(C))
+    assert isinstance(decide_action(at), CancelStagedAction)
+    at = replace(at, node=observed_node(B))
+    assert read_refusal(decide_action(at)).endswith("1, 2, 3, 4, 5 and 2 more")
 
 
 def test_staged_and_locked_image_requests_the_drain() -> None:
@@ -240,7 +282,7 @@ def test_booted_target_is_verified() -> None:
     at = facts(
         record=record,
         boot_id=BOOT_2,
-        deployments=DeploymentState(booted_digest=DIGEST_B),
+        deployments=DeploymentState(booted_digest=DIGEST_B, booted_id="os-0"),
         node=None,
     )
     assert decide_action(at) == VerifyAction(B, CHECKS_BEGIN)
@@ -262,7 +304,7 @@ def test_boot_without_a_requested_package_stages_again() -> None:
         ((), StageAction(B)),
         (("usbguard",), VerifyAction(B, CHECKS_BEGIN)),
     ):
-        deployments = DeploymentState(booted_digest=DIGEST_A, packages=packages)
+        deployments = DeploymentState(booted_digest=DIGEST_A, booted_id="os-0", packages=packages)
         at = facts(record=record, boot_id=BOOT_2, deployments=deployments, node=drained_node(TOKEN))
         assert decide_action(at) == decision
 
@@ -557,7 +599,7 @@ def test_boot_of_the_previous_deployment_restores_files_before_cancelling(phase:
     staged_id = "os-1"
     record = in_phase(phase, drain_token=TOKEN, reboot_count=3, staged_id=staged_id)
     record = replace(record, quarantined=QuarantinedTarget(B, "bad"))
-    previous = DeploymentState(booted_digest=DIGEST_A, other_ids=(staged_id,))
+    previous = DeploymentState(booted_digest=DIGEST_A, booted_id="os-0", other_ids=(staged_id,))
     at = facts(record=record, boot_id=BOOT_2, node=None, deployments=previous, has_undo=True)
     assert decide_action(at) == RestoreAction()
     assert isinstance(decide_action(replace(at, has_undo=False)), CancelStagedAction)
@@ -567,7 +609,7 @@ def test_cancelled_update_drops_then_restores_then_uncordons() -> None:
     record = in_phase(Phase.CANCELLING, drain_token=TOKEN)
     at = facts(record=record, node=drained_node(TOKEN, C), deployments=staged(), has_undo=True)
     assert decide_action(at) == CancelStagedAction("cancelled", "os-1")
-    dropped = replace(at, deployments=DeploymentState(booted_digest=DIGEST_A))
+    dropped = replace(at, deployments=DeploymentState(booted_digest=DIGEST_A, booted_id="os-0"))
     assert decide_action(dropped) == RestoreAction()
     assert decide_action(replace(dropped, has_undo=False)) == UncordonAction(UNCORDON)
 

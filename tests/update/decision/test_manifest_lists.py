@@ -37,6 +37,7 @@ TOKEN = f"drain-{B.config}"
 def test_image_of_a_manifest_list_is_recognized_by_either_digest() -> None:
     listed = DeploymentState(
         booted_digest=DIGEST_A,
+        booted_id="os-0",
         staged_digest=DIGEST_C,
         staged_list_digest=DIGEST_B,
         staged_id="os-1",
@@ -44,7 +45,7 @@ def test_image_of_a_manifest_list_is_recognized_by_either_digest() -> None:
     )
     staging = facts(record=LedgerRecord(current=A, update=update()), deployments=listed)
     assert not isinstance(decide_action(staging), RefuseAction | StageAction)
-    booted = DeploymentState(booted_digest=DIGEST_C, booted_list_digest=DIGEST_B)
+    booted = DeploymentState(booted_digest=DIGEST_C, booted_id="os-0", booted_list_digest=DIGEST_B)
     rebooted = LedgerRecord(
         current=A, update=update(Phase.REBOOTING, drain_token=TOKEN, reboot_count=1)
     )
@@ -67,6 +68,7 @@ def test_booted_digest_is_annotated_for_a_manifest_list_only() -> None:
 def test_prestaged_manifest_list_is_not_staged_again() -> None:
     listed = DeploymentState(
         booted_digest=DIGEST_A,
+        booted_id="os-0",
         staged_digest=DIGEST_C,
         staged_list_digest=DIGEST_B,
         staged_id="os-1",

@@ -79,7 +79,9 @@ def test_soft_reboot_is_repeated_only_in_the_same_boot() -> None:
 
 def test_soft_reboot_into_another_root_is_followed_by_a_full_one() -> None:
     rebooting = update(Phase.REBOOTING, drain_token=TOKEN, staged_id="os-1", reboot_count=1)
-    finalized = DeploymentState(booted_digest=DIGEST_A, other_ids=("os-1",), pending_id="os-1")
+    finalized = DeploymentState(
+        booted_digest=DIGEST_A, booted_id="os-0", other_ids=("os-1",), pending_id="os-1"
+    )
     at = facts(
         record=LedgerRecord(current=A, update=rebooting),
         node=drained_node(TOKEN),
@@ -110,7 +112,9 @@ def test_full_reboot_after_a_soft_one_is_repeated_until_it_happens() -> None:
     at = facts(
         record=LedgerRecord(current=A, update=rebooting),
         node=drained_node(TOKEN),
-        deployments=DeploymentState(booted_digest=DIGEST_A, other_ids=("os-1",), pending_id="os-1"),
+        deployments=DeploymentState(
+            booted_digest=DIGEST_A, booted_id="os-0", other_ids=("os-1",), pending_id="os-1"
+        ),
         can_soft_reboot=True,
         boot_id=SOFT_1,
     )
@@ -119,7 +123,9 @@ def test_full_reboot_after_a_soft_one_is_repeated_until_it_happens() -> None:
 
 def test_full_reboot_into_previous_deployment_cancels_the_update() -> None:
     rebooting = update(Phase.REBOOTING, drain_token=TOKEN, staged_id="os-1", reboot_count=1)
-    finalized = DeploymentState(booted_digest=DIGEST_A, other_ids=("os-1",), pending_id="os-1")
+    finalized = DeploymentState(
+        booted_digest=DIGEST_A, booted_id="os-0", other_ids=("os-1",), pending_id="os-1"
+    )
     at = facts(
         record=LedgerRecord(current=A, update=rebooting),
         node=drained_node(TOKEN),

@@ -28,7 +28,7 @@ def on_trial(requested: Target, *, failing_s: float = 0.0, other_ids: tuple[str,
         record=LedgerRecord(current=A, update=record),
         boot_id=BOOT_2,
         node=observed_node(requested),
-        deployments=DeploymentState(booted_digest=DIGEST_B, other_ids=other_ids),
+        deployments=DeploymentState(booted_digest=DIGEST_B, booted_id="os-0", other_ids=other_ids),
         trial_status=BootTrialStatus(elapsed_s=20.0, limits=LIMITS, checks=(check,)),
     )
 
@@ -60,7 +60,7 @@ def test_trial_continues_without_previous_deployment_or_enforcement() -> None:
 def test_withdrawn_target_may_be_requested_again() -> None:
     quarantined = QuarantinedTarget(B, "withdrawn", is_withdrawn=True)
     record = LedgerRecord(current=A, quarantined=quarantined)
-    booted = DeploymentState(booted_digest=DIGEST_A)
+    booted = DeploymentState(booted_digest=DIGEST_A, booted_id="os-0")
     assert isinstance(
         decide_action(facts(record=record, node=observed_node(B), deployments=booted)), RetryAction
     )

@@ -26,8 +26,6 @@ from treenail.update.status import NodeEvent
 
 log = logging.getLogger(__name__)
 
-log = logging.getLogger(__name__)
-
 SINGLE_REPLICA = "SingleReplica"
 _BAKED = "baked"
 _IMAGE_FILES = (_BAKED, "write")

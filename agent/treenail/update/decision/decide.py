@@ -44,6 +44,7 @@ from treenail.update.decision.decide_idle import (
     decide_excuse,
     decide_without_update,
     refuse_foreign_staged,
+    refuse_unknown_booted,
 )
 from treenail.update.decision.decide_prestage import needs_deployments_for_prestage
 from treenail.update.decision.desired import DesiredTarget, InvalidTarget
@@ -180,6 +181,8 @@ def _decide_before_reboot(facts: Facts, update: UpdateRecord) -> Decision:
     if impact.needs_reboot:
         if deployments is None:
             return WAIT_FOR_DEPLOYMENTS
+        if refusal := refuse_unknown_booted(facts, impact):
+            return refusal
         if not impact.os.is_empty and is_in_effect(impact.os, deployments.running):
             return PlanAction(update.target)
         staging = _decide_staging(update, impact, deployments)
@@ -271,6 +274,8 @@ def _decide_rebooting(facts: Facts, update: UpdateRecord) -> Decision:
         return CancelStagedAction(_TARGET_CHANGED, _find_own_staged_id(facts, update))
     if deployments is None:
         return WAIT_FOR_DEPLOYMENTS
+    if refusal := refuse_unknown_booted(facts, impact):
+        return refusal
     staged_id = _find_own_staged_id(facts, update)
     if deployments.staged_id and not staged_id:
         return refuse_foreign_staged(deployments)
@@ -292,6 +297,8 @@ def _decide_after_boot(facts: Facts, update: UpdateRecord, impact: UpdateImpact)
     target, deployments = update.target, facts.deployments
     if deployments is None and not impact.os.is_empty:
         return WAIT_FOR_DEPLOYMENTS
+    if refusal := refuse_unknown_booted(facts, impact):
+        return refusal
     if deployments is None or is_in_effect(impact.os, deployments.running):
         return VerifyAction(target, CHECKS_BEGIN)
     if update.phase is Phase.REBOOTING and is_soft_reboot(update.boot_id, facts.boot_id):

@@ -25,7 +25,7 @@ from treenail.update.decision.actions import (
     RollBackAction,
     VerifyAction,
 )
-from treenail.update.decision.decide_idle import WAIT_FOR_DEPLOYMENTS
+from treenail.update.decision.decide_idle import WAIT_FOR_DEPLOYMENTS, refuse_unknown_booted
 from treenail.update.decision.desired import DesiredTarget
 from treenail.update.decision.facts import DeploymentState, Facts
 from treenail.update.impact.impact import UpdateImpact
@@ -84,6 +84,8 @@ def decide_verification(facts: Facts, update: UpdateRecord, impact: UpdateImpact
     target, deployments = update.target, facts.deployments
     if deployments is None and not impact.os.is_empty:
         return WAIT_FOR_DEPLOYMENTS
+    if refusal := refuse_unknown_booted(facts, impact):
+        return refusal
     if deployments is not None and not is_in_effect(impact.os, deployments.running):
         return RestoreAction() if facts.has_undo else cancel_unbooted(facts, update, deployments)
     if update.boot_trial.is_healthy or facts.health_mode is HealthCheckMode.OFF:
@@ -156,6 +158,8 @@ def decide_rollback(facts: Facts, update: UpdateRecord, impact: UpdateImpact) ->
     deployments, quarantined = facts.deployments, facts.record.quarantined
     if deployments is None and not impact.os.is_empty:
         return WAIT_FOR_DEPLOYMENTS
+    if refusal := refuse_unknown_booted(facts, impact):
+        return refusal
     if quarantined is None:
         raise AssertionError("a rollback without a quarantined target")
     is_same_boot = update.boot_id == facts.boot_id

@@ -25,6 +25,7 @@ from treenail.update.decision.facts import DeploymentState, DrainHandshake, Fact
 from treenail.update.decision.request import RequestKind, UserRequest
 from treenail.update.decision.retry_delay import is_retry_due
 from treenail.update.drift.drift_policy import format_drift, format_drift_remedy
+from treenail.update.impact.impact import UpdateImpact
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import LedgerRecord, QuarantinedTarget, Target
 
@@ -32,6 +33,7 @@ DRAIN_REMEDY = (
     "read what blocks it in the annotation treenail.io/drain-blocked of the Node, and check that "
     "the drain controller runs: treenail-controller status"
 )
+_NAMED_DEPLOYMENTS = 5
 WAIT_FOR_DEPLOYMENTS = WaitAction("waiting for the list of deployments")
 
 
@@ -130,6 +132,27 @@ def refuse_foreign_staged(deployments: DeploymentState) -> RefuseAction:
     problem = make_foreign_staged_problem(deployments.staged_id)
     error = PreflightError(str(problem), reasons=(problem.reason,), remedy=problem.remedy)
     return RefuseAction(error)
+
+
+def refuse_unknown_booted(facts: Facts, impact: UpdateImpact) -> RefuseAction | None:
+    """Refuse an update of the operating system where no deployment is known to be booted.
+
+    It could not be pinned for a rollback, and no reboot could be verified.
+    """
+    deployments = facts.deployments
+    if deployments is None or deployments.booted_id or impact.os.is_empty:
+        return None
+    listed = [*filter(None, (deployments.staged_id, *deployments.other_ids))]
+    found = ", ".join(listed[:_NAMED_DEPLOYMENTS]) or "no deployment at all"
+    more = len(listed) - _NAMED_DEPLOYMENTS
+    return RefuseAction(
+        HostError(
+            "cannot update the operating system: expected one deployment to be booted, found none "
+            f"booted of: {found}{f' and {more} more' if more > 0 else ''}",
+            remedy="compare the list of: ostree admin status, with ostree= in /proc/cmdline; then "
+            "boot one of the listed deployments: systemctl reboot",
+        )
+    )
 
 
 def _find_requested_repairs(facts: Facts) -> tuple[Drift, ...]:

@@ -64,6 +64,8 @@ class DeploymentState:
     """The part of the deployments that decisions depend on; unknown digests are empty."""
 
     booted_digest: str
+    booted_id: str
+    """The booted deployment; empty when the back end names none."""
     staged_digest: str = ""
     staged_id: str = ""
     """The staged deployment; not empty whenever something is staged."""
@@ -74,7 +76,6 @@ class DeploymentState:
     """The packages that are layered on the booted image."""
     removed_packages: tuple[str, ...] = ()
     """The packages of the booted image that are removed by an override."""
-    booted_id: str = ""
     is_booted_pinned: bool = False
     """The booted deployment is pinned, so that no program can drop it."""
     other_ids: tuple[str, ...] = ()
