@@ -18,10 +18,9 @@ from treenail.cli.safe_output import (
     GREEN,
     RESET,
     GuardedStream,
-    escape_line,
-    escape_text,
     guard_output,
 )
+from treenail.escape import escape_line, escape_text
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
 from treenail.kube.resources import MACHINECONFIGPOOLS, NODES

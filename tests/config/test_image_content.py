@@ -58,6 +58,16 @@ def test_other_file_is_missing(entry: ActualEntry | None, text: str) -> None:
     assert "build the config into the image" in error.remedy
 
 
+def test_control_characters_of_paths_are_escaped_in_the_error() -> None:
+    path = "/etc/a\x1b]0;t\x07\n\u202eb"
+    split = compare_with_image(wanted(path), ImageContent())
+    error = make_missing_error("rendered-a", "quay.io/os", split.missing)
+    escaped = r"/etc/a\u001b]0;t\u0007\n\u202eb"
+    assert f"{escaped} is missing" in str(error)
+    (drift,) = split.missing
+    assert str(drift) == f"{escaped}: expected kind file, found nothing"
+
+
 def test_missing_error_names_the_first_paths() -> None:
     paths = [f"/etc/{number}" for number in range(7)]
     split = compare_with_image(wanted(*paths), ImageContent())

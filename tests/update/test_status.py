@@ -3,6 +3,7 @@
 import pytest
 
 from tests.update.build import BOOT_2, A, B, drained_node, facts, observed_node, update
+from treenail.api import annotations as key
 from treenail.errors import StepError, UnitError
 from treenail.update.decision.actions import ApplyAction, RebootAction, UncordonAction, VerifyAction
 from treenail.update.decision.decide_boot import CHECKS_BEGIN
@@ -113,3 +114,14 @@ def test_failed_service_has_its_own_event(step: ConfigStep, reason: str):
         NodeEvent("Warning", reason, "cannot reload x; read its journal")
     ]
     assert list(list_failed_service_events(ReloadDaemon(), UnitError("x"))) == []
+
+
+def test_control_characters_reach_neither_annotation_nor_event():
+    error = StepError(
+        "cannot write /etc/a\x1b[2J: a \u202e exists", remedy="move /etc/a\x1b[2J away"
+    )
+    report = make_report(facts(), ApplyAction(B), error)
+    escaped = r"cannot write /etc/a\u001b[2J: a \u202e exists; move /etc/a\u001b[2J away"
+    assert report.annotations[key.REASON] == escaped
+    assert report.event is not None
+    assert report.event.message == escaped

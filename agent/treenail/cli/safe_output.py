@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
+from treenail.escape import escape_text
+
 STYLES: Mapping[str, str] = {
     "\ufdd0": "\x1b[32m",
     "\ufdd1": "\x1b[31m",
@@ -24,34 +26,6 @@ STYLES: Mapping[str, str] = {
 }
 """Marks of colours, and the sequences that a terminal gets for them."""
 GREEN, RED, YELLOW, CYAN, BOLD, RESET = STYLES
-
-_ALLOWED = frozenset("\n\t")
-
-
-def escape_text(text: str, *, styles: Mapping[str, str] | None = None) -> str:
-    r"""Return ``text`` with characters that are not printable as ``\u001b`` or ``\u202e``.
-
-    JSON reads these escapes too. Newlines and tabs stay. ``styles`` maps the marks of colours to
-    sequences of the terminal.
-    """
-    if all(part.isprintable() for part in text.split("\n")):
-        return text
-    return "".join(
-        char
-        if char.isprintable() or char in _ALLOWED
-        else (styles or {}).get(char) or _escape_char(char)
-        for char in text
-    )
-
-
-def _escape_char(char: str) -> str:
-    code = ord(char)
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
-
-
-def escape_line(text: str) -> str:
-    r"""Return ``text`` as one line: newlines and tabs are escaped too."""
-    return escape_text(text).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def has_colours(stream: TextIO, environment: Mapping[str, str]) -> bool:

@@ -9,6 +9,7 @@ from itertools import chain
 from treenail.api.contents import Contents
 from treenail.config import node_paths
 from treenail.config.wanted import ROOT, UserOrGroup, WantedFile, WantedState, WantedUnit
+from treenail.escape import escape_line
 
 MASK_TARGET = "/dev/null"
 UNIT_MODE = 0o644
@@ -105,8 +106,10 @@ class Drift:
 
     def __str__(self) -> str:
         if self.attribute is DriftAttribute.CONTENTS:
-            return f"{self.subject}: contents differ"
-        return f"{self.subject}: expected {self.attribute} {self.expected}, found {self.actual}"
+            return escape_line(f"{self.subject}: contents differ")
+        return escape_line(
+            f"{self.subject}: expected {self.attribute} {self.expected}, found {self.actual}"
+        )
 
 
 def compute_expected_entries(wanted: WantedState) -> dict[str, ExpectedEntry]:

@@ -22,6 +22,7 @@ from treenail.config.drift import (
 )
 from treenail.config.wanted import WantedState, WantedUnit
 from treenail.errors import ConfigError
+from treenail.escape import escape_line
 
 IMAGE_FILES = "ImageFiles"
 """The name of the comparison, where a target is quarantined by it."""
@@ -191,10 +192,12 @@ def _has_vendor_entry(entry: ExpectedEntry, content: ImageContent) -> bool:
 
 def _format_missing(drift: Drift) -> str:
     if drift.attribute is DriftAttribute.KIND and drift.actual == EntryKind.NOTHING:
-        return f"{drift.subject} is missing"
-    if drift.attribute is DriftAttribute.CONTENTS:
-        return f"{drift.subject} has other contents"
-    return (
-        f"{drift.subject} has {drift.attribute} {drift.actual or 'nothing'} instead of "
-        f"{drift.expected}"
-    )
+        text = f"{drift.subject} is missing"
+    elif drift.attribute is DriftAttribute.CONTENTS:
+        text = f"{drift.subject} has other contents"
+    else:
+        text = (
+            f"{drift.subject} has {drift.attribute} {drift.actual or 'nothing'} instead of "
+            f"{drift.expected}"
+        )
+    return escape_line(text)

@@ -18,6 +18,7 @@ from treenail.errors import (
     RetryPolicy,
     TreenailError,
 )
+from treenail.escape import escape_text
 from treenail.update.decision.actions import (
     AdoptAction,
     ApplyAction,
@@ -197,9 +198,9 @@ def _find_quarantine_error(facts: Facts, decision: Decision) -> TreenailError | 
 
 
 def format_reason(failure: TreenailError) -> str:
-    """Return the failure and its remedy as one text, cut to the length of an annotation."""
+    """Return the failure and its remedy as one printable text of an annotation's length."""
     text = f"{failure}; {failure.remedy}" if failure.remedy else str(failure)
-    return text[: key.REASON_LIMIT]
+    return escape_text(text)[: key.REASON_LIMIT]
 
 
 def _compute_annotations(

@@ -8,12 +8,13 @@ from typing import TextIO
 
 from treenail.cli.controller.connect import add_connection_arguments, connect_cluster
 from treenail.cli.controller.status_text import format_table
-from treenail.cli.safe_output import GuardedStream, escape_text
+from treenail.cli.safe_output import GuardedStream
 from treenail.cli.terminal import HelpFormatter, find_width, format_examples, wrap_text
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.plan import read, status_table
 from treenail.controllers.plan.status_table import PoolRow
 from treenail.errors import ClusterError
+from treenail.escape import escape_text
 from treenail.kube.client import Client
 
 REFRESH_S = 2.0

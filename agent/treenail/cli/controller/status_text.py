@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from treenail.cli.safe_output import escape_line
 from treenail.cli.terminal import wrap_text
 from treenail.controllers.plan.status_table import NodeRow, PoolRow
+from treenail.escape import escape_line
 
 MAX_IDLE_NODES = 5
 """Maximum number of idle nodes listed for a pool; the others are only counted."""
