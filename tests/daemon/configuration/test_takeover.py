@@ -15,7 +15,7 @@ from treenail.host.machine import Machine
 from treenail.host.rollback.backups import FileBackups
 from treenail.host.rollback.prepare import PathChange
 from treenail.host.rollback.transaction import UndoTransaction
-from treenail.update.steps.steps import MakeLink, WriteFile
+from treenail.update.steps.steps import MakeDirectory, MakeLink, SetSshKeys, WriteFile
 
 
 @pytest.fixture
@@ -104,3 +104,65 @@ def test_path_below_read_only_usr_is_refused_before_any_change(machine: Machine)
     runner.check_path_kinds(written[:1])
     with pytest.raises(FileError, match="cannot write /usr/bin/a: /usr is read-only"):
         runner.check_path_kinds(written)
+
+
+KEYS = SetSshKeys("core", ("ssh-ed25519 A",), "keys differ")
+
+
+def add_core(machine: Machine) -> Path:
+    """Add the user core, and return its home directory."""
+    machine.root.resolve_path("/etc/passwd").write_text("core:x:0:0::/home/core:/bin/sh\n")
+    machine.root.resolve_path("/etc/group").write_text("core:x:0:\n")
+    home = machine.root.resolve_path("/home/core")
+    home.mkdir(parents=True)
+    return home
+
+
+def test_keys_that_can_be_written_pass_the_check(machine: Machine) -> None:
+    home = add_core(machine)
+    StepRunner(machine).check_path_kinds([KEYS])
+    StepRunner(machine).check_owners([KEYS])
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "text"),
+    [
+        (".ssh", "file", "cannot make the directory .*: a file or link exists at this path"),
+        (".ssh/authorized_keys.d", "link", "cannot make the directory .*: a file or link exists"),
+        (".ssh/authorized_keys.d/ignition", "directory", "cannot write .*: a directory exists"),
+        (".ssh/authorized_keys.d/ignition", "FIFO", "cannot write .*: a FIFO exists"),
+    ],
+)
+def test_entry_at_path_of_ssh_keys_is_refused_before_any_change(
+    machine: Machine, place: str, kind: str, text: str
+) -> None:
+    path = add_core(machine) / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    make = {
+        "file": path.touch,
+        "link": lambda: path.symlink_to("/etc"),
+        "directory": path.mkdir,
+        "FIFO": lambda: os.mkfifo(path),
+    }
+    make[kind]()
+    with pytest.raises(FileError, match=text) as caught:
+        StepRunner(machine).check_path_kinds([KEYS])
+    assert "move " in caught.value.remedy
+
+
+def test_ssh_keys_of_user_without_group_are_refused_before_any_change(machine: Machine) -> None:
+    add_core(machine)
+    machine.root.resolve_path("/etc/group").write_text("wheel:x:0:\n")
+    with pytest.raises(FileError, match="core"):
+        StepRunner(machine).check_owners([KEYS])
+
+
+def test_directory_at_path_of_file_is_refused_before_any_change(machine: Machine) -> None:
+    machine.root.resolve_path("/etc/app").touch()
+    runner = StepRunner(machine)
+    with pytest.raises(FileError, match=r"cannot make the directory .*/etc/app: a file"):
+        runner.check_path_kinds([MakeDirectory("/etc/app", 0o755, 0, 0, "missing")])
+    with pytest.raises(FileError, match="/etc/app is not a directory"):
+        runner.check_path_kinds([WriteFile("/etc/app/a", "text", 0o644, 0, 0, "missing")])
+    assert machine.root.resolve_path("/etc/app").is_file()

@@ -26,7 +26,7 @@ from treenail.host.filesystem.path_stat import (
     stat_paths,
 )
 from treenail.host.machine import Machine
-from treenail.host.rollback.prepare import PathChange
+from treenail.host.rollback.prepare import ChangeRecorder, PathChange
 from treenail.host.system.users import Accounts
 from treenail.host.systemd.unit_files import UnitFileReader, UnitLinks
 from treenail.update.steps import ownership as records
@@ -96,9 +96,11 @@ class StepRunner:
             if isinstance(step, WriteFile | MakeDirectory | MakeLink):
                 self._accounts.find_uid(step.user)
                 self._accounts.find_gid(step.group)
+            elif isinstance(step, SetSshKeys):
+                self._resolve_owner(step.user, step.user)
 
     def check_path_kinds(self, steps: Sequence[ConfigStep]) -> None:
-        """Raise `FileError` for a path that a file or link cannot take, or that is unsafe.
+        """Raise `FileError` for a path that the wanted entry cannot take, or that is unsafe.
 
         No directory is replaced, not even one that the plan empties: directories are removed last.
         """
@@ -107,6 +109,8 @@ class StepRunner:
             f"{step.path}/" for step in steps if isinstance(step, RemoveEntry | RestoreEntry)
         )
         paths = [step.path for step in steps if isinstance(step, WriteFile | MakeLink)]
+        if any(isinstance(step, SetSshKeys) for step in steps):
+            paths.append(node_paths.AUTHORIZED_KEYS)
         kept_paths = [path for path in paths if not path.startswith(removed)]
         changed = [step.path for step in steps if isinstance(step, EntryStep)]
         parents = {
@@ -121,6 +125,12 @@ class StepRunner:
                 f"cannot write {path}: a {kind} exists at this path",
                 remedy=f"move {path} away, or use another path in the MachineConfig",
             )
+        for step in steps:
+            if isinstance(step, WriteFile | MakeDirectory | MakeLink | SetSshKeys):
+                changes = self.compute_changes(step)
+                kept = [each for each in changes if not each.path.startswith(removed)]
+                # A rehearsal, one step at a time: no other step has made its entries yet.
+                ChangeRecorder(self._root, self._disk, 0).record_changes(kept)
 
     def _refuse_read_only(self, path: str, parent: Path) -> None:
         """Raise `FileError` for a path below the read-only /usr of a host with OSTree."""
