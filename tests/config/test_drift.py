@@ -41,7 +41,7 @@ DOCUMENT = ignition(
         "directories": [{"path": "/etc/d"}],
         "links": [
             {"path": "/etc/l", "target": "a"},
-            {"path": "/etc/h", "target": "a", "hard": True},
+            {"path": "/etc/h", "target": "/etc/a", "hard": True},
         ],
     },
     systemd={

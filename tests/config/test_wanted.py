@@ -25,7 +25,7 @@ from treenail.config.wanted import (
     read_wanted_state,
     split_kernel_arguments,
 )
-from treenail.errors import ConfigError
+from treenail.errors import ConfigError, IgnitionError
 
 
 def of(document: object = None, **spec: object) -> WantedState:
@@ -88,6 +88,21 @@ def test_units_are_reduced_to_their_state_on_disk() -> None:
         "/etc/systemd/system/d.service.d/1.conf": "y",
     }
     assert found.list_masks() == {"/etc/systemd/system/b.service"}
+
+
+@pytest.mark.parametrize("target", ["a", "../etc/a", "/etc/../a", "/etc/a\0b"])
+def test_hard_link_without_absolute_target_is_refused_with_its_field(target: str) -> None:
+    links = [
+        {"path": "/etc/soft", "target": "../a"},
+        {"path": "/etc/l", "target": target, "hard": True},
+    ]
+    with pytest.raises(IgnitionError) as caught:
+        of(ignition(storage={"links": links}))
+    assert str(caught.value) == (
+        "spec.config.storage.links[1].target: expected an absolute path without '..' for the "
+        f"hard link /etc/l, found {target!r}"
+    )
+    assert "full path" in caught.value.remedy
 
 
 def test_users_have_keys_and_password() -> None:

@@ -134,6 +134,8 @@ def read_wanted_state(config: MachineConfig) -> WantedState:
     """
     prefix = f"MachineConfig {config.name}: " if config.name else ""
     found = ignition.parse_ignition(config.config, location=f"{prefix}spec.config")
+    for link in found.links:
+        _check_link(link)
     return WantedState(
         files={file.path: _read_file(file) for file in found.files},
         directories=read_directories(found),
@@ -184,6 +186,16 @@ def _read_file(file: IgnitionFile) -> WantedFile:
 def _read_directory(entry: IgnitionDirectory) -> WantedDirectory:
     mode = DIRECTORY_MODE if entry.mode is None else entry.mode
     return WantedDirectory(entry.path, mode, _read_owner(entry.user), _read_owner(entry.group))
+
+
+def _check_link(link: IgnitionLink) -> None:
+    target = link.target
+    if link.hard and (not target.startswith("/") or ".." in target.split("/") or "\0" in target):
+        raise IgnitionError(
+            f"{link.location}.target: expected an absolute path without '..' for the hard link "
+            f"{link.path}, found {target!r:.200}",
+            remedy="write the full path of the target, or set hard to false",
+        )
 
 
 def _read_link(link: IgnitionLink) -> WantedLink:
