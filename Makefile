@@ -11,6 +11,9 @@ JOBS := $(shell expr 2 \* $(CORES))
 # Seconds for each random walk of test-long.
 LONG_S = 600
 
+# The tests start thousands of Python processes. Each would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV = .venv
 READY = $(VENV)/.stamp
 BIN = $(VENV)/bin
@@ -19,7 +22,7 @@ RUN = $(BIN)/python -m
 VM = PYTHONPATH=.:vm-tests $(RUN) vmlab.run
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-fast test-long check format bench vm-test vm-smoke diagrams rpm clean
+.PHONY: help demo test test-fast test-long test-cluster check format bench vm-test vm-smoke diagrams rpm clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -35,6 +38,10 @@ test-fast: $(READY)  ## the unit tests, which start no process: 3 minutes at mos
 
 test-long: $(READY)  ## random walks, power cuts and fuzzing by the thousand: hours
 	TREENAIL_WALK_SECONDS=$(LONG_S) $(RUN) pytest -m walk -n $(CORES) $(ARGS)
+
+# ETCD, KUBE_APISERVER and KUBE_CONTROLLER_MANAGER name programs, or TREENAIL_TEST_KUBECONFIG a cluster.
+test-cluster: $(READY)  ## contract and controllers on a real kube-apiserver: minutes; see CONTRIBUTING.md
+	$(RUN) tools.test_cluster $(ARGS)
 
 check: $(READY)  ## format, lint, types and layers, changing nothing: seconds
 	$(RUN) ruff format --check .
@@ -63,7 +70,7 @@ rpm:  ## build the RPMs into build/rpm; on Fedora, with rpm-build and the spec's
 
 clean:  ## remove what the targets wrote, except .venv
 	rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find agent lab tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	find agent lab tests bench tools vm-tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt tools/setup
 	tools/setup $(VENV) $(PYTHON)
