@@ -147,9 +147,26 @@ def test_manifest_list_without_this_platform_names_its_platforms(root: Root) -> 
     assert problem.is_blocking
     assert str(problem) == (
         f"WrongArchitecture: {B.image} is a manifest list without linux/amd64, the platform of "
-        "this machine; it has linux/arm64, linux/s390x: no image found in list"
+        "this machine; it has linux/arm64, linux/s390x"
     )
     assert problem.remedy == "request an image of this architecture, or a multi-arch image"
+    machine.platforms = ()
+    (problem,) = find_preflight_problems(preflight(root, machine).collect_conditions(B.image))
+    assert problem.message == (
+        f"{B.image} has no manifest for linux/amd64, the platform of this machine"
+    )
+
+
+def test_foreign_texts_of_a_registry_problem_are_escaped_and_bounded(root: Root) -> None:
+    machine = Machine()
+    machine.answer = registry.InspectionProblem("WrongArchitecture", "no image\x1b[2J")
+    machine.platforms = tuple(registry.PlatformManifest("", f"linux/\x1b{n}") for n in range(500))
+    (problem,) = find_preflight_problems(preflight(root, machine).collect_conditions(B.image))
+    assert problem.message.endswith(r"linux/\u001b6, linux/\u001b7 and 492 more")
+    assert problem.message.isprintable()
+    machine.answer = registry.InspectionProblem("RegistryFailed", "a \x1b[2J b")
+    (problem,) = find_preflight_problems(preflight(root, machine).collect_conditions(B.image))
+    assert problem.message.endswith(r"a \u001b[2J b")
 
 
 @pytest.mark.parametrize(

@@ -155,10 +155,11 @@ class PreflightChecker:
         match found:
             case registries.InspectionProblem(kind, text):
                 reason = PreflightReason(kind)
-                is_missing = reason is PreflightReason.WRONG_ARCHITECTURE
-                manifests = (
-                    self._registry.list_platforms(image, auth_file=auth_file) if is_missing else ()
-                )
+                if reason is PreflightReason.WRONG_ARCHITECTURE:
+                    log.info("cannot inspect %s: %s", image, text)
+                    manifests = self._registry.list_platforms(image, auth_file=auth_file)
+                else:
+                    manifests = ()
                 return RegistryProblem(reason, text, tuple(each.platform for each in manifests))
             case registries.ImageInspection():
                 layers = tuple(ImageLayer(each.digest, each.size_bytes) for each in found.layers)

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 Json = Mapping[str, object]
 
 _MESSAGE_LIMIT = 300
+_PLATFORM_LIMIT = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +213,7 @@ def _parse_platform(entry: Json) -> PlatformManifest:
     platform: Json = found if isinstance(found, dict) else {}
     names = (_get_text(platform, name) for name in ("os", "architecture", "variant"))
     named = "/".join(filter(None, names)) or "unknown"
-    return PlatformManifest(_get_text(entry, "digest"), sanitize_text(named))
+    return PlatformManifest(_get_text(entry, "digest"), sanitize_text(named, limit=_PLATFORM_LIMIT))
 
 
 def _parse_layer(layer: object) -> RegistryLayer:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from treenail.errors import PreflightError
+from treenail.escape import escape_line
 from treenail.update.checks.signature_policy import POLICY_PATH, SignatureRule, SignatureTrust
 
 
@@ -163,6 +164,7 @@ _CLOCK_SLACK_S = 3600.0
 BOOTABLE_LABELS = ("ostree.bootable", "containers.bootc")
 """The labels that ostree looks for before it deploys an image; one of them is enough."""
 _MIB = 1024 * 1024
+_NAMED_PLATFORMS = 8
 
 
 def find_preflight_problems(
@@ -414,14 +416,11 @@ def _check_registry(facts: PreflightFacts) -> Iterator[PreflightFinding]:
         )
         registry = facts.image.partition("/")[0]
         about = what.format(registry=registry, image=facts.image)
-        if manifest.platforms:
-            about = (
-                f"{facts.image} is a manifest list without linux/{facts.architecture}, the "
-                f"platform of this machine; it has {', '.join(manifest.platforms)}"
-            )
-        yield PreflightFinding(
-            manifest.reason, f"{about}: {manifest.text}", remedy.format(registry=registry)
-        )
+        if manifest.reason is PreflightReason.WRONG_ARCHITECTURE:
+            message = _format_missing_platform(facts, manifest.platforms)
+        else:
+            message = f"{about}: {escape_line(manifest.text)}"
+        yield PreflightFinding(manifest.reason, message, remedy.format(registry=registry))
     elif isinstance(manifest, ImageManifest):
         if not manifest.is_bootable:
             yield PreflightFinding(
@@ -437,6 +436,18 @@ def _check_registry(facts: PreflightFacts) -> Iterator[PreflightFinding]:
                 f"{facts.image} is built for {built_for}, and this machine is {facts.architecture}",
                 "request an image of this architecture, or a multi-arch image",
             )
+
+
+def _format_missing_platform(facts: PreflightFacts, platforms: tuple[str, ...]) -> str:
+    expected = f"linux/{facts.architecture or 'unknown'}, the platform of this machine"
+    if not platforms:
+        return f"{facts.image} has no manifest for {expected}"
+    listed = ", ".join(escape_line(each) for each in platforms[:_NAMED_PLATFORMS])
+    more = len(platforms) - _NAMED_PLATFORMS
+    return (
+        f"{facts.image} is a manifest list without {expected}; it has {listed}"
+        f"{f' and {more} more' if more > 0 else ''}"
+    )
 
 
 def make_preflight_error(found: tuple[PreflightFinding, ...]) -> PreflightError | None:
