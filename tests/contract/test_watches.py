@@ -9,6 +9,8 @@ from tests.contract.client import Json
 from tests.contract.space import Space, pod
 
 SEEN = {"labels": {"seen": "yes"}}
+# A controller creates kube-root-ca.crt in every new namespace, at some moment of the test.
+ONLY_SEEN = {"labelSelector": "seen=yes"}
 
 
 def short(event: Json) -> tuple[str, str]:
@@ -29,9 +31,9 @@ def test_watch_reports_changes_after_a_version(space: Space) -> None:
     space.config_map("before")
     version = version_of(space)
     with space.cluster.watch(
-        space.at("configmaps"), resourceVersion=version, timeoutSeconds=20
+        space.at("configmaps"), resourceVersion=version, timeoutSeconds=20, **ONLY_SEEN
     ) as events:
-        space.config_map("a", {"x": "1"})
+        space.config_map("a", {"x": "1"}, **SEEN)
         space.cluster.patch(space.at("configmaps", "a"), {"data": {"x": "2"}}).ok()
         space.cluster.delete(space.at("configmaps", "a")).ok()
         seen = list(itertools.islice(events, 3))
@@ -57,15 +59,15 @@ def test_watch_without_a_version_begins_with_current_objects(space: Space) -> No
 
 def test_watch_resumes_where_another_one_ended(space: Space) -> None:
     version = version_of(space)
-    space.config_map("a")
+    space.config_map("a", **SEEN)
     with space.cluster.watch(
-        space.at("configmaps"), resourceVersion=version, timeoutSeconds=20
+        space.at("configmaps"), resourceVersion=version, timeoutSeconds=20, **ONLY_SEEN
     ) as events:
         event = next(events)
-    space.config_map("b")
+    space.config_map("b", **SEEN)
     version = event["object"]["metadata"]["resourceVersion"]
     with space.cluster.watch(
-        space.at("configmaps"), resourceVersion=version, timeoutSeconds=20
+        space.at("configmaps"), resourceVersion=version, timeoutSeconds=20, **ONLY_SEEN
     ) as events:
         assert first(events, 1) == [("ADDED", "b")]
 
@@ -107,8 +109,7 @@ def test_watch_ends_after_its_time(space: Space) -> None:
         space.at("configmaps"),
         resourceVersion=version_of(space),
         timeoutSeconds=1,
-        # Skip the objects that a controller creates in every new namespace.
-        labelSelector="watched=yes",
+        **ONLY_SEEN,
     ) as events:
         assert list(events) == []
 
@@ -117,18 +118,19 @@ def test_bookmark_comes_before_the_end_and_can_be_resumed_from(space: Space) -> 
     space.config_map("a")
     with space.cluster.watch(
         space.at("configmaps"), resourceVersion=version_of(space), timeoutSeconds=5,
-        allowWatchBookmarks=True,
+        allowWatchBookmarks=True, **ONLY_SEEN,
     ) as events:  # fmt: skip
         bookmarks = list(events)
     assert {event["type"] for event in bookmarks} == {"BOOKMARK"}
     mark = bookmarks[-1]["object"]
     assert (mark["kind"], mark["apiVersion"]) == ("ConfigMap", "v1")
     assert "data" not in mark
-    space.config_map("b")
+    space.config_map("b", **SEEN)
     with space.cluster.watch(
         space.at("configmaps"),
         resourceVersion=mark["metadata"]["resourceVersion"],
         timeoutSeconds=20,
+        **ONLY_SEEN,
     ) as events:
         assert first(events, 1) == [("ADDED", "b")]
 
