@@ -3,10 +3,12 @@
 Every fake ledger reports a transition that is not in the table as a violation, so all tests of the
 daemon check that the table is complete. Here each entry of the table is shown to happen: the agent
 is killed at the begin or at the end of a phase, an event follows, and the agent starts again.
+All combinations of phase, event, update and moment are tried by `make test-long`.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 
@@ -14,6 +16,7 @@ from tests.daemon.configuration import test_config_walks as configs
 from tests.daemon.nodes import Node
 from tests.daemon.reconcile import test_walks as walks
 from tests.daemon.reconcile.test_bad_boots import reboot_while_cancelling
+from tests.daemon.walk_budget import exhaustive, sample
 from tests.fakes.world import Killed, World, read_phase
 from tests.update.build import DIGEST_C, A, B, C
 from treenail.update.state.phases import TRANSITIONS, Phase
@@ -81,17 +84,31 @@ EVENTS: tuple[Callable[[Node], None], ...] = (
     boot_previous_deployment,
 )
 
-# From, to, and whether the settings require a drain.
-UPDATES = (
-    (A, B, True),
-    (A, B, False),
-    (B, SAME_CONFIG, True),
-    (B, SAME_CONFIG, False),
-    (configs.STOCK, OS_AND_FILES, True),
-    (OS_AND_FILES, FILES_REBOOT, True),
-    (OS_AND_FILES, FILES_ONLY, True),
-)
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    start: Target
+    target: Target
+    drains: bool = True
+    """Whether the settings require a drain."""
+
+
+IMAGE = Update(A, B)
+IMAGE_WITHOUT_DRAIN = Update(A, B, drains=False)
+IMAGE_ALONE = Update(B, SAME_CONFIG)
+IMAGE_ALONE_WITHOUT_DRAIN = Update(B, SAME_CONFIG, drains=False)
+IMAGE_AND_FILES = Update(configs.STOCK, OS_AND_FILES)
+FILES_WITH_REBOOT = Update(OS_AND_FILES, FILES_REBOOT)
+FILES_WITHOUT_REBOOT = Update(OS_AND_FILES, FILES_ONLY)
+UPDATES = (
+    IMAGE,
+    IMAGE_WITHOUT_DRAIN,
+    IMAGE_ALONE,
+    IMAGE_ALONE_WITHOUT_DRAIN,
+    IMAGE_AND_FILES,
+    FILES_WITH_REBOOT,
+    FILES_WITHOUT_REBOOT,
+)
 
 # The phases that an update passes without an event.
 PHASES = (Phase.STAGING, Phase.DRAINING, Phase.APPLYING, Phase.REBOOTING, Phase.VERIFYING)
@@ -118,19 +135,46 @@ def run_until(node: Node, phase: Phase, moment: str) -> bool:
     return read_phase(world.ledger) is phase
 
 
-def explore(phase: Phase, event: Callable[[Node], None]) -> Iterator[World]:
-    """The worlds of all updates in which the event happened right after the phase began."""
-    for (start, target, drains), moment in itertools.product(UPDATES, (BEGIN, END)):
-        world = configs.world_at(start)
-        world.configs[OTHER_CONFIG.name] = OTHER_CONFIG
-        node = Node(world, drains=drains)
-        node.settle()
-        world.transitions.clear()
-        world.request_target(target)
-        if run_until(node, phase, moment):
-            event(node)
-            node.settle()
-            yield world
+Interruption = tuple[Phase, Callable[[Node], None], Update, str]
+"""The event happens after the agent was killed at a moment of the phase of the update."""
+
+# Together they pass every transition; found by trying all combinations.
+INTERRUPTIONS: tuple[Interruption, ...] = (
+    (Phase.STAGING, end_process, FILES_WITHOUT_REBOOT, BEGIN),
+    (Phase.STAGING, request_another_target, IMAGE, BEGIN),
+    (Phase.STAGING, make_unhealthy, IMAGE, BEGIN),
+    (Phase.STAGING, crash_at_each_start, IMAGE, BEGIN),
+    (Phase.DRAINING, request_another_target, IMAGE, BEGIN),
+    (Phase.DRAINING, boot_previous_deployment, IMAGE_AND_FILES, BEGIN),
+    (Phase.APPLYING, cut_power, IMAGE, BEGIN),
+    (Phase.APPLYING, cut_power, FILES_WITH_REBOOT, END),
+    (Phase.APPLYING, request_another_target, IMAGE, BEGIN),
+    (Phase.APPLYING, uncordon, IMAGE, BEGIN),
+    (Phase.REBOOTING, cut_power, IMAGE_ALONE, BEGIN),
+    (Phase.REBOOTING, uncordon, IMAGE_ALONE, BEGIN),
+    (Phase.VERIFYING, boot_previous_deployment, IMAGE, BEGIN),
+)
+ALL_INTERRUPTIONS = tuple(itertools.product(PHASES, EVENTS, UPDATES, (BEGIN, END)))
+
+
+def interrupt_update(interruption: Interruption) -> World | None:
+    """Return the world after the update; None if the update never was in that phase."""
+    phase, event, update, moment = interruption
+    world = configs.world_at(update.start)
+    world.configs[OTHER_CONFIG.name] = OTHER_CONFIG
+    node = Node(world, drains=update.drains)
+    node.settle()
+    world.transitions.clear()
+    world.request_target(update.target)
+    if not run_until(node, phase, moment):
+        return None
+    event(node)
+    node.settle()
+    return world
+
+
+def find_unlisted_transitions(world: World) -> list[str]:
+    return [each for each in world.violations if "was followed by" in each]
 
 
 @pytest.mark.parametrize("phase", Phase)
@@ -150,17 +194,22 @@ def test_transitions_lead_to_another_phase_for_a_reason() -> None:
         assert all(following.values())
 
 
-@pytest.mark.limit(240.0)
-def test_every_transition_of_the_table_happens_and_no_other() -> None:
-    happened: set[Transition] = set()
-    for phase, event in itertools.product(PHASES, EVENTS):
-        for world in explore(phase, event):
-            outside = [each for each in world.violations if "was followed by" in each]
-            assert outside == [], (phase, event)
-            happened |= world.transitions
+def test_every_transition_of_the_table_happens() -> None:
     node = Node(walks.world_at(A))
     reboot_while_cancelling(node, C, B)
     node.settle()
-    happened |= node.world.transitions
+    happened: set[Transition] = set(node.world.transitions)
+    for interruption in INTERRUPTIONS:
+        world = interrupt_update(interruption)
+        assert world is not None, interruption
+        assert find_unlisted_transitions(world) == [], interruption
+        happened |= world.transitions
     expected = {(phase, each) for phase, following in TRANSITIONS.items() for each in following}
     assert happened == expected
+
+
+@exhaustive
+def test_no_other_transition_happens() -> None:
+    for interruption in sample(ALL_INTERRUPTIONS):
+        world = interrupt_update(interruption)
+        assert world is None or find_unlisted_transitions(world) == [], interruption
