@@ -5,6 +5,8 @@ import re
 STATEROOT = "fedora-coreos"
 SCHEME = "ostree-unverified-registry:"
 DIGEST_KEY = "ostree.manifest-digest"
+MANIFEST_KEY = "ostree.manifest"
+CONFIGURATION_KEY = "ostree.container.image-config"
 
 
 def layer_ref(digest: str) -> str:

@@ -6,13 +6,14 @@ import json
 import os
 import shutil
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vmlab import registry
 from vmlab.image import disk, initramfs, layers, oci, rootfs
 from vmlab.image.layers import Entry, Layer
+from vmlab.image.programs import Program, read_programs
 from vmlab.registry import Registry
 from vmlab.tools import REPOSITORY, cache, given_image, say
 
@@ -36,7 +37,10 @@ class Builder:
 
     def __init__(self, store: Registry) -> None:
         self._store = store
-        self._cache = cache()
+        self._programs = read_programs(os.environ)
+        # Each choice of programs has a place of its own, so that changing it makes nothing again.
+        self._cache = cache().joinpath(*sorted(each.name for each in self._programs))
+        self._cache.mkdir(parents=True, exist_ok=True)
 
     def chosen(self) -> Built:
         """The disk that machines start from: ours, or the one that TREENAIL_VM_IMAGE names."""
@@ -49,11 +53,12 @@ class Builder:
     def disk(self) -> Built:
         """The disk of version 1, with the agent as it is in this clone."""
         loader = self._kept("loader", (disk.GRUB_SUITE,), disk.make_loader)
-        packages = self._kept("packages", (rootfs.SUITE, *rootfs.PACKAGES), _bootstrap)
+        packages = self._packages()
         base = self._base(packages)
         place = self._cache / "disk"
         place.mkdir(exist_ok=True)
-        agent = layers.compiled(layers.agent("1"), packages / "tree")
+        agent = layers.agent("1", emulated=not self._programs)
+        agent = layers.compiled(agent, packages / "tree")
         own = layers.of_entries(agent | self._trust(), place / "agent.tar.gz")
         parts = (self._layer(base), own)
         stamp = place / "stamp.json"
@@ -63,13 +68,14 @@ class Builder:
             stamp.unlink(missing_ok=True)
             for old in place.glob("booted-*.qcow2"):
                 old.unlink()
-            digest = oci.push(parts, "1", self._named("1"), self._store)
-            pull_spec = f"{registry.ADDRESS}/{NAME}@{digest}"
+            image = oci.push(parts, "1", self._named("1"), self._store)
+            pull_spec = f"{registry.ADDRESS}/{NAME}@{image.digest}"
             disk.make(
                 place / "disk.img",
                 repository=base / "repository",
                 layers=parts,
                 pull_spec=pull_spec,
+                image=image,
                 loader=loader,
             )
             known = {"key": key, "pull_spec": pull_spec}
@@ -101,6 +107,10 @@ class Builder:
         digest = oci.extend(base, layer, self._named(version), self._store)
         return f"{registry.ADDRESS}/{NAME}@{digest}"
 
+    def agent(self, source: Path) -> dict[str, Entry]:
+        """Return the content of an image whose services run the agent of a source tree."""
+        return layers.compiled(layers.other_agent(source), self._packages() / "tree")
+
     def broken(self, built: Built) -> str:
         """An image of which the registry has a layer that is not what its digest says."""
         pull_spec = self.variant(built, "broken", {})
@@ -111,11 +121,24 @@ class Builder:
     def _named(self, version: str) -> str:
         return f"{self._store.local}/{NAME}:{version}"
 
+    def _packages(self) -> Path:
+        wanted = (*rootfs.PACKAGES, *(name for each in self._programs for name in each.packages))
+        return self._kept(
+            "packages",
+            (rootfs.SUITE, *wanted),
+            lambda at: rootfs.bootstrap(at / "tree", rootfs.SUITE, wanted, "minbase"),
+        )
+
     def _base(self, packages: Path) -> Path:
         return self._kept(
             "base",
-            (packages.name, _text(rootfs), _text(initramfs)),
-            lambda at: _shape(packages, at),
+            (
+                packages.name,
+                _text(rootfs),
+                _text(initramfs),
+                *(each.fingerprint() for each in self._programs),
+            ),
+            lambda at: _shape(packages, at, self._programs),
         )
 
     def _layer(self, base: Path) -> Layer:
@@ -144,13 +167,9 @@ class Builder:
         return place
 
 
-def _bootstrap(place: Path) -> None:
-    rootfs.bootstrap(place / "tree", rootfs.SUITE, rootfs.PACKAGES, "minbase")
-
-
-def _shape(packages: Path, place: Path) -> None:
+def _shape(packages: Path, place: Path, programs: Sequence[Program]) -> None:
     tree = place / "tree"
-    rootfs.make(packages / "tree", tree)
+    rootfs.make(packages / "tree", tree, programs)
     say("packing the base layer")
     layer = layers.of_tree(tree, place / "base.tar.gz")
     shutil.rmtree(tree)

@@ -4,9 +4,18 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from vmlab.guest.names import DIGEST_KEY, SCHEME, STATEROOT, image_ref, layer_ref
+from vmlab.guest.names import (
+    CONFIGURATION_KEY,
+    DIGEST_KEY,
+    MANIFEST_KEY,
+    SCHEME,
+    STATEROOT,
+    image_ref,
+    layer_ref,
+)
 from vmlab.image import rootfs
 from vmlab.image.layers import Layer
+from vmlab.image.oci import Pushed
 from vmlab.tools import run, say
 
 GRUB_SUITE = "forky"  # the first whose GRUB reads boot loader entries, so that deployments switch
@@ -46,13 +55,19 @@ def import_base(layer: Layer, repository: Path) -> None:
 
 
 def make(
-    disk: Path, *, repository: Path, layers: Sequence[Layer], pull_spec: str, loader: Path
+    disk: Path,
+    *,
+    repository: Path,
+    layers: Sequence[Layer],
+    pull_spec: str,
+    image: Pushed,
+    loader: Path,
 ) -> None:
     """Write ``disk``, installed from the image ``pull_spec`` that consists of ``layers``."""
     say(f"installing {pull_spec[-20:]} on a disk")
     for layer in layers[1:]:
         _commit(repository, layer_ref(layer.digest), f"tar={layer.path}")
-    digest = pull_spec.partition("@")[2]
+    digest = image.digest
     _commit(
         repository,
         image_ref(pull_spec),
@@ -60,6 +75,9 @@ def make(
         options=(
             "--bootable",
             f"--add-metadata-string={DIGEST_KEY}={digest}",
+            # rpm-ostree and bootc read the image's parts from here, not from the registry.
+            f"--add-metadata-string={MANIFEST_KEY}={image.manifest}",
+            f"--add-metadata-string={CONFIGURATION_KEY}={image.configuration}",
             f"--add-metadata-string=version={digest.removeprefix('sha256:')[:12]}",
         ),
     )

@@ -13,7 +13,12 @@ from pathlib import Path
 from vmlab.image import rootfs
 from vmlab.tools import REPOSITORY, run
 
+AGENT_SOURCES = ("agent/treenail", "systemd")
+"""The folders of a source tree that the agent of an image is made of."""
+OTHER_AGENT = "usr/lib/treenail-other"
+"""Where an image has the agent of another version."""
 _LATER = 1_700_000_000
+_UNITS = REPOSITORY / "vm-tests/vmlab/guest/units"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +74,11 @@ def of_entries(entries: Mapping[str, Entry], target: Path) -> Layer:
     return Layer(target, digest(target), content_digest)
 
 
-def agent(version: str) -> dict[str, Entry]:
-    """Return the agent as a node has it, and the parts of the lab that this machine needs."""
+def agent(version: str, *, emulated: bool = True) -> dict[str, Entry]:
+    """Return the agent as a node has it, and the parts of the lab that this machine needs.
+
+    With ``emulated``, the lab's rpm-ostree is among them.
+    """
     site = "usr/lib/python3/dist-packages"
     entries = {
         f"{site}/{path.relative_to(REPOSITORY / folder)}": Entry(path.read_bytes())
@@ -94,16 +102,37 @@ def agent(version: str) -> dict[str, Entry]:
     entries["usr/lib/tmpfiles.d/treenail.conf"] = _file(units / "treenail.tmpfiles")
     entries["usr/lib/systemd/system-preset/80-treenail.preset"] = _file(units / "treenail.preset")
     entries["usr/lib/systemd/catalog/treenail.catalog"] = _file(units / "treenail.catalog")
-    for unit in sorted((lab / "vmlab/guest/units").glob("*.service")):
-        entries[f"usr/lib/systemd/system/{unit.name}"] = _file(unit)
+    for name in ("crio", "kubelet", "vm-shell", "vm-boot"):
+        entries[f"usr/lib/systemd/system/{name}.service"] = _file(_UNITS / f"{name}.service")
     for name in ("treenail", "crio", "kubelet", "vm-shell", "vm-boot"):
         wants = "usr/lib/systemd/system/multi-user.target.wants"
         entries[f"{wants}/{name}.service"] = Entry(link=f"../{name}.service")
-    bus = lab / "vmlab/guest/units"
+    return entries | (_emulated_rpm_ostree() if emulated else {}) | release(version)
+
+
+def _emulated_rpm_ostree() -> dict[str, Entry]:
     name = "org.projectatomic.rpmostree1"
-    entries[f"usr/share/dbus-1/system.d/{name}.conf"] = _file(bus / f"{name}.conf")
-    entries[f"usr/share/dbus-1/system-services/{name}.service"] = _file(bus / f"{name}.activation")
-    return entries | release(version)
+    return {
+        "usr/lib/systemd/system/rpm-ostreed.service": _file(_UNITS / "rpm-ostreed.service"),
+        f"usr/share/dbus-1/system.d/{name}.conf": _file(_UNITS / f"{name}.conf"),
+        f"usr/share/dbus-1/system-services/{name}.service": _file(_UNITS / f"{name}.activation"),
+    }
+
+
+def other_agent(source: Path) -> dict[str, Entry]:
+    """Return another agent, of the source tree ``source``, which the services run in its place."""
+    package, units = (source / name for name in AGENT_SOURCES)
+    entries = {
+        f"{OTHER_AGENT}/{path.relative_to(package.parent)}": _file(path)
+        for path in _sources(package)
+    }
+    setting = f"[Service]\nEnvironment=PYTHONPATH=/{OTHER_AGENT}\n"
+    for name in ("treenail.service", "treenail-firstboot.service"):
+        unit = f"usr/lib/systemd/system/{name}"
+        entries[unit] = _file(units / name)
+        # The stand-ins for the kubelet and for rpm-ostree run with the agent of this clone.
+        entries[f"{unit}.d/other.conf"] = Entry(setting.encode())
+    return entries
 
 
 def release(version: str) -> dict[str, Entry]:

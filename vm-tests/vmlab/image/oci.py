@@ -4,6 +4,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -20,8 +21,17 @@ class Login(Protocol):
 _MEDIA = "application/vnd.oci.image"
 
 
-def push(layers: Sequence[Layer], version: str, aim: str, store: Login) -> str:
-    """Put an image into a registry at ``aim``, REGISTRY/REPOSITORY:TAG; returns its digest."""
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """An image that a registry has, with the texts that its digest covers."""
+
+    digest: str
+    manifest: str
+    configuration: str
+
+
+def push(layers: Sequence[Layer], version: str, aim: str, store: Login) -> Pushed:
+    """Put an image into a registry at ``aim``, REGISTRY/REPOSITORY:TAG."""
     described = [_described(layer) for layer in layers]
     return _copy(layers, _configuration(layers, version), described, aim, store)
 
@@ -36,7 +46,7 @@ def extend(base: str, layer: Layer, aim: str, store: Login) -> str:
     # Says of each layer how it came about, and would now be one short.
     configuration.pop("history", None)
     described = [*manifest["layers"], _described(layer)]
-    return _copy([layer], configuration, described, aim, store)
+    return _copy([layer], configuration, described, aim, store).digest
 
 
 def digest(name: str, store: Login) -> str:
@@ -51,7 +61,7 @@ def _copy(
     described: Sequence[dict[str, object]],
     aim: str,
     store: Login,
-) -> str:
+) -> Pushed:
     """Push a manifest and the layers that the registry does not have."""
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
@@ -59,18 +69,16 @@ def _copy(
         blobs.mkdir(parents=True)
         for layer in layers:
             (blobs / layer.digest.removeprefix("sha256:")).symlink_to(layer.path)
-        manifest = _put(
-            blobs,
-            {
-                "schemaVersion": 2,
-                "mediaType": f"{_MEDIA}.manifest.v1+json",
-                "config": {
-                    "mediaType": f"{_MEDIA}.config.v1+json",
-                    **_put(blobs, configuration),
-                },
-                "layers": list(described),
+        document = {
+            "schemaVersion": 2,
+            "mediaType": f"{_MEDIA}.manifest.v1+json",
+            "config": {
+                "mediaType": f"{_MEDIA}.config.v1+json",
+                **_put(blobs, configuration),
             },
-        )
+            "layers": list(described),
+        }
+        manifest = _put(blobs, document)
         index = {
             "schemaVersion": 2,
             "manifests": [{"mediaType": f"{_MEDIA}.manifest.v1+json", **manifest}],
@@ -80,7 +88,7 @@ def _copy(
         kept = ("--preserve-digests", "--quiet", "--insecure-policy")
         options = store.options("dest-")
         run("skopeo", "copy", *kept, *options, f"oci:{place}", f"docker://{aim}")
-    return str(manifest["digest"])
+    return Pushed(str(manifest["digest"]), _text(document), _text(configuration))
 
 
 def _described(layer: Layer) -> dict[str, object]:
@@ -103,7 +111,11 @@ def _configuration(layers: Sequence[Layer], version: str) -> dict[str, object]:
 
 
 def _put(blobs: Path, document: dict[str, object]) -> dict[str, object]:
-    content = json.dumps(document, sort_keys=True).encode()
+    content = _text(document).encode()
     digest = hashlib.sha256(content).hexdigest()
     (blobs / digest).write_bytes(content)
     return {"digest": f"sha256:{digest}", "size": len(content)}
+
+
+def _text(document: dict[str, object]) -> str:
+    return json.dumps(document, sort_keys=True)

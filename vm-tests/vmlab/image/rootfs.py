@@ -6,9 +6,11 @@ has no part in an update: the initramfs is busybox and ostree-prepare-root.
 
 import shutil
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from vmlab.image import initramfs
+from vmlab.image.programs import Program
 from vmlab.tools import ToolError, run, say
 
 SUITE = "trixie"
@@ -65,7 +67,7 @@ def bootstrap(target: Path, suite: str, packages: tuple[str, ...], variant: str)
     run("mmdebstrap", f"--variant={variant}", *options, included, suite, target, _mirror())
 
 
-def make(base: Path, tree: Path) -> None:
+def make(base: Path, tree: Path, programs: Sequence[Program]) -> None:
     """Make ``tree`` of a bootstrapped ``base``: what the base layer of every image holds."""
     say("shaping the root file system")
     shutil.rmtree(tree, ignore_errors=True)
@@ -73,6 +75,11 @@ def make(base: Path, tree: Path) -> None:
     kernel = next((tree / "usr/lib/modules").iterdir())
     shutil.move(next((tree / "boot").glob("vmlinuz-*")), kernel / "vmlinuz")
     initramfs.make(tree, kernel / "initramfs.img")
+    for program in programs:
+        say(f"adding {program.name} {program.version}")
+        program.copy_to(tree)
+    if programs:
+        run("chroot", tree, "ldconfig")
     _configure(tree)
     compile_modules(tree, "/usr/lib/python3", "/usr/lib/python3.13")
     _reshape(tree)
