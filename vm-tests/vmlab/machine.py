@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmlab.drivers import Driver, Hardware
-from vmlab.tools import GuestCommandError, GuestPanicError, ToolError, run
+from vmlab.tools import PATIENCE, GuestCommandError, GuestPanicError, ToolError, run
 
 Json = dict[str, object]
 
@@ -61,6 +61,7 @@ class Machine:
 
     def wait_boots(self, count: int, limit_s: float = BOOT_LIMIT_S) -> None:
         """Wait until so many boots were reported."""
+        limit_s *= PATIENCE
         with self._changed:
             came = self._changed.wait_for(lambda: self._boots >= count or self._panic, limit_s)
             self.check()
@@ -144,6 +145,7 @@ class Shell:
 
     def run(self, command: str, *, stdin: str, limit_s: float) -> str:
         """The command's output; the guest may have to boot first."""
+        limit_s *= PATIENCE
         end = time.monotonic() + limit_s
         with self._lock:
             self._count += 1

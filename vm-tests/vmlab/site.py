@@ -21,20 +21,20 @@ from vmlab.image.build import Builder, Built
 from vmlab.image.layers import Entry
 from vmlab.machine import BOOT_LIMIT_S, SNAPSHOT, Machine, copied, overlay
 from vmlab.story import Story
-from vmlab.tools import ToolError, say
+from vmlab.tools import PATIENCE, ToolError, say
 
 NODE = "node"
 DRAINER = "drain-controller"
-_SETTINGS = """\
+_SETTINGS = f"""\
 [limits]
 retry_first_s = 1.0
 retry_max_s = 5.0
 [health]
-deadline_s = 120.0
+deadline_s = {120.0 * PATIENCE}
 settle_s = 2.0
-failing_s = 20.0
-ready_s = 30.0
-outage_s = 60.0
+failing_s = {20.0 * PATIENCE}
+ready_s = {30.0 * PATIENCE}
+outage_s = {60.0 * PATIENCE}
 """
 _LOOK_S = 0.25
 SETTLE_LIMIT_S = 600.0
@@ -109,6 +109,16 @@ class Site:
         """Publish another image; returns its pull spec."""
         return self._builder.variant(self._built, version, entries or {})
 
+    def agent_sources(self, name: str) -> Path:
+        """Return the directory for the sources of another agent; it is kept on failure."""
+        return self._directory / name
+
+    def image_with_agent(
+        self, version: str, source: Path, entries: Mapping[str, Entry] | None = None
+    ) -> str:
+        """Publish an image with the agent of a source tree; returns its pull spec."""
+        return self.image(version, {**self._builder.agent(source), **(entries or {})})
+
     def goal(
         self,
         pull_spec: str,
@@ -160,6 +170,7 @@ class Site:
 
     def wait(self, condition: Callable[[], object], what: str, limit_s: float = 120.0) -> None:
         """Wait until the condition holds; raises `ToolError` naming what did not come about."""
+        limit_s *= PATIENCE
         end = time.monotonic() + limit_s
         while not condition():
             self.machine.check()
@@ -197,7 +208,7 @@ class Site:
 
     def set_deadline(self, seconds: float) -> None:
         """Set the deadline of the boot trial, in seconds."""
-        change = f"s/^deadline_s = .*/deadline_s = {seconds}/"
+        change = f"s/^deadline_s = .*/deadline_s = {seconds * PATIENCE}/"
         self.machine.sh(f"sed -i '{change}' /etc/treenail/agent.toml")
         self.machine.sh("sync; systemctl restart treenail")
 

@@ -33,6 +33,9 @@ VIRT_INSTALL = {
 }
 """What is left to QEMU alone without."""
 
+PATIENCE = float(os.environ.get("TREENAIL_VM_PATIENCE", "1"))
+"""The factor of all limits of time, for a host that is busy."""
+
 PANIC_EXIT = 70
 """What tests exit with when a guest's kernel panicked; sysexits(3) calls it EX_SOFTWARE."""
 
