@@ -58,6 +58,8 @@ from treenail.update.state.record import Target, UpdateOutcome
 from treenail.update.steps.steps import BackUpEntry, RecordOwnership
 
 TURNS_TO_REST = 60
+TURNS_LIMIT = 5000
+"""After so many turns of one node its test fails, whatever it waits for."""
 IDLE_TURNS = 12
 """After so many turns of a minute without any change, with a full drift check in one of them."""
 BACK_ENDS = ("rpm-ostree", "bootc")
@@ -191,11 +193,14 @@ class Node:
         self.clock = FakeClock()
         self.drains = drains
         self.process: Process | None = None
+        self.turns = 0
         self.disk_kills = False
         """When the disk's calls are used up, the process is killed; else the power goes."""
 
     def turn(self) -> float:
         """One turn of the agent, and what becomes of the machine in it."""
+        self.turns += 1
+        assert self.turns < TURNS_LIMIT, self.world.annotations
         try:
             if self.process is None:
                 self.process = Process(
@@ -251,6 +256,18 @@ class Node:
                 return
             self.world.drain_controller()
             self.turn()
+
+    def settle_in_outage(self) -> tuple[str, int]:
+        """Settle without the API server and with it again.
+
+        Returns what was booted and the number of rollbacks at the end of the outage.
+        """
+        self.world.api_up = False
+        self.settle()
+        at_end = self.world.booted, self.world.returns
+        self.world.api_up = True
+        self.settle()
+        return at_end
 
     def _is_retrying(self) -> bool:
         """Return whether a target whose step failed is just being tried again."""

@@ -1,7 +1,6 @@
 """bootc's contract with a real systemd, as PID 1 of a container, and a real journal."""
 
 import shlex
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,17 +17,6 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(bool(missing()), reason=f"no container: {missing()}"),
 ]
-
-
-@pytest.fixture(scope="module")
-def container() -> Iterator[Container]:
-    # The container has its own /run, into which this directory is bound.
-    shared = Path(tempfile.mkdtemp(prefix="tn", dir="/run"))
-    try:
-        with Container(shared) as container:
-            yield container
-    finally:
-        shutil.rmtree(shared, ignore_errors=True)
 
 
 class TestBootcOnSystemd(BootcContract):

@@ -1,11 +1,7 @@
 """Rebooting, with a real logind."""
 
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -39,22 +35,12 @@ logind.reboot_machine(is_soft=soft)
 """
 
 
-@pytest.fixture
-def container() -> Iterator[Container]:
-    shared = Path(tempfile.mkdtemp(prefix="tn", dir="/run"))
-    try:
-        with Container(shared) as container:
-            yield container
-    finally:
-        shutil.rmtree(shared, ignore_errors=True)
-
-
 @pytest.mark.parametrize("kind", ["", "soft"])
-def test_reboot_waits_for_the_end_of_a_block_lock(container: Container, kind: str) -> None:
-    command = container.inside(sys.executable, "-c", PROGRAM, *filter(None, [kind]))
+def test_reboot_waits_for_the_end_of_a_block_lock(own_container: Container, kind: str) -> None:
+    command = own_container.inside(sys.executable, "-c", PROGRAM, *filter(None, [kind]))
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stderr
     who, refusal, going_down = done.stdout.splitlines()
     assert (who, going_down) == ("backup", "False")
     assert "cannot reboot: blocked by backup (process " in refusal
-    assert container.wait() == REBOOT
+    assert own_container.wait() == REBOOT

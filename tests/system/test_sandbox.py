@@ -1,11 +1,7 @@
 """The agent's writes and their undoing in the sandbox of the shipped unit, by a real systemd."""
 
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -54,16 +50,6 @@ print(UndoTransaction(Root()).undo_changes())
 print(changed[0], oct(changed[2]), changed[3])
 print(describe() == before, os.path.exists("/etc/capable"), os.path.exists("/run/flag"))
 """
-
-
-@pytest.fixture(scope="module")
-def container() -> Iterator[Container]:
-    shared = Path(tempfile.mkdtemp(prefix="tn", dir="/run"))
-    try:
-        with Container(shared) as container:
-            yield container
-    finally:
-        shutil.rmtree(shared, ignore_errors=True)
 
 
 def run_sandboxed(container: Container, *command: str) -> str:

@@ -230,11 +230,7 @@ def test_api_server_lost_with_boot_rolls_back_only_once() -> None:
     world = node.world
     for booted in (A, B):
         in_trial_of(node, B)
-        world.api_up = False
-        node.settle()
-        assert (world.booted, world.returns) == (booted.digest, 1)
-        world.api_up = True
-        node.settle()
+        assert node.settle_in_outage() == (booted.digest, 1)
         world.request = UserRequest(RequestKind.RETRY)
     assert_at_rest(world, B)
 
@@ -264,11 +260,7 @@ def test_api_server_unreachable_before_reboot_causes_no_rollback() -> None:
         node.turn()
         world.drain_controller()
     node.turn()
-    world.api_up = False
-    node.settle()
-    assert (world.booted, world.returns) == (B.digest, 0)
-    world.api_up = True
-    node.settle()
+    assert node.settle_in_outage() == (B.digest, 0)
     assert_at_rest(world, B)
 
 
@@ -280,12 +272,8 @@ def test_api_server_reached_after_boot_causes_no_rollback() -> None:
     in_trial_of(node, B)
     node.turn()
     node.turn()
-    world.api_up = False
-    node.settle()
-    world.api_up = True
-    node.settle()
+    assert node.settle_in_outage() == (B.digest, 0)
     assert_at_rest(world, B)
-    assert world.returns == 0
 
 
 def test_rollback_needs_no_api_server() -> None:
@@ -293,11 +281,7 @@ def test_rollback_needs_no_api_server() -> None:
     world = node.world
     world.is_unhealthy = booted_b
     in_trial_of(node, B)
-    world.api_up = False
-    node.settle()
-    assert (world.booted, world.returns) == (A.digest, 1)
-    world.api_up = True
-    node.settle()
+    assert node.settle_in_outage() == (A.digest, 1)
     assert_came_back(world, A, B, "Kubelet")
 
 

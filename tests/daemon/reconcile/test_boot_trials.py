@@ -236,12 +236,8 @@ def test_mode_of_the_reboot_holds_without_api_server() -> None:
     world.annotations[key.HEALTH_MODE] = "report"
     world.is_unhealthy = booted_b
     in_trial_of(node, B)
-    world.api_up = False
-    node.settle()
-    world.api_up = True
-    node.settle()
+    assert node.settle_in_outage() == (B.digest, 0)
     assert_at_rest(world, B)
-    assert world.returns == 0
 
 
 def test_crashing_agent_stays_in_report_mode() -> None:
