@@ -43,38 +43,38 @@ bootc = BootcBackend(Machine(
     Root(root),
     clock=SystemClock(),
     bus=SystemBus(address),
-    heartbeat=lambda: print("alive", flush=True),
 ))
 if verb == "finalize":
     bootc.finalize_staged(given)
 elif verb == "roll back":
     bootc.roll_back()
 else:
-    def watch(progress):
-        print(progress.text, flush=True)
-        return WatchVerdict.CONTINUE
-    bootc.stage_deployment(DeploymentChange(given), watch=watch)
+    bootc.stage_deployment(DeploymentChange(given), watch=lambda _: WatchVerdict.CONTINUE)
 """
 
 
 class BootcContract(OperatingSystemContract):
-    def killed_at_work(self, machine: BootcMachine, verb: str, given: str) -> None:
-        """Another process begins it, and is killed as soon as it says a word."""
+    def killed_at_work(self, machine: BootcMachine, verb: str, given: str, unit: str) -> None:
+        """Another process begins it, and is killed as soon as the unit runs."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         arguments = [str(machine.root), machine.address, verb, given]
         with subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *arguments],
             env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
+            stdout=subprocess.DEVNULL,
         ) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline()
-            process.send_signal(signal.SIGKILL)
+            units = machine.units()
+            try:
+                wait_until(
+                    lambda: (run := units.find_run(unit)) is not None and run.is_running,
+                    limit_s=60.0,
+                )
+            finally:
+                process.send_signal(signal.SIGKILL)
 
     def test_pull_of_killed_agent_continues_and_is_joined(self, machine: BootcMachine) -> None:
         machine.change(replace(QUICK, pull_bytes_per_s=100_000))
-        self.killed_at_work(machine, "stage", THERE.pull_spec)
+        self.killed_at_work(machine, "stage", THERE.pull_spec, PULL_UNIT)
         run = machine.units().find_run(PULL_UNIT)
         assert run is not None
         assert run.is_running
@@ -90,7 +90,7 @@ class BootcContract(OperatingSystemContract):
     def test_switch_of_killed_agent_continues_and_is_joined(self, machine: BootcMachine) -> None:
         machine.os().stage_deployment(TO_THERE, watch=go_on)
         machine.change(replace(QUICK, pull_bytes_per_s=100_000))
-        self.killed_at_work(machine, "finalize", THERE.digest)
+        self.killed_at_work(machine, "finalize", THERE.digest, SWITCH_UNIT)
         run = machine.units().find_run(SWITCH_UNIT)
         assert run is not None
         assert run.is_running
@@ -123,7 +123,7 @@ class BootcContract(OperatingSystemContract):
     def test_rollback_of_killed_agent_continues_and_stays(self, machine: BootcMachine) -> None:
         self.at_there(machine)
         machine.change(replace(QUICK, staging_s=3.0))
-        self.killed_at_work(machine, "roll back", "")
+        self.killed_at_work(machine, "roll back", "", ROLLBACK_UNIT)
         run = machine.units().find_run(ROLLBACK_UNIT)
         assert run is not None
         assert run.is_running
@@ -241,6 +241,41 @@ class BootcContract(OperatingSystemContract):
         staged = bootc.read_deployments().staged
         assert staged is not None
         assert (staged.digest, staged.is_locked) == (THERE.digest, False)
+
+    def staged_wrong_image_after_kill(self, machine: BootcMachine) -> None:
+        """An agent is killed in a switch that stages another image, and the switch ends."""
+        machine.os().stage_deployment(TO_THERE, watch=go_on)
+        machine.change(replace(QUICK, staged_instead=BAD_AT_BOOT.pull_spec, staging_s=1.0))
+        self.killed_at_work(machine, "finalize", THERE.digest, SWITCH_UNIT)
+        units = machine.units()
+        wait_until(
+            lambda: (run := units.find_run(SWITCH_UNIT)) is not None and run.is_done,
+            limit_s=60.0,
+        )
+        assert machine.sysroot.read_staged() is not None
+
+    def test_wrong_image_of_killed_agent_is_dropped(self, machine: BootcMachine) -> None:
+        self.staged_wrong_image_after_kill(machine)
+        machine.change(QUICK)
+        machine.os().finalize_staged(THERE.digest)
+        staged = machine.os().read_deployments().staged
+        assert staged is not None
+        assert (staged.digest, staged.is_locked) == (THERE.digest, False)
+
+    def test_drop_removes_wrong_image_of_killed_agent_and_no_other(
+        self, machine: BootcMachine
+    ) -> None:
+        self.staged_wrong_image_after_kill(machine)
+        machine.os().drop_staged(THERE.digest)
+        assert machine.sysroot.read_staged() is None
+        machine.change(QUICK)
+        subprocess.run(
+            [machine.root / "usr/bin/bootc", "switch", BAD_AT_BOOT.pull_spec], check=True
+        )
+        machine.os().drop_staged(THERE.digest)
+        staged = machine.sysroot.read_staged()
+        assert staged is not None
+        assert staged.digest == BAD_AT_BOOT.digest
 
     def test_switch_without_progress_is_stopped(self, machine: BootcMachine) -> None:
         machine.os().stage_deployment(TO_THERE, watch=go_on)

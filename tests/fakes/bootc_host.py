@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.fakes.clock import FakeClock
-from tests.fakes.world import System, Unit, World
+from tests.fakes.world import FakeMachine, System, Unit, World
 from treenail.errors import BusError, CommandError
 from treenail.host.bootc.backend import BootcBackend
 from treenail.host.filesystem.root import Root
@@ -26,6 +26,7 @@ def bootc_of(world: World, clock: FakeClock, directory: str) -> BootcBackend:
     """The adapter, as a process has it that has just been started."""
     machine = Machine(Root(directory), clock=clock, bus=_Systemd(world))
     machine.programs = _Programs()
+    machine.kernel = FakeMachine(world)
     return BootcBackend(machine)
 
 
@@ -145,6 +146,7 @@ def _deploy(world: World, digest: str) -> None:
     if world.in_service:
         world.violations.append("deployed while the node was in service")
     if world.system.digest != digest:
+        digest, world.staged_instead = world.staged_instead or digest, ""
         world.serials += 1
         world.staging = System(digest, world.system.arguments, world.serials)
 

@@ -166,6 +166,8 @@ class World:
     """Those of bootc, which end with the boot."""
     unit_steps: int = 4
     """How many questions to systemd such a unit outlives."""
+    staged_instead: str = ""
+    """The image that the next switch of bootc stages instead of the requested one."""
     stored: set[str] = field(default_factory=set)
     """The images in podman's storage."""
     finding: str = ""

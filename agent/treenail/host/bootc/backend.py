@@ -16,7 +16,7 @@ reboot removes the unit, as it finalizes a staged deployment.
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from treenail.errors import (
@@ -28,6 +28,7 @@ from treenail.errors import (
 )
 from treenail.host.bootc.progress import read_progress
 from treenail.host.bootc.status import BootcStatus, parse_status
+from treenail.host.bootc.switch_record import SwitchRecord
 from treenail.host.container.podman_progress import PodmanProgress
 from treenail.host.filesystem.files import FileSpec
 from treenail.host.filesystem.root import Root
@@ -96,6 +97,7 @@ class BootcBackend:
         self._units = machine.transient_units
         self._jobs = machine.jobs
         self._podman = machine.podman
+        self._switch_record = SwitchRecord(machine.files, machine.kernel)
         self._status_s = status_s
         self._needs_signature = needs_signature
         self._labels: dict[str, dict[str, str]] = {}
@@ -140,6 +142,7 @@ class BootcBackend:
             )
         if not parse_digest(change.image):
             raise HostError(f"cannot stage {change.image}: it is not named by its digest")
+        self._drop_wrong_switch()
         status = (
             self._read_status()
             if self._jobs.find_running(SWITCH_UNIT, ROLLBACK_UNIT) is None
@@ -214,6 +217,7 @@ class BootcBackend:
         ):
             self._remove_pulled(pulled)
         self._jobs.wait_for_units(UNDEPLOY_UNIT)
+        self._drop_wrong_switch()
         pending = DeploymentStatus(self._read_status().in_boot_order).pending if staged_id else None
         if pending is not None and pending.id == staged_id:
             self._undeploy_deployment(pending)
@@ -224,6 +228,7 @@ class BootcBackend:
 
         Raises `HostError` when another image is staged. Idempotent.
         """
+        self._drop_wrong_switch()
         pulled = self._units.find_run(PULL_UNIT)
         image = _parse_pulled_image(pulled) if pulled and pulled.is_done else ""
         status = (
@@ -340,22 +345,43 @@ class BootcBackend:
             self._resolve_program(_BOOTC), "switch", "--progress-fd", "3", "--quiet",
             *signed, "--transport", "containers-storage", image,
         )  # fmt: skip
-        with read_progress(fifo) as progress:
-            self._jobs.run_job(
-                SWITCH_UNIT, "bootc", f"switch to {image}", argv, lambda: progress.last_progress
-            )
-        staged = self._read_status().staged
+        self._switch_record.write_image(image)
+        try:
+            with read_progress(fifo) as progress:
+                self._jobs.run_job(
+                    SWITCH_UNIT, "bootc", f"switch to {image}", argv, lambda: progress.last_progress
+                )
+        except TransactionError:
+            with suppress(HostError):
+                self._drop_wrong_switch(image)
+            raise
+        staged = self._drop_wrong_switch(image)
         if staged is not None and staged.has_image(parse_digest(image)) and not staged.is_locked:
             return
-        if staged is not None:
-            # Nothing was staged before, so bootc staged it for us, and any reboot would boot it.
-            log.warning("dropping %s, which bootc staged instead of %s", staged.image, image)
-            self._undeploy_deployment(staged)
         found = f"{staged.image} ({staged.digest})" if staged else "nothing"
         raise TransactionError(
             f"bootc did not stage {image}: it staged {found}",
             remedy=f"see: bootc status; journalctl -u {SWITCH_UNIT}",
         )
+
+    def _drop_wrong_switch(self, image: str = "") -> OstreeDeployment | None:
+        """Drop what the switch to ``image`` staged unless it is that image; return what was staged.
+
+        Without ``image``: the switch of an agent that was killed before it verified the result, if
+        there is one and it does not run any longer.
+        """
+        image = image or self._switch_record.read_image()
+        if not image or self._jobs.find_running(SWITCH_UNIT) is not None:
+            return None
+        staged = self._read_status().staged
+        if staged is not None and not (
+            staged.has_image(parse_digest(image)) and not staged.is_locked
+        ):
+            # Nothing was staged before, so bootc staged it for us, and any reboot would boot it.
+            log.warning("dropping %s, which bootc staged instead of %s", staged.image, image)
+            self._undeploy_deployment(staged)
+        self._switch_record.remove_image()
+        return staged
 
     def _refuse_unless_switchable(self, status: BootcStatus, image: str) -> None:
         """Raise `HostError` if bootc cannot switch to the image, or if another image is staged."""

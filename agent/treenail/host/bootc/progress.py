@@ -44,6 +44,10 @@ class BootcProgress:
         except ValueError:
             return
         match event:
+            # In podman's storage layers are uncompressed, and the total counts the compressed
+            # ones: the layers are counted in place of the bytes (deploy.rs).
+            case {"type": "ProgressBytes", "steps": int(done), "stepsTotal": int(total)}:
+                self._set_progress(event, done + _compute_fraction(event, done), total)
             case {"type": "ProgressBytes", "bytes": int(done), "bytesTotal": int(total)}:
                 self._set_progress(event, done, total)
             case {"type": "ProgressSteps", "steps": int(done), "stepsTotal": int(total)}:
@@ -51,12 +55,22 @@ class BootcProgress:
             case _:
                 pass
 
-    def _set_progress(self, event: dict[str, object], done: int, total: int) -> None:
+    def _set_progress(self, event: dict[str, object], done: float, total: int) -> None:
         text = str(event.get("description") or event.get("task") or "")
         percent = self.last_progress.percent
         if total > 0:
-            percent = max(percent or 0, min(done * 100 // total, _MAX_UNFINISHED_PERCENT))
+            percent = max(percent or 0, min(int(done * 100 / total), _MAX_UNFINISHED_PERCENT))
         self.last_progress = TransactionProgress(sanitize_text(text, limit=_TEXT_LIMIT), percent)
+
+
+def _compute_fraction(event: dict[str, object], done_layers: int) -> float:
+    """Return how much of the current layer is fetched, from 0 to 1."""
+    match event.get("subtasks"):
+        case [*done, {"bytes": int(fetched), "bytesTotal": int(total)}]:
+            is_current = len(done) == done_layers and total > 0
+            return min(max(fetched / total, 0.0), 1.0) if is_current else 0.0
+        case _:
+            return 0.0
 
 
 @contextmanager
