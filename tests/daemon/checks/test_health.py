@@ -118,7 +118,7 @@ def looked(machine: Machine) -> list[tuple[str, str]]:
 def test_healthy_machine_passes_every_check() -> None:
     machine = Machine()
     health, probation = machine.health(), machine.probation()
-    limits = Limits(deadline_s=100.0, settle_s=10.0).limits
+    limits = Limits(deadline_s=100.0, settle_s=10.0, check_s=30.0)
     assert health.run_checks(probation, BOOT) == BootTrialStatus(0.0, limits, tuple(WELL), True)
     machine.clock.move(7.0)
     later = health.run_checks(probation, BOOT)

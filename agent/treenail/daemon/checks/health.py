@@ -72,8 +72,8 @@ class HealthChecker:
         self._settings = settings
         self._clock = clock
         self._send_heartbeat = send_heartbeat
-        self._trial_clock = TrialClock(settings.limits)
-        self._origin_clock = TrialClock(settings.limits)
+        self._trial_clock = TrialClock(settings)
+        self._origin_clock = TrialClock(settings)
         self._trial: tuple[str, float] | None = None
         self._states: dict[str, bool | None] = {}
         self._passed: set[str] = set()
@@ -124,7 +124,7 @@ class HealthChecker:
         """Run the cluster check that failed a target, on the deployment after the rollback."""
         results = self._origin_clock.add_ages(self._check_cluster(boot_id), self._clock.monotonic())
         found = next((each for each in results if each.name == name), None)
-        limits = self._settings.limits
+        limits = self._settings
         return OriginCheck.UNKNOWN if found is None else judge_origin_check(found, limits)
 
     def _run_built_in_checks(

@@ -87,33 +87,17 @@ class LimitSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class HealthSettings:
+class HealthSettings(TrialLimits):
     """The boot trial after a reboot into a target; times are in seconds."""
 
     mode: HealthCheckMode = HealthCheckMode.ENFORCE
     """The effect of a failed check."""
-    deadline_s: float = 600.0
-    """From the agent's start after the boot until a check can roll back."""
-    settle_s: float = 10.0
-    """How long all checks must pass without interruption."""
-    failing_s: float = 120.0
-    """How long a check must fail without interruption before it rolls back."""
-    ready_s: float = 300.0
-    """How long the API server must answer before an unready Node rolls back."""
-    outage_s: float = 10_800.0
-    """The longest outage of the API server that stops the clock of the trial."""
     check_s: float = 30.0
     """The time limit of one custom check."""
     interval_s: float = 5.0
     """The interval between two runs of the checks."""
     retention_s: float = 86_400.0
     """How long the previous deployment stays pinned after a successful trial."""
-
-    @property
-    def limits(self) -> TrialLimits:
-        return TrialLimits(
-            self.deadline_s, self.settle_s, self.failing_s, self.ready_s, self.outage_s
-        )
 
 
 @dataclass(frozen=True, slots=True)
