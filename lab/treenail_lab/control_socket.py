@@ -5,10 +5,10 @@ import json
 import os
 import socket
 import socketserver
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from treenail.controllers.runtime.server_thread import ServerThread
 from treenail.errors import HostError, UsageError
 
 CONTROL_SOCKET = "control.sock"
@@ -18,7 +18,7 @@ _MAX_BYTES = 65536
 LabCommands = dict[str, Callable[[list[str]], str]]
 
 
-class ControlSocketServer:
+class ControlSocketServer(ServerThread):
     """Accepts commands, each a name and its words, and answers each with a line."""
 
     def __init__(self, directory: Path, commands: LabCommands) -> None:
@@ -26,20 +26,13 @@ class ControlSocketServer:
         self._path.unlink(missing_ok=True)
         before = os.umask(0o077)
         try:
-            self._server = _ThreadingServer(str(self._path), _build_request_class(commands))
+            server = _ThreadingServer(str(self._path), _build_request_class(commands))
         finally:
             os.umask(before)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="lab-control", daemon=True
-        )
-
-    def __enter__(self) -> "ControlSocketServer":
-        self._thread.start()
-        return self
+        super().__init__(server, "lab-control")
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__exit__()
         self._path.unlink(missing_ok=True)
 
 

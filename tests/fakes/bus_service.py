@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from gi.repository import Gio, GLib
@@ -37,12 +36,7 @@ class Loop:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.run(self._loop.quit)
         self._thread.join(timeout=10)
 
@@ -117,14 +111,9 @@ class BusService(Loop):
         self.run(self.appear)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.run(self.vanish)
-        super().__exit__(kind, error, traceback)
+        super().__exit__()
 
     def appear(self) -> None:
         """Connect, export and take the name, from one who holds it if need be. In the thread."""
@@ -170,14 +159,9 @@ class PeerService(Loop):
         self.run(self._listen)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.run(self.vanish)
-        super().__exit__(kind, error, traceback)
+        super().__exit__()
 
     def vanish(self) -> None:
         """Stop listening and hang up, after what was sent. In the thread."""

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tests.fakes.private_bus import PrivateBus
@@ -65,14 +64,9 @@ class Services:
         assert self.read_line() == "ready"
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.communicate(timeout=10)
-        self._bus.__exit__(kind, error, traceback)
+        self._bus.__exit__()
         self._folder.cleanup()

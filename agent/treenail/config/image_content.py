@@ -35,12 +35,10 @@ NAMED_LIMIT = 5
 
 # A deployment takes only /usr and /etc from its image (ostree(1)). The others are created at the
 # installation, shared by all deployments, or in memory.
-_OUTSIDE_IMAGES = tuple(
-    f"/{name}/"
-    for name in (
-        "boot", "dev", "home", "ostree", "proc", "root", "run", "sys", "sysroot", "tmp", "var"
-    )
-)  # fmt: skip
+_OUTSIDE_IMAGES = (
+    *(f"{directory}/" for directory in node_paths.SYSTEM_DIRECTORIES),
+    *(f"/{name}/" for name in ("boot", "home", "root", "run", "tmp", "var")),
+)
 _NOTHING = ActualEntry(EntryKind.NOTHING)
 
 

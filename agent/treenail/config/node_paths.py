@@ -39,12 +39,13 @@ def belongs_to_agent(path: str) -> bool:
     return any(path == own or path.startswith(f"{own}/") for own in OWN_PATHS)
 
 
-_SYSTEM_DIRECTORIES = ("/dev", "/ostree", "/proc", "/sys", "/sysroot")
+SYSTEM_DIRECTORIES = ("/dev", "/ostree", "/proc", "/sys", "/sysroot")
+"""The directories of the kernel and of OSTree, where no file can be written."""
 
 
 def belongs_to_system(path: str) -> bool:
-    """Return whether the kernel or OSTree provides the directory, where no file can be written."""
-    return any(path == each or path.startswith(f"{each}/") for each in _SYSTEM_DIRECTORIES)
+    """Return whether the path is one of `SYSTEM_DIRECTORIES`, or below one."""
+    return any(path == each or path.startswith(f"{each}/") for each in SYSTEM_DIRECTORIES)
 
 
 def is_read_only(path: str) -> bool:

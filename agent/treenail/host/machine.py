@@ -7,7 +7,6 @@ command that reads one file needs neither gi nor libselinux.
 import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from treenail.clock import Clock
@@ -71,12 +70,7 @@ class Machine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -3,13 +3,12 @@
 import logging
 import socket
 import socketserver
-import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Self
 
 from treenail.controllers.runtime.metrics import CONTENT_TYPE, ControllerMetrics
+from treenail.controllers.runtime.server_thread import ServerThread
 from treenail.errors import UsageError
 
 log = logging.getLogger(__name__)
@@ -21,7 +20,7 @@ _REQUEST_LIMIT_S = 10.0
 _PLAIN = "text/plain; charset=utf-8"
 
 
-class HealthServer:
+class HealthServer(ServerThread):
     """Serves probes and metrics; use it as a context manager. It serves no secrets."""
 
     def __init__(
@@ -45,23 +44,12 @@ class HealthServer:
                 f"cannot listen on {host or '*'}:{port}: {error.strerror or error}",
                 remedy="choose another address: --metrics HOST:PORT",
             ) from error
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="health", daemon=True
-        )
+        super().__init__(self._server, "health")
 
     @property
     def port(self) -> int:
         """The port in use, also after a request for port 0."""
         return self._server.server_port
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(_REQUEST_LIMIT_S)
 
 
 def parse_address(text: str) -> tuple[str, int]:
