@@ -19,6 +19,7 @@ from treenail.clock import SystemClock
 from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.install import installation
 from treenail.controllers.install.installation import NAME, InstallOptions
+from treenail.controllers.install.permissions import CONTROLLER_VERBS
 from treenail.controllers.render.controller import RenderController
 from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.gates.external import GateClient
@@ -28,7 +29,7 @@ from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
-from treenail.controllers.runtime.workers import ControllerSettings
+from treenail.controllers.runtime.workers import Controller, ControllerSettings
 from treenail.errors import AlreadyExistsError, ClusterError, NotFoundError
 from treenail.kube.client import Client, PatchType
 from treenail.kube.events import EventRecorder
@@ -77,10 +78,11 @@ class Place:
 
     kubeconfig: Path
     folder: Path
+    controllers_run: tuple[str, ...] = tuple(CONTROLLER_VERBS)
 
     def __post_init__(self) -> None:
         self.prefix = f"treenail-test-{secrets.token_hex(3)}"
-        self.options = InstallOptions(namespace=self.prefix)
+        self.options = InstallOptions(self.controllers_run, self.prefix)
         self._admin = Cluster.of_kubeconfig(self.kubeconfig)
         served = self._admin.get("/apis/policy").ok()["versions"]
         versions = [entry["groupVersion"] for entry in served]
@@ -282,12 +284,16 @@ class Place:
         recorder = EventRecorder(client, NAME, "test", CLOCK)
         metrics = ControllerMetrics()
         candidacy = LeaderElectionConfig(self.prefix, NAME, "test", retry_period_s=0.5)
-        controllers = (
-            RenderController(client, CLOCK, recorder, settle_s=0.0),
-            RolloutController(client, CLOCK, GateClient(WebClient()), recorder, RolloutSettings()),
-            MachineConfigNodeController(client, CLOCK),
-            DrainController(client, recorder, CLOCK, metrics, report_after_s=1.0),
-        )
+        gates = GateClient(WebClient())
+        known: dict[str, list[Controller]] = {
+            "render": [RenderController(client, CLOCK, recorder, settle_s=0.0)],
+            "rollout": [
+                RolloutController(client, CLOCK, gates, recorder, RolloutSettings()),
+                MachineConfigNodeController(client, CLOCK),
+            ],
+            "drain": [DrainController(client, recorder, CLOCK, metrics, report_after_s=1.0)],
+        }
+        controllers = [each for name in self.controllers_run for each in known[name]]
         runtime = ControllerRuntime(
             [ControllerSettings(each, first_retry_s=0.05, max_retry_s=1.0) for each in controllers],
             Informers(client, CLOCK),
@@ -316,6 +322,16 @@ def resource_of(document: Json) -> Resource:
     plural = kind.lower()
     plural = f"{plural[:-1]}ies" if plural.endswith("y") else f"{plural}s"
     return Resource(group, version, plural, kind, namespaced="namespace" in document["metadata"])
+
+
+def collection_of(document: Json) -> str:
+    """Return the path of the collection of a manifest."""
+    resource = resource_of(document)
+    root = f"/apis/{resource.api_version}" if resource.group else f"/api/{resource.version}"
+    namespace = document["metadata"].get("namespace", "")
+    return "/".join(
+        filter(None, [root, "namespaces" * bool(namespace), namespace, resource.plural])
+    )
 
 
 def _meta(found: Any) -> Json:

@@ -12,23 +12,14 @@ import pytest
 
 from tests.controllers.installed import apply
 from treenail.api import documents as yaml_documents
-from treenail.api.disruptionpolicy import ClusterDisruptionPolicy, RestartPolicyAction
 from treenail.cli.controller.main import main
 from treenail.clock import SystemClock
 from treenail.controllers.install.installation import InstallOptions, build_documents
 from treenail.controllers.install.permissions import iter_granted_verbs
-from treenail.controllers.rollout.policy import ObservedPolicy
-from treenail.errors import ForbiddenError, InvalidError
-from treenail.kube.client import Client, Json, PatchType
+from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import (
-    CONTROLLERCONFIGS,
-    MACHINECONFIGNODES,
-    MACHINECONFIGPOOLS,
-    MACHINECONFIGURATIONS,
-    NODES,
     ROLLOUTPOLICIES,
-    Resource,
 )
 from treenail.kube.transport import HttpTransport
 from treenail_lab.apiserver.serving.server import LabServer
@@ -212,135 +203,6 @@ def test_pods_meet_the_restricted_pod_security_standard() -> None:
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
 
 
-def make(client: Client, resource: Resource, **more: object) -> Json:
-    body: Json = {
-        "apiVersion": resource.api_version,
-        "kind": resource.kind,
-        "metadata": {"name": "a"},
-        **more,
-    }
-    return client.create(resource, body)
-
-
-@pytest.mark.parametrize(
-    ("resource", "spec", "said"),
-    [
-        (MACHINECONFIGPOOLS, {"maxUnavailable": [1]}, "maxUnavailable"),
-        (MACHINECONFIGPOOLS, {"paused": "yes"}, "paused"),
-        (MACHINECONFIGPOOLS, {"pinnedImageSets": [{"name": "A_"}]}, "pinnedImageSets"),
-        (MACHINECONFIGPOOLS, {"osImageStream": {}}, "osImageStream.name"),
-        (MACHINECONFIGPOOLS, {"osImage": "registry.example.com/os:latest"}, "spec.osImage"),
-        (MACHINECONFIGPOOLS, {"imageFiles": "Both"}, "imageFiles"),
-        (MACHINECONFIGPOOLS, {"rolloutPolicy": ""}, "rolloutPolicy"),
-        (ROLLOUTPOLICIES, {"canary": {"nodes": 0}}, "canary.nodes"),
-        (ROLLOUTPOLICIES, {"waves": ["110%"]}, r"waves\[0\]"),
-        (ROLLOUTPOLICIES, {"soak": "5 min"}, "soak"),
-        (ROLLOUTPOLICIES, {"maxFailures": -1}, "maxFailures"),
-        (
-            ROLLOUTPOLICIES,
-            {"windows": [{"days": ["Sat"], "start": "1:00", "duration": "4h"}]},
-            "timeZone",
-        ),
-        (
-            # The misspelt field is dropped before the validation.
-            ROLLOUTPOLICIES,
-            {"windows": [{"day": ["Sat"], "start": "1:00", "duration": "4h", "timeZone": "UTC"}]},
-            "days: Required value",
-        ),
-        (ROLLOUTPOLICIES, {"alerts": {"url": "prometheus", "names": ["a"]}}, "alerts.url"),
-        (ROLLOUTPOLICIES, {"healthMode": "off"}, "healthMode"),
-        (
-            MACHINECONFIGURATIONS,
-            {"nodeDisruptionPolicy": {"files": [{"path": "/etc/x", "actions": []}]}},
-            "actions",
-        ),
-        (CONTROLLERCONFIGS, {"baseOSContainerImage": 1}, "baseOSContainerImage"),
-        (MACHINECONFIGNODES, {"node": {"name": "a"}}, "configVersion"),
-        (
-            MACHINECONFIGNODES,
-            {"node": {"name": "a"}, "pool": {"name": "A_"}, "configVersion": {"desired": "x"}},
-            "pool.name",
-        ),
-    ],
-)
-def test_invalid_object_is_rejected_by_the_crds(
-    client: Client, resource: Resource, spec: Json, said: str
-) -> None:
-    with pytest.raises(InvalidError, match=said):
-        make(client, resource, spec=spec)
-
-
-def test_valid_pool_is_stored_unchanged(client: Client) -> None:
-    spec: Json = {
-        "machineConfigSelector": {
-            "matchExpressions": [{"key": "role", "operator": "In", "values": ["a", "b"]}]
-        },
-        "nodeSelector": {"matchLabels": {"role": ""}},
-        "paused": True,
-        "maxUnavailable": "10%",
-        "configuration": {"name": "x", "source": [{"kind": "MachineConfig", "name": "00"}]},
-        "osImageStream": {"name": "rhel-10"},
-    }
-    made = make(client, MACHINECONFIGPOOLS, spec=spec)
-    status: Json = {
-        "observedGeneration": 1,
-        "machineCount": 3,
-        "conditions": [{"type": "Updated", "status": "True", "reason": "x"}],
-    }
-    written = client.patch(MACHINECONFIGPOOLS, "a", {"status": status}, subresource="status")
-
-    assert made["spec"] == spec
-    assert written["status"] == status
-
-
-POLICY: Json = {
-    "canary": {"nodes": 2, "soak": "1h30m", "nodeSelector": {"matchLabels": {"canary": ""}}},
-    "waves": [5, "50%"],
-    "soak": "90s",
-    "maxFailures": 3,
-    "rebootTimeout": "20m",
-    "order": "spread",
-    "prestage": {"maxParallel": 7},
-    "windows": [{"days": ["Sat"], "start": "1:20", "duration": "4h", "timeZone": "Europe/Berlin"}],
-    "fleetLock": {"url": "http://locks.example.com", "group": "workers"},
-    "alerts": {
-        "url": "https://prometheus.example.com",
-        "names": ["ApiErrors"],
-        "secret": "prometheus",
-    },
-    "healthMode": "Report",
-    "resume": {"worker": "1"},
-}
-
-
-def test_valid_policy_is_stored_unchanged_and_parsed(client: Client) -> None:
-    made = make(client, ROLLOUTPOLICIES, spec=POLICY)
-    assert made["spec"] == POLICY
-    assert ObservedPolicy.from_json(made).error is None
-
-
-def test_objects_of_a_policy_can_be_removed_by_apply(client: Client) -> None:
-    document = {
-        "apiVersion": ROLLOUTPOLICIES.api_version,
-        "kind": ROLLOUTPOLICIES.kind,
-        "metadata": {"name": "careful"},
-    }
-    for spec in (POLICY, {"maxFailures": 1}):
-        found = client.patch(
-            ROLLOUTPOLICIES, "careful", {**document, "spec": spec}, PatchType.APPLY
-        )
-        assert found["spec"] == spec
-
-
-def test_node_disruption_policy_applies_without_a_status(client: Client) -> None:
-    actions = [{"type": "Restart", "restart": {"serviceName": "chronyd.service"}}]
-    files = [{"path": "/etc/chrony.conf", "actions": actions}]
-    made = make(client, MACHINECONFIGURATIONS, spec={"nodeDisruptionPolicy": {"files": files}})
-    found = ClusterDisruptionPolicy.from_json(made)
-    assert found.is_settled
-    assert found.policy.files[-1].actions == (RestartPolicyAction("chronyd.service"),)
-
-
 @needs_kubectl
 @pytest.mark.integration
 @pytest.mark.parametrize(
@@ -367,64 +229,3 @@ spec: {{{field}: {value}}}
     assert found.returncode != 0
     assert f'unknown field "{path}"' in found.stderr
     assert not client.list(ROLLOUTPOLICIES).items
-
-
-def test_controllerconfig_keeps_unknown_fields(client: Client) -> None:
-    spec: Json = {"baseOSContainerImage": "x", "infra": {"status": {"platform": "None"}}}
-    assert make(client, CONTROLLERCONFIGS, spec=spec)["spec"] == spec
-
-
-def test_release_images_of_a_machineconfignode_are_stored_unchanged(client: Client) -> None:
-    spec = {"node": {"name": "a"}, "pool": {"name": "a"}, "configVersion": {"desired": "x"}}
-    make(client, MACHINECONFIGNODES, spec=spec)
-    release = {
-        "name": "ocp-release-bundle-4.22.0-x86_64",
-        "image": f"localhost:22625/openshift/release@sha256:{'a' * 64}",
-        "conditions": [
-            {
-                "type": "Available",
-                "status": "True",
-                "reason": "Installed",
-                "message": "",
-                "lastTransitionTime": "2026-11-22T00:00:00Z",
-            }
-        ],
-    }
-    status = {"configVersion": {"desired": "x"}, "internalReleaseImage": {"releases": [release]}}
-    found = client.patch(MACHINECONFIGNODES, "a", {"status": status}, subresource="status")
-    assert found["status"] == status
-
-
-def test_node_writes_conditions_of_its_own_machineconfignode_only(
-    server: LabServer, client: Client, clients: Clients
-) -> None:
-    for name in ("a", "b"):
-        client.create(NODES, {"metadata": {"name": name}})
-        spec = {
-            "node": {"name": name},
-            "pool": {"name": "worker"},
-            "configVersion": {"desired": "x"},
-        }
-        body = {
-            "apiVersion": MACHINECONFIGNODES.api_version,
-            "kind": MACHINECONFIGNODES.kind,
-            "metadata": {"name": name},
-        }
-        client.create(MACHINECONFIGNODES, {**body, "spec": spec})
-    node = clients.of(server.write_node_kubeconfig("a"))
-
-    def tell(name: str) -> None:
-        status: Json = {
-            "apiVersion": MACHINECONFIGNODES.api_version,
-            "kind": MACHINECONFIGNODES.kind,
-            "metadata": {"name": name},
-            "status": {"configVersion": {"desired": "x"}},
-        }
-        node.patch(MACHINECONFIGNODES, name, status, PatchType.APPLY, subresource="status")
-
-    tell("a")
-    with pytest.raises(ForbiddenError):
-        tell("b")
-    (policy,) = of_kind(build_documents(InstallOptions()), "ValidatingAdmissionPolicy")
-    (rule,) = policy["spec"]["validations"]
-    assert rule["expression"] == "request.userInfo.username == 'system:node:' + request.name"

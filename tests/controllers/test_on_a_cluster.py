@@ -4,7 +4,6 @@ With the manifests applied, a token of their account, and Nodes without machines
 simulated; pods, budgets and evictions are the cluster's.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.controllers.clusters import LIMIT_S, Place
+from tests.controllers.conftest import REAL
 from tests.controllers.rollout.agents import Agents
 from tests.waiting import wait_until
 from treenail.api import annotations as key
@@ -23,25 +23,13 @@ from treenail.kube.resources import (
 )
 from treenail_lab.apiserver.serving.server import LabServer
 
-KUBECONFIG = os.environ.get("TREENAIL_TEST_KUBECONFIG", "")
 pytestmark = [pytest.mark.integration, pytest.mark.limit(180)]
 
 
-@pytest.fixture(
-    params=[
-        "lab",
-        pytest.param(
-            "real",
-            marks=[
-                pytest.mark.cluster,
-                pytest.mark.skipif(not KUBECONFIG, reason="TREENAIL_TEST_KUBECONFIG is not set"),
-            ],
-        ),
-    ],
-)
+@pytest.fixture(params=["lab", REAL])
 def kubeconfig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     if request.param == "real":
-        yield Path(KUBECONFIG)
+        yield request.getfixturevalue("real_kubeconfig")
         return
     with LabServer(tmp_path / "api") as server:
         yield server.admin_kubeconfig

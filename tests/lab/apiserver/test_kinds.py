@@ -104,7 +104,7 @@ def test_rendered_configs_of_a_real_cluster_are_kept_without_loss(
 
 @pytest.fixture
 def agent(lab: LabServer, admin: Cluster) -> Cluster:
-    """Node a, in a cluster that has the MachineConfig kinds and lets nodes write any status."""
+    """Node a, in a cluster that has the MachineConfig kinds."""
     machine_config_kinds(admin)
     for name in "ab":
         body = {
@@ -127,16 +127,6 @@ def status(name: str) -> Json:
     }
 
 
-def test_node_reports_on_its_own_machine_config_node_only(agent: Cluster) -> None:
-    mine, other = (f"{MCO}/machineconfignodes/{name}" for name in "ab")
-    assert agent.get(mine).code == 200
-    assert agent.patch(f"{mine}/status", status("a")).code == 200
-    assert agent.apply(f"{mine}/status", status("a"), "agent", force=True).code == 200
-    assert agent.patch(mine, {"metadata": {"labels": {"x": "y"}}}).code == 403
-    assert agent.get(other).code == 403
-    assert agent.patch(f"{other}/status", status("b")).code == 403
-
-
 def test_rbac_does_not_let_a_node_report_on_another_one(admin: Cluster, agent: Cluster) -> None:
     rbac = "rbac.authorization.k8s.io"
     rule = {"apiGroups": ["*"], "resources": ["machineconfignodes/status"], "verbs": ["*"]}
@@ -155,9 +145,3 @@ def test_rbac_does_not_let_a_node_report_on_another_one(admin: Cluster, agent: C
     ):
         assert answer.verdict == (403, "Forbidden")
         assert "of its own name" in answer.body["message"]
-
-
-def test_node_reads_machine_configs_by_name_only(agent: Cluster) -> None:
-    assert agent.get(f"{MCO}/machineconfigs/rendered-worker-1").code == 404
-    assert agent.get(f"{MCO}/machineconfigs").code == 403
-    assert agent.delete(f"{MCO}/machineconfigs/rendered-worker-1").code == 403
