@@ -3,7 +3,6 @@
 import base64
 import json
 import logging
-import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from treenail.kube.transport import HttpTransport
 from treenail_lab import images
 from treenail_lab.apiserver.serving.server import LabServer
 from treenail_lab.images import Image, ImageCatalogue
+from treenail_lab.machine.interpreter import PYTHON_MODULE
 from treenail_lab.machine.node.machine import LabMachine
 from treenail_lab.machine.settings import MachineSettings
 
@@ -59,7 +59,7 @@ class Lab:
         self.directory = directory
         self.server = LabServer(directory / "api")
         self.machines: dict[str, LabMachine] = {}
-        self._agent_command = tuple(agent) or (sys.executable, "-P", "-m", "treenail", "run")
+        self._agent_command = tuple(agent) or (*PYTHON_MODULE, "treenail", "run")
         self._transports: list[HttpTransport] = []
         self._images_file = directory / "images.json"
         self._stop_event = threading.Event()

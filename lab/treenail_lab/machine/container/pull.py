@@ -11,8 +11,6 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gi.repository import GLib
-
 from treenail_lab import images
 from treenail_lab.images import CatalogueLayer, Credential, Image
 from treenail_lab.machine.ostree.steps import (
@@ -87,7 +85,7 @@ def pull_image(
         kind = "ostree chunk" if layer.is_chunk else "layer"
         name = layer.digest[: len("sha256:") + 12]
         yield emit_task_begin(
-            f"[{number}/{len(needed)}] Fetching {kind} {name} ({_format_size(layer)})"
+            f"[{number}/{len(needed)}] Fetching {kind} {name} ({_format_size(layer.size_bytes)})"
         )
         failure = settings().pull_error or image.faults.get("pull", "")
         if failure:
@@ -199,7 +197,7 @@ def _report_layer_counts(
     if len(layers) > len(missing):
         yield emit_message(f"{kind} already present: {len(layers) - len(missing)}")
     if missing:
-        size = GLib.format_size(sum(layer.size_bytes for layer in missing))
+        size = _format_size(sum(layer.size_bytes for layer in missing))
         yield emit_message(f"{kind} needed: {len(missing)} ({size})")
 
 
@@ -207,8 +205,11 @@ def _compute_seconds(layer: CatalogueLayer, settings: MachineSettings) -> float:
     return layer.size_bytes / settings.pull_bytes_per_s
 
 
-def _format_size(layer: CatalogueLayer) -> str:
-    return str(GLib.format_size(layer.size_bytes))
+def _format_size(size_bytes: int) -> str:
+    # Not at the top: the emulated programs start often and print no sizes.
+    from gi.repository import GLib
+
+    return str(GLib.format_size(size_bytes))
 
 
 UNSIGNED_FAULT = "unsigned"

@@ -13,6 +13,7 @@ from pathlib import Path
 from treenail_lab import images
 from treenail_lab.images import Image
 from treenail_lab.machine.container.pull import open_image
+from treenail_lab.machine.interpreter import build_script
 from treenail_lab.machine.ostree.steps import OperationError
 
 _TRANSPORT = "docker://"
@@ -23,8 +24,8 @@ def install_skopeo(directory: Path, root: Path, catalogue: Path) -> Path:
     commands = directory / "bin"
     commands.mkdir(exist_ok=True)
     command = commands / "skopeo"
-    words = f'"{sys.executable}" -P -m treenail_lab.machine.container.skopeo "{root}" "{catalogue}"'
-    command.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+    script = build_script("treenail_lab.machine.container.skopeo", root, catalogue)
+    command.write_text(script, encoding="utf-8")
     command.chmod(0o755)
     return commands
 

@@ -5,7 +5,6 @@ import select
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from treenail_lab.lifetime.owner import owner
 from treenail_lab.lifetime.reaper import kill_marked
 from treenail_lab.machine.bus.connections import bus_method, call_method, scoped_connection
 from treenail_lab.machine.bus.daemon import SOCKET_PATH_MAX, PrivateBus
+from treenail_lab.machine.interpreter import PYTHON_MODULE, build_python_path
 
 RPM_OSTREE_NAME = "org.projectatomic.rpmostree1"
 _MARK = "TREENAIL_LAB_MACHINE"
@@ -30,7 +30,7 @@ def build_rpmostreed_command(
     """Return the command with which the bus activates rpm-ostreed."""
     places = {"--root": root, "--images": catalogue, "--settings": settings, "--pid-file": pid_file}
     words = [str(word) for place in places.items() for word in place]
-    return [sys.executable, "-P", "-m", "treenail_lab.machine.rpmostree.daemon", *words]
+    return [*PYTHON_MODULE, "treenail_lab.machine.rpmostree.daemon", *words]
 
 
 def build_environment(directory: Path) -> dict[str, str]:
@@ -38,7 +38,7 @@ def build_environment(directory: Path) -> dict[str, str]:
     return {
         **os.environ,
         **owner.mark_environment(),
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONPATH": build_python_path(),
         _MARK: str(directory),
     }
 
@@ -97,7 +97,7 @@ class MachineDaemons:
         places = ["--root", str(self._root), "--settings", str(self._settings)]
         with self.log.open("ab") as output:
             services = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, *places],
+                [*PYTHON_MODULE, module, *places],
                 env={**build_environment(self._directory), "DBUS_SYSTEM_BUS_ADDRESS": self.address},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

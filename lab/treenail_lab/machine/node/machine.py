@@ -38,7 +38,7 @@ from treenail_lab.machine.ostree.sysroot import (
 from treenail_lab.machine.programs import commands
 from treenail_lab.machine.settings import MachineSettings
 from treenail_lab.machine.systemd.journal import EmulatedJournal, JournalEntry
-from treenail_lab.machine.systemd.transient_services import find_unit_log
+from treenail_lab.machine.systemd.unit_log import find_unit_log
 
 KUBELET_UNIT = "kubelet.service"
 KUBELET_CONFIG = "var/lib/kubelet/config.json"

@@ -7,7 +7,6 @@ use the same `Sysroot` as the emulated rpm-ostreed.
 """
 
 import json
-import os
 import shlex
 import shutil
 import sys
@@ -18,11 +17,12 @@ from pathlib import Path
 from treenail_lab import images
 from treenail_lab.machine import settings
 from treenail_lab.machine.container import pull
+from treenail_lab.machine.interpreter import build_script
 from treenail_lab.machine.ostree.steps import OperationError
 from treenail_lab.machine.ostree.sysroot import SysrootDeployment, make_deployment
 from treenail_lab.machine.programs.bootc import EmulatedBootc
 from treenail_lab.machine.programs.context import ProgramContext, ProgramError
-from treenail_lab.machine.systemd.transient_services import find_unit_log
+from treenail_lab.machine.systemd.unit_log import find_unit_log
 
 _PODMAN_FAILED = 125
 _PARALLEL_BLOBS = 6
@@ -30,26 +30,11 @@ _PARALLEL_BLOBS = 6
 
 def install_programs(root: Path, catalogue: Path, settings_file: Path) -> None:
     """Install the programs below the root, where the agent expects them."""
-    # Without ``site``, a start takes two thirds of the time: the agent runs bootc every second.
-    package = Path(images.__file__).parents[1]
-    paths = os.pathsep.join(filter(None, [str(package), *sys.path]))
     for program in _PROGRAMS:
         place = root / "usr/bin" / program
         place.parent.mkdir(parents=True, exist_ok=True)
-        words = [
-            sys.executable,
-            "-S",
-            "-P",
-            "-m",
-            __name__,
-            root,
-            catalogue,
-            settings_file,
-            program,
-        ]
-        command = shlex.join(map(str, words))
-        text = f'#!/bin/sh\nPYTHONPATH={shlex.quote(paths)} exec {command} "$@"\n'
-        place.write_text(text, encoding="utf-8")
+        script = build_script(__name__, root, catalogue, settings_file, program)
+        place.write_text(script, encoding="utf-8")
         place.chmod(0o755)
 
 

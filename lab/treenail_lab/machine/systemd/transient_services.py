@@ -18,6 +18,7 @@ from typing import Any
 from gi.repository import GLib
 
 from treenail_lab.machine.bus.objects import READ_ONLY, MethodError
+from treenail_lab.machine.systemd.unit_log import find_unit_log
 
 EXEC_FAILED = 203
 _CODES = {"exited": 1, "killed": 2}  # CLD_EXITED, CLD_KILLED
@@ -223,11 +224,6 @@ def _expand_variables(argv: Iterable[str], environment: Mapping[str, str]) -> It
                 lambda found: "$" if found[1] is None else environment.get(found[1], ""),
                 word,
             )
-
-
-def find_unit_log(root: Path, invocation: str) -> Path:
-    """Return the file that gets the output of a run, instead of the journal."""
-    return root / "var/log/units" / f"{invocation}.log"
 
 
 def _open_for_append(path: Path) -> int:
