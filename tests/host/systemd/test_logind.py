@@ -25,13 +25,6 @@ def services() -> Iterator[Services]:
 
 
 @pytest.fixture
-def bus(services: Services) -> Iterator[SystemBus]:
-    bus = SystemBus(services.address)
-    yield bus
-    bus.close_connection()
-
-
-@pytest.fixture
 def logind(bus: SystemBus) -> Logind:
     return Logind(bus)
 

@@ -32,13 +32,6 @@ def services() -> Iterator[Services]:
 
 
 @pytest.fixture
-def bus(services: Services) -> Iterator[SystemBus]:
-    bus = SystemBus(services.address)
-    yield bus
-    bus.close_connection()
-
-
-@pytest.fixture
 def systemd(bus: SystemBus) -> Systemd:
     return Systemd(bus, FakeClock())
 

@@ -32,18 +32,18 @@ from treenail.update.state.record import LedgerRecord, PrestagedTarget
 from treenail.update.status import make_report
 
 TOKEN = f"drain-{B.config}"
+LISTED = DeploymentState(
+    booted_digest=DIGEST_A,
+    booted_id="os-0",
+    staged_digest=DIGEST_C,
+    staged_list_digest=DIGEST_B,
+    staged_id="os-1",
+    is_locked=True,
+)
 
 
 def test_image_of_a_manifest_list_is_recognized_by_either_digest() -> None:
-    listed = DeploymentState(
-        booted_digest=DIGEST_A,
-        booted_id="os-0",
-        staged_digest=DIGEST_C,
-        staged_list_digest=DIGEST_B,
-        staged_id="os-1",
-        is_locked=True,
-    )
-    staging = facts(record=LedgerRecord(current=A, update=update()), deployments=listed)
+    staging = facts(record=LedgerRecord(current=A, update=update()), deployments=LISTED)
     assert not isinstance(decide_action(staging), RefuseAction | StageAction)
     booted = DeploymentState(booted_digest=DIGEST_C, booted_id="os-0", booted_list_digest=DIGEST_B)
     rebooted = LedgerRecord(
@@ -66,18 +66,10 @@ def test_booted_digest_is_annotated_for_a_manifest_list_only() -> None:
 
 
 def test_prestaged_manifest_list_is_not_staged_again() -> None:
-    listed = DeploymentState(
-        booted_digest=DIGEST_A,
-        booted_id="os-0",
-        staged_digest=DIGEST_C,
-        staged_list_digest=DIGEST_B,
-        staged_id="os-1",
-        is_locked=True,
-    )
     node = replace(observed_node(A), prestage=B)
     prestaging = facts(
         node=node,
-        deployments=listed,
+        deployments=LISTED,
         record=LedgerRecord(current=A, prestaged=PrestagedTarget(B, BOOT_1)),
     )
     assert decide_action(prestaging) == PrestageAction(B, "")

@@ -64,6 +64,11 @@ def test_reboot_is_soft_unless_the_kernel_changes(impact: UpdateImpact, *, is_so
     assert decide_action(replace(at, can_soft_reboot=False)) == RebootAction(B, "os-1")
 
 
+FINALIZED = DeploymentState(
+    booted_digest=DIGEST_A, booted_id="os-0", other_ids=("os-1",), pending_id="os-1"
+)
+
+
 def test_soft_reboot_is_repeated_only_in_the_same_boot() -> None:
     rebooting = update(Phase.REBOOTING, drain_token=TOKEN, staged_id="os-1", reboot_count=1)
     at = facts(
@@ -79,13 +84,10 @@ def test_soft_reboot_is_repeated_only_in_the_same_boot() -> None:
 
 def test_soft_reboot_into_another_root_is_followed_by_a_full_one() -> None:
     rebooting = update(Phase.REBOOTING, drain_token=TOKEN, staged_id="os-1", reboot_count=1)
-    finalized = DeploymentState(
-        booted_digest=DIGEST_A, booted_id="os-0", other_ids=("os-1",), pending_id="os-1"
-    )
     at = facts(
         record=LedgerRecord(current=A, update=rebooting),
         node=drained_node(TOKEN),
-        deployments=finalized,
+        deployments=FINALIZED,
         can_soft_reboot=True,
         boot_id=SOFT_1,
     )
@@ -112,9 +114,7 @@ def test_full_reboot_after_a_soft_one_is_repeated_until_it_happens() -> None:
     at = facts(
         record=LedgerRecord(current=A, update=rebooting),
         node=drained_node(TOKEN),
-        deployments=DeploymentState(
-            booted_digest=DIGEST_A, booted_id="os-0", other_ids=("os-1",), pending_id="os-1"
-        ),
+        deployments=FINALIZED,
         can_soft_reboot=True,
         boot_id=SOFT_1,
     )
@@ -123,13 +123,10 @@ def test_full_reboot_after_a_soft_one_is_repeated_until_it_happens() -> None:
 
 def test_full_reboot_into_previous_deployment_cancels_the_update() -> None:
     rebooting = update(Phase.REBOOTING, drain_token=TOKEN, staged_id="os-1", reboot_count=1)
-    finalized = DeploymentState(
-        booted_digest=DIGEST_A, booted_id="os-0", other_ids=("os-1",), pending_id="os-1"
-    )
     at = facts(
         record=LedgerRecord(current=A, update=rebooting),
         node=drained_node(TOKEN),
-        deployments=finalized,
+        deployments=FINALIZED,
         boot_id=BOOT_2,
     )
     decision = decide_action(at)

@@ -30,6 +30,7 @@ from treenail.daemon.configuration.drift import BootedState, DriftCheck, Expecte
 from treenail.daemon.configuration.drift_repair import NodeConfigs
 from treenail.daemon.configuration.image_content import read_image_content
 from treenail.daemon.configuration.inspect import open_booted_tree
+from treenail.daemon.configuration.machine import plan_machine_steps
 from treenail.errors import FileError, HostError, UnreachableError, UsageError
 from treenail.host.machine import Machine
 from treenail.update.decision.request import RequestKind, UserRequest
@@ -37,7 +38,6 @@ from treenail.update.drift.drift_policy import BOOT_ATTRIBUTES, DriftReaction, f
 from treenail.update.drift.drift_repair import plan_repair
 from treenail.update.state import record as records
 from treenail.update.state.record import Target
-from treenail.update.steps.plan import plan_steps
 
 Json = dict[str, object]
 
@@ -166,13 +166,9 @@ class _DriftInspector:
             inspector, runner = create_inspector_and_runner(
                 self._machine, is_running=self._is_running
             )
-            old = inspector.read_ownership()
             wanted, provided = self._split.wanted, self._split.provided
-            inventory = inspector.inspect_machine(old, wanted, provided)
-            steps = plan_steps(
-                old, wanted, inventory, config=self.current.config, provided=provided
-            ).steps
-            apply_steps(plan_repair(steps, drifts), runner)
+            plan = plan_machine_steps(inspector, wanted, self.current.config, provided)
+            apply_steps(plan_repair(plan.steps, drifts), runner)
 
     def _read_booted_state(self) -> BootedState:
         # Imported late: a directory tree needs no bus.

@@ -15,6 +15,7 @@ from treenail.config.wanted import read_wanted_state
 from treenail.daemon.configuration.config_cache import DIRECTORY
 from treenail.daemon.configuration.image_content import read_image_content
 from treenail.daemon.configuration.inspect import MachineInspector, open_booted_tree
+from treenail.daemon.configuration.machine import plan_machine_steps
 from treenail.daemon.configuration.mcd_handback import hand_back_node
 from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG
 from treenail.errors import DriftError, TreenailError, UsageError
@@ -23,7 +24,6 @@ from treenail.host.machine import Machine
 from treenail.update.handback import check_handback, compute_handback_annotations
 from treenail.update.state import record as records
 from treenail.update.state.record import Target
-from treenail.update.steps.plan import plan_steps
 from treenail.update.steps.steps import BackUpEntry, ConfigStep, RecordOwnership
 
 AnnotationChanges = dict[str, str | None]
@@ -99,11 +99,7 @@ def _find_differing_steps(
     if current.image:
         content = read_image_content(open_booted_tree(machine.root), wanted)
         split = compare_with_image(wanted, content)
-    old = inspector.read_ownership()
-    inventory = inspector.inspect_machine(old, split.wanted, split.provided)
-    steps = plan_steps(
-        old, split.wanted, inventory, config=config.name, provided=split.provided
-    ).steps
+    steps = plan_machine_steps(inspector, split.wanted, config.name, split.provided).steps
     # Backups and the ownership record change no file that the MCD compares.
     return tuple(step for step in steps if not isinstance(step, BackUpEntry | RecordOwnership))
 

@@ -24,7 +24,6 @@ from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.errors import ConfigError, FileError, HostError, IgnitionError, LedgerError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.machine import Machine
-from treenail.update.steps.plan import plan_steps
 from treenail.update.steps.steps import ConfigStep
 
 if TYPE_CHECKING:
@@ -108,13 +107,13 @@ def apply_once(config: MachineConfig, machine: Machine, *, is_running: bool) -> 
                 f"cannot apply the config: the agent updates {machine.root.prefix}",
                 remedy="wait for it, or run: treenail cancel",
             )
-        old = inspector.read_ownership()
-        found = plan_steps(old, wanted, inspector.inspect_machine(old, wanted), config=config.name)
+        configuration = NodeConfiguration(inspector, runner)
+        found = configuration.plan_steps(wanted, config.name)
         steps, disruption = (
             _add_service_steps(wanted, found.steps) if is_running else (found.steps, None)
         )
         try:
-            NodeConfiguration(inspector, runner).apply_steps(steps, ImageSplit(wanted), config.name)
+            configuration.apply_steps(steps, ImageSplit(wanted), config.name)
         except KeyboardInterrupt:
             recover_interrupted(runner)
             raise

@@ -22,6 +22,7 @@ from treenail.config.wanted import read_wanted_state
 from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.configuration.image_content import read_image_content
 from treenail.daemon.configuration.inspect import open_booted_tree
+from treenail.daemon.configuration.machine import plan_machine_steps
 from treenail.daemon.reconcile.observe import summarize_deployments
 from treenail.daemon.settings.settings import DrainMode, ImageFiles, RebootMode
 from treenail.errors import ClusterError, HostError, UsageError
@@ -30,7 +31,6 @@ from treenail.update.impact.os_change import RunningOS, compute_os_change
 from treenail.update.impact.preview import MachinePlan, Preview, preview_update
 from treenail.update.state import record as records
 from treenail.update.state.record import LedgerRecord, Target
-from treenail.update.steps.plan import plan_steps
 from treenail.update.steps.steps import BackUpEntry, RecordOwnership
 
 T = TypeVar("T")
@@ -199,11 +199,7 @@ def _inspect_machine(
         elif target.image:
             content = read_image_content(open_booted_tree(machine.root), wanted)
             split = compare_with_image(wanted, content)
-        owned = inspector.read_ownership()
-        inventory = inspector.inspect_machine(owned, split.wanted, split.provided)
-        steps = plan_steps(
-            owned, split.wanted, inventory, config=new.name, provided=split.provided
-        ).steps
+        steps = plan_machine_steps(inspector, split.wanted, new.name, split.provided).steps
     except HostError as error:
         notes.append(f"the plan compares the configs only, not this machine: {error}")
         return None

@@ -57,9 +57,7 @@ class NodeConfiguration:
 
         ``provided`` are the paths and units that an image provides.
         """
-        old = self._inspector.read_ownership()
-        inventory = self._inspector.inspect_machine(old, new, provided)
-        return plan_steps(old, new, inventory, config=config, provided=provided)
+        return plan_machine_steps(self._inspector, new, config, provided)
 
     def check_steps(self, steps: Sequence[ConfigStep]) -> None:
         """Raise `FileError` for steps that this machine cannot make."""
@@ -115,3 +113,15 @@ class NodeConfiguration:
     def restore_pending(self, *, is_booted: bool = False) -> None:
         """Undo the pending change; ``is_booted``: the machine booted with it."""
         restore_pending(self._runner, is_booted=is_booted)
+
+
+def plan_machine_steps(
+    inspector: MachineInspector,
+    new: WantedState,
+    config: str,
+    provided: frozenset[str] = frozenset(),
+) -> StepPlan:
+    """Plan the steps from the machine as it is; see `NodeConfiguration.plan_steps`."""
+    old = inspector.read_ownership()
+    inventory = inspector.inspect_machine(old, new, provided)
+    return plan_steps(old, new, inventory, config=config, provided=provided)
