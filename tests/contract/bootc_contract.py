@@ -216,7 +216,7 @@ class BootcContract(OperatingSystemContract):
             bootc.finalize_staged(BAD.digest)
         assert str(caught.value) == (
             f"cannot switch to {BAD.pull_spec} with bootc: "
-            "Switching: Staging: no space left on device"
+            "Switching: Switching (ostree): Staging: no space left on device"
         )
         assert caught.value.remedy == "free space in /sysroot and /boot"
         staged = bootc.read_deployments().staged

@@ -51,6 +51,29 @@ def test_percent_rises_through_all_tasks_to_99() -> None:
     ]
 
 
+def imported(layers: int, done: int, total: int, *, of: int) -> bytes:
+    """Return an event: so many layers are done, and so many bytes of the next one."""
+    size = 1_000_000
+    finished = [{"id": str(number), "bytes": size, "bytesTotal": size} for number in range(layers)]
+    event = {"type": "ProgressBytes", "task": "pulling", "description": "Pulling Image: os",
+             "bytes": layers * size + done, "bytesTotal": 1000, "steps": layers, "stepsTotal": of,
+             "subtasks": [*finished, {"id": "next", "bytes": done, "bytesTotal": total}],
+             }  # fmt: skip
+    return json.dumps(event).encode() + b"\n"
+
+
+def test_percent_counts_layers_where_bytes_exceed_their_total() -> None:
+    progress = BootcProgress()
+    seen = []
+    for line in (
+        imported(0, 500_000, 1_000_000, of=4), imported(1, 0, 1_000_000, of=4),
+        imported(2, 3_000_000, 1_000_000, of=4), imported(3, 1, 0, of=4),
+    ):  # fmt: skip
+        progress.feed_chunk(line)
+        seen.append(progress.last_progress.percent)
+    assert seen == [12, 25, 75, 75]
+
+
 @pytest.mark.parametrize(
     "line",
     [b"\n", b"{\n", b"[]\n", b'"x"\n', b'{"type": "ProgressBytes"}\n', b"\xff\xfe\n",

@@ -22,13 +22,15 @@ _REFSPECS = {
     ("containers-storage", False): "ostree-unverified-image:containers-storage:",
     ("containers-storage", True): "ostree-image-signed:containers-storage:",
 }
-_LOCAL_CHANGES = (
-    "Deployment contains local rpm-ostree modifications; cannot upgrade via bootc. You can run "
-    "`rpm-ostree reset` to undo the modifications."
-)
+_SWITCHING = "Switching: Switching (ostree): "
 _EVENTS, _MIN_LAYER_EVENTS = 200, 5
 """Progress events of a pull, and of each layer: more than a pipe holds, as in a busy pull."""
-_STAGING = ("merging", "deploying", "bound_images", "cleanup")
+_STAGING = (("merging", 0), ("deploying", 1), ("bound_images", 1), ("cleanup", 2), ("", 3))
+"""Each step of staging, with the number of steps that bootc counts as done by then."""
+_STAGING_STEPS = 3
+_SHORT_DIGEST = 21
+_UNPACKED = 2
+"""How many times as large as its download a layer is in podman's storage."""
 
 
 class EmulatedBootc:
@@ -82,18 +84,19 @@ class EmulatedBootc:
             "rollback": _build_entry(others[0]) if others else None,
             "otherDeployments": [_build_entry(each) for each in others[1:]],
             "rollbackQueued": queued,
-            "type": "bootcHost" if booted else None,
+            "type": "bootcHost" if booted and not _has_local_changes(booted) else None,
             "readOnly": False,
             "usrOverlay": None,
         }
         spec = staged or booted
+        is_known = spec is not None and not _has_local_changes(spec)
         return {
             "apiVersion": "org.containers.bootc/v1",
             "kind": "BootcHost",
             "metadata": {"name": "host"},
             "spec": {
-                "image": _build_reference(spec) if spec else None,
-                "bootOrder": "rollback" if queued else "default",
+                "image": _build_reference(spec) if is_known else None,
+                "bootOrder": "rollback" if queued and is_known else "default",
             },
             "status": status,
         }
@@ -106,24 +109,22 @@ class EmulatedBootc:
         booted = sysroot.find_booted()
         if base is None or booted is None:
             raise ProgramError("This command requires running in an actual host system")
-        if booted.packages or booted.removals:
-            raise ProgramError(_LOCAL_CHANGES)
-        if signed and pull.is_insecure_by_default(self._host.root):
-            raise ProgramError(
-                "Switching: Pulling: containers-policy.json specifies a default of "
-                "`insecureAcceptAnything`; refusing usage"
-            )
         refspec = _REFSPECS[transport, signed] + name
-        if refspec == base.refspec:
+        if refspec == base.refspec and not _has_local_changes(base):
             print("Image specification is unchanged.")
             return
+        if signed and pull.is_insecure_by_default(self._host.root):
+            raise ProgramError(
+                f"{_SWITCHING}Preparing import: containers-policy.json specifies a default of "
+                "`insecureAcceptAnything`; refusing usage"
+            )
         image = self._fetch_image(name, transport, progress)
         failure = self._host.settings().staging_error or image.faults.get("stage", "")
         if failure:
-            raise ProgramError(f"Switching: Staging: {failure}")
-        for number, step in enumerate(_STAGING, start=1):
+            raise ProgramError(f"{_SWITCHING}Staging: {failure}")
+        for step, done in _STAGING:
+            progress.write_step_progress("staging", step, done, _STAGING_STEPS, image)
             self._host.wait(self._host.settings().staging_s / len(_STAGING))
-            progress.write_step_progress("staging", step, number, len(_STAGING))
         if instead := self._host.settings().staged_instead:
             image = images.load_catalogue(self._host.catalogue).find_image(instead) or image
             refspec = _REFSPECS[transport, signed] + instead
@@ -138,29 +139,31 @@ class EmulatedBootc:
             found = catalogue.find_image(name)
             if name not in self._host.read_storage() or found is None:
                 raise ProgramError(
-                    "Switching: Pulling: Creating importer: failed to invoke method OpenImage: "
+                    f"{_SWITCHING}Preparing import: failed to invoke method OpenImage: "
                     f'reference "[overlay@/var/lib/containers/storage]{name}" does not resolve to '
                     "an image ID: identifier is not an image"
                 )
             image = found
             if why := pull.find_refusal(self._host.root, "containers-storage", image):
-                raise ProgramError(f"Switching: Pulling: {why}")
+                raise ProgramError(
+                    f"{_SWITCHING}Preparing import: failed to invoke method OpenImage: {why}"
+                )
         else:
             try:
                 image = pull.open_image(name, catalogue, self._host.root)
             except OperationError as error:
-                raise ProgramError(f"Switching: Pulling: {error}") from error
-        done = 0
-        # Every event lists all layers, so their number falls as the number of layers grows.
+                raise ProgramError(f"{_SWITCHING}{error}") from error
+        unpacked = _UNPACKED if transport == "containers-storage" else 1
+        # Every event lists the layers so far, so the number of events falls as theirs grows.
         events = max(_EVENTS // len(image.layers), _MIN_LAYER_EVENTS)
-        for layer in image.layers:
+        for number, layer in enumerate(image.layers):
             for event in range(1, events + 1):
                 self._host.wait(layer.size_bytes / self._host.settings().pull_bytes_per_s / events)
-                progress.write_layer_progress(
-                    layer.digest, done + layer.size_bytes * event // events, image
-                )
-            done += layer.size_bytes
+                fetched = layer.size_bytes * event // events
+                progress.write_layer_progress(image, number, fetched, unpacked)
             self._host.sysroot.import_layer(layer.digest)
+        for done in (0, 1):
+            progress.write_step_progress("importing", "importing", done, 1, image)
         return image
 
     def _queue_rollback(self) -> None:
@@ -168,7 +171,7 @@ class EmulatedBootc:
         sysroot = self._host.sysroot
         first, *others = sysroot.read_written()
         if not others:
-            raise ProgramError("No rollback available")
+            raise ProgramError("Rollback: Rollback (ostree): No rollback available")
         self._host.wait(self._host.settings().staging_s)
         sysroot.drop_staged()
         reverting = first != sysroot.find_booted()
@@ -191,24 +194,37 @@ class _ProgressWriter:
         self._write = lambda line: os.write(descriptor, line)
         self._write_event({"type": "Start", "version": "0.1.0"})
 
-    def write_layer_progress(self, digest: str, done: int, image: Image) -> None:
+    def write_layer_progress(self, image: Image, number: int, fetched: int, unpacked: int) -> None:
+        """Report the bytes of a layer, and the layers before it.
+
+        The total is that of the download, also where the bytes are those of ``unpacked`` layers.
+        """
         layers = [
-            {"subtask": "ostree_chunk", "description": f"ostree chunk: {each.digest}",
-             "id": each.digest, "bytesCached": 0, "bytes": 0, "bytesTotal": each.size_bytes}
-            for each in image.layers
+            {"subtask": "ostree chunk", "description": f"ostree chunk: {short}", "id": short,
+             "bytesCached": 0, "bytes": size, "bytesTotal": each.size_bytes * unpacked}
+            for index, each in enumerate(image.layers[: number + 1])
+            for short in [each.digest.removeprefix("sha256:")[:_SHORT_DIGEST]]
+            for size in [(fetched if index == number else each.size_bytes) * unpacked]
         ]  # fmt: skip
+        is_done = fetched == image.layers[number].size_bytes
         self._write_event({
-            "type": "ProgressBytes", "task": "pulling", "id": digest,
-            "description": f"Pulling Image: {image.pull_spec}",
-            "bytesCached": 0, "bytes": done, "bytesTotal": image.size_bytes,
-            "stepsCached": 0, "steps": 0, "stepsTotal": len(layers), "subtasks": layers,
+            "type": "ProgressBytes", "task": "pulling", "id": image.digest,
+            "description": f"Pulling Image: {image.digest}",
+            "bytesCached": 0, "bytes": sum(layer["bytes"] for layer in layers),
+            "bytesTotal": image.size_bytes, "stepsCached": 0, "steps": number + is_done,
+            "stepsTotal": len(image.layers), "subtasks": layers,
         })  # fmt: skip
 
-    def write_step_progress(self, task: str, step: str, number: int, total: int) -> None:
+    def write_step_progress(
+        self, task: str, step: str, done: int, total: int, image: Image
+    ) -> None:
+        """Report a step that begins; an empty one reports the end of the task."""
+        steps = [{"subtask": step, "description": step, "id": step, "completed": done == total}]
+        description = "Importing Image" if task == "importing" else "Deploying Image"
         self._write_event({
-            "type": "ProgressSteps", "task": task, "description": "Deploying Image",
-            "id": step, "stepsCached": 0, "steps": number, "stepsTotal": total,
-            "subtasks": [{"subtask": step, "description": step, "id": step, "completed": True}],
+            "type": "ProgressSteps", "task": task, "description": description,
+            "id": image.digest, "stepsCached": 0, "steps": done, "stepsTotal": total,
+            "subtasks": steps if step else [],
         })  # fmt: skip
 
     def _write_event(self, event: dict[str, Any]) -> None:
@@ -222,16 +238,19 @@ class _ProgressWriter:
 
 
 def _build_entry(deployment: SysrootDeployment, *, locked: bool = False) -> dict[str, Any]:
+    is_changed = _has_local_changes(deployment)
+    image = {
+        "image": _build_reference(deployment),
+        "version": deployment.version,
+        "timestamp": None,
+        "imageDigest": deployment.digest,
+        "architecture": "amd64",
+    }
     return {
-        "image": {
-            "image": _build_reference(deployment)["image"],
-            "version": deployment.version,
-            "timestamp": None,
-            "imageDigest": deployment.digest,
-            "architecture": "amd64",
-        },
+        # bootc does not name the image of a deployment that rpm-ostree changed.
+        "image": None if is_changed else image,
         "cachedUpdate": None,
-        "incompatible": bool(deployment.packages or deployment.removals),
+        "incompatible": is_changed,
         "pinned": deployment.pinned,
         "softRebootCapable": False,
         "downloadOnly": locked,
@@ -249,5 +268,9 @@ def _build_reference(deployment: SysrootDeployment) -> dict[str, Any]:
     for (transport, signed), scheme in _REFSPECS.items():
         if deployment.refspec.startswith(scheme):
             found = {"image": deployment.refspec.removeprefix(scheme), "transport": transport}
-            return {"image": {**found, "signature": "containerPolicy"} if signed else found}
-    return {"image": {"image": pull.parse_pull_spec(deployment.refspec), "transport": "registry"}}
+            return {**found, "signature": "containerPolicy"} if signed else found
+    return {"image": pull.parse_pull_spec(deployment.refspec), "transport": "registry"}
+
+
+def _has_local_changes(deployment: SysrootDeployment) -> bool:
+    return bool(deployment.packages or deployment.removals)
