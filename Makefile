@@ -22,7 +22,7 @@ RUN = $(BIN)/python -m
 VM = PYTHONPATH=.:vm-tests $(RUN) vmlab.run
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-fast test-long test-cluster check format bench vm-test vm-smoke diagrams rpm clean
+.PHONY: help demo test test-fast test-long test-cluster test-mco check format bench vm-test vm-smoke diagrams rpm clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -37,11 +37,15 @@ test-fast: $(READY)  ## the unit tests, which start no process: 3 minutes at mos
 	$(RUN) pytest -n $(JOBS) --dist worksteal --without-processes $(ARGS)
 
 test-long: $(READY)  ## random walks, power cuts and fuzzing by the thousand: hours
-	TREENAIL_WALK_SECONDS=$(LONG_S) $(RUN) pytest -m walk -n $(CORES) $(ARGS)
+	TREENAIL_WALK_SECONDS=$(LONG_S) $(RUN) pytest -m "walk or long" -n $(CORES) $(ARGS)
 
 # ETCD, KUBE_APISERVER and KUBE_CONTROLLER_MANAGER name programs, or TREENAIL_TEST_KUBECONFIG a cluster.
 test-cluster: $(READY)  ## contract and controllers on a real kube-apiserver: minutes; see CONTRIBUTING.md
 	$(RUN) tools.test_cluster $(ARGS)
+
+# TREENAIL_TEST_MCC and TREENAIL_TEST_MCD name programs; without a name its tests are skipped.
+test-mco: $(READY)  ## the agent and controllers with those of the MCO: minutes; see CONTRIBUTING.md
+	$(RUN) pytest -p no:cacheprovider -rs tests/mco $(ARGS)
 
 check: $(READY)  ## format, lint, types and layers, changing nothing: seconds
 	$(RUN) ruff format --check .

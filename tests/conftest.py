@@ -1,4 +1,4 @@
-"""Rules for every test: a time limit, isolation from the host, and the lane without processes."""
+"""Rules for every test: a time limit, isolation from the host, and what each lane leaves out."""
 
 import os
 import signal
@@ -64,12 +64,26 @@ RUNNING = pytest.StashKey[list[str]]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests that start processes, if the fast lane was requested."""
-    if not config.getoption(WITHOUT_PROCESSES):
-        return
-    unit = [item for item in items if not _starts_process(item)]
-    config.hook.pytest_deselected(items=[item for item in items if _starts_process(item)])
-    items[:] = unit
+    """Leave out the long tests, and in the fast lane tests that start processes."""
+    for item in items:
+        item.own_markers[:] = [each for each in item.own_markers if _is_for_case(each, item)]
+    has_long = "long" in config.getoption("markexpr")
+    is_fast = config.getoption(WITHOUT_PROCESSES)
+    left_out = [
+        item
+        for item in items
+        if (not has_long and item.get_closest_marker("long")) or (is_fast and _starts_process(item))
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _is_for_case(mark: pytest.Mark, item: pytest.Item) -> bool:
+    """Return False for a mark ``long`` with a parameter that this case does not have."""
+    case = getattr(item, "callspec", None)
+    values = set(case.id.split("-")) if case else set()
+    return mark.name != "long" or not mark.args or bool(values & set(mark.args))
 
 
 def _starts_process(item: pytest.Item) -> bool:

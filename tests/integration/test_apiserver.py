@@ -105,7 +105,13 @@ def test_unreadable_config_stages_nothing(site: Site) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [RefuseFault(), RejectFault(503), RejectFault(429), LoseAnswerFault(), DelayFault(0.2)],
+    [
+        pytest.param(RefuseFault(), marks=pytest.mark.long),
+        pytest.param(RejectFault(503), marks=pytest.mark.long),
+        RejectFault(429),
+        LoseAnswerFault(),
+        pytest.param(DelayFault(0.2), marks=pytest.mark.long),
+    ],
     ids=["refuse", "503", "429", "lost", "slow"],
 )
 def test_after_every_change_the_next_request_fails(site: Site, fault: Fault) -> None:

@@ -126,6 +126,7 @@ def test_config_that_masks_kubelet_is_rolled_back_with_its_image(site: Site) -> 
     site.reach(site.current)
 
 
+@pytest.mark.long("bootc")
 def test_failed_container_runtime_rolls_back(site: Site) -> None:
     def fail(bad: bool) -> None:
         site.machine.change_settings(failing_units=("crio.service",) if bad else ())
@@ -135,6 +136,7 @@ def test_failed_container_runtime_rolls_back(site: Site) -> None:
         assert_comes_back(site, goal, "ContainerRuntime", "crio.service is failed")
 
 
+@pytest.mark.long("bootc")
 def test_node_without_network_rolls_back(site: Site) -> None:
     faults: list[int] = []
 
@@ -149,6 +151,7 @@ def test_node_without_network_rolls_back(site: Site) -> None:
         assert_comes_back(site, goal, "ApiServer")
 
 
+@pytest.mark.long("bootc")
 def test_node_refused_by_api_server_rolls_back(site: Site) -> None:
     kubeconfig = site.machine.root / "var/lib/kubelet/kubeconfig"
     good = kubeconfig.read_text()
@@ -172,6 +175,7 @@ def test_kernel_that_never_boots_is_rolled_back_by_boot_loader(site: Site) -> No
     assert [each.digest for each in site.machine.deployments].count(dead.digest) == 0
 
 
+@pytest.mark.long("bootc")
 def test_hanging_health_check_rolls_back(site: Site) -> None:
     check = site.machine.root / CHECKS / "hangs"
 
@@ -256,6 +260,7 @@ def small_disk(site: Site) -> Iterator[Path]:
         site.machine.start_agent()
 
 
+@pytest.mark.long("bootc")
 def test_full_disk_rolls_back(site: Site, small_disk: Path) -> None:
     filler = small_disk / "filler"
 
@@ -277,6 +282,7 @@ def test_full_disk_rolls_back(site: Site, small_disk: Path) -> None:
     )
 
 
+@pytest.mark.long("bootc")
 def test_node_healthy_shortly_before_deadline_stays(site: Site) -> None:
     check = site.machine.root / CHECKS / "slow"
     slow_ns = int(0.8 * DEADLINE_S * 1e9)

@@ -220,7 +220,22 @@ MOMENTS: dict[str, Callable[[Fleet, Image], object]] = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+# The walks of tests/controllers/rollout end the controller at any moment; here are real processes.
+MOMENT_CASES = [
+    "the canary was asked",
+    "a machine is down",
+    *(
+        pytest.param(each, marks=pytest.mark.long)
+        for each in (
+            "a node is out of service",
+            "the canary is through",
+            "the second node is on its way",
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("moment", MOMENT_CASES)
 def test_rollout_continues_after_controller_is_killed(fleet: Fleet, moment: str) -> None:
     image = fleet.image()
     fleet.ask(image)

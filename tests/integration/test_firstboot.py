@@ -148,6 +148,7 @@ def test_machine_joins_after_killed_first_boot(machine: LabMachine) -> None:
     assert (booted(machine), machine.boot_count) == (WANTED.digest, 2)
 
 
+@pytest.mark.long("bootc")
 def test_machine_without_target_joins(machine: LabMachine) -> None:
     assert first_boot(machine).wait(LIMIT_S) == 0
     assert (machine.root / "var/lib/treenail/firstboot.done").exists()

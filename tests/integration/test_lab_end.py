@@ -55,7 +55,14 @@ def find_processes(directory: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+SIGNALS = [
+    signal.SIGKILL,
+    signal.SIGTERM,
+    *(pytest.param(each, marks=pytest.mark.long) for each in (signal.SIGHUP, signal.SIGINT)),
+]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_lab_ended_by_signal_leaves_no_process_and_no_directory(number: signal.Signals) -> None:
     with running_lab() as (process, directory):
         # The lab, the controllers, the bus, systemd and logind, the agent.

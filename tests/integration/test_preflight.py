@@ -90,7 +90,15 @@ def at_fault(site: Site, fault: Fault) -> Iterator[None]:
         driver.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("reason", FAULTS)
+# With bootc the probes are the same, except those that read its storage and its credentials.
+OF_BACKEND = {"SignatureRejected", "RegistryUnauthorized", "ImageNotBootable", "NoSpaceOnSysroot"}
+REASONS = [
+    pytest.param(each, marks=() if each in OF_BACKEND else pytest.mark.long("bootc"))
+    for each in FAULTS
+]
+
+
+@pytest.mark.parametrize("reason", REASONS)
 def test_preflight_failure_is_reported_and_cordons_nothing(site: Site, reason: str) -> None:
     fault = FAULTS[reason]
     image = make_image("os/node", reason, SIZE, credential=LOGIN)

@@ -34,6 +34,7 @@ def retained(site: Site) -> dict[str, str] | None:
     return found
 
 
+@pytest.mark.long("bootc")
 def test_previous_deployment_is_pinned_until_keep_time_ends(
     site: Site,
 ) -> None:

@@ -327,6 +327,7 @@ def test_config_secrets_stay_hidden_before_and_after_reboot(
     assert leaks(list_outputs(site)) == {}
 
 
+@pytest.mark.long("bootc")
 def test_secrets_stay_hidden_in_drift_and_refusal(
     site: Site, configs: Configs, programs: Programs, arguments: list[str]
 ) -> None:

@@ -37,6 +37,7 @@ def test_image_with_the_same_kernel_starts_user_space_alone(site: Site) -> None:
     assert rebooted(site) == ["soft-rebooting"]
 
 
+@pytest.mark.long("bootc")
 def test_target_replaced_during_delayed_reboot_is_not_booted(
     site: Site,
 ) -> None:
@@ -53,6 +54,7 @@ def test_target_replaced_during_delayed_reboot_is_not_booted(
     assert site.machine.staged_deployment is None
 
 
+@pytest.mark.long("bootc")
 def test_image_with_another_kernel_reboots_the_machine(site: Site) -> None:
     before, goal = site.machine.boot_id, site.goal()
     site.lab.add_image(replace(goal.image, kernel="6.13.0-1.lab"))
