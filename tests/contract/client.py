@@ -62,12 +62,14 @@ class Cluster:
         context: ssl.SSLContext,
         token: str = "",
         impersonated: Sequence[tuple[str, str]] = (),
+        accept: str = "application/json",
     ) -> None:
         url = urlsplit(server)
         self._host, self._port, self._base = url.hostname or "", url.port or 443, url.path
         self._context = context
         self._token = token
         self._impersonated = impersonated
+        self._accept = accept
 
     @classmethod
     def of_kubeconfig(cls, path: Path) -> Self:
@@ -97,6 +99,11 @@ class Cluster:
         headers = [("Impersonate-User", name), *(("Impersonate-Group", one) for one in groups)]
         server = f"https://{self._host}:{self._port}{self._base}"
         return Cluster(server, self._context, self._token, headers)
+
+    def accepting(self, media_types: str) -> "Cluster":
+        """Return a client of the same user that sends this Accept header."""
+        server = f"https://{self._host}:{self._port}{self._base}"
+        return Cluster(server, self._context, self._token, self._impersonated, media_types)
 
     def request(
         self,
@@ -151,7 +158,7 @@ class Cluster:
         connection = http.client.HTTPSConnection(
             self._host, self._port, context=self._context, timeout=_LIMIT_S
         )
-        headers = {"Accept": "application/json", "User-Agent": "contract/1"}
+        headers = {"Accept": self._accept, "User-Agent": "contract/1"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         content = None

@@ -25,6 +25,7 @@ from treenail_lab.apiserver.serving.faults import (
     RefuseFault,
     RejectFault,
 )
+from treenail_lab.apiserver.serving.metadata_only import is_metadata_requested, select_metadata
 from treenail_lab.apiserver.serving.request_log import RequestLog
 from treenail_lab.apiserver.serving.verbs import ApiAnswer, RequestBody, VerbDispatcher
 
@@ -116,6 +117,8 @@ class WebApplication:
         answer = backend.verbs.answer_request(api_request, kind, body, user)
         if loses_answer:
             raise ConnectionDropped
+        if is_metadata_requested(request.headers.get("Accept", "")):
+            answer = ApiAnswer(answer.code, select_metadata(answer.document))
         return _json_response(answer)
 
     async def _apply_faults(self, api_request: ServerRequest, user: ApiUser) -> bool:
@@ -147,12 +150,15 @@ class WebApplication:
     ) -> web.StreamResponse:
         options = _parse_watch_options(api_request, kind)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        has_metadata_only = is_metadata_requested(request.headers.get("Accept", ""))
         with self._backend.watches.open_watch(kind, user.name) as watch:
             await response.prepare(request)
             async for event in self._backend.watches.stream_events(watch, options):
                 obj = event["object"]
                 if event["type"] != "ERROR":
                     obj = convert_version(kind, obj)
+                if has_metadata_only:
+                    obj = select_metadata(obj)
                 await response.write(_dump_json({"type": event["type"], "object": obj}) + b"\n")
         return response
 
