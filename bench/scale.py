@@ -1,15 +1,16 @@
 """Benchmark of all controllers in one process: CPU and memory of a rollout of many pools.
 
-The Nodes have the size that kubelets write, 12 kB. The controllers run as users run them, with the
-official transport. The agents are simulated, in the process of the API server.
+The Nodes have the size that kubelets write, 12 kB. Of the 30 pods of a node, 5 kB each, six belong
+to DaemonSets and two are mirror pods; a drain evicts the other 22. The controllers run as users run
+them. The agents are simulated, in the process of the API server.
 
     make bench ARGS=scale
-    python -m bench.scale 500 5000
+    python -m bench.scale 500 5000 --pods 30
 """
 
+import argparse
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -40,9 +41,69 @@ USER = "controllers"
 SIZES = (500, 5000)
 NODES_PER_POOL = 25
 PODS_PER_NODE = 30
+DAEMONSETS_PER_NODE, MIRRORS_PER_NODE = 6, 2
 DRAINED_NODES = 100
+REPLICASET = "web-6f7d8c9b5"
+# Shared by all pods, as above.
+NETWORK = '[{"name": "cluster", "interface": "eth0", "ips": ["10.128.0.17"], "default": true}]'
+POD_MANAGERS = [
+    {
+        "manager": manager,
+        "operation": "Update",
+        "apiVersion": "v1",
+        "time": "2026-01-01T00:00:00Z",
+        "fieldsType": "FieldsV1",
+        "fieldsV1": {f"f:{part}": {f"f:field-{number}": {".": {}} for number in range(18)}},
+    }
+    for manager, part in (("kube-controller-manager", "spec"), ("kubelet", "status"))
+]
+POD_SPEC = {
+    "containers": [
+        {
+            "name": f"container-{number}",
+            "image": f"registry.example.com/team/service-{number}@sha256:{number:064x}",
+            "env": [{"name": f"VARIABLE_{each}", "value": f"value {each}"} for each in range(8)],
+            "ports": [{"name": "http", "containerPort": 8080, "protocol": "TCP"}],
+            "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+            "volumeMounts": [{"name": "token", "mountPath": "/var/run/secrets", "readOnly": True}],
+            "terminationMessagePath": "/dev/termination-log",
+            "imagePullPolicy": "IfNotPresent",
+        }
+        for number in range(2)
+    ],
+    "volumes": [
+        {"name": "token", "projected": {"sources": [{"configMap": {"name": "kube-root-ca.crt"}}]}}
+    ],
+    "tolerations": [
+        {"key": f"node.kubernetes.io/{cause}", "operator": "Exists", "effect": "NoExecute"}
+        for cause in ("not-ready", "unreachable")
+    ],
+    "serviceAccountName": "default",
+    "terminationGracePeriodSeconds": 30,
+}
+POD_STATUS = {
+    "phase": "Running",
+    "conditions": [
+        {"type": kind, "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+    ],
+    "containerStatuses": [
+        {
+            "name": f"container-{number}",
+            "ready": True,
+            "restartCount": 0,
+            "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
+            "imageID": f"registry.example.com/team/service-{number}@sha256:{number:064x}",
+            "containerID": f"cri-o://{number:064x}",
+        }
+        for number in range(2)
+    ],
+    "podIP": "10.128.0.17",
+    "qosClass": "Burstable",
+}
 TO_NEW = {"spec": {"configuration": {"name": "new"}}}
 CPU_TARGET_S, RSS_TARGET_MIB = 30.0, 160.0
+LIMIT_S = 7200.0
 # Shared by all Nodes, so that 20,000 of them fit into the memory of the lab.
 IMAGES = [
     {
@@ -59,54 +120,67 @@ IMAGES = [
 def measure(_seconds: float) -> Iterator[Result]:
     for size in SIZES:
         yield from measure_size(size)
-    yield from measure_drains(DRAINED_NODES)
+    yield from measure_size(DRAINED_NODES, pods=PODS_PER_NODE)
 
 
-def measure_drains(size: int) -> Iterator[Result]:
-    """Measure a rollout that evicts all pods of each node."""
+class DrainedAgents(Agents):
+    """Agents that request drains. Their pods exist from the request to the end of the drain.
+
+    The lab's server reads all its pods for each list. So it holds only those of drained nodes. The
+    controllers watch the pods of a node only during its drain, so they notice no difference.
+    """
+
+    def __init__(self, server: LabServer, client: Client, pods: int) -> None:
+        super().__init__(client, drains=True)
+        self._server = server
+        self._pods = pods
+
+    def _note_on(self, name: str, notes: Json) -> None:
+        requested = str(notes.get(key.DESIRED_DRAIN, ""))
+        if requested.startswith("drain-"):
+            pods = [build_pod(name, number) for number in range(self._pods)]
+            self._server.call_api(store_objects("pods", pods))
+        elif requested:
+            self._server.call_api(lambda api: self._remove_pods(api, name))
+        super()._note_on(name, notes)
+
+    def _remove_pods(self, api: Any, node: str) -> None:
+        for number in range(self._pods):
+            where = ("default", build_pod_name(node, number))
+            if api.store.find_object(("", "pods"), where) is not None:
+                api.store.remove_object(("", "pods"), where)
+
+
+def measure_size(size: int, *, pods: int = 0) -> Iterator[Result]:
+    """Measure the start and a rollout of a cluster with this number of nodes and pods."""
     pools = [f"pool-{number:03}" for number in range(max(1, size // NODES_PER_POOL))]
-    with cluster(size, pools) as (server, client):
-        for number in range(size):
-            pods = [build_pod(f"n{number:05}", each) for each in range(PODS_PER_NODE)]
-            server.call_api(store_objects("pods", pods))
-        with Agents(client, drains=True), running(server) as process:
-            wait_for_rollout(lambda: count_updated(client, "old") == len(pools))
-            wait_for_rollout(lambda: is_at_rest(server))
-            before_s = read_cpu(process.pid)
-            for pool in pools:
-                client.patch(MACHINECONFIGPOOLS, pool, TO_NEW)
-            wait_for_rollout(lambda: count_updated(client, "new") == len(pools))
-            spent_s = read_cpu(process.pid) - before_s
-    what = f"controllers, {size} nodes with {PODS_PER_NODE} pods: CPU of the drains"
-    yield Result(what, "s", spent_s)
-    yield Result("  for each node", "s", spent_s / size)
-
-
-def measure_size(size: int) -> Iterator[Result]:
-    """Measure the start and a rollout of a cluster with this number of nodes."""
-    pools = [f"pool-{number:03}" for number in range(max(1, size // NODES_PER_POOL))]
-    with cluster(size, pools) as (server, client), Agents(client), running(server) as process:
+    what = f"controllers, {size} nodes{f' with {pods} pods' if pods else ''}"
+    with (
+        cluster(size, pools) as (server, client),
+        DrainedAgents(server, client, pods) if pods else Agents(client),
+        running(server) as process,
+    ):
         wait_for_rollout(lambda: count_updated(client, "old") == len(pools))
         wait_for_rollout(lambda: is_at_rest(server))
         idle_s = read_cpu(process.pid)
-        yield Result(f"controllers, {size} nodes: CPU of the start", "s", idle_s)
-        yield Result(f"controllers, {size} nodes: RSS at rest", "MiB", read_rss(process.pid))
+        yield Result(f"{what}: CPU of the start", "s", idle_s)
+        yield Result(f"{what}: RSS at rest", "MiB", read_rss(process.pid))
         started_at = time.monotonic()
         for pool in pools:
             client.patch(MACHINECONFIGPOOLS, pool, TO_NEW)
-        wait_for_rollout(lambda: count_updated(client, "new") == len(pools), limit_s=1800.0)
+        wait_for_rollout(lambda: count_updated(client, "new") == len(pools), limit_s=LIMIT_S)
         duration_s = time.monotonic() - started_at
         wait_for_rollout(lambda: is_at_rest(server))
         is_largest = size >= max(SIZES)
-        yield Result(f"controllers, {size} nodes: rollout", "s", duration_s)
+        yield Result(f"{what}: rollout", "s", duration_s)
+        spent_s = read_cpu(process.pid) - idle_s
+        target_s = CPU_TARGET_S if is_largest else None
+        yield Result(f"{what}: CPU of the rollout", "s", spent_s, target_s)
+        yield Result("  for each node", "ms", 1000 * spent_s / size)
+        evictions = server.count_requests(user=USER, verb="create", resource="pods/eviction")
+        yield Result("  evictions for each node", "", evictions / size)
         yield Result(
-            f"controllers, {size} nodes: CPU of the rollout",
-            "s",
-            read_cpu(process.pid) - idle_s,
-            CPU_TARGET_S if is_largest else None,
-        )
-        yield Result(
-            f"controllers, {size} nodes: maximum of RSS",
+            f"{what}: maximum of RSS",
             "MiB",
             read_rss(process.pid, "VmHWM"),
             RSS_TARGET_MIB if is_largest else None,
@@ -130,6 +204,13 @@ def cluster(size: int, pools: list[str]) -> Iterator[tuple[LabServer, Client]]:
             nodes = [build_node(f"n{each:05}", pools[each % len(pools)]) for each in names]
             # Directly into the store: admission of 5,000 Nodes would take minutes.
             server.call_api(store_objects("nodes", nodes))
+        # Without its owner the lab's garbage collector would delete a pod.
+        daemonsets = [
+            build_owner("DaemonSet", f"agent-{number}") for number in range(DAEMONSETS_PER_NODE)
+        ]
+        server.call_api(store_objects("daemonsets", daemonsets, group="apps"))
+        owners = [build_owner("ReplicaSet", REPLICASET)]
+        server.call_api(store_objects("replicasets", owners, group="apps"))
         for pool in pools:
             add_pool(client, pool, "old", maxUnavailable="20%")
         try:
@@ -138,29 +219,51 @@ def cluster(size: int, pools: list[str]) -> Iterator[tuple[LabServer, Client]]:
             transport.close()
 
 
-def store_objects(plural: str, objects: list[Json]) -> Callable[[Any], None]:
+def store_objects(plural: str, objects: list[Json], *, group: str = "") -> Callable[[Any], None]:
     def store(api: Any) -> None:
         for each in objects:
-            api.store.put_object(("", plural), each)
+            api.store.put_object((group, plural), each)
 
     return store
 
 
+def build_owner(kind: str, name: str) -> Json:
+    metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}"}
+    return {"apiVersion": "apps/v1", "kind": kind, "metadata": metadata, "spec": {}}
+
+
+def build_pod_name(node: str, number: int) -> str:
+    return f"{node}-{REPLICASET}-{number:05}"
+
+
 def build_pod(node: str, number: int) -> Json:
-    """Build a running pod that ends at once when it is evicted."""
-    name = f"{node}-{number}"
+    """Build a running pod of about 5 kB, which ends at once when it is evicted."""
+    name = build_pod_name(node, number)
+    annotations: Json = {"lab.treenail/stop-seconds": "0", "example.com/network": NETWORK}
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": REPLICASET}
+    uid = f"uid-{REPLICASET}"
+    if number < DAEMONSETS_PER_NODE:
+        owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": f"agent-{number}"}
+        uid = f"uid-agent-{number}"
+    elif number < DAEMONSETS_PER_NODE + MIRRORS_PER_NODE:
+        annotations["kubernetes.io/config.mirror"] = f"{number:032x}"
+        owner = {"apiVersion": "v1", "kind": "Node", "name": node}
+        uid = build_node_uid(node)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "name": name,
             "namespace": "default",
-            "uid": f"uid-{name}",
-            "labels": {"app": "web"},
-            "annotations": {"lab.treenail/stop-seconds": "0"},
+            "uid": f"00000000-0000-0000-0000-{name}",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": {"app": "web", "pod-template-hash": "6f7d8c9b5"},
+            "annotations": annotations,
+            "ownerReferences": [{**owner, "uid": uid, "controller": True}],
+            "managedFields": POD_MANAGERS,
         },
-        "spec": {"nodeName": node, "containers": [{"name": "main", "image": "i"}]},
-        "status": {"phase": "Running"},
+        "spec": {"nodeName": node, **POD_SPEC},
+        "status": POD_STATUS,
     }
 
 
@@ -178,6 +281,10 @@ def running(server: LabServer) -> Iterator["subprocess.Popen[bytes]"]:
         process.wait(60)
 
 
+def build_node_uid(name: str) -> str:
+    return f"00000000-0000-0000-0000-{name:0>12}"
+
+
 def build_node(name: str, pool: str) -> Json:
     """Build a Node as a kubelet and an agent write it, of about 12 kB."""
     conditions = [
@@ -192,7 +299,7 @@ def build_node(name: str, pool: str) -> Json:
         "kind": "Node",
         "metadata": {
             "name": name,
-            "uid": f"00000000-0000-0000-0000-{name:0>12}",
+            "uid": build_node_uid(name),
             "creationTimestamp": format_rfc3339(time.time()),
             "labels": {
                 **labels,
@@ -251,7 +358,15 @@ def read_rss(pid: int, field: str = "VmRSS") -> float:
     raise AssertionError(f"no {field}")
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.scale", description=__doc__)
+    parser.add_argument("sizes", nargs="+", type=int, metavar="NODES")
+    parser.add_argument("--pods", type=int, default=0, help="pods of each node (default: 0)")
+    arguments = parser.parse_args()
+    for size in arguments.sizes:
+        for result in measure_size(size, pods=arguments.pods):
+            print(f"{result.name:<60} {result.value:>10.3g} {result.unit}", flush=True)
+
+
 if __name__ == "__main__":
-    for count in sys.argv[1:]:
-        for result in measure_size(int(count)):
-            print(f"{result.name:<52} {result.value:>10.3g} {result.unit}", flush=True)
+    main()

@@ -6,7 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,14 @@ import pytest
 from tests.controllers.drain.site import Site
 from tests.controllers.installed import OPTIONS, account_kubeconfig, apply
 from tests.waiting import wait_until
-from treenail.cli.controller.main import main
-from treenail.cli.controller.run import CONTROLLER_BUILDERS
+from treenail.cli.controller.main import create_parser, main
+from treenail.cli.controller.run import CONTROLLER_BUILDERS, ControllerContext, ControllerProcess
 from treenail.controllers.install.installation import NAME, build_documents
 from treenail.controllers.install.permissions import CONTROLLER_VERBS
-from treenail.kube.client import Json
+from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.runtime.workers import ControllerSettings
+from treenail.errors import NotLeaderError
+from treenail.kube.client import Client, Json
 from treenail.kube.resources import LEASES, NODES
 from treenail_lab.apiserver.serving.server import LabServer
 
@@ -164,7 +168,7 @@ def test_process_with_lost_lease_fails(server: LabServer, tmp_path: Path, site: 
     ("arguments", "said"),
     [
         (["--enable", "drain"], "cannot use the service account"),
-        (["--enable", "drain", "--kubeconfig", "/nowhere"], "cannot use kubeconfig /nowhere"),
+        (["--enable", "drain", "--kubeconfig", "/nowhere"], "cannot read kubeconfig /nowhere"),
         (["--enable", "drain", "--metrics", "8080"], "invalid address '8080'"),
     ],
 )
@@ -202,6 +206,58 @@ def test_unknown_lease_namespace_is_rejected(
     kubeconfig = str(account_kubeconfig(server))
     assert main(["run", "--enable=drain", "--kubeconfig", kubeconfig]) == 2
     assert "the namespace of the Lease is not set" in capsys.readouterr().err
+
+
+class EagerController:
+    """Writes before the election, and then ends the process."""
+
+    name = "drain"
+
+    def __init__(self, context: ControllerContext) -> None:
+        self._client = Client(context.transport)
+        self.refusals: list[str] = []
+
+    def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
+        try:
+            self._client.patch(NODES, "a", {"spec": {"unschedulable": True}})
+        except NotLeaderError as error:
+            self.refusals.append(str(error))
+        signal.raise_signal(signal.SIGTERM)
+
+    def sync_key(self, key: str) -> float | None:
+        return None
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@pytest.fixture
+def restored_handlers() -> Iterator[None]:
+    """Restore what a process of controllers sets for its whole life."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    handlers, hook = {number: signal.getsignal(number) for number in numbers}, threading.excepthook
+    yield
+    threading.excepthook = hook
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("restored_handlers")
+def test_controller_without_the_lead_writes_nothing(server: LabServer, site: Site) -> None:
+    site.node("a")
+    made: list[EagerController] = []
+
+    def build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
+        made.append(EagerController(context))
+        return (ControllerSettings(made[0]),)
+
+    options = ("--namespace", OPTIONS.namespace, "--metrics", "127.0.0.1:0")
+    kubeconfig = str(account_kubeconfig(server))
+    arguments = ("run", "--enable=drain", "--kubeconfig", kubeconfig, *options)
+    process = ControllerProcess(create_parser().parse_args(arguments), {"drain": build})
+    assert process.run() == 0
+    assert made[0].refusals == ["PATCH /api/v1/nodes/a was not sent: this process no longer leads"]
+    assert not site.cordoned("a")
 
 
 def test_every_controller_has_its_permissions() -> None:

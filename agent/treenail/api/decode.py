@@ -7,7 +7,7 @@ encoding/json. Unknown fields are ignored.
 import json
 import re
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from treenail.errors import ConfigError
 
@@ -161,6 +161,12 @@ class Fields:
     def get_text_map(self, name: str) -> dict[str, str]:
         """Return an object whose values are strings; ``null`` counts as an empty string."""
         fields = self.get_object(name)
+        values = fields.values
+        # A Node has dozens of labels, and all are ASCII.
+        if all(type(value) is str and value.isascii() for value in values.values()) and all(
+            map(str.isascii, values)
+        ):
+            return cast("dict[str, str]", dict(values))
         for key in fields.values:
             self._reject_lone_surrogates(key, fields.path)
         return {key: fields.get_text(key) for key in fields.values}

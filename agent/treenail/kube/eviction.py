@@ -1,6 +1,7 @@
 """Drains a node: chooses pods, evicts them, and reports the pods that block the drain."""
 
 import logging
+import queue
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent import futures
@@ -19,10 +20,9 @@ from treenail.errors import (
     UnreachableError,
 )
 from treenail.kube.client import Client, Json
-from treenail.kube.informer import Informer
-from treenail.kube.pod import Pod, parse_pod
-from treenail.kube.resources import DAEMONSETS, NODES, PODDISRUPTIONBUDGETS, PODS, get_object
-from treenail.kube.watch import WatchScope
+from treenail.kube.node_pods import DaemonSetCache, NodePods
+from treenail.kube.pod import Pod
+from treenail.kube.resources import NODES, PODDISRUPTIONBUDGETS, get_object
 from treenail.label_selector import matches_selector
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class DrainProgress:
     """Progress of a drain: the remaining pods and those that block.
 
     ``blockers`` holds at most ten, the oldest first; ``blocked_count`` counts all. Call
-    ``evict_pods`` again after ``retry_s``, or when a pod changes.
+    ``evict_pods`` again after ``retry_s``, or when ``notify`` is called.
     """
 
     remaining: tuple[str, ...]
@@ -117,9 +117,14 @@ def should_evict(pod: Pod, daemonsets: Collection[str]) -> bool:
     return pod.is_finished or not is_restarted
 
 
+def is_overdue(pod: Pod, now: float) -> bool:
+    """Return True when a terminating pod exists after its grace period."""
+    return pod.terminates_at is not None and now >= pod.terminates_at + _TERMINATION_SLACK_S
+
+
 def find_stuck_reason(pod: Pod, now: float) -> tuple[BlockerReason, str] | None:
     """Return why a terminating pod exists after its grace period; None before its end."""
-    if pod.terminates_at is None or now < pod.terminates_at + _TERMINATION_SLACK_S:
+    if not is_overdue(pod, now):
         return None
     # The kubelet deletes the pod with a grace period of 0 after its containers ended.
     if pod.is_running and pod.grace_s:
@@ -153,10 +158,11 @@ class NodeDrain:
     """Evicts the pods of one node and watches them; use it as a context manager.
 
     One thread calls ``evict_pods``; any thread may call ``retry_budget``. ``notify`` runs on
-    another thread when a pod changes. Cordon the node first, so that it gets no new pods.
+    another thread when a pod is new and when the last one is removed. Cordon the node first.
     ``choose_retry_s`` returns the seconds until a blocked pod is evicted again (default: 5).
     ``executor`` sends the evictions; without one, the calling thread does. An eviction that the API
-    server does not answer then blocks neither the other pods nor the caller.
+    server does not answer then blocks neither the other pods nor the caller. ``daemonsets`` may be
+    shared by the drains of several nodes.
     """
 
     def __init__(
@@ -166,31 +172,23 @@ class NodeDrain:
         clock: Clock,
         *,
         notify: Callable[[], None],
-        grace_s: int | None = None,
         limit_s: float = 30.0,
         choose_retry_s: Callable[[Blocker], float] = lambda _: _RETRY_S,
         executor: Executor | None = None,
+        daemonsets: DaemonSetCache | None = None,
     ) -> None:
         self._client = client
         self._notify = notify
         self._executor = executor or InlineExecutor()
         self._in_flight: dict[str, _PendingEviction] = {}
+        self._answers = queue.SimpleQueue[tuple[_PendingEviction, ClusterError | None]]()
         self._node = node
         self._clock = clock
-        self._grace_s = grace_s
         self._limit_s = limit_s
         self._choose_retry_s = choose_retry_s
-        self._last_error: ClusterError | None = None
-        self._pods = Informer(
-            client,
-            WatchScope(PODS, field_selector=f"spec.nodeName={node}"),
-            clock,
-            parse_pod,
-            on_lost=self._record_error,
-        )
-        self._pods.add_handler(lambda *_: notify())
+        self._pods = NodePods(client, node, clock, notify=notify)
+        self._daemonsets = daemonsets or DaemonSetCache(client, clock)
         self._retried_budgets: deque[str] = deque()
-        self._daemonsets: dict[str, bool] = {}
         self._attempts: dict[str, _EvictionAttempt] = {}
 
     def __enter__(self) -> Self:
@@ -209,11 +207,7 @@ class NodeDrain:
 
         Raises ClusterError when the API server is unreachable. Earlier attempts are kept.
         """
-        if not self._pods.wait_until_synced(self._limit_s):
-            raise self._last_error or UnreachableError(
-                f"cannot drain {self._node}: its pods are not listed yet"
-            )
-        pods = list(self._pods.get_all().values())
+        pods = self._pods.read_pods(self._limit_s)
         daemonsets = self._find_daemonsets(pods)
         evictable = [pod for pod in pods if should_evict(pod, daemonsets)]
         current_uids = {pod.uid for pod in evictable}
@@ -223,6 +217,7 @@ class NodeDrain:
         budgets = _BudgetCache(self._client)
         retried = {self._retried_budgets.popleft() for _ in range(len(self._retried_budgets))}
         is_in_time = self._run_round(evictable, budgets, retried)
+        self._pods.await_removal(pod.key for pod in evictable)
         blockers = sorted(
             (blocker for pod in evictable if (blocker := self._find_blocker(pod))),
             key=lambda blocker: (blocker.since, blocker.pod),
@@ -247,10 +242,12 @@ class NodeDrain:
             if not self._in_flight:
                 break
             # An eviction that is slow already does not keep the round waiting.
-            waits = [each.future for each in self._in_flight.values() if not each.is_slow]
-            if not futures.wait(waits, _WAIT_S, futures.FIRST_COMPLETED).done and waits:
+            should_wait = not all(each.is_slow for each in self._in_flight.values())
+            answered = self._collect_answers(budgets, _WAIT_S if should_wait else 0.0)
+            if should_wait and not answered:
                 self._mark_slow()
-            answered = self._collect_answers(budgets)
+                # An answer that came before the mark notifies nobody.
+                answered = self._collect_answers(budgets, 0.0)
             results += answered
             if not answered and len(self._in_flight) >= _MAX_IN_FLIGHT:
                 break
@@ -264,9 +261,7 @@ class NodeDrain:
 
     def _mark_slow(self) -> None:
         for each in self._in_flight.values():
-            if not each.is_slow:
-                each.is_slow = True
-                each.future.add_done_callback(lambda _: self._notify())
+            each.is_slow = True
 
     def _find_due(self, pods: Iterable[Pod], retried: Collection[str]) -> list[Pod]:
         """Return the pods to evict now; those without an attempt first, then the oldest attempt."""
@@ -282,27 +277,31 @@ class NodeDrain:
         return [pod for _, pod in sorted(due, key=lambda item: item[0])]
 
     def _send_eviction(self, pod: Pod) -> None:
-        def send() -> ClusterError | None:
+        pending = _PendingEviction(pod, self._clock.monotonic(), self._clock.now())
+        self._in_flight[pod.uid] = pending
+        self._executor.submit(self._evict_pod, pending)
+
+    def _evict_pod(self, pending: "_PendingEviction") -> None:
+        pod, answer = pending.pod, None
+        try:
+            self._client.evict(pod.namespace, pod.name, uid=pod.uid)
+        except ClusterError as error:
+            answer = error
+        self._answers.put((pending, answer))
+        if pending.is_slow:
+            self._notify()
+
+    def _collect_answers(self, budgets: "_BudgetCache", wait_s: float) -> list[ClusterError | None]:
+        """Record the answers that are there; wait up to ``wait_s`` for the first one."""
+        answers: list[ClusterError | None] = []
+        while True:
             try:
-                self._client.evict(pod.namespace, pod.name, uid=pod.uid, grace_s=self._grace_s)
-            except ClusterError as error:
-                return error
-            return None
-
-        future = self._executor.submit(send)
-        self._in_flight[pod.uid] = _PendingEviction(
-            pod, future, self._clock.monotonic(), self._clock.now()
-        )
-
-    def _collect_answers(self, budgets: "_BudgetCache") -> list[ClusterError | None]:
-        done = [each for each in self._in_flight.values() if each.future.done()]
-        answers = []
-        for each in done:
-            del self._in_flight[each.pod.uid]
-            answer = each.future.result()
+                sent, answer = self._answers.get(timeout=0.0 if answers else wait_s)
+            except queue.Empty:
+                return answers
+            del self._in_flight[sent.pod.uid]
             answers.append(answer)
-            self._record_answer(each, answer, budgets)
-        return answers
+            self._record_answer(sent, answer, budgets)
 
     def _record_answer(
         self, sent: "_PendingEviction", error: ClusterError | None, budgets: "_BudgetCache"
@@ -335,27 +334,19 @@ class NodeDrain:
                 since = attempt.blocker.since if attempt and attempt.blocker else sent.sent_at
                 return _build_unanswered(pod, since)
             return attempt.blocker if attempt else None
-        found = find_stuck_reason(pod, self._clock.now())
+        now = self._clock.now()
+        if not is_overdue(pod, now):
+            return None
+        found = find_stuck_reason(self._pods.read_details(pod), now)
         return Blocker(pod.key, *found, (), pod.terminates_at) if found else None
 
     def _find_daemonsets(self, pods: Iterable[Pod]) -> set[str]:
-        for pod in pods:
-            key = f"{pod.namespace}/{pod.daemonset}"
-            if pod.daemonset and key not in self._daemonsets:
-                self._daemonsets[key] = self._has_daemonset(pod.namespace, pod.daemonset)
-        return {key for key, exists in self._daemonsets.items() if exists}
-
-    def _has_daemonset(self, namespace: str, daemonset: str) -> bool:
-        try:
-            self._client.get(DAEMONSETS, daemonset, namespace=namespace)
-        except NotFoundError:
-            return False
-        except ForbiddenError as error:
-            log.warning("assuming that DaemonSet %s/%s exists: %s", namespace, daemonset, error)
-        return True
-
-    def _record_error(self, error: ClusterError) -> None:
-        self._last_error = error
+        owners = {(pod.namespace, pod.daemonset) for pod in pods if pod.daemonset}
+        return {
+            f"{namespace}/{name}"
+            for namespace, name in owners
+            if self._daemonsets.has_daemonset(namespace, name)
+        }
 
 
 class InlineExecutor(Executor):
@@ -374,7 +365,6 @@ class _PendingEviction:
     """An eviction that was sent; ``started_at`` is monotonic, ``sent_at`` is since the epoch."""
 
     pod: Pod
-    future: "futures.Future[ClusterError | None]"
     started_at: float
     sent_at: float
     is_slow: bool = False

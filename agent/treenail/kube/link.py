@@ -1,17 +1,11 @@
 """TLS connection to the API server with a deadline; any thread can abort it."""
 
-import http.client
-import io
 import select
 import socket
 import ssl
 import threading
-from typing import TYPE_CHECKING
 
 from treenail.clock import Clock
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 # The kernel detects a lost peer after 30 s of silence and three lost probes (tcp(7)), or when sent
 # data stays unacknowledged for 45 s.
@@ -23,6 +17,10 @@ SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 45_000),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
+# A TLS record has at most 16 KiB of data (RFC 8446, 5.1), and OpenSSL reads one at a time.
+_RECORD_BYTES = 16384
+_SLACK_S = 0.05
+"""Excess over the deadline that is not worth a system call for each read."""
 
 
 class TlsConnection:
@@ -36,6 +34,7 @@ class TlsConnection:
         self.context = context
         self.deadline = 0.0
         self.is_reused = False
+        self._timeout_s: float | None = None
         self._clock = clock
         self._lock = threading.Lock()
         self._aborted = False
@@ -65,25 +64,14 @@ class TlsConnection:
     def write_bytes(self, data: bytes) -> None:
         """Send all bytes."""
         connected = self._get_socket()
-        connected.settimeout(self._get_remaining_s())
+        self._set_timeout(connected)
         connected.sendall(data)
 
-    def begin_response(self, method: str) -> http.client.HTTPResponse:
-        """Read the headers of the response; the caller reads its body."""
-        # HTTPResponse calls only makefile() of a socket (http/client.py).
-        response = http.client.HTTPResponse(self, method=method)  # type: ignore[arg-type]
-        response.begin()
-        return response
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        """Return a reader that observes the deadline; closing it leaves the connection open."""
-        return io.BufferedReader(_ConnectionReader(self))
-
-    def read_into(self, buffer: "WriteableBuffer") -> int:
-        """Read at least one byte into ``buffer``; return 0 at the end."""
+    def read_some(self) -> bytes:
+        """Read at least one byte; return empty bytes at the end."""
         connected = self._get_socket()
-        connected.settimeout(self._get_remaining_s())
-        return connected.recv_into(buffer)
+        self._set_timeout(connected)
+        return connected.recv(_RECORD_BYTES)
 
     def is_idle(self) -> bool:
         """Return True when the connection is open and has no unread data.
@@ -136,24 +124,17 @@ class TlsConnection:
             raise OSError("closed")
         return self._socket
 
+    def _set_timeout(self, connected: socket.socket) -> None:
+        left = self._get_remaining_s()
+        if self._timeout_s is None or not left <= self._timeout_s <= left + _SLACK_S:
+            connected.settimeout(left)
+            self._timeout_s = left
+
     def _get_remaining_s(self) -> float:
         left = self.deadline - self._clock.monotonic()
         if left <= 0:
             raise TimeoutError("the time limit is over")
         return left
-
-
-class _ConnectionReader(io.RawIOBase):
-    """Adapter of a connection for io.BufferedReader."""
-
-    def __init__(self, link: TlsConnection) -> None:
-        self._connection = link
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: "WriteableBuffer") -> int:
-        return self._connection.read_into(buffer)
 
 
 def _shut_down_socket(connected: socket.socket) -> None:

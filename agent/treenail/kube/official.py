@@ -116,7 +116,7 @@ class OfficialTransport:
         """Send, and read the headers of the response; ``read_s`` limits each read afterwards."""
         headers = {
             **self._api.default_headers,
-            "Accept": "application/json",
+            "Accept": request.accept,
             "Accept-Encoding": "gzip" if gzip else "identity",
         }
         for setting in self._api.configuration.auth_settings().values():

@@ -32,6 +32,7 @@ class Pod:
     grace_s: int = 0
     finalizers: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
+    resource_version: str = field(default="", compare=False)
 
     @property
     def key(self) -> str:
@@ -60,6 +61,7 @@ def parse_pod(found: Json) -> Pod:
             for volume in _as_objects(spec.get("volumes"))
             if "claimName" in (claim := get_object(volume, "persistentVolumeClaim"))
         ),
+        resource_version=str(metadata.get("resourceVersion") or ""),
     )
 
 

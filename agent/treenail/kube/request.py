@@ -55,6 +55,7 @@ class ApiRequest:
     body: bytes = field(default=b"", repr=False)
     content_type: str = JSON_CONTENT_TYPE
     limit_s: float = 15.0
+    accept: str = JSON_CONTENT_TYPE
 
     @property
     def target(self) -> str:

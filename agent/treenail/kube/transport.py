@@ -1,6 +1,5 @@
-"""HTTP to the API server with http.client and ssl only, to keep the agent's memory small."""
+"""HTTP to the API server with ssl only, to keep memory and processor time small."""
 
-import http.client
 import ssl
 import threading
 import zlib
@@ -10,10 +9,10 @@ from urllib.parse import urlsplit
 from treenail.clock import Clock
 from treenail.errors import UnreachableError
 from treenail.kube.credentials import ApiCredentials
+from treenail.kube.http1 import HttpResponse, MalformedResponseError, TruncatedResponseError
 from treenail.kube.kubeconfig import ApiServerConfig
 from treenail.kube.link import TlsConnection
 from treenail.kube.request import (
-    CHUNK_BYTES,
     MAX_BYTES,
     ApiRequest,
     ApiResponse,
@@ -23,7 +22,9 @@ from treenail.kube.request import (
     read_body,
 )
 
-_CONNECTION_ERRORS = (OSError, http.client.HTTPException)
+_CONNECTION_ERRORS = (OSError, MalformedResponseError, TruncatedResponseError)
+_HTTPS_PORT = 443
+_HTTP_OK = 200
 
 
 class HttpTransport:
@@ -88,8 +89,7 @@ class HttpTransport:
         try:
             response = self._wire.begin_response(link, request, deadline, gzip=True)
             reply = self._wire.read_response(request, response)
-            keep = not response.will_close
-            response.close()
+            keep = response.can_reuse
             return reply
         finally:
             self._release_connection(link, keep=keep)
@@ -139,7 +139,7 @@ class HttpStream:
         self._lock = threading.Lock()
         self._is_reading = False
         self._is_closed = False
-        self._response: http.client.HTTPResponse | None = None
+        self._response: HttpResponse | None = None
 
     def read_response(self) -> ApiResponse:
         """Connect and return status 200 without a body, or another status with its body.
@@ -152,7 +152,7 @@ class HttpStream:
             response = self._wire.begin_response(
                 self._connection, self._request, deadline, gzip=False
             )
-            if response.status != http.client.OK:
+            if response.status != _HTTP_OK:
                 reply = self._wire.read_response(self._request, response)
                 self._connection.close()
                 return reply
@@ -208,7 +208,7 @@ class _HttpProtocol:
         self.credentials = ApiCredentials(connection)
         self._clock = clock
         self._host = server.hostname or ""
-        self._port = server.port or http.client.HTTPS_PORT
+        self._port = server.port or _HTTPS_PORT
         self._prefix = server.path
         self._authority = server.netloc
         self._server_name = connection.tls_server_name or self._host
@@ -220,7 +220,7 @@ class _HttpProtocol:
 
     def begin_response(
         self, link: TlsConnection, request: ApiRequest, deadline: float, *, gzip: bool
-    ) -> http.client.HTTPResponse:
+    ) -> HttpResponse:
         """Connect if needed, send, and read the headers of the response, until ``deadline``."""
         link.deadline = deadline
         if not link.is_reused:
@@ -228,25 +228,21 @@ class _HttpProtocol:
                 self._host, self._port, server_name=self._server_name, limit_s=self._connect_s
             )
         link.write_bytes(self._format_head(request, gzip=gzip) + request.body)
-        return link.begin_response(request.method)
+        return HttpResponse(link)
 
-    def read_response(self, request: ApiRequest, response: http.client.HTTPResponse) -> ApiResponse:
+    def read_response(self, request: ApiRequest, response: HttpResponse) -> ApiResponse:
         """Read the body; raise ClusterError when it is longer than allowed."""
-        body = read_body(_iter_chunks(response), self._max_bytes, self._describe_request(request))
-        if response.length:
-            raise http.client.IncompleteRead(b"", response.length)
+        body = read_body(response.iter_body(), self._max_bytes, self._describe_request(request))
         return ApiResponse(
             response.status,
             self._decompress(request, response, body),
-            parse_retry_after_s(response.getheader("Retry-After")),
+            parse_retry_after_s(response.headers.get("retry-after")),
         )
 
-    def iter_lines(
-        self, request: ApiRequest, response: http.client.HTTPResponse
-    ) -> Iterator[bytes]:
+    def iter_lines(self, request: ApiRequest, response: HttpResponse) -> Iterator[bytes]:
         """Yield each line of the body as it arrives, without its end."""
         yield from iter_lines(
-            _iter_chunks(response), self._max_bytes, self._describe_request(request)
+            response.iter_body(), self._max_bytes, self._describe_request(request)
         )
 
     def make_unreachable(
@@ -261,7 +257,7 @@ class _HttpProtocol:
                 )
             case TimeoutError():
                 return UnreachableError(f"{what}: no response within {limit_s:g} s")
-            case http.client.IncompleteRead() | ConnectionResetError() | BrokenPipeError():
+            case TruncatedResponseError() | ConnectionResetError() | BrokenPipeError():
                 return UnreachableError(
                     f"{what}: the connection ended before the response was complete"
                 )
@@ -275,7 +271,7 @@ class _HttpProtocol:
             f"{request.method} {self._prefix}{request.target} HTTP/1.1",
             f"Host: {self._authority}",
             "User-Agent: treenail",
-            "Accept: application/json",
+            f"Accept: {request.accept}",
             # kube-apiserver compresses responses of more than 128 KiB (APIResponseCompression).
             f"Accept-Encoding: {'gzip' if gzip else 'identity'}",
         ]
@@ -288,23 +284,16 @@ class _HttpProtocol:
             lines.append(f"Content-Length: {len(request.body)}")
         return "\r\n".join([*lines, "", ""]).encode("ascii")
 
-    def _decompress(
-        self, request: ApiRequest, response: http.client.HTTPResponse, body: bytes
-    ) -> bytes:
-        if response.getheader("Content-Encoding") != "gzip":
+    def _decompress(self, request: ApiRequest, response: HttpResponse, body: bytes) -> bytes:
+        if response.headers.get("content-encoding") != "gzip":
             return body
         unzip = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
         try:
             plain = unzip.decompress(body, self._max_bytes + 1)
         except zlib.error as error:
-            raise http.client.HTTPException("the response is not gzip") from error
+            raise MalformedResponseError("the response is not gzip") from error
         check_length(len(plain), self._max_bytes, self._describe_request(request))
         return plain
 
     def _describe_request(self, request: ApiRequest) -> str:
         return f"{request.method} {request.path} at {self._authority}"
-
-
-def _iter_chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    while piece := response.read1(CHUNK_BYTES):
-        yield piece

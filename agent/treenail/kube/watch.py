@@ -45,6 +45,8 @@ class WatchScope:
     label_selector: str = ""
     is_optional: bool = False
     """True when the cluster may lack the kind or forbid it; then requests are rare."""
+    has_metadata_only: bool = False
+    """True when the objects need neither spec nor status."""
 
     @property
     def params(self) -> dict[str, str]:
@@ -232,6 +234,7 @@ class ResourceWatch:
             namespace=self._scope.namespace,
             params=self._scope.params,
             is_paged=is_paged,
+            has_metadata_only=self._scope.has_metadata_only,
         ):
             version = page.resource_version
             for item in page.items:
@@ -248,6 +251,7 @@ class ResourceWatch:
             namespace=self._scope.namespace,
             params={**self._scope.params, "resourceVersion": self._resource_version},
             duration_s=int(_DURATION_S * (1 + self._jitter())),
+            has_metadata_only=self._scope.has_metadata_only,
         )
         self._stream = stream
         try:

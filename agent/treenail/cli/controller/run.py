@@ -1,9 +1,4 @@
-"""``treenail-controller run``: construct the controllers and run them until SIGTERM or SIGINT.
-
-The controllers use the official ``kubernetes`` package, not the small transport of the agent: they
-have the memory for it, and a kubeconfig of a user may name credentials (exec plugins, identity
-providers) that only that package supports.
-"""
+"""``treenail-controller run``: construct the controllers and run them until SIGTERM or SIGINT."""
 
 import argparse
 import logging
@@ -15,9 +10,9 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from treenail.api.decode import Json
+from treenail.cli.controller.connect import create_pod_transport, create_transport
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import BootTimeClock, Clock, format_rfc3339
 from treenail.controllers.runtime.health import HealthServer, parse_address
@@ -32,9 +27,6 @@ from treenail.kube.fence import LeaderTransport
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 from treenail.kube.resources import SECRETS
 
-if TYPE_CHECKING:
-    from treenail.kube.official import OfficialTransport
-
 log = logging.getLogger(__name__)
 
 COMPONENT_NAME = "treenail-controller"
@@ -42,6 +34,8 @@ EXIT_FAILED = 1
 # Longer than the defaults of client-go: a leader survives a restart of the API server.
 _LEASE_S, _RENEW_S, _RETRY_S, _CALL_TIMEOUT_S = 60.0, 40.0, 5.0, 10.0
 _MAX_SECONDS = 3600.0
+_MAX_KEPT_CONNECTIONS = 32
+"""As many as there are threads that send requests at the same time."""
 _IMAGE_SETTLE_FACTOR = 2.0
 """An image settles for longer than a MachineConfig, so that one decision covers both."""
 _SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
@@ -128,8 +122,10 @@ def _build_drain(context: ControllerContext) -> tuple[ControllerSettings, ...]:
     return (ControllerSettings(controller, workers=8, max_retry_s=15.0),)
 
 
+ControllerBuilder = Callable[[ControllerContext], tuple[ControllerSettings, ...]]
+
 # Imported late: a process loads only the controllers that it runs.
-CONTROLLER_BUILDERS: Mapping[str, Callable[[ControllerContext], tuple[ControllerSettings, ...]]] = {
+CONTROLLER_BUILDERS: Mapping[str, ControllerBuilder] = {
     "render": _build_render,
     "rollout": _build_rollout,
     "drain": _build_drain,
@@ -221,7 +217,11 @@ def parse_controllers(text: str) -> tuple[str, ...]:
 class ControllerProcess:
     """The process of the controllers."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        builders: Mapping[str, ControllerBuilder] = CONTROLLER_BUILDERS,
+    ) -> None:
         clock = BootTimeClock()
         host, port = parse_address(arguments.metrics)
         self._transport = _create_transport(arguments.kubeconfig, arguments.context, clock)
@@ -250,7 +250,7 @@ class ControllerProcess:
                 arguments.namespace or _read_own_namespace(), identity, clock
             )
         self._runtime = ControllerRuntime(
-            [each for name in arguments.enable for each in CONTROLLER_BUILDERS[name](context)],
+            [each for name in arguments.enable for each in builders[name](context)],
             Informers(client, clock),
             clock,
             metrics,
@@ -304,19 +304,12 @@ class ControllerProcess:
         self._stop.set()
 
 
-def _create_transport(kubeconfig: str | None, context: str, clock: Clock) -> "OfficialTransport":
-    if context and kubeconfig is None:
-        raise UsageError("cannot use --context without a kubeconfig", remedy="add --kubeconfig")
-    try:
-        from treenail.kube.official import OfficialTransport
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"cannot run the controllers: the Python package {error.name} is not installed",
-            remedy="install treenail-controller, or run: pip install treenail[controller]",
-        ) from error
+def _create_transport(kubeconfig: str | None, context: str, clock: Clock) -> Transport:
     if kubeconfig is not None:
-        return OfficialTransport.from_kubeconfig(kubeconfig, clock, context=context)
-    return OfficialTransport.from_service_account(clock)
+        return create_transport([kubeconfig], context, clock, max_kept=_MAX_KEPT_CONNECTIONS)
+    if context:
+        raise UsageError("cannot use --context without a kubeconfig", remedy="add --kubeconfig")
+    return create_pod_transport(clock, max_kept=_MAX_KEPT_CONNECTIONS)
 
 
 def _read_own_namespace() -> str:

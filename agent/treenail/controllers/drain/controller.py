@@ -45,6 +45,7 @@ from treenail.errors import ConflictError, ForbiddenError, InvalidError
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.eviction import NodeDrain
+from treenail.kube.node_pods import DaemonSetCache
 from treenail.kube.resources import NODES, PODDISRUPTIONBUDGETS
 from treenail.kube.watch import WatchScope
 
@@ -120,6 +121,7 @@ class DrainController:
         self._clock = clock
         self._metrics = DrainMetrics(metrics)
         self._report_after_s = report_after_s
+        self._daemonsets = DaemonSetCache(client, clock)
         self._slots = DrainSlots(max_parallel)
         self._budget_queue = BudgetQueue()
         self._condition_writer = DrainConditionWriter(client, clock)
@@ -320,6 +322,7 @@ class DrainController:
                 name, record.began_at, blocker
             ),
             executor=self._executor,
+            daemonsets=self._daemonsets,
         )
         exit_stack = ExitStack()
         exit_stack.enter_context(drain)
