@@ -42,6 +42,9 @@ class PreviousEntry(StrEnum):
     """Removed at the end if it is empty by then."""
 
 
+_DIRECTORIES = frozenset({PreviousEntry.DIRECTORY, PreviousEntry.EMPTIED_DIRECTORY})
+
+
 @dataclass(frozen=True, slots=True)
 class Inverse:
     """The entry to restore at ``path``; ``directory`` has the attributes of a directory."""
@@ -63,7 +66,7 @@ class Inverse:
     def to_json(self, prefix: str) -> Row:
         """Encode as a row, because a log may have thousands; the path is below ``prefix``."""
         row: Row = [strip_prefix(self.path, prefix), self.previous.value, self.number]
-        if self.previous in {PreviousEntry.DIRECTORY, PreviousEntry.EMPTIED_DIRECTORY}:
+        if self.previous in _DIRECTORIES:
             row += [self.directory.mode, self.directory.uid, self.directory.gid]
             row.append(encode_xattrs(self.directory.xattrs or {}))
         return row
@@ -75,20 +78,17 @@ class Inverse:
         Further values, of a newer treenail, are ignored.
         """
         match row:
-            case [str(path), str(kind), int(number)]:
-                return cls(add_prefix(path, prefix), number, PreviousEntry(kind))
-            case [
-                str(path),
-                str(kind),
-                int(number),
-                int(mode),
-                int(uid),
-                int(gid),
-                dict(xattrs),
-                *_,
-            ]:
+            case [str(path), str(kind), int(number), *more]:
+                previous = PreviousEntry(kind)
+            case _:
+                raise ValueError(f"{row!r:.200} is no inverse")
+        full_path = add_prefix(path, prefix)
+        if previous not in _DIRECTORIES:
+            return cls(full_path, number, previous)
+        match more:
+            case [int(mode), int(uid), int(gid), dict(xattrs), *_]:
                 directory = DirectoryEntry(mode, uid, gid, decode_xattrs(xattrs))
-                return cls(add_prefix(path, prefix), number, PreviousEntry(kind), directory)
+                return cls(full_path, number, previous, directory)
             case _:
                 raise ValueError(f"{row!r:.200} is no inverse")
 
