@@ -1,65 +1,13 @@
-"""The output of ``treenail-controller manifests``, applied to a cluster."""
+"""The output of ``treenail-controller manifests``."""
 
-import os
-import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.controllers.installed import apply
 from treenail.api import documents as yaml_documents
 from treenail.cli.controller.main import main
-from treenail.clock import SystemClock
 from treenail.controllers.install.installation import InstallOptions, build_documents
 from treenail.controllers.install.permissions import iter_granted_verbs
-from treenail.kube.client import Client
-from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.resources import (
-    ROLLOUTPOLICIES,
-)
-from treenail.kube.transport import HttpTransport
-from treenail_lab.apiserver.serving.server import LabServer
-
-COMMAND = "import sys; from treenail.cli.controller.main import main; sys.exit(main())"
-needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[LabServer]:
-    with LabServer(tmp_path) as found:
-        yield found
-
-
-class Clients:
-    """Create clients and close them at the end."""
-
-    def __init__(self) -> None:
-        self._transports: list[HttpTransport] = []
-
-    def of(self, kubeconfig: Path) -> Client:
-        self._transports.append(HttpTransport(read_kubeconfig(str(kubeconfig)), SystemClock()))
-        return Client(self._transports[-1])
-
-    def close(self) -> None:
-        for transport in self._transports:
-            transport.close()
-
-
-@pytest.fixture
-def clients() -> Iterator[Clients]:
-    found = Clients()
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def client(server: LabServer, clients: Clients) -> Client:
-    apply(server, build_documents(InstallOptions()))
-    return clients.of(server.admin_kubeconfig)
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
@@ -70,30 +18,6 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[st
 
 def of_kind(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [each for each in found if each["kind"] == kind]
-
-
-@needs_kubectl
-@pytest.mark.integration
-def test_manifests_can_be_piped_into_kubectl_twice(server: LabServer) -> None:
-    paths = os.pathsep.join(filter(None, sys.path))
-    printed = subprocess.run(
-        [sys.executable, "-c", COMMAND, "manifests"],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        check=True,
-        timeout=30,
-    )
-    apply_command = ["kubectl", "--kubeconfig", str(server.admin_kubeconfig), "apply", "-f", "-"]
-    said = []
-    for _ in range(2):
-        applied = subprocess.run(
-            apply_command, input=printed.stdout, capture_output=True, check=False, timeout=50
-        )
-        assert applied.returncode == 0, applied.stderr
-        said.append(applied.stdout.decode())
-    again = said[1].splitlines()
-    assert "deployment.apps/treenail-controller unchanged" in again
-    assert len(again) == len(build_documents(InstallOptions()))
 
 
 def test_printed_manifests_are_all_documents(capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,31 +125,3 @@ def test_pods_meet_the_restricted_pod_security_standard() -> None:
     }
     assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
-
-
-@needs_kubectl
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    ("field", "value", "path"),
-    [
-        ("windows", '[{"day": ["Sat"], "start": "01:00", "duration": "4h", "timeZone": "UTC"}]',
-         "spec.windows[0].day"),
-        ("canary", '{"nodeselector": {}}', "spec.canary.nodeselector"),
-    ],
-)  # fmt: skip
-def test_kubectl_refuses_a_nested_typo_in_a_policy(
-    server: LabServer, client: Client, field: str, value: str, path: str
-) -> None:
-    document = f"""
-apiVersion: treenail.io/v1alpha1
-kind: RolloutPolicy
-metadata: {{name: careful}}
-spec: {{{field}: {value}}}
-"""
-    found = subprocess.run(
-        ["kubectl", f"--kubeconfig={server.admin_kubeconfig}", "apply", "-f", "-"],
-        input=document, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert found.returncode != 0
-    assert f'unknown field "{path}"' in found.stderr
-    assert not client.list(ROLLOUTPOLICIES).items

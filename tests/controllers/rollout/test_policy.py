@@ -20,6 +20,7 @@ from treenail.controllers.rollout.policy import (
     find_policy,
     parse_policy,
 )
+from treenail.controllers.rollout.policy_status import summarize_entries
 from treenail.errors import ConfigError
 from treenail.label_selector import LabelRequirement, LabelSelector, SelectorOperator
 
@@ -195,3 +196,15 @@ def test_every_field_of_the_schema_is_parsed_and_no_other() -> None:
     (crd,) = (each for each in load_crds() if each["spec"]["names"]["kind"] == KIND)  # type: ignore[index]
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]  # type: ignore[index]
     assert set(schema["properties"]["spec"]["properties"]) == POLICY_FIELDS
+
+
+def test_summary_names_each_pool_and_is_bounded() -> None:
+    halted: dict[str, Any] = {
+        "pool": "a",
+        "state": "Halted",
+        "haltedBy": {"node": "n1", "reason": "x"},
+    }
+    updated: dict[str, Any] = {"pool": "b", "state": "Updated"}
+    assert summarize_entries([]) == ""
+    assert summarize_entries([halted, updated]) == "a Halted by n1, b Updated"
+    assert summarize_entries([updated] * 12).endswith(", b Updated, 2 more")

@@ -542,6 +542,8 @@ def test_policy_status_shows_wave_halt_and_window() -> None:
         turn(found, controlled, after_s=300)
     halt = {"node": "n0", "reason": "it does not boot"}
     assert read_entries() == [{**common, "state": "Halted", "haltedBy": halt}]
+    summary = found.objects["rolloutpolicies"]["worker"]["status"]["summary"]
+    assert summary == "worker Halted by n0"
     found.set_policy("worker", {"windows": [CLOSED_WINDOW]})
     found.set_pool("worker", "newer", rolloutPolicy="worker")
     turn(found, controlled)

@@ -9,7 +9,9 @@ from treenail.controllers.rollout.policy_status import (
     PolicyStatusInput,
     build_pool_entry,
     read_pool_entries,
+    read_summary,
     replace_pool_entry,
+    summarize_entries,
 )
 from treenail.controllers.rollout.writer import RolloutWriter
 from treenail.errors import NotFoundError
@@ -41,9 +43,10 @@ class PolicyReporter:
 
     def _write_entry(self, observed: ObservedPolicy, pool: str, entry: Json | None) -> None:
         entries = replace_pool_entry(observed, pool, entry)
-        if entries == read_pool_entries(observed):
+        summary = summarize_entries(entries)
+        if entries == read_pool_entries(observed) and summary == read_summary(observed):
             return
         try:
-            self._writer.write_policy_status(observed, entries)
+            self._writer.write_policy_status(observed, entries, summary)
         except NotFoundError:
             log.debug("RolloutPolicy %s is deleted", observed.name)

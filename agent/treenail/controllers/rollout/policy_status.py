@@ -4,6 +4,7 @@ It is only a view for users. The record that decisions need is in the status of 
 policy may be deleted and created again during a rollout.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -13,6 +14,8 @@ from treenail.clock import format_rfc3339
 from treenail.controllers.rollout.decide import RolloutDecision
 from treenail.controllers.rollout.gates.windows import WindowClosed, find_window_state
 from treenail.controllers.rollout.policy import ObservedPolicy, RolloutPolicy
+
+_MAX_SUMMARIZED = 10
 
 
 class RolloutState(StrEnum):
@@ -71,6 +74,26 @@ def replace_pool_entry(observed: ObservedPolicy, pool: str, entry: Json | None) 
 def read_pool_entries(observed: ObservedPolicy) -> list[Json]:
     """Return the entries of the policy's status."""
     return [each.values for each in Fields(observed.status, "status").iter_objects("pools")]
+
+
+def read_summary(observed: ObservedPolicy) -> str:
+    """Return the summary in the policy's status; empty without one."""
+    return Fields(observed.status, "status").get_text("summary")
+
+
+def summarize_entries(entries: Sequence[Json]) -> str:
+    """Return all pools with their states in one text.
+
+    A printer column of a kind shows the first element of a list only.
+    """
+    texts = []
+    for entry in entries[:_MAX_SUMMARIZED]:
+        halt = entry.get("haltedBy")
+        by = f" by {halt.get('node')}" if isinstance(halt, dict) else ""
+        texts.append(f"{entry.get('pool')} {entry.get('state')}{by}")
+    if len(entries) > _MAX_SUMMARIZED:
+        texts.append(f"{len(entries) - _MAX_SUMMARIZED} more")
+    return ", ".join(texts)
 
 
 def _find_state(status_input: PolicyStatusInput) -> RolloutState:

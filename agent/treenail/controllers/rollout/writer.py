@@ -160,11 +160,13 @@ class RolloutWriter:
         nodes = [change.node for change in by_name.values()]
         return tuple(error for error in self._parallel_map(write, nodes) if error is not None)
 
-    def write_policy_status(self, observed: ObservedPolicy, entries: list[Json]) -> None:
-        """Replace the entries of the pools in the policy's status."""
+    def write_policy_status(
+        self, observed: ObservedPolicy, entries: list[Json], summary: str
+    ) -> None:
+        """Replace the entries of the pools in the policy's status, and their summary."""
         body: Json = {
             "metadata": {"resourceVersion": observed.resource_version},
-            "status": {"pools": entries},
+            "status": {"pools": entries, "summary": summary},
         }
         self._client.patch(ROLLOUTPOLICIES, observed.name, body, subresource="status")
 
