@@ -35,6 +35,8 @@ JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
+# The loader in C reads a CustomResourceDefinition in a tenth of the time.
+_LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class RequestBody:
             return {}
         try:
             if self.media_type.endswith("yaml"):
-                return yaml.safe_load(self.content)
+                return yaml.load(self.content, Loader=_LOADER)  # noqa: S506  one of two safe loaders
             return json.loads(self.content)
         except (ValueError, yaml.YAMLError) as error:
             raise bad_request_error(f"the object provided is unrecognized: {error}") from None
