@@ -1,6 +1,6 @@
 """The time budget of tests with too many cases: random walks, and an interruption at any effect.
 
-TREENAIL_WALK_SECONDS is the budget of each test in seconds of CPU time (default: 1), so that a
+TREENAIL_WALK_SECONDS is the budget of each test in seconds of CPU time (default: 0.3), so that a
 busy machine tests as much as an idle one; after three times as long it ends on any machine.
 `make test-long` sets a budget that all cases of an exhaustive test fit into.
 TREENAIL_WALKS makes the walks with all seeds below that number instead, however long they take.
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pytest
 
-SECONDS = float(os.environ.get("TREENAIL_WALK_SECONDS", "1"))
+SECONDS = float(os.environ.get("TREENAIL_WALK_SECONDS", "0.3"))
 COUNT = int(os.environ.get("TREENAIL_WALKS", "0"))
 SEED = os.environ.get("TREENAIL_WALK_SEED", "")
 PARTS = 4

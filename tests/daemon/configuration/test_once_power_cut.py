@@ -153,9 +153,10 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("states", [5, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize("found", CASES, ids=lambda each: each.name)
-def test_state_after_power_cut_is_always_recovered(found):
-    assert Findings(found, states=20).check().wrong == []
+def test_state_after_power_cut_is_always_recovered(found, states):
+    assert Findings(found, states=states).check().wrong == []
 
 
 @pytest.mark.parametrize("found", CASES, ids=lambda each: each.name)
