@@ -31,6 +31,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_BLOCKERS = 10
+_MAX_LOGGED = 30
 # kubectl drain retries a rejected eviction every 5 s (k8s.io/kubectl/pkg/drain). A terminating pod
 # gets 15 s more than its grace period before it counts as stuck.
 _RETRY_S = 5.0
@@ -189,6 +190,7 @@ class NodeDrain:
         self._pods = NodePods(client, node, clock, notify=notify)
         self._daemonsets = daemonsets or DaemonSetCache(client, clock)
         self._retried_budgets: deque[str] = deque()
+        self._evicted: list[str] = []
         self._attempts: dict[str, _EvictionAttempt] = {}
 
     def __enter__(self) -> Self:
@@ -217,6 +219,7 @@ class NodeDrain:
         budgets = _BudgetCache(self._client)
         retried = {self._retried_budgets.popleft() for _ in range(len(self._retried_budgets))}
         is_in_time = self._run_round(evictable, budgets, retried)
+        self._log_evicted()
         self._pods.await_removal(pod.key for pod in evictable)
         blockers = sorted(
             (blocker for pod in evictable if (blocker := self._find_blocker(pod))),
@@ -312,7 +315,7 @@ class NodeDrain:
         blocker: Blocker | None = None
         match error:
             case None:
-                log.info("evicted pod %s from %s", pod.key, self._node)
+                self._evicted.append(pod.key)
             case NotFoundError() | ConflictError():
                 log.debug("pod %s is gone", pod.key)
             case UnreachableError():
@@ -325,6 +328,13 @@ class NodeDrain:
                 if blocker is not None:
                     retry_s = max(retry_s, self._choose_retry_s(blocker))
         self._attempts[pod.uid] = _EvictionAttempt(sent.started_at + retry_s, blocker)
+
+    def _log_evicted(self) -> None:
+        # One line for a round: a line for each pod would cost more time than its eviction.
+        if evicted := self._evicted:
+            self._evicted = []
+            more = f" and {len(evicted) - _MAX_LOGGED} more" if len(evicted) > _MAX_LOGGED else ""
+            log.info("evicted from %s: %s%s", self._node, ", ".join(evicted[:_MAX_LOGGED]), more)
 
     def _find_blocker(self, pod: Pod) -> Blocker | None:
         if pod.terminates_at is None:

@@ -69,6 +69,10 @@ class Informer(Generic[T]):
         """Stop the watch; the cache keeps its contents."""
         self._watch.stop()
 
+    def retire(self) -> None:
+        """Call no handler any longer; the watch ends when its duration is over."""
+        self._watch.retire()
+
     @property
     def has_synced(self) -> bool:
         """True after the first complete list."""

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 _ENDED_PHASES = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
 _DAEMONSET_LIFETIME_S = 30.0
+_WATCH_DURATION_S = 10.0
+"""Short, because the connection of a finished drain serves another one after this time."""
 
 
 class NodePods:
@@ -40,7 +42,12 @@ class NodePods:
         self._last_error: ClusterError | None = None
         self._informer = Informer(
             client,
-            WatchScope(PODS, field_selector=self._selector, has_metadata_only=True),
+            WatchScope(
+                PODS,
+                field_selector=self._selector,
+                has_metadata_only=True,
+                duration_s=_WATCH_DURATION_S,
+            ),
             clock,
             parse_pod,
             on_lost=self._record_error,
@@ -58,8 +65,8 @@ class NodePods:
         self._informer.start()
 
     def stop(self) -> None:
-        """Stop the watch."""
-        self._informer.stop()
+        """Stop to notify; the watch ends a few seconds later."""
+        self._informer.retire()
 
     def read_pods(self, limit_s: float) -> Sequence[Pod]:
         """Return all pods; ``is_running`` and ``claims`` are known to `read_details` only.

@@ -58,23 +58,23 @@ class HttpTransport:
         not, because it may have taken effect.
         """
         deadline = self._clock.monotonic() + request.limit_s
-        link = self._take_connection()
+        link = self.take_connection()
         try:
             return self._exchange_request(link, request, deadline)
         except _CONNECTION_ERRORS as error:
             if not (link.is_reused and request.method == "GET") or isinstance(error, TimeoutError):
                 raise self._wire.make_unreachable(request, error, request.limit_s) from error
         try:
-            return self._exchange_request(self._make_connection(), request, deadline)
+            return self._exchange_request(self.make_connection(), request, deadline)
         except _CONNECTION_ERRORS as error:
             raise self._wire.make_unreachable(request, error, request.limit_s) from error
 
     def open_stream(self, request: ApiRequest, *, duration_s: float) -> "HttpStream":
         """Return a stream that is not connected yet; it ends after ``duration_s`` at the latest."""
-        return HttpStream(self._wire, self._clock, request, duration_s)
+        return HttpStream(self, self._wire, self._clock, request, duration_s)
 
     def close(self) -> None:
-        """Close all connections; running requests fail at once. Callers close their streams."""
+        """Close all connections; running requests and streams fail at once."""
         with self._lock:
             idle, self._idle = self._idle, []
             for link in self._busy:
@@ -92,9 +92,10 @@ class HttpTransport:
             keep = response.can_reuse
             return reply
         finally:
-            self._release_connection(link, keep=keep)
+            self.release_connection(link, keep=keep)
 
-    def _take_connection(self) -> TlsConnection:
+    def take_connection(self) -> TlsConnection:
+        """Return an idle connection, or a new one that is not connected yet."""
         context = self._wire.credentials.get_tls_context()
         with self._lock:
             while self._idle:
@@ -104,15 +105,17 @@ class HttpTransport:
                     self._busy.add(link)
                     return link
                 link.close()
-        return self._make_connection()
+        return self.make_connection()
 
-    def _make_connection(self) -> TlsConnection:
+    def make_connection(self) -> TlsConnection:
+        """Return a connection that is not connected yet."""
         link = self._wire.make_connection()
         with self._lock:
             self._busy.add(link)
         return link
 
-    def _release_connection(self, link: TlsConnection, *, keep: bool) -> None:
+    def release_connection(self, link: TlsConnection, *, keep: bool) -> None:
+        """Keep the connection for another request, or close it."""
         with self._lock:
             self._busy.discard(link)
             if keep and len(self._idle) < self._max_kept:
@@ -122,20 +125,26 @@ class HttpTransport:
 
 
 class HttpStream:
-    """A streaming response on its own connection.
+    """A streaming response on its own connection, which serves other requests afterwards.
 
     One thread calls ``read_response`` once and then iterates ``iter_lines``. Any thread may call
     ``close``.
     """
 
     def __init__(
-        self, wire: "_HttpProtocol", clock: Clock, request: ApiRequest, lasts_s: float
+        self,
+        transport: HttpTransport,
+        wire: "_HttpProtocol",
+        clock: Clock,
+        request: ApiRequest,
+        lasts_s: float,
     ) -> None:
+        self._transport = transport
         self._wire = wire
         self._clock = clock
         self._request = request
         self._lasts_s = lasts_s
-        self._connection = wire.make_connection()
+        self._connection: TlsConnection | None = transport.take_connection()
         self._lock = threading.Lock()
         self._is_reading = False
         self._is_closed = False
@@ -147,21 +156,26 @@ class HttpStream:
         Raises UnreachableError without a response within the request's limit, or after ``close``.
         """
         deadline = self._clock.monotonic() + self._request.limit_s
-        self._set_reading(reading=True)
         try:
-            response = self._wire.begin_response(
-                self._connection, self._request, deadline, gzip=False
-            )
+            link = self._begin_reading()
+            try:
+                response = self._wire.begin_response(link, self._request, deadline, gzip=False)
+            except _CONNECTION_ERRORS as error:
+                # The server may close an idle connection at any time.
+                if not link.is_reused or isinstance(error, TimeoutError):
+                    raise
+                link = self._replace_connection()
+                response = self._wire.begin_response(link, self._request, deadline, gzip=False)
             if response.status != _HTTP_OK:
                 reply = self._wire.read_response(self._request, response)
-                self._connection.close()
+                self._release_connection(keep=response.can_reuse)
                 return reply
         except _CONNECTION_ERRORS as error:
-            self._connection.close()
+            self._release_connection(keep=False)
             raise self._wire.make_unreachable(
                 self._request, error, self._request.limit_s
             ) from error
-        self._set_reading(reading=False)
+        self._end_reading()
         self._response = response
         return ApiResponse(response.status)
 
@@ -172,30 +186,54 @@ class HttpStream:
         """
         if self._response is None:
             return
-        self._set_reading(reading=True)
-        self._connection.deadline = self._clock.monotonic() + self._lasts_s
         try:
+            link = self._begin_reading()
+            link.deadline = self._clock.monotonic() + self._lasts_s
             yield from self._wire.iter_lines(self._request, self._response)
         except _CONNECTION_ERRORS as error:
             if not self._is_closed:
                 raise self._wire.make_unreachable(self._request, error, self._lasts_s) from error
         finally:
-            self._connection.close()
+            self._release_connection(keep=self._response.can_reuse)
 
     def close(self) -> None:
         """End the stream; the thread that waits in ``read_response`` or ``iter_lines`` returns."""
         with self._lock:
             self._is_closed = True
-            self._connection.abort()
-            if not self._is_reading:
-                self._connection.close()
+            if self._connection is not None:
+                self._connection.abort()
+        if not self._is_reading:
+            self._release_connection(keep=False)
 
-    def _set_reading(self, *, reading: bool) -> None:
-        """Record whether a thread reads; that thread then closes the socket."""
+    def _begin_reading(self) -> TlsConnection:
+        """Return the connection, which only the reading thread closes until `_end_reading`."""
         with self._lock:
-            self._is_reading = reading
-            if self._is_closed and not reading:
-                self._connection.close()
+            if self._connection is None:
+                raise OSError("closed")
+            self._is_reading = True
+            return self._connection
+
+    def _end_reading(self) -> None:
+        with self._lock:
+            self._is_reading = False
+        if self._is_closed:
+            self._release_connection(keep=False)
+
+    def _replace_connection(self) -> TlsConnection:
+        """Use a new connection in place of one that the server closed."""
+        self._release_connection(keep=False)
+        with self._lock:
+            if self._is_closed:
+                raise OSError("closed")
+            self._connection = self._transport.make_connection()
+            return self._connection
+
+    def _release_connection(self, *, keep: bool) -> None:
+        with self._lock:
+            link, self._connection = self._connection, None
+            keep = keep and not self._is_closed
+        if link is not None:
+            self._transport.release_connection(link, keep=keep)
 
 
 class _HttpProtocol:

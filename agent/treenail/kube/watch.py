@@ -47,6 +47,8 @@ class WatchScope:
     """True when the cluster may lack the kind or forbid it; then requests are rare."""
     has_metadata_only: bool = False
     """True when the objects need neither spec nor status."""
+    duration_s: float = _DURATION_S
+    """How long a watch lasts, and up to twice as long; then another one resumes."""
 
     @property
     def params(self) -> dict[str, str]:
@@ -127,6 +129,13 @@ class ResourceWatch:
             stream.close()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(limit_s)
+
+    def retire(self) -> None:
+        """Stop to report; the watch ends when its duration is over.
+
+        Its connection then serves other requests. To abort it would cost another TLS handshake.
+        """
+        self._stopped.set()
 
     def request_list(self) -> None:
         """List again, from any thread, although the watch may be intact."""
@@ -250,7 +259,7 @@ class ResourceWatch:
             self._scope.resource,
             namespace=self._scope.namespace,
             params={**self._scope.params, "resourceVersion": self._resource_version},
-            duration_s=int(_DURATION_S * (1 + self._jitter())),
+            duration_s=int(self._scope.duration_s * (1 + self._jitter())),
             has_metadata_only=self._scope.has_metadata_only,
         )
         self._stream = stream
@@ -261,6 +270,8 @@ class ResourceWatch:
             self._mark_connected()
             for event in stream:
                 has_events = True
+                if self._stopped.is_set():
+                    continue
                 self._backoff.reset()
                 self._handle_event(event)
                 self._contact_at = self._clock.monotonic()
@@ -268,7 +279,7 @@ class ResourceWatch:
             self._stream = None
             stream.close()
         lasted_s = self._clock.monotonic() - began
-        if not has_events and lasted_s >= _DURATION_S:
+        if not has_events and lasted_s >= self._scope.duration_s:
             # kube-apiserver sends a bookmark about once a minute, but nothing to a watch from a
             # version of its future, which is what an etcd restore makes of ours.
             self._resource_version = ""

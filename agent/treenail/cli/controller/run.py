@@ -34,8 +34,8 @@ EXIT_FAILED = 1
 # Longer than the defaults of client-go: a leader survives a restart of the API server.
 _LEASE_S, _RENEW_S, _RETRY_S, _CALL_TIMEOUT_S = 60.0, 40.0, 5.0, 10.0
 _MAX_SECONDS = 3600.0
-_MAX_KEPT_CONNECTIONS = 32
-"""As many as there are threads that send requests at the same time."""
+_MAX_KEPT_CONNECTIONS = 64
+"""As many as there are threads that send requests and drains that watch pods."""
 _IMAGE_SETTLE_FACTOR = 2.0
 """An image settles for longer than a MachineConfig, so that one decision covers both."""
 _SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
