@@ -16,6 +16,7 @@ by value, any other by name), dataclasses, tuples, frozen sets, mappings with ke
 unions. Dataclasses in a union need a field of the same key that is a different ``Literal`` in each.
 """
 
+import json
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -45,6 +46,14 @@ class CodecError(ValueError):
 
 class UnknownMemberError(CodecError):
     """A value is no member of its enumeration: another version may have added it."""
+
+
+def parse_json(text: str | bytes) -> object:
+    """Parse JSON; raise `ValueError`, also for a document that is nested too deep."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
 
 
 @dataclass(frozen=True, slots=True)

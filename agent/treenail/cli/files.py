@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 from treenail.api import documents
@@ -10,6 +11,8 @@ from treenail.errors import ConfigError, UsageError
 
 STDIN = "-"
 DOCUMENT_SUFFIXES = (".json", ".yaml", ".yml")
+_MIB = 1024 * 1024
+_MAX_BYTES = 128 * _MIB
 
 
 def read_documents(names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
@@ -21,11 +24,19 @@ def read_documents(names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
         if name == STDIN:
             yield "standard input", read_input(STDIN)
             continue
-        path = Path(name)
-        found = sorted(path.iterdir()) if path.is_dir() else [path]
-        for file in found:
-            if file is path or (file.suffix in DOCUMENT_SUFFIXES and file.is_file()):
-                yield str(file), read_input(str(file))
+        for file in _list_documents(name):
+            yield file, read_input(file)
+
+
+def _list_documents(name: str) -> list[str]:
+    path = Path(name)
+    try:
+        if not path.is_dir():
+            return [name]
+        documents_of = (each for each in path.iterdir() if each.suffix in DOCUMENT_SUFFIXES)
+        return sorted(str(each) for each in documents_of if each.is_file())
+    except (OSError, ValueError) as error:
+        raise _make_error(name, error) from error
 
 
 def read_machine_config(name: str) -> MachineConfig:
@@ -45,8 +56,22 @@ def read_machine_config(name: str) -> MachineConfig:
 
 
 def read_input(name: str) -> bytes:
-    """Read a file or the standard input; raise `UsageError` if that fails."""
+    """Read a file or the standard input; raise `UsageError` if that fails, or for a huge one."""
+    if name == STDIN and sys.stdin is None:
+        raise UsageError("cannot read the standard input: it is closed", remedy="name a file")
     try:
-        return sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {name}: {error.strerror or error}") from error
+        with nullcontext(sys.stdin.buffer) if name == STDIN else Path(name).open("rb") as stream:
+            content = stream.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise _make_error(name, error) from error
+    if len(content) > _MAX_BYTES:
+        raise UsageError(
+            f"cannot read {name:.200}: it has more than {_MAX_BYTES // _MIB} MiB",
+            remedy="name a MachineConfig or an Ignition config",
+        )
+    return content
+
+
+def _make_error(name: str, error: OSError | ValueError) -> UsageError:
+    cause = error.strerror if isinstance(error, OSError) else None
+    return UsageError(f"cannot read {name:.200}: {cause or error}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from treenail.api import documents
 from treenail.api.machineconfig import MachineConfig
 from treenail.clock import Clock
+from treenail.codec import parse_json
 from treenail.config.wanted import read_wanted_state
 from treenail.daemon.checks.preflight import PreflightChecker
 from treenail.daemon.cluster.pull_secrets import PullSecrets
@@ -166,7 +167,7 @@ class FirstBootRunner:
     def _read_state(self) -> FirstBootProgress:
         content = self._files.read_file(STATE_FILE, limit=_LIMIT)
         try:
-            return firstboot.from_json(json.loads(content or b"null"))
+            return firstboot.from_json(parse_json(content or b"null"))
         except ValueError:
             return FirstBootProgress()
 

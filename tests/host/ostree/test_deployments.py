@@ -10,6 +10,7 @@ from treenail.host.ostree.deployments import (
     parse_deployment,
     parse_digest,
     parse_image,
+    parse_labels,
 )
 
 DIGEST = "sha256:" + "0f" * 32
@@ -130,6 +131,12 @@ def test_parse_deployment_returns_requested_packages_only() -> None:
         ("kernel-core",),
     )
     assert seen.origin == "fedora:fedora/x86_64/coreos/stable"
+
+
+@pytest.mark.parametrize("text", ["[" * 50_000, "{", "null", '{"config": {"Labels": [1]}}'])
+def test_image_configuration_without_readable_labels_has_none(text: str) -> None:
+    # The author of the image wrote it: it must not end the agent.
+    assert parse_labels({"base-commit-meta": {"ostree.container.image-config": text}}) == {}
 
 
 def test_parse_deployment_removes_credentials_from_image() -> None:

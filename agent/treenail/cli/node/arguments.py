@@ -366,8 +366,13 @@ def _parse_directory(text: str) -> str:
     # An empty text is most likely an unset shell variable, which must not become this machine's /.
     if not text:
         raise argparse.ArgumentTypeError("expected a directory, found nothing")
-    if not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"there is no directory {text}")
+    try:
+        is_directory = Path(text).is_dir()
+    except (OSError, ValueError) as error:
+        cause = getattr(error, "strerror", None) or error
+        raise argparse.ArgumentTypeError(f"cannot use {text:.200}: {cause}") from error
+    if not is_directory:
+        raise argparse.ArgumentTypeError(f"there is no directory {text:.200}")
     return text
 
 

@@ -1,11 +1,11 @@
 """Choice of the back end that manages the operating system: rpm-ostree or bootc."""
 
-import json
 import logging
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from treenail.codec import parse_json
 from treenail.daemon.settings.settings import BackendSetting
 from treenail.errors import FileError, HostError
 from treenail.host.filesystem.root import Root
@@ -103,7 +103,7 @@ def _find_agent_backend(machine: Machine) -> BackendSetting:
     """Return the back end that the agent chose in this boot, AUTO if no agent has run."""
     try:
         content = machine.files.read_file(STATUS_PATH, limit=_MAX_STATUS_BYTES)
-        match json.loads(content or b"{}"):
+        match parse_json(content or b"{}"):
             case {"backend": {"name": str(name)}}:
                 return BackendSetting(name)
             case _:

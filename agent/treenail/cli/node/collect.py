@@ -20,6 +20,7 @@ from treenail.cli.node.own_node import connect_own_node
 from treenail.cli.node.plan_node import plan_node
 from treenail.cli.terminal import print_lines
 from treenail.clock import Clock, format_rfc3339
+from treenail.codec import parse_json
 from treenail.daemon.configuration import mcd_state
 from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
 from treenail.daemon.settings.settings import SETTINGS_FILE
@@ -124,7 +125,7 @@ def _read_document(files: HostFiles, path: str) -> object:
     content = files.read_file(path)
     if content is None:
         raise FileError(f"{path} does not exist")
-    return json.loads(content)
+    return parse_json(content)
 
 
 def _read_settings(root: Root, config: str | None) -> str:
@@ -184,7 +185,7 @@ def _find_drift(machine: Machine, config: str | None) -> object:
 
 
 def _read_bootc_status(programs: ProgramRunner) -> object:
-    return json.loads(
+    return parse_json(
         programs.run_command(["bootc", "status", "--json"], timeout_s=_PROGRAM_TIMEOUT_S)
     )
 

@@ -17,6 +17,7 @@ from treenail.cli.files import read_machine_config
 from treenail.cli.node.local_machine import create_inspector_and_runner, open_machine
 from treenail.cli.output import EXIT_REBOOT_NEEDED, flush_output
 from treenail.cli.terminal import print_lines
+from treenail.codec import parse_json
 from treenail.config.image_content import ImageSplit
 from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.daemon.configuration.apply import RecoveryOutcome, recover_interrupted
@@ -260,7 +261,7 @@ def read_stored_config(files: HostFiles) -> MachineConfig | None:
     if content is None:
         return None
     try:
-        return MachineConfig.from_json(json.loads(content))
+        return MachineConfig.from_json(parse_json(content))
     except (ValueError, ConfigError) as error:
         raise HostError(
             f"cannot read {ONCE_CONFIG_PATH}: expected the config of the last treenail once",

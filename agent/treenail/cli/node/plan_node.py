@@ -1,7 +1,7 @@
 """Plan of this node: from its current target to the desired one."""
 
-import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ from treenail.api.meta import ObjectMeta
 from treenail.api.node import Node
 from treenail.cli.node.local_machine import create_inspector_and_runner
 from treenail.cli.node.own_node import connect_own_node, load_node_settings
+from treenail.codec import parse_json
 from treenail.config.image_content import (
     ImageSplit,
     assume_provided,
@@ -110,12 +111,13 @@ def read_desired_target(machine: Machine, record: LedgerRecord) -> Target:
     if record.update is not None:
         return record.update.target
     content = machine.files.read_file(STATUS_PATH)
-    try:
-        status = json.loads(content) if content else {}
-        desired = status.get("desired") or {}
-        return Target(str(desired["config"]), str(desired["image"]))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return record.quarantined.target if record.quarantined else record.current
+    with suppress(ValueError):
+        match parse_json(content or b"{}"):
+            case {"desired": {"config": config, "image": image}}:
+                return Target(str(config), str(image))
+            case _:
+                pass
+    return record.quarantined.target if record.quarantined else record.current
 
 
 class _PlanSources:

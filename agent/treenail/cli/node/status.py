@@ -9,6 +9,7 @@ from treenail.cli.node.status_text import as_object, format_status
 from treenail.cli.output import EXIT_DEGRADED
 from treenail.cli.terminal import find_width
 from treenail.clock import format_rfc3339, parse_rfc3339
+from treenail.codec import parse_json
 from treenail.errors import FileError, HostError, LedgerError, TreenailError, UsageError
 from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentStatus, OstreeDeployment
@@ -104,7 +105,7 @@ def collect_status(machine: Machine, config: str | None = None) -> Json:
 def _read_status_file(machine: Machine, problems: list[str], unknown: list[str]) -> Json:
     try:
         content = machine.files.read_file(STATUS_PATH, limit=_MAX_STATUS_BYTES)
-        return as_object(json.loads(content)) if content else {}
+        return as_object(parse_json(content)) if content else {}
     except (FileError, ValueError) as error:
         problems.append(f"the activity of the agent: {error}")
         unknown += _KEYS_OF_AGENT

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from treenail.api.controllerconfig import ControllerConfigContents
 from treenail.clock import Clock
+from treenail.codec import parse_json
 from treenail.config import node_paths
 from treenail.daemon.configuration.path_watcher import PathWatcher
 from treenail.errors import ConfigError, FileError
@@ -179,7 +180,7 @@ class ControllerConfigSync:
     def _read_registries(self) -> frozenset[str]:
         content = self._files.read_file(REGISTRIES_FILE, limit=_LIMIT)
         try:
-            found: object = json.loads(content) if content else []
+            found: object = parse_json(content) if content else []
         except ValueError:
             found = []
         registries = found if isinstance(found, list) else []

@@ -1,10 +1,10 @@
 """Pull secrets, installed where rpm-ostree and bootc read them, independently of updates."""
 
-import json
 import logging
 import os
 from dataclasses import dataclass
 
+from treenail.codec import parse_json
 from treenail.config import credential_history
 from treenail.config.credential_history import CredentialHistory
 from treenail.config.pullsecret import (
@@ -202,7 +202,7 @@ class PullSecrets:
     def _is_managed(self, path: str) -> bool:
         content = self._files.read_file(OWNERSHIP_FILE, limit=_LIMIT)
         try:
-            return path in ownership.from_json(json.loads(content or b"null")).paths
+            return path in ownership.from_json(parse_json(content or b"null")).paths
         except (ValueError, LedgerError):
             # The planner reports a damaged ownership record.
             return False

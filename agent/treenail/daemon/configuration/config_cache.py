@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from treenail.api.machineconfig import MachineConfig
+from treenail.codec import parse_json
 from treenail.errors import ClusterError, ConfigError, FileError, NotFoundError
 from treenail.host.filesystem.files import FileSpec, HostFiles
 
@@ -59,7 +60,7 @@ class ConfigCache:
         if content is None:
             return None
         try:
-            return MachineConfig.from_json(json.loads(content))
+            return MachineConfig.from_json(parse_json(content))
         except (ValueError, ConfigError) as error:
             log.warning("cannot read the cached config %s: %s", name, error)
             return None

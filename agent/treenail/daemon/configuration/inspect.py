@@ -1,12 +1,12 @@
 """Inspects the machine for a plan, and reads the record of what the config owns."""
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from treenail.api.decode import load_json
 from treenail.api.machineconfig import MachineConfig
+from treenail.codec import parse_json
 from treenail.config import node_paths
 from treenail.config.drift import ActualEntry, EntryKind
 from treenail.config.wanted import WantedState, read_wanted_state
@@ -69,7 +69,7 @@ class MachineInspector:
         if content is None:
             return self._read_mcd_ownership()
         try:
-            return records.from_json(json.loads(content))
+            return records.from_json(parse_json(content))
         except ValueError as error:
             path = self._root.resolve_path(OWNERSHIP_FILE)
             raise LedgerError(

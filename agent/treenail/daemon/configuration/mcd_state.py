@@ -1,11 +1,11 @@
 """State that the Machine Config Daemon or the Machine Config Server left on the machine."""
 
-import json
 import logging
 
 from treenail.api import annotations as key
 from treenail.api.decode import Fields, load_json
 from treenail.api.machineconfig import MachineConfig
+from treenail.codec import parse_json
 from treenail.errors import ConfigError, FileError
 from treenail.host.filesystem.files import HostFiles
 
@@ -36,12 +36,12 @@ class MCDState:
             content = self._files.read_file(FIRST_BOOT_ANNOTATIONS, limit=_LIMIT)
             if content is not None:
                 found = Fields.from_json(
-                    {"annotations": json.loads(content)}, FIRST_BOOT_ANNOTATIONS
+                    {"annotations": parse_json(content)}, FIRST_BOOT_ANNOTATIONS
                 )
                 texts = found.get_text_map("annotations")
                 return {name: text for name, text in texts.items() if name.startswith(key.PREFIX)}
             return self._read_current()
-        except (FileError, ConfigError, ValueError, RecursionError) as error:
+        except (FileError, ConfigError, ValueError) as error:
             log.warning("cannot read the state of the MCD in %s: %s", DIRECTORY, error)
             return {}
 

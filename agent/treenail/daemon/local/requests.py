@@ -3,6 +3,7 @@
 import json
 import logging
 
+from treenail.codec import parse_json
 from treenail.errors import ConfigError, FileError
 from treenail.host.filesystem.files import HostFiles
 from treenail.update.decision.request import UserRequest, from_json, to_json
@@ -23,8 +24,8 @@ class RequestFile:
         """Read the request; None without one. An invalid request is logged and removed."""
         try:
             content = self._files.read_file(REQUEST_FILE, limit=_LIMIT)
-            return None if content is None else from_json(json.loads(content))
-        except (FileError, ConfigError, ValueError, RecursionError) as error:
+            return None if content is None else from_json(parse_json(content))
+        except (FileError, ConfigError, ValueError) as error:
             log.warning("cannot read the request in %s: %s", REQUEST_FILE, error)
             self.remove_request()
             return None

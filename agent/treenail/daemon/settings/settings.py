@@ -25,6 +25,7 @@ _LOG_LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+_MAX_BYTES = 1024 * 1024
 _NODE_NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
 )
@@ -187,7 +188,8 @@ def load_settings(
     what is allowed.
     """
     try:
-        content = path.read_bytes()
+        with path.open("rb") as stream:
+            content = stream.read(_MAX_BYTES + 1)
     except FileNotFoundError as error:
         if is_required:
             raise UsageError(
@@ -195,7 +197,12 @@ def load_settings(
             ) from error
         return merge_settings(PartialSettings(), arguments, host_name=host_name)
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read {path!s:.200}: {error.strerror}") from error
+    if len(content) > _MAX_BYTES:
+        raise UsageError(
+            f"cannot read {path}: it has more than {_MAX_BYTES} bytes",
+            remedy="name a file with settings, see treenail-agent.toml(5)",
+        )
     return merge_settings(parse_settings(content, where=str(path)), arguments, host_name=host_name)
 
 

@@ -3,7 +3,6 @@
 https://bootc.dev/bootc/experimental-progress-fd.html
 """
 
-import json
 import os
 import select
 import threading
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from treenail.codec import parse_json
 from treenail.errors import FileError
 from treenail.host.ostree.deployments import TransactionProgress
 from treenail.host.system.sanitize import sanitize_text
@@ -40,8 +40,10 @@ class BootcProgress:
 
     def _parse_line(self, line: bytes) -> None:
         try:
-            event = json.loads(line)
+            event = parse_json(line)
         except ValueError:
+            return
+        if not isinstance(event, dict):
             return
         match event:
             # In podman's storage layers are uncompressed, and the total counts the compressed

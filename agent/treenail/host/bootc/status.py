@@ -3,10 +3,10 @@
 https://bootc.dev/bootc/host-v1.schema.json
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from treenail.codec import parse_json
 from treenail.errors import HostError
 from treenail.host.ostree.deployments import OstreeDeployment, parse_digest
 from treenail.host.system.sanitize import sanitize_text
@@ -44,7 +44,7 @@ class BootcStatus:
 def parse_status(content: bytes) -> BootcStatus:
     """Parse the status; raise `HostError` when it is invalid or bootc does not manage the host."""
     try:
-        document = json.loads(content)
+        document = parse_json(content)
     except ValueError as error:
         raise HostError(f"cannot read bootc status: it is no JSON: {error}") from error
     found = _get_table(document)
@@ -83,7 +83,7 @@ def parse_status(content: bytes) -> BootcStatus:
 def is_composefs(content: bytes) -> bool:
     """Whether it is the status of a host that bootc manages without OSTree."""
     try:
-        found = _get_table(json.loads(content))
+        found = _get_table(parse_json(content))
     except ValueError:
         return False
     return _is_composefs(_get_table(_get_table(found.get("status")).get("booted")))

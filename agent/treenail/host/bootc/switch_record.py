@@ -7,6 +7,7 @@ a kill would take that deployment for an administrator's, and the next reboot wo
 import json
 import logging
 
+from treenail.codec import parse_json
 from treenail.errors import FileError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.system.kernel import HostKernel
@@ -28,8 +29,8 @@ class SwitchRecord:
         """Return the pull spec; empty without a record of this boot. Raises `HostError`."""
         try:
             content = self._files.read_file(SWITCH_RECORD_PATH)
-            found: object = None if content is None else json.loads(content)
-        except (FileError, ValueError, RecursionError) as error:
+            found: object = None if content is None else parse_json(content)
+        except (FileError, ValueError) as error:
             log.warning("cannot read the record of the last switch: %s", error)
             return ""
         match found:

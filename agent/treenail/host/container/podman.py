@@ -1,12 +1,12 @@
 """podman's image storage, from which bootc deploys a pre-pulled image."""
 
-import json
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from treenail.clock import Clock
+from treenail.codec import parse_json
 from treenail.errors import CommandError, HostError
 from treenail.host.container.registry import ImageInspection, SkopeoClient
 from treenail.host.filesystem.files import HostFiles
@@ -75,7 +75,7 @@ class Podman:
         command = [self.program, "image", "inspect", "--format", "json", image]
         content = self._unsandboxed.run_command(command, timeout_s=_TIMEOUT_S)
         try:
-            match json.loads(content):
+            match parse_json(content):
                 case [{"Labels": dict(labels)}]:
                     return {str(key): str(value) for key, value in labels.items()}
                 case _:

@@ -1,6 +1,5 @@
 """Image inspection by skopeo, which uses the host's registry mirrors, proxies and CAs."""
 
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from treenail.clock import Clock
+from treenail.codec import parse_json
 from treenail.errors import CommandError, CommandTimeoutError
 from treenail.host.system.process import ProgramRunner
 from treenail.host.system.sanitize import sanitize_text
@@ -176,8 +176,8 @@ def _shorten_message(text: str) -> str:
 
 def _parse_inspection(output: bytes) -> ImageInspection | InspectionProblem:
     try:
-        document: object = json.loads(output)
-    except (ValueError, RecursionError):
+        document: object = parse_json(output)
+    except ValueError:
         document = None
     if not isinstance(document, dict):
         shown = sanitize_text(output[:_MESSAGE_LIMIT].decode("utf-8", "replace"))
@@ -198,8 +198,8 @@ def _parse_inspection(output: bytes) -> ImageInspection | InspectionProblem:
 
 def _parse_manifest_list(output: bytes) -> tuple[PlatformManifest, ...]:
     try:
-        document: object = json.loads(output)
-    except (ValueError, RecursionError):
+        document: object = parse_json(output)
+    except ValueError:
         return ()
     manifests = document.get("manifests") if isinstance(document, dict) else None
     entries = manifests if isinstance(manifests, list) else []

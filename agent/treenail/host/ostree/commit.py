@@ -1,9 +1,9 @@
 """Commit metadata and origin files of deployments, as ostree stores them."""
 
 import ast
-import json
 import logging
 
+from treenail.codec import parse_json
 from treenail.errors import CommandError, FileError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
@@ -64,7 +64,7 @@ class OstreeMetadata:
         try:
             output = self._programs.run_command(command, timeout_s=_TIMEOUT_S).decode()
             # ostree prints GVariant's text format, whose string literals Python can parse.
-            return parse_config_labels(json.loads(ast.literal_eval(output.strip())))
+            return parse_config_labels(parse_json(ast.literal_eval(output.strip())))
         except (CommandError, ValueError, SyntaxError, TypeError) as error:
             log.debug("cannot read the labels of %s: %s", checksum, error)
             return {}

@@ -1,11 +1,11 @@
 """Deployments, as both OS back ends report them, and the progress of a transaction."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from treenail.codec import parse_json
 from treenail.host.system.sanitize import sanitize_text
 
 _DIGEST = re.compile(r"@(sha256:[a-f0-9]{64})$")
@@ -193,7 +193,7 @@ def parse_labels(found: Mapping[str, object]) -> dict[str, str]:
     metadata = found.get("base-commit-meta")
     text = metadata.get(_CONFIGURATION) if isinstance(metadata, Mapping) else None
     try:
-        return parse_config_labels(json.loads(text) if isinstance(text, str) else None)
+        return parse_config_labels(parse_json(text) if isinstance(text, str) else None)
     except ValueError:
         return {}
 

@@ -164,7 +164,7 @@ def _parse_copy(copy: bytes, path: str) -> Entry:
 
 def _parse_header(copy: bytes, path: str) -> _BackupHeader:
     try:
-        header = codec.decode(_BackupHeader, json.loads(copy.partition(b"\n")[0]))
+        header = codec.decode(_BackupHeader, codec.parse_json(copy.partition(b"\n")[0]))
         decode_xattrs(header.xattrs)
     except ValueError as error:
         raise FileError(

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from treenail.codec import parse_json
 from treenail.errors import FileError, LedgerError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
@@ -52,8 +53,8 @@ class Ledger:
         if content is None:
             return None
         try:
-            document: object = json.loads(content)
-        except (ValueError, RecursionError) as error:
+            document: object = parse_json(content)
+        except ValueError as error:
             raise LedgerError(
                 f"cannot read the ledger {path}: it is damaged: {error}",
                 remedy=f"move {path} away and start the agent again; {_MOVED_CONSEQUENCE}",
@@ -160,8 +161,8 @@ class CrashRecordFile:
         """Return the last document written; None without one, and for a damaged one."""
         try:
             content = self._files.read_file(CRASH_RECORD_PATH)
-            document: object = None if content is None else json.loads(content)
-        except (FileError, ValueError, RecursionError) as error:
+            document: object = None if content is None else parse_json(content)
+        except (FileError, ValueError) as error:
             log.warning("cannot read the crash record: %s", error)
             return None
         if not isinstance(document, dict):
