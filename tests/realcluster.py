@@ -165,6 +165,9 @@ class RealCluster:
             "--secure-port=0",
             f"--service-account-private-key-file={self._directory / 'accounts.key'}",
             f"--root-ca-file={self._authority.file}",
+            # Signs the certificates of kubelets that a user approves.
+            f"--cluster-signing-cert-file={self._authority.file}",
+            f"--cluster-signing-key-file={self._directory / 'ca.key'}",
             "--leader-elect=false",
         )
         account = "/api/v1/namespaces/default/serviceaccounts/default"

@@ -38,7 +38,8 @@ def test_list_has_metadata_only_and_selects_by_the_hidden_fields(space: Space) -
     rest = cluster.get(space.at("pods"), limit=1, **{"continue": listed["metadata"]["continue"]})
     assert [each["metadata"]["name"] for each in rest.ok()["items"]] == ["b"]
     ended = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
-    assert cluster.get(space.at("pods"), fieldSelector=ended).ok()["items"] == []
+    # Kubernetes 1.30 says null instead of an empty list.
+    assert not cluster.get(space.at("pods"), fieldSelector=ended).ok()["items"]
 
 
 def test_watch_reports_metadata_only(space: Space) -> None:
