@@ -15,7 +15,13 @@ from treenail.kube.backoff import Backoff
 from treenail.kube.client import Client
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import NODES
-from treenail.kube.watch import SETTLE_S, STALE_AFTER_S, ResourceWatch, WatchScope
+from treenail.kube.watch import (
+    CHECK_AFTER_S,
+    SETTLE_S,
+    STALE_AFTER_S,
+    ResourceWatch,
+    WatchScope,
+)
 
 Step = Callable[[], Json | None]
 """Runs while the watch waits for an event; returns the next event, or None."""
@@ -153,19 +159,49 @@ def test_requested_list_interrupts_an_intact_watch(script: Script) -> None:
     assert script.reported == [("a", True), ("b", True), ("a", False)]
 
 
-def test_silent_watch_is_listed_again_once(script: Script) -> None:
-    def look(after_s: float) -> Step:
-        def step() -> None:
-            script.clock.move(after_s)
-            script.watch.renew_if_silent()
+def look(script: Script, after_s: float) -> Step:
+    """Check the watch while it is open."""
 
-        return step
+    def step() -> None:
+        script.clock.move(after_s)
+        script.watch.check_if_silent()
 
+    return step
+
+
+def test_silent_watch_without_a_missed_change_is_resumed_quietly(
+    script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
     script.lists.append(page(8, node("a", 1)))
-    script.streams = [[look(STALE_AFTER_S), look(0.1), look(0.0)], [look(STALE_AFTER_S)]]
+    script.streams = [
+        [look(script, CHECK_AFTER_S), look(script, 0.1), look(script, 0.0)],
+        [look(script, CHECK_AFTER_S), expect(script, "")],
+    ]
     script.run()
     assert script.requests[:4] == ["list", "watch 5", "list", "watch 8"]
     assert script.requests.count("list") == 2
+    assert script.reported == [("a", True)]
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+
+
+def test_silent_watch_that_missed_changes_is_listed_again(
+    script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = page(8, node("a", 7), node("b", 8))
+    script.lists += [now, now]
+    script.streams = [[look(script, CHECK_AFTER_S), look(script, 0.1)]]
+    script.run()
+    assert script.requests[:5] == ["list", "watch 5", "list", "list", "watch 8"]
+    assert script.reported == [("a", True), ("a", True), ("b", True)]
+    assert "the watch of nodes missed changes of 2 objects; listing" in caplog.text
+
+
+def test_failed_check_of_a_silent_watch_is_repeated(script: Script) -> None:
+    script.lists += [UnreachableError("connection refused"), page(8, node("a", 1))]
+    script.streams = [[look(script, CHECK_AFTER_S), look(script, 0.1)]]
+    script.run()
+    assert script.requests[:5] == ["list", "watch 5", "list", "list", "watch 8"]
+    assert script.lost == ["the watch of nodes is disconnected: connection refused"]
 
 
 def test_each_page_is_reported_before_the_next_is_requested(script: Script) -> None:

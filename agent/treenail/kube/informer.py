@@ -86,9 +86,9 @@ class Informer(Generic[T]):
         """List again; ``listed_at`` tells when it is done."""
         self._watch.request_list()
 
-    def renew_if_silent(self) -> None:
-        """List and watch again if the API server is silent for too long."""
-        self._watch.renew_if_silent()
+    def check_if_silent(self) -> None:
+        """Check that no change was missed if the API server is silent for too long."""
+        self._watch.check_if_silent()
 
     @property
     def listed_at(self) -> float | None:

@@ -30,7 +30,10 @@ _DURATION_S = 300
 # A server that ends a watch sooner and without an event is overloaded or broken: back off.
 _MIN_DURATION_S = 1.0
 STALE_AFTER_S = 90.0
-"""Silence after which a watch is stale. kube-apiserver sends a bookmark about once a minute."""
+"""Silence after which a watch is stale, unless a check shows that nothing changed."""
+CHECK_AFTER_S = 75.0
+"""Silence after which the watch is checked. kube-apiserver sends a bookmark about once a minute,
+but none for a kind without any change since its start (cacher.go)."""
 SETTLE_S = 2.0
 """Time after a lost connection in which the API server sends what changed meanwhile."""
 
@@ -99,6 +102,8 @@ class ResourceWatch:
         self._reported: dict[str, tuple[object, object]] = {}
         self._last_error: str | None = "not connected yet"
         self._list_requested_at = float("-inf")
+        self._check_requested_at = float("-inf")
+        self._needs_check = False
         self._listed_at: float | None = None
         self._contact_at = float("-inf")
         self._settled_at = float("-inf")
@@ -143,13 +148,15 @@ class ResourceWatch:
         if (stream := self._stream) is not None:
             stream.close()
 
-    def renew_if_silent(self) -> None:
-        """List and watch again if the server is silent, which a broken proxy can cause."""
+    def check_if_silent(self) -> None:
+        """Check that no change was missed if the server is silent, which a proxy can cause."""
         is_connected = self._listed_at is not None and self._last_error is None
-        waited_s = self._clock.monotonic() - self._list_requested_at
-        if is_connected and min(self.silence_s, waited_s) > STALE_AFTER_S:
-            log.warning("%s; listing again", self.stale_reason)
-            self.request_list()
+        waited_s = self._clock.monotonic() - self._check_requested_at
+        if is_connected and min(self.silence_s, waited_s) > CHECK_AFTER_S:
+            self._check_requested_at = self._clock.monotonic()
+            self._needs_check = True
+            if (stream := self._stream) is not None:
+                stream.close()
 
     @property
     def listed_at(self) -> float | None:
@@ -185,6 +192,8 @@ class ResourceWatch:
     def _list_and_watch(self) -> float:
         """List if needed and watch once; return the seconds to pause afterwards."""
         try:
+            if self._needs_check:
+                self._check_versions()
             if self._needs_list():
                 self._list_objects()
             return 0.0 if self._watch_events() else self._backoff.next_pause_s()
@@ -235,6 +244,28 @@ class ResourceWatch:
             handler()
         self._mark_connected(is_complete=True)
 
+    def _check_versions(self) -> None:
+        """List the versions of all objects; request a list of the objects if one differs."""
+        plural, listed = self._scope.resource.plural, ""
+        versions: set[tuple[str, object, object]] = set()
+        for page in self._client.list_pages(
+            self._scope.resource,
+            namespace=self._scope.namespace,
+            params=self._scope.params,
+            has_metadata_only=True,
+        ):
+            listed = page.resource_version
+            versions.update((format_key(item), *_get_version(item)) for item in page.items)
+        self._needs_check = False
+        known = {(key, *version) for key, version in self._reported.items()}
+        if missed := len({key for key, *_ in versions ^ known}):
+            log.warning("the watch of %s missed changes of %d objects; listing", plural, missed)
+            self._resource_version = ""
+            return
+        log.debug("the watch of %s was silent, but nothing changed", plural)
+        self._resource_version = listed
+        self._contact_at = self._clock.monotonic()
+
     def _report_pages(self, *, is_paged: bool) -> tuple[str, set[str]]:
         """Report each page as it arrives; return the version of the list and all keys."""
         version, listed = "", set[str]()
@@ -264,7 +295,7 @@ class ResourceWatch:
         )
         self._stream = stream
         try:
-            if self._stopped.is_set() or self._needs_list():
+            if self._stopped.is_set() or self._needs_list() or self._needs_check:
                 return True
             stream.connect()
             self._mark_connected()
@@ -314,11 +345,15 @@ class ResourceWatch:
         )
 
     def _report_object(self, found: Json) -> None:
-        key, metadata = format_key(found), get_object(found, "metadata")
-        version = (metadata.get("uid"), metadata.get("resourceVersion"))
+        key, version = format_key(found), _get_version(found)
         if self._reported.get(key) != version:
             self._reported[key] = version
             self._on_change(key, found)
+
+
+def _get_version(found: Json) -> tuple[object, object]:
+    metadata = get_object(found, "metadata")
+    return (metadata.get("uid"), metadata.get("resourceVersion"))
 
 
 def format_key(found: Json) -> str:

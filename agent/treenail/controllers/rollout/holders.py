@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from treenail.clock import format_rfc3339
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.progress import RolloutRecord, format_duration
+from treenail.controllers.rollout.progress import RolloutRecord, format_limit
 
 AGENT_RESPONSE_S = 120.0
 """Time in which an agent reports that it saw its target. It usually takes a second."""
@@ -114,7 +114,7 @@ def check_progress(
     if not late:
         return StallCheck(record, is_moving=not is_blocked, recheck_s=min(waits, default=None))
     named = format_holders([describe_holder(node, now) for node in late])
-    message = f"no progress for more than {format_duration(deadline_s)} (progressDeadline): {named}"
+    message = f"no progress for more than {format_limit(deadline_s)} (progressDeadline): {named}"
     is_moving = len(late) < len(updating)
     return StallCheck(record, message, is_moving, min((s for s in waits if s > 0), default=None))
 

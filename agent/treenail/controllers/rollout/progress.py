@@ -239,8 +239,8 @@ def _describe_failure(
     if node.is_degraded:
         return (node.reason or f"it is {node.state} without a reason")[:_REASON_LIMIT]
     unready_s = now - _find_unready_since(node)
-    allowed = format_duration(policy.reboot_timeout_s or 0.0)
-    return f"it has not been ready for {format_duration(unready_s)} (rebootTimeout: {allowed})"
+    allowed = format_limit(policy.reboot_timeout_s or 0.0)
+    return f"it has not been ready for {format_limit(unready_s)} (rebootTimeout: {allowed})"
 
 
 def _compute_image_change(
@@ -344,3 +344,8 @@ def format_duration(seconds: float) -> str:
         return f"{minutes} min"
     hours = round(minutes / 60)
     return f"{hours} h" if hours < 48 else f"{round(hours / 24)} days"
+
+
+def format_limit(seconds: float) -> str:
+    """Format a duration that a user sets: in seconds below two minutes, else rounded."""
+    return f"{round(seconds)} s" if seconds < 120 else format_duration(seconds)

@@ -160,10 +160,10 @@ class Informers:
             if informer.listed_at is None or informer.listed_at < since:
                 informer.request_list()
 
-    def renew_silent(self) -> None:
-        """List and watch again where the API server is silent for too long."""
+    def check_silent(self) -> None:
+        """Check that no change was missed where the API server is silent for too long."""
         for _scope, informer in self._iter_present():
-            informer.renew_if_silent()
+            informer.check_if_silent()
 
     def has_listed_since(self, since: float) -> bool:
         """Return True when the last complete list of each kind began at ``since`` or later."""

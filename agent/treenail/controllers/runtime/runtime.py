@@ -101,7 +101,7 @@ class ControllerRuntime:
                 for workers in self._workers:
                     workers.start(lambda: self._leadership.is_leader)
                 while not (stop.is_set() or self._leadership_lost.is_set()):
-                    self._informers.renew_silent()
+                    self._informers.check_silent()
                     stop.wait(_POLL_S)
             # Read it before the stop: releasing the Lease also calls on_stopped_leading.
             lost = self._leadership_lost.is_set()
@@ -143,7 +143,7 @@ class ControllerRuntime:
         A watch may lag behind the last writes of the previous leader. A list does not.
         """
         while not (stop.is_set() or self._leadership_lost.is_set()):
-            self._informers.renew_silent()
+            self._informers.check_silent()
             if self._informers.wait_until_synced(_POLL_S) and self._elected.wait(_POLL_S):
                 return self._list_again(stop)
         return False

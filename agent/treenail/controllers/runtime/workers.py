@@ -10,7 +10,7 @@ from treenail.clock import Clock
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import FAST_BUCKETS_S, ControllerMetrics
 from treenail.controllers.runtime.workqueue import WorkQueue
-from treenail.errors import TooManyRequestsError, TreenailError
+from treenail.errors import ConflictError, TooManyRequestsError, TreenailError
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +164,9 @@ class WorkerPool:
         except TreenailError as error:
             min_s = error.retry_after_s if isinstance(error, TooManyRequestsError) else 0.0
             pause_s = self.queue.add_rate_limited(key, min_s=min_s)
-            log.warning("%s: retrying %s in %.1f s: %s", self._name, key, pause_s, error)
+            # A conflict is normal: another program wrote the object first.
+            level = logging.INFO if isinstance(error, ConflictError) else logging.WARNING
+            log.log(level, "%s: retrying %s in %.1f s: %s", self._name, key, pause_s, error)
         except Exception:
             # A bug with one object must not block all others.
             pause_s = self.queue.add_rate_limited(key)
