@@ -29,7 +29,7 @@ DONE = PastUpdate(
     1_700_000_252.0,
     UpdateOutcome.DONE,
     reboot_count=1,
-    reasons=(REASON,),
+    reasons=(REASON, "and 3 more"),
     phase_seconds={Phase.STAGING: 190.0, Phase.DRAINING: 42.0, Phase.REBOOTING: 20.0},
 )
 FAILED = PastUpdate(
@@ -64,13 +64,14 @@ def test_history_prints_updates(root: Path, capsys: pytest.CaptureFixture[str]) 
         "    to   rendered-worker-b\n"
         "    staging 3 min 10 s, draining 42 s, rebooting 20 s\n"
         f"    because {REASON}\n"
+        "    and 3 more\n"
         f"    journalctl TREENAIL_UPDATE={'2' * 32}\n"
         "2020-09-13 12:26:40 UTC  failed after 1 h 1 min\n"
         "    from rendered-worker-a\n"
         "    to   rendered-worker-c\n"
         "    3 reboots were requested\n"
         "    failed at 2020-09-13 12:27:40 UTC: no space left on /var\n"
-        "    it broke\n"
+        "    failed: it broke\n"
         f"    journalctl TREENAIL_UPDATE={'1' * 32}\n"
     )
 
@@ -88,7 +89,7 @@ def test_history_json_lists_updates(root: Path, capsys: pytest.CaptureFixture[st
             "phases": {"staging": 190.0, "draining": 42.0, "rebooting": 20.0},
             "reboots": 1,
             "soft": False,
-            "reasons": [REASON],
+            "reasons": [REASON, "and 3 more"],
             "failedTries": [],
             "failure": "",
         }
@@ -102,6 +103,7 @@ def test_why_explains_last_reboot(root: Path, capsys: pytest.CaptureFixture[str]
         "    from rendered-worker-a\n"
         "    to   rendered-worker-b\n"
         f"    because {REASON}\n"
+        "    and 3 more\n"
         f"    journalctl TREENAIL_UPDATE={'2' * 32}\n"
     )
 
@@ -111,7 +113,7 @@ def test_why_unrecorded_boot_is_reported(root: Path, capsys: pytest.CaptureFixtu
     assert main(["why", "--json", "--root", str(root)]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["boot"] == {"at": "2027-01-15T08:00:00Z", "update": None}
-    assert document["last"]["reasons"] == [REASON]
+    assert document["last"]["reasons"] == [REASON, "and 3 more"]
     assert main(["why", "--root", str(root)]) == 0
     assert "2027-01-15 08:00:00 UTC, for no recorded update" in capsys.readouterr().out
 

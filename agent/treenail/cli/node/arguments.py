@@ -118,7 +118,10 @@ def _add_status(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         "degraded.",
         examples=[
             ("show the state of this node", "treenail status"),
-            ("print the phase of the update in progress", "treenail status --json | jq .update"),
+            (
+                "print the phase of the update in progress",
+                "treenail status --json | jq .update.phase",
+            ),
         ],
     )
     status.set_defaults(module="treenail.cli.node.status")

@@ -16,6 +16,7 @@ from treenail.cli.terminal import (
 )
 from treenail.clock import format_rfc3339
 from treenail.update.state import record as records
+from treenail.update.state.history import list_causes
 from treenail.update.state.record import PastUpdate, Target, UpdateOutcome
 
 Json = dict[str, object]
@@ -58,11 +59,11 @@ def format_history(history: tuple[PastUpdate, ...], paint: Painter) -> Iterator[
             yield f"    {past.reboot_count} reboots were requested"
         if past.is_soft_reboot:
             yield "    the reboot was a soft reboot: it kept the kernel"
-        yield from (f"    because {reason}" for reason in past.reasons)
+        yield from (f"    {reason}" for reason in list_causes(past.reasons))
         for failed in past.failed_tries:
             yield f"    failed at {format_time(failed.at)}: {failed.error}"
         if past.failure:
-            yield f"    {past.failure}"
+            yield f"    {past.outcome}: {past.failure}"
         yield f"    journalctl TREENAIL_UPDATE={past.id}"
 
 

@@ -8,7 +8,12 @@ from treenail.cli.node.local_machine import open_machine
 from treenail.cli.terminal import format_time, print_lines
 from treenail.clock import format_rfc3339
 from treenail.update.state import record as records
-from treenail.update.state.history import DisruptionHistory, UpdateSummary, summarize_history
+from treenail.update.state.history import (
+    DisruptionHistory,
+    UpdateSummary,
+    list_causes,
+    summarize_history,
+)
 
 Json = dict[str, object]
 
@@ -47,7 +52,7 @@ def _format_disruption(title: str, update: UpdateSummary) -> Iterator[str]:
     yield f"{title}, started {format_time(update.began)}"
     yield f"    from {update.origin}"
     yield f"    to   {update.target}"
-    yield from (f"    because {reason}" for reason in update.reasons)
+    yield from (f"    {reason}" for reason in list_causes(update.reasons))
     if not update.reasons:
         yield "    the ledger contains no reason"
     yield f"    journalctl TREENAIL_UPDATE={update.id}"

@@ -1,9 +1,14 @@
 """Summaries of a node's past and pending updates, for users."""
 
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import LedgerRecord, PastUpdate, Target
+
+# The last reason of an update with more causes than the ledger keeps (`compute_impact`).
+_REST = re.compile(r"and \d+ more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,12 @@ def summarize_history(record: LedgerRecord, *, booted_at: float | None) -> Disru
         last=next((each for each in past if each.needs_drain or each.needs_reboot), None),
         boot=next((each for each, ended in spans if _is_boot_of(each, ended, booted_at)), None),
     )
+
+
+def list_causes(reasons: Iterable[str]) -> Iterator[str]:
+    """Yield the reasons of an update as ends of a sentence: ``because …``, and ``and 3 more``."""
+    for reason in reasons:
+        yield reason if _REST.fullmatch(reason) else f"because {reason}"
 
 
 def _is_boot_of(update: UpdateSummary, ended: float, booted_at: float | None) -> bool:
