@@ -21,6 +21,8 @@ class MachineSettings:
     pull_error: str = ""
     staging_s: float = 0.2
     staging_error: str = ""
+    sanity_error: str = ""
+    """The error of rpm-ostree's check of a deployment that it has staged, and leaves staged."""
     staged_instead: str = ""
     """The pull spec of the image that bootc stages instead of each requested one."""
     finalization_error: str = ""

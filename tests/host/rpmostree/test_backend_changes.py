@@ -95,6 +95,16 @@ def refuse_the_second(host: RpmOstreeHost) -> MachineSettings:
     return settings
 
 
+def test_result_of_failed_sanity_check_is_dropped(
+    host: RpmOstreeHost, rpmostree: RpmOstreeBackend
+) -> None:
+    host.change_settings(replace(QUICK, sanity_error="bwrap(/usr/bin/true): exit code 1"))
+    for _ in range(2):
+        with pytest.raises(TransactionError, match="Sanity-checking final rootfs"):
+            rpmostree.stage_deployment(ALL, watch=go_on)
+        assert host.sysroot.read_staged() is None
+
+
 def test_stage_of_all_changes_makes_one_deployment(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:

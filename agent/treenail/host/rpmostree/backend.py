@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, assert_never
 
-from treenail.errors import BusError, BusyError, HostError, TransactionError
+from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.admin import FINALIZE_UNIT
@@ -100,10 +100,12 @@ class RpmOstreeBackend:
             if goal.list_differences(found.pending or booted):
                 if change.extensions_image and found.transaction is None:
                     self._extensions.offer_packages(change.extensions_image, watch=watch)
-                self._update_deployment(change, booted, watch)
+                with self._dropping_failed_result(goal):
+                    self._update_deployment(change, booted, watch)
         finally:
             self._withdraw_packages()
-        self._set_kernel_arguments(change, watch)
+        with self._dropping_failed_result(goal):
+            self._set_kernel_arguments(change, watch)
         self._verify_staged(goal, change)
 
     @contextmanager
@@ -316,6 +318,32 @@ class RpmOstreeBackend:
             watch=watch,
         )
         check_outcome(outcome, f"stage {change}")
+
+    @contextmanager
+    def _dropping_failed_result(self, goal: ExpectedDeployment) -> Iterator[None]:
+        """Drop the deployment that our transaction staged before it failed.
+
+        rpm-ostreed runs /usr/bin/true of the new tree only after it staged the tree
+        (rpmostree-sysroot-upgrader.cxx). The next call would take it for the complete change.
+        """
+        before = self.read_deployments().pending
+        try:
+            yield
+        except (TransactionError, CancelledError):
+            self._drop_failed(goal, before)
+            raise
+
+    def _drop_failed(self, goal: ExpectedDeployment, before: OstreeDeployment | None) -> None:
+        try:
+            found = self.read_deployments()
+            pending = found.pending
+            if found.transaction is not None or pending is None or goal.list_differences(pending):
+                return
+            if before is None or pending.id != before.id:
+                log.warning("dropping %s: rpm-ostree failed after it staged it", pending.id)
+                self._drop_pending()
+        except HostError as error:
+            log.warning("cannot drop the result of the failed transaction: %s", error)
 
     def _verify_staged(self, goal: ExpectedDeployment, change: DeploymentChange) -> None:
         """Log the staged deployment; drop it and raise if it differs from the change."""

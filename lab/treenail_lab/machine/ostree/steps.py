@@ -43,9 +43,5 @@ def emit_task_end(text: str = "done") -> EmitSignal:
     return EmitSignal("TaskEnd", "(s)", (text,))
 
 
-def emit_percent(text: str, percentage: int) -> EmitSignal:
-    return EmitSignal("PercentProgress", "(su)", (text, percentage))
-
-
 def emit_progress_end() -> EmitSignal:
     return EmitSignal("ProgressEnd")

@@ -15,7 +15,6 @@ from treenail_lab.machine.ostree.steps import (
     PauseWork,
     TransactionWork,
     emit_message,
-    emit_percent,
     emit_progress_end,
     emit_task_begin,
     emit_task_end,
@@ -106,6 +105,7 @@ class TransactionOptions:
     revision: str
     is_idempotent: bool
     should_skip_base_pull: bool
+    should_skip_purge: bool
     custom_origin: tuple[str, str] | None
 
     @classmethod
@@ -118,6 +118,7 @@ class TransactionOptions:
             revision=read_option(dictionary, "revision", "s") or "",
             is_idempotent=bool(read_option(dictionary, "idempotent-layering", "b")),
             should_skip_base_pull=bool(read_option(dictionary, "no-pull-base", "b")),
+            should_skip_purge=bool(read_option(dictionary, "skip-purge", "b")),
             custom_origin=read_option(dictionary, "custom-origin", "(ss)"),
         )
 
@@ -140,6 +141,7 @@ def rebase_deployment(
 
 def upgrade_deployment(host: OperationContext, options: TransactionOptions) -> TransactionWork:
     """Pull a newer image of the same name; a digest never has one."""
+    _check_purge(options)
     base = _find_base(host)
     image = pull.parse_pull_spec(base.refspec)
     yield emit_message(f"Pulling manifest: {base.refspec}")
@@ -155,6 +157,7 @@ def deploy_revision(
     host: OperationContext, revision: str, options: TransactionOptions
 ) -> TransactionWork:
     """Pull another digest of the booted repository."""
+    _check_purge(options)
     base = _find_base(host)
     if not revision.startswith("sha256:"):
         raise OperationError(f"Invalid container image digest: {revision}")
@@ -165,6 +168,7 @@ def change_packages(
     host: OperationContext, packages: PackageChange, options: TransactionOptions
 ) -> TransactionWork:
     """Stage the base deployment again with other packages."""
+    _check_purge(options)
     base = _find_base(host)
     wanted = packages.apply_to(base, base, idempotent=options.is_idempotent)
     if wanted == base:
@@ -185,45 +189,44 @@ def change_kernel_arguments(
 
 
 def roll_back_deployment(host: OperationContext, options: TransactionOptions) -> TransactionWork:
-    """Drop the staged deployment, else make the previous one the default."""
+    """Make the previous deployment the default, or the booted one if another is pending."""
     sysroot = host.sysroot
-    if sysroot.drop_staged():
-        yield emit_message("Dropped the staged deployment")
-    else:
-        first, *others = sysroot.read_written()
-        if not others:
-            raise OperationError("No rollback deployment found")
-        yield emit_message(
-            f"Moving '{others[0].checksum}.{others[0].serial}' to be first deployment"
-        )
-        sysroot.write_deployments((others[0], first, *others[1:]))
+    if sysroot.read_staged() is not None:
+        raise OperationError("Staged deployment (remove with cleanup -p)")
+    written = sysroot.read_written()
+    booted = sysroot.find_booted()
+    after = written[written.index(booted) + 1 :] if booted in written else ()
+    target = next(iter(after), booted)
+    if target is None or len(written) == 1:
+        raise OperationError("No rollback deployment found")
+    yield emit_message(f"Moving '{target.checksum}.{target.serial}' to be first deployment")
+    sysroot.write_deployments((target, *(each for each in written if each != target)))
     _reboot_if_requested(host, wanted=options.should_reboot)
 
 
+CLEANUP_ELEMENTS = ("base", "pending-deploy", "repomd", "rollback-deploy")
+
+
 def clean_up_deployments(host: OperationContext, elements: list[str]) -> TransactionWork:
-    """Drop pending and rollback deployments and unused layers."""
+    """Drop pending and rollback deployments that are not pinned, and unused layers."""
     sysroot = host.sysroot
-    changed = False
+    drops_pending, drops_rollback = "pending-deploy" in elements, "rollback-deploy" in elements
+    changed = drops_pending and sysroot.drop_staged()
+    old = sysroot.read_written()
     booted = sysroot.find_booted()
-    for element in elements:
-        if element == "pending-deploy":
-            changed |= sysroot.drop_staged()
-            kept = sysroot.read_written()
-            while kept and kept[0] != booted and not kept[0].pinned:
-                kept, changed = kept[1:], True
-            sysroot.write_deployments(kept)
-        elif element == "rollback-deploy":
-            old = sysroot.read_written()
-            kept = tuple(d for i, d in enumerate(old) if i == 0 or d == booted or d.pinned)
-            changed |= kept != old
-            sysroot.write_deployments(kept)
-        elif element not in ("base", "repomd"):
-            raise OperationError(f"Invalid cleanup type: {element}")
-    if not changed:
+    start = old.index(booted) if booted in old else len(old)
+    kept = tuple(
+        each
+        for index, each in enumerate(old)
+        if each == booted or each.pinned or not (drops_pending if index < start else drops_rollback)
+    )
+    if kept != old:
+        sysroot.write_deployments(kept)
+        changed = True
+    if (drops_pending or drops_rollback) and not changed:
         yield emit_message("Deployments unchanged.")
-    freed = sysroot.prune_layers()
-    if freed:
-        yield emit_message(f"Pruned container image layers: {freed}")
+    if changed or "base" in elements:
+        yield from _prune(host)
 
 
 def refresh_metadata(host: OperationContext) -> TransactionWork:
@@ -242,7 +245,6 @@ def finalize_deployment(host: OperationContext, dictionary: Any) -> TransactionW
     """Unlock the staged deployment and reboot into it."""
     checksum = read_option(dictionary, "checksum", "s")
     staged = host.sysroot.read_staged()
-    check_inhibitors(host)
     if staged is None:
         raise OperationError("No pending staged deployment found")
     if checksum is None and not read_option(dictionary, "allow-missing-checksum", "b"):
@@ -252,10 +254,12 @@ def finalize_deployment(host: OperationContext, dictionary: Any) -> TransactionW
     expected = commit if host.settings().finalizes_by_commit else staged.digest
     if checksum is not None and checksum != expected:
         raise OperationError(f"Expected staged base checksum {checksum}, but found {expected}")
+    check_inhibitors(host)
     if not host.sysroot.unlock_staged() and not read_option(dictionary, "allow-unlocked", "b"):
         raise OperationError("Staged deployment already unlocked")
-    yield emit_message(f"Finalized deployment; rebooting into {staged.checksum}")
     host.reboot()
+    # The daemon reports the reboot in the journal only.
+    yield from ()
 
 
 def check_inhibitors(host: OperationContext) -> None:
@@ -301,6 +305,7 @@ def _deploy_image(
         check_inhibitors(host)
     pulled = _replace_digest(refspec, options.revision) if options.revision else refspec
     found = yield from host.fetch(pulled, refspec, base.kernel_arguments)
+    yield emit_progress_end()
     deployment = packages.apply_to(base, found.deployment, idempotent=options.is_idempotent)
     _check_packages(host, deployment)
     if "@sha256:" in refspec:
@@ -325,8 +330,7 @@ def _stage_deployment(
     short = deployment.checksum[:7]
     yield emit_task_begin(f"Checking out tree {short}")
     yield emit_task_end()
-    text = "Staging deployment"
-    yield emit_percent(text, 0)
+    yield emit_task_begin("Staging deployment")
     settings = host.settings()
     yield PauseWork(settings.staging_s)
     failure = settings.staging_error or fault
@@ -336,18 +340,28 @@ def _stage_deployment(
     yield from host.sysroot.stage_in_steps(
         replace(deployment, serial=serial), locked=options.should_lock
     )
-    freed = host.sysroot.prune_layers()
-    yield emit_percent(text, 100)
-    yield emit_progress_end()
-    if freed:
-        yield emit_message(f"Pruned container image layers: {freed}")
-    yield emit_message('Changes queued for next boot. Run "systemctl reboot" to start a reboot')
+    yield emit_task_end()
+    # rpm-ostreed runs /usr/bin/true of the tree only now: after a failure it stays staged.
+    if settings.sanity_error:
+        raise OperationError(f"Sanity-checking final rootfs: {settings.sanity_error}")
+    yield from _prune(host)
     _reboot_if_requested(host, wanted=options.should_reboot)
+
+
+def _prune(host: OperationContext) -> TransactionWork:
+    freed = host.sysroot.prune_layers()
+    if freed:
+        yield emit_message(f"Pruned images: 1 (layers: {freed})")
 
 
 def _reboot_if_requested(host: OperationContext, *, wanted: bool) -> None:
     if wanted:
         host.reboot()
+
+
+def _check_purge(options: TransactionOptions) -> None:
+    if options.should_skip_purge:
+        raise OperationError("Can't specify skip-purge if not setting a new refspec")
 
 
 def _find_base(host: OperationContext) -> SysrootDeployment:

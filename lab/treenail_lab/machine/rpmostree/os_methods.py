@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from gi.repository import GLib
 
@@ -16,13 +15,15 @@ from treenail_lab.machine.bus.objects import (
 )
 from treenail_lab.machine.ostree.kernel_arguments import KernelCommandLine
 from treenail_lab.machine.ostree.steps import TransactionWork, emit_message
-from treenail_lab.machine.ostree.sysroot import SysrootDeployment
+from treenail_lab.machine.ostree.sysroot import STATEROOT, SysrootDeployment
 from treenail_lab.machine.rpmostree import operations
 from treenail_lab.machine.rpmostree.operations import (
     OperationContext,
     PackageChange,
     TransactionOptions,
 )
+
+DAEMON_FAILED = "org.projectatomic.rpmostreed.Error.Failed"
 
 BeginTransaction = Callable[[MethodCall, str, Callable[[], TransactionWork]], ReplyValues]
 
@@ -145,6 +146,9 @@ class OsMethods:
 
     def _handle_cleanup(self, call: MethodCall) -> ReplyValues:
         elements = call.arguments[0]
+        for element in elements:
+            if element not in operations.CLEANUP_ELEMENTS:
+                raise MethodError(FAILED, f"Invalid cleanup type: {element}")
         return self._begin(
             call, "cleanup", lambda: operations.clean_up_deployments(self._host, elements)
         )
@@ -161,21 +165,31 @@ class OsMethods:
         )
 
     def _handle_boot_config(self, call: MethodCall) -> ReplyValues:
-        name, pending = call.arguments
-        deployment = self._find_deployment(name, pending=pending)
+        index, pending = call.arguments
+        deployment = self._find_deployment(index, pending=pending)
+        is_staged = deployment == self._host.sysroot.read_staged()
         config = operations.build_boot_config(deployment)
-        return ({key: _text_variant(value) for key, value in config.items()},)
+        # A staged deployment has no boot loader entry yet.
+        shown = {key: config[key] for key in (("options",) if is_staged else config)}
+        return (
+            {
+                "staged": GLib.Variant("b", is_staged),
+                **{key: GLib.Variant("s", value) for key, value in shown.items()},
+            },
+        )
 
-    def _find_deployment(self, name: str, *, pending: bool) -> SysrootDeployment:
+    def _find_deployment(self, index: str, *, pending: bool) -> SysrootDeployment:
         sysroot = self._host.sysroot
-        if name:
-            found = next((d for d in sysroot.list_deployments() if d.id == name), None)
-        else:
+        if not index:
             found = sysroot.find_base() if pending else sysroot.find_booted()
-        if found is None:
-            raise MethodError(FAILED, f"Invalid deployment id {name}" if name else "Not booted")
-        return found
-
-
-def _text_variant(value: str) -> Any:
-    return GLib.Variant("s", value)
+            if found is None:
+                raise MethodError(FAILED, f"No deployments found for os {STATEROOT}")
+            return found
+        if not index.isdecimal():
+            text = f"Invalid deployment index {index}, must be a number and >= 0"
+            raise MethodError(DAEMON_FAILED, text)
+        deployments = sysroot.list_deployments()
+        if int(index) >= len(deployments):
+            text = f"Out of range deployment index {int(index)}, expected < {len(deployments)}"
+            raise MethodError(DAEMON_FAILED, text)
+        return deployments[int(index)]

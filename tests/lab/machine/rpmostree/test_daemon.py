@@ -19,10 +19,11 @@ from tests.lab.machine.client import (
     wait_until,
 )
 from treenail_lab.images import Credential, make_image
-from treenail_lab.machine.bus.objects import NOT_FOUND
+from treenail_lab.machine.bus.objects import FAILED, NOT_FOUND
 from treenail_lab.machine.node.rpmostree_only import RpmOstreeHost
 from treenail_lab.machine.ostree.sysroot import make_deployment
 from treenail_lab.machine.rpmostree.daemon import build_object_path
+from treenail_lab.machine.rpmostree.os_methods import DAEMON_FAILED
 from treenail_lab.machine.settings import DISK_FULL, MachineSettings
 
 pytestmark = pytest.mark.integration
@@ -245,6 +246,18 @@ def test_kernel_arguments_derive_from_existing_ones_of_caller(
     assert kernel_arguments(client, pending=False) == existing
 
 
+def test_boot_config_of_a_staged_deployment_has_only_its_options(client: RpmOstreeClient) -> None:
+    run(client.rebase(B.pull_spec))
+    (first,) = client.os("GetDeploymentBootConfig", "(sb)", "0", False)
+    (second,) = client.os("GetDeploymentBootConfig", "(sb)", "1", False)
+    assert (sorted(first), first["staged"]) == (["options", "staged"], True)
+    assert sorted(second) == ["initrd", "linux", "options", "staged", "title", "version"]
+    for index, text in (("2", "Out of range deployment index 2, expected < 2"), ("x", "Invalid")):
+        with pytest.raises(GLib.Error, match=text) as refused:
+            client.os("GetDeploymentBootConfig", "(sb)", index, True)
+        assert error_name(refused.value) == DAEMON_FAILED
+
+
 def test_kernel_arguments_stage_the_same_commit_again(client: RpmOstreeClient) -> None:
     options = variants(append_if_missing=("as", ["nosmt"]), lock_finalization=("b", True))
     existing = kernel_arguments(client, pending=True)
@@ -306,6 +319,65 @@ def test_rollback_changes_the_order_at_once(host: RpmOstreeHost, client: RpmOstr
 def test_rollback_without_an_older_deployment_fails(client: RpmOstreeClient) -> None:
     (address,) = client.os("Rollback", "(a{sv})", {})
     assert run(address) == (False, "No rollback deployment found")
+
+
+def test_rollback_while_a_deployment_is_staged_is_refused(
+    host: RpmOstreeHost, client: RpmOstreeClient
+) -> None:
+    run(client.rebase(B.pull_spec))
+    (address,) = client.os("Rollback", "(a{sv})", {})
+    assert run(address) == (False, "Staged deployment (remove with cleanup -p)")
+    assert host.sysroot.is_staged_locked()
+
+
+def test_rollback_twice_makes_the_booted_deployment_the_default(
+    host: RpmOstreeHost, client: RpmOstreeClient
+) -> None:
+    run(client.rebase(B.pull_spec, locked=False))
+    host.reboot()
+    with RpmOstreeClient(host.address) as after:
+        for expected in (["41.1", "41.2"], ["41.2", "41.1"]):
+            (address,) = after.os("Rollback", "(a{sv})", {})
+            assert run(address) == (True, "")
+            assert versions(after) == expected
+
+
+def test_unknown_element_of_cleanup_is_an_error_of_the_call(client: RpmOstreeClient) -> None:
+    with pytest.raises(GLib.Error, match="Invalid cleanup type: everything") as refused:
+        client.os("Cleanup", "(as)", ["everything"])
+    assert error_name(refused.value) == FAILED
+
+
+def test_cleanup_of_pending_deployments_leaves_a_pinned_one(
+    host: RpmOstreeHost, client: RpmOstreeClient
+) -> None:
+    run(client.rebase(B.pull_spec, locked=False))
+    host.reboot()
+    with RpmOstreeClient(host.address) as after:
+        run(after.os("Rollback", "(a{sv})", {})[0])
+        first, _ = host.sysroot.read_written()
+        host.sysroot.set_pinned(first, pinned=True)
+        run(after.os("Cleanup", "(as)", ["pending-deploy"])[0])
+        assert versions(after) == ["41.1", "41.2"]
+
+
+def test_deployment_that_fails_the_sanity_check_stays_staged(
+    host: RpmOstreeHost, client: RpmOstreeClient
+) -> None:
+    host.change_settings(replace(QUICK, sanity_error="bwrap(/usr/bin/true): exit code 1"))
+    success, text = run(client.rebase(B.pull_spec))
+    assert (success, text) == (
+        False,
+        "Sanity-checking final rootfs: bwrap(/usr/bin/true): exit code 1",
+    )
+    assert host.sysroot.is_staged_locked()
+
+
+def test_skip_purge_without_another_refspec_is_refused(client: RpmOstreeClient) -> None:
+    options = variants(skip_purge=("b", True), no_pull_base=("b", True))
+    asked = variants(install_packages=("as", ["tmux"]))
+    (address,) = client.os("UpdateDeployment", "(a{sv}a{sv})", asked, options)
+    assert run(address) == (False, "Can't specify skip-purge if not setting a new refspec")
 
 
 def change_packages(client: RpmOstreeClient, **modifiers: list[str]) -> tuple[bool, str]:
