@@ -353,3 +353,20 @@ def test_invalid_ownership_is_refused(document):
         LedgerError, match="cannot read the paths and units that belong to the config"
     ):
         from_json(document)
+
+
+def test_presets_of_the_config_come_first_and_those_of_removed_units_last() -> None:
+    old = wanted(WantedUnit("vendor.service", enabled=True))
+    new = wanted(
+        WantedUnit("a.service", contents="[Unit]\n"),
+        WantedUnit("b.service", contents="[Install]\nAlso=a.service\n", enabled=True),
+        WantedUnit("c.service", contents="[Unit]\n", enabled=False),
+    )
+    inventory = Inventory(vendor_units=frozenset({"vendor.service"}))
+    found = sentences(old, new, inventory)
+    assert found[-4:] == [
+        "preset a.service",
+        "enable b.service",
+        "disable c.service",
+        "preset vendor.service",
+    ]

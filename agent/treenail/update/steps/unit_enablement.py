@@ -41,9 +41,7 @@ def plan_enablement(
     removed = {step.path for step in steps if isinstance(step, RemoveEntry)}
     released = sorted(old.units.keys() - new.units.keys())
     to_disable = [name for name in released if inventory.unit_states.get(name) in _ENABLED]
-    planned: list[tuple[type[EnablementStep], str]] = [
-        (PresetUnits, name) for name in released if name in inventory.vendor_units
-    ]
+    planned: list[tuple[type[EnablementStep], str]] = []
     for unit in new.units.values():
         if unit.mask or (unit.name in provided and _is_left_to_image(unit, inventory)):
             continue
@@ -55,11 +53,15 @@ def plan_enablement(
             planned += [(step, unit.name) for step in steps_of_unit]
         elif unit.enabled:
             notes.append(f"cannot enable {unit.name}: this machine has no such unit")
+    # A unit can enable another one by Also=, so the order decides. It is that of the MCD, which
+    # presets a unit when it writes it, and removed units at the end (update.go).
     after = [
         step(units)
-        for step in (EnableUnits, DisableUnits, PresetUnits)
+        for step in (PresetUnits, EnableUnits, DisableUnits)
         if (units := tuple(name for each, name in planned if each is step))
     ]
+    if restored := tuple(name for name in released if name in inventory.vendor_units):
+        after.append(PresetUnits(restored))
     return [DisableUnits(tuple(to_disable))] if to_disable else [], after
 
 
