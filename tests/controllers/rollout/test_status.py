@@ -298,7 +298,7 @@ def test_counts_come_from_node_reports_if_present() -> None:
     }
     nodes = [node("a", NEW), node("b", NEW), node("c", NEW), node("d", NEW)]
     assert count_nodes(nodes, target, reports) == PoolCounts(
-        total=4, updated=1, ready=1, degraded=1
+        total=4, updated=1, ready=4, degraded=1
     )
     assert count_nodes(nodes, target) == PoolCounts(total=4, updated=4, ready=4)
 
@@ -316,3 +316,32 @@ def test_pool_whose_nodes_another_pool_selects_too_is_not_updated() -> None:
     status = compute_status(PoolStatusInput(pool(), NEW, [], problem=problem), now=NOW)
     found = {each.type: each.status for each in status.conditions}
     assert (found["Updated"], found["Reconciling"], found["Stalled"]) == ("False", "False", "True")
+
+
+def test_ready_nodes_are_counted_by_annotations_beside_reports() -> None:
+    reports = {"a": NodeReport("a", config="new", is_updated=True)}
+    lagging = count_nodes([on_its_way("a")], NEW, reports)
+    assert (lagging.updated, lagging.ready) == (1, 0)
+    done = count_nodes([node("a", NEW)], NEW, {"a": NodeReport("a", config="old")})
+    assert (done.updated, done.ready) == (0, 1)
+
+
+def test_report_of_degraded_node_is_not_updated() -> None:
+    report = NodeReport("a", config="new", is_updated=True, degraded_message="no space left")
+    counts = count_nodes([node("a", NEW)], NEW, {"a": report})
+    assert (counts.updated, counts.degraded) == (0, 1)
+
+
+def test_degraded_node_without_a_target_is_counted() -> None:
+    lost = NodeFacts("a", current_config="old", state="Degraded", reason="lost")
+    assert count_nodes([lost], NEW).degraded == 1
+
+
+def test_paused_pool_at_a_built_image_reports_the_build() -> None:
+    target = image("new", "1")
+    config = MachineOSConfig("mosc", str(target.image))
+    build = MachineOSBuild("mosb", "new", str(target.image), BuildState.SUCCEEDED)
+    view = PoolStatusInput(pool(paused=True), target, [node("a", target)], config, build)
+    assert read_condition(view, "Updating")[2] == (
+        "Pool is paused; OS image build completed successfully (mosb: mosb)"
+    )

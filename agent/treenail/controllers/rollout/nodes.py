@@ -173,7 +173,7 @@ class NodeFacts:
 
     @property
     def is_degraded(self) -> bool:
-        return self.desired_config != "" and self.state in _DEGRADED_STATES
+        return self.state in _DEGRADED_STATES
 
     @property
     def is_failing(self) -> bool:

@@ -121,11 +121,12 @@ def count_nodes(
         if reports is None:
             is_updated, is_degraded = node.is_updated_to(target), node.is_degraded
         else:
-            is_updated = report is not None and report.is_updated_to(target)
             is_degraded = report is not None and report.degraded_message is not None
+            is_updated = report is not None and report.is_updated_to(target) and not is_degraded
         total += 1
         updated += is_updated
-        ready += is_updated and node.is_in_service
+        # Also beside reports: they lag behind the annotations (GetMachinesByState).
+        ready += node.is_updated_to(target) and node.is_in_service
         unavailable += node.is_unavailable
         degraded += is_degraded
     return PoolCounts(total, updated, ready, unavailable, degraded)
@@ -159,6 +160,10 @@ def compute_status(status_input: PoolStatusInput, *, now: str) -> PoolStatus:
     if stalled.status == "True":
         # kstatus reads Reconciling first: while it is True, a stalled object is in progress.
         reconciling = Condition(RECONCILING, "False", stalled.reason, stalled.message)
+        if updating.status == "True" and stalled.reason == PROGRESS_DEADLINE:
+            # As in the MCO, Updating stays True until all nodes have the target. kstatus does not
+            # read it; its reason tells users that nothing moves.
+            computed[1] = replace(updating, reason=STALLED)
     computed += [degraded, reconciling, stalled]
     return PoolStatus(
         counts=counts,

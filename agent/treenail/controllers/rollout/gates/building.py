@@ -37,7 +37,7 @@ def compute_build_updating(
         waiting = "waiting for a new OS image build to start"
         lead = "Pool is paused; " if is_paused else "Pool is "
         return ("True", "WaitingForBuild", f"{lead}{waiting} (mosc: {config.name})")
-    if build.state is BuildState.SUCCEEDED and is_complete:
+    if build.state is BuildState.SUCCEEDED and is_complete and not is_paused:
         return None
     status, reason, message = (_PAUSED_BY_STATE if is_paused else _UPDATING_BY_STATE)[build.state]
     return (status, reason, f"{message} (mosb: {build.name})")
