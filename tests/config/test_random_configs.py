@@ -36,10 +36,15 @@ POOL = MachineConfigPool.from_json(
 )
 STRICTER = re.compile(
     "cannot append to a file of a running node|is a link of this config|"
-    r"users\[\d+\](\.name)?: expected|groups\[\d+\]: expected an object, found null|"
+    r"users\[\d+\](\.name)?: expected|groups\[\d+\]: expected (an object|a string), found null|"
     r"\.filesystem: expected root|\.path: expected a path without|without colons, line ends"
 )
 """Errors for pools that Go renders, although no node can apply the result."""
+ORDERED = (
+    *(("storage", name) for name in ("directories", "disks", "filesystems", "raid")),
+    ("passwd", "groups"),
+)
+"""Lists that Go refuses to reorder."""
 
 
 def render(configs: list[Any], current: MachineConfig | None = None) -> MachineConfig:
@@ -74,12 +79,10 @@ def is_rejected_later(config: MachineConfig, current: MachineConfig | None) -> b
         validate_config(current)
     except ConfigError:
         return True
-    before, after = (
-        Fields(each.config or {}, "").get_object("storage") for each in (current, config)
-    )
+    before, after = (Fields(each.config or {}, "") for each in (current, config))
     return any(
-        before.get_list(name) != after.get_list(name)
-        for name in ("directories", "disks", "filesystems", "raid")
+        before.get_object(section).get_list(name) != after.get_object(section).get_list(name)
+        for section, name in ORDERED
     )
 
 
