@@ -31,7 +31,7 @@ demo: $(READY)  ## a pool of three nodes moves to a new OS image, live in this t
 	$(BIN)/treenail-lab demo $(ARGS)
 
 test: check  ## check, all tests, and vm-smoke where it is possible: 20 minutes on two idle cores
-	tools/test $(ARGS)
+	$(RUN) tools.run_tests $(ARGS)
 
 test-fast: $(READY)  ## the unit tests, which start no process: 3 minutes at most
 	$(RUN) pytest -n $(JOBS) --dist worksteal --without-processes $(ARGS)

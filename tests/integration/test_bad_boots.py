@@ -101,6 +101,7 @@ def test_masked_kubelet_rolls_back(site: Site) -> None:
     assert site.messages(MESSAGE_ID=MessageId.ROLLING_BACK)
 
 
+@pytest.mark.long("bootc")
 def test_config_that_masks_kubelet_is_rolled_back_with_its_image(site: Site) -> None:
     link = site.machine.root / "etc/systemd/system/kubelet.service"
     ignition = {"ignition": {"version": "3.5.0"}}

@@ -247,6 +247,7 @@ def test_rollout_continues_after_controller_is_killed(fleet: Fleet, moment: str)
     assert fleet.most_out == 1
 
 
+@pytest.mark.long
 def test_second_replica_continues_when_leader_is_killed(fleet: Fleet) -> None:
     image = fleet.image()
     fleet.controllers.start_replica(1)

@@ -48,6 +48,7 @@ def test_power_cut_while_the_drain_is_awaited(site: Site) -> None:
     assert len(site.transactions("stage")) == 2
 
 
+@pytest.mark.long
 def test_power_cut_between_the_drain_and_the_reboot(site: Site) -> None:
     goal = site.goal()
     with site.machine.inhibit_shutdown("backup", "nightly run"):
@@ -73,6 +74,7 @@ def test_power_cut_while_the_machine_goes_down(site: Site) -> None:
     assert boots(site) == 2
 
 
+@pytest.mark.long
 def test_power_cut_while_the_uncordon_is_awaited(site: Site) -> None:
     goal = site.goal()
     with ExitStack() as held:
@@ -116,6 +118,7 @@ def test_foreign_reboot_between_staging_and_drain(site: Site) -> None:
     assert boots(site) == 2
 
 
+@pytest.mark.long
 def test_foreign_reboot_while_node_is_drained(site: Site) -> None:
     before, goal = site.current, site.goal()
     workload = Workload(site.lab.client, replicas=2, max_unavailable=0)

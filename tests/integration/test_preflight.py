@@ -130,6 +130,7 @@ def make_listed_images(version: str, *architectures: str) -> tuple[Image, ...]:
     return make_manifest_list(*images)
 
 
+@pytest.mark.long("bootc")
 def test_manifest_list_leads_to_the_manifest_of_this_platform(site: Site) -> None:
     here, elsewhere = make_listed_images("listed", ARCHITECTURE, "s390x")
     site.lab.add_image(elsewhere)
@@ -153,6 +154,7 @@ def test_manifest_list_without_this_platform_is_refused_in_service(site: Site) -
     site.reach(former)
 
 
+@pytest.mark.long("bootc")
 def test_agent_waits_for_blocked_shutdown(site: Site) -> None:
     goal = site.goal()
     with site.machine.inhibit_shutdown("backup", "copies"):

@@ -22,7 +22,9 @@ def options() -> Options:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
+)
 def test_rpmostreed_is_restarted_in_mid_transaction(site: Site, number: int) -> None:
     goal = site.goal()
     with site.slow_pull():

@@ -314,6 +314,7 @@ def test_registry_credentials_reach_registries_only(site: Site, programs: Progra
     site.lab.client.delete(CONTROLLERCONFIGS, NAME)
 
 
+@pytest.mark.long("bootc")
 def test_config_secrets_stay_hidden_before_and_after_reboot(
     site: Site, configs: Configs, programs: Programs, arguments: list[str]
 ) -> None:
