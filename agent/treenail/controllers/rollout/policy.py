@@ -51,6 +51,9 @@ _CANARY_FIELDS = frozenset({"nodes", "soak", "nodeSelector"})
 _SELECTOR_FIELDS = frozenset({"matchLabels", "matchExpressions"})
 _REQUIREMENT_FIELDS = frozenset({"key", "operator", "values"})
 
+_MAX_COUNT = 2**31 - 1
+"""The schema has the format int32."""
+
 DEFAULT_MAX_PARALLEL = 10
 """Nodes that pull at the same time: a compromise between speed and load on the registry."""
 
@@ -59,7 +62,9 @@ DEFAULT_PROGRESS_DEADLINE_S = 3600.0
 _T = TypeVar("_T")
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
-_DURATION = re.compile(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?")
+# Not \d, which matches the digits of every script; the schema of the CRD has the same limits.
+_DURATION = re.compile(r"(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?")
+_MAX_WAVES, _MAX_WINDOWS, _MAX_RESUMES, _MAX_RESUME_CHARS = 20, 50, 200, 253
 _PERCENTAGE = re.compile(r"(100|[1-9]?[0-9])%")
 
 
@@ -211,14 +216,38 @@ def _parse_spec(fields: Fields) -> RolloutPolicy:
         progress_deadline_s=_parse_progress_deadline(fields),
         order=_parse_order(fields),
         prestage_max_parallel=_parse_max_parallel(fields),
-        windows=fields.map_objects(
-            "windows", lambda each: parse_window(each, parse_duration_s(each, "duration"))
-        ),
+        windows=_parse_windows(fields),
         lock_server=_parse_optional(fields, "fleetLock", external.parse_lock_server),
         alerts=_parse_optional(fields, "alerts", external.parse_alerts),
         health_mode=_parse_health_mode(fields),
-        resume=fields.get_text_map("resume"),
+        resume=_parse_resume(fields),
     )
+
+
+def _parse_windows(fields: Fields) -> tuple[MaintenanceWindow, ...]:
+    _get_bounded_list(fields, "windows", _MAX_WINDOWS)
+    return fields.map_objects(
+        "windows", lambda each: parse_window(each, parse_duration_s(each, "duration"))
+    )
+
+
+def _parse_resume(fields: Fields) -> dict[str, str]:
+    resume = fields.get_text_map("resume")
+    if len(resume) > _MAX_RESUMES or any(len(text) > _MAX_RESUME_CHARS for text in resume.values()):
+        raise fields.error(
+            f"{fields.path_of('resume')}: expected at most {_MAX_RESUMES} pools, each with a text "
+            f"of at most {_MAX_RESUME_CHARS} characters"
+        )
+    return resume
+
+
+def _get_bounded_list(fields: Fields, name: str, limit: int) -> list[object]:
+    values = fields.get_list(name)
+    if len(values) > limit:
+        raise fields.error(
+            f"{fields.path_of(name)}: expected at most {limit} entries, found {len(values)}"
+        )
+    return values
 
 
 def _parse_optional(fields: Fields, name: str, parse: Callable[[Fields], _T]) -> _T | None:
@@ -242,7 +271,7 @@ def _parse_waves(fields: Fields) -> tuple[Wave, ...]:
             canary.values.get("nodeSelector"), canary.path_of("nodeSelector")
         )
         waves.append(Wave(share, soak_s if own_s is None else own_s, selector))
-    for index, value in enumerate(fields.get_list("waves")):
+    for index, value in enumerate(_get_bounded_list(fields, "waves", _MAX_WAVES)):
         share = _parse_share(value, f"{fields.path_of('waves')}[{index}]")
         if waves and not _is_larger(waves[-1].share, share):
             raise ConfigError(
@@ -279,7 +308,7 @@ def _parse_share(value: object, place: str) -> PoolShare:
 
 def _parse_max_failures(fields: Fields) -> int:
     value = fields.get_optional_integer("maxFailures") or 0
-    if value < 0:
+    if not 0 <= value <= _MAX_COUNT:
         raise fields.make_error("maxFailures", "a count of nodes")
     return value
 
@@ -295,7 +324,7 @@ def _parse_max_parallel(fields: Fields) -> int | None:
     prestage = fields.get_object("prestage")
     reject_unknown_fields(prestage, {"maxParallel"})
     value = prestage.get_optional_integer("maxParallel")
-    if value is not None and value < 1:
+    if value is not None and not 1 <= value <= _MAX_COUNT:
         raise prestage.make_error("maxParallel", "a positive count of nodes")
     return value or DEFAULT_MAX_PARALLEL
 

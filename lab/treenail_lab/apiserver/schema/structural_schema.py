@@ -209,21 +209,28 @@ def _find_number_problems(schema: Json, value: float, path: str) -> Iterator[Sta
 
 
 def _find_string_problems(schema: Json, value: str, path: str) -> Iterator[StatusCause]:
-    most = schema.get("maxLength")
+    """Yield the first problem of length and pattern, and that of the format."""
+    most, least = schema.get("maxLength"), schema.get("minLength", 0)
+    pattern = schema.get("pattern")
     if most is not None and len(value) > most:
         message = f"Too long: may not be more than {most} bytes"
         yield StatusCause("FieldValueTooLong", message, path)
-    least = schema.get("minLength", 0)
-    if len(value) < least:
+    elif len(value) < least:
         yield _invalid_cause(path, value, f"should be at least {least} chars long")
-    pattern = schema.get("pattern")
-    if pattern and re.search(pattern, value) is None:
+    elif pattern and _compile_pattern(pattern).search(value) is None:
         yield _invalid_cause(path, value, f"should match '{pattern}'")
     form = _FORMATS.get(schema.get("format", ""))
     if form is not None and form.fullmatch(value) is None:
         yield _invalid_cause(
             path, value, f"must be of type {schema['format']}: {_format_value(value)}"
         )
+
+
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern as Go does: ``$`` is the end of the text, not of a line before it."""
+    if pattern.endswith("$") and not pattern.endswith("\\$"):
+        pattern = pattern[:-1] + r"\Z"
+    return re.compile(pattern, re.ASCII)
 
 
 def _find_array_problems(schema: Json, value: list[Any], path: str) -> Iterator[StatusCause]:

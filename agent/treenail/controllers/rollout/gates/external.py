@@ -7,6 +7,7 @@ the pool's conditions. It never counts as open.
 import base64
 import binascii
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlencode, urlsplit
@@ -20,6 +21,10 @@ from treenail.errors import ClusterError, ConfigError, NotFoundError
 MAX_ALERTS = 50
 GATE_UNAVAILABLE = "GateUnavailable"
 GATE_MISCONFIGURED = "GateMisconfigured"
+# The schema of the CRD has the same limits. The FleetLock protocol allows these characters.
+_GROUP = re.compile(r"[a-zA-Z0-9.-]{1,253}")
+_URL = re.compile(r"https?://[^/@?#\s]+(/[^?#\s]*)?")
+_MAX_NAME_CHARS, _MAX_URL_CHARS = 253, 1024
 SECRET_TYPE = "treenail.io/gate"  # noqa: S105  # a type, no secret
 """Type of a Secret that a policy may name. Without it a policy could send any Secret anywhere."""
 
@@ -96,8 +101,7 @@ def parse_lock_server(fields: Fields) -> LockServer:
     """Parse the lock server of a policy; raises `ConfigError`."""
     reject_unknown_fields(fields, {"url", "group"})
     group = fields.get_required_text("group")
-    # The FleetLock protocol allows these characters in a group.
-    if not group.isascii() or not group.replace("-", "").replace(".", "").isalnum():
+    if not _GROUP.fullmatch(group):
         raise fields.make_error("group", "letters, digits, dots and dashes")
     return LockServer(_parse_url(fields), group)
 
@@ -106,9 +110,14 @@ def parse_alerts(fields: Fields) -> PrometheusAlerts:
     """Parse the alerts of a policy; raises `ConfigError`."""
     reject_unknown_fields(fields, {"url", "names", "secret"})
     names = fields.get_text_list("names")
-    if not names or len(names) > MAX_ALERTS or not all(names):
-        raise fields.error(f"{fields.path_of('names')}: expected 1 to {MAX_ALERTS} names of alerts")
+    is_list = 0 < len(names) <= MAX_ALERTS and len(set(names)) == len(names)
+    if not is_list or not all(0 < len(name) <= _MAX_NAME_CHARS for name in names):
+        raise fields.error(
+            f"{fields.path_of('names')}: expected 1 to {MAX_ALERTS} different names of alerts"
+        )
     url, secret = _parse_url(fields), fields.get_text("secret")
+    if fields.values.get("secret") is not None and not 0 < len(secret) <= _MAX_NAME_CHARS:
+        raise fields.make_error("secret", "the name of a Secret")
     if secret and not url.startswith("https://"):
         raise fields.make_error("url", "an https URL, because a token is sent there")
     return PrometheusAlerts(url, names, secret)
@@ -124,7 +133,8 @@ def _parse_url(fields: Fields) -> str:
     except ValueError:
         is_usable = False
         parts = urlsplit("")
-    if not is_usable or parts.username or parts.query or parts.fragment or not text.isprintable():
+    is_plain = text.isprintable() and _URL.fullmatch(text) is not None
+    if not (is_usable and is_plain) or len(text) > _MAX_URL_CHARS:
         raise fields.make_error("url", "an http or https URL without user, query and fragment")
     return text.rstrip("/")
 

@@ -6,6 +6,7 @@ If the start occurs twice, the first one counts. A window of whole days closes a
 time if that is later.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
@@ -17,6 +18,7 @@ from treenail.api.unknown_fields import reject_unknown_fields
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _DAY = timedelta(days=1)
 _WEEK = timedelta(days=7)
+_START = re.compile(r"([01]?[0-9]|2[0-3]):([0-5]?[0-9])")
 _FIELDS = frozenset({"days", "start", "duration", "timeZone"})
 
 
@@ -108,19 +110,24 @@ def parse_window(fields: Fields, duration_s: float | None) -> MaintenanceWindow:
                 f"{fields.path_of('days')}[{index}]: expected one of {', '.join(DAYS)}, "
                 f"found {day!r:.40}"
             )
-    start = fields.get_required_text("start")
-    try:
-        clock = datetime.strptime(start, "%H:%M").time()  # noqa: DTZ007  # a time without a date
-    except ValueError as error:
-        raise fields.error(
-            f"{fields.path_of('start')}: expected a time such as 01:30, found {start!r:.40}"
-        ) from error
+        if day in days[:index]:
+            raise fields.error(f"{fields.path_of('days')}[{index}]: {day} is there twice")
     return MaintenanceWindow(
         days=frozenset(map(DAYS.index, days)),
-        start=clock,
+        start=_parse_start(fields),
         duration=timedelta(seconds=duration_s),
         zone=_parse_zone(fields),
     )
+
+
+def _parse_start(fields: Fields) -> time:
+    start = fields.get_required_text("start")
+    found = _START.fullmatch(start)
+    if found is None:
+        raise fields.error(
+            f"{fields.path_of('start')}: expected a time such as 01:30, found {start!r:.40}"
+        )
+    return time(int(found[1]), int(found[2]))
 
 
 def _parse_zone(fields: Fields) -> ZoneInfo:
