@@ -3,6 +3,8 @@
 import json
 from dataclasses import replace
 
+import pytest
+
 from tests.daemon.configuration.test_config_walks import (
     APP,
     BAKED,
@@ -18,6 +20,8 @@ from tests.daemon.configuration.test_config_walks import (
 from tests.daemon.machines import TOP
 from tests.daemon.nodes import Node, assert_at_rest
 from tests.fakes.disk import Entry
+from tests.fakes.world import World
+from tests.update.build import A, B
 from treenail.api import annotations as key
 from treenail.api.disruptionpolicy import (
     DEFAULT_POLICY,
@@ -162,3 +166,27 @@ def test_granted_drain_is_not_requested_again_after_restart() -> None:
     assert seen - {token} <= {f"uncordon-{NEXT.config}"}
     node.settle()
     assert_at_rest(world, NEXT)
+
+
+@pytest.mark.parametrize("target", [A, Target(B.config, A.image)], ids=["writes", "reboots"])
+def test_node_uncordoned_during_the_checks_before_a_change_is_drained_again(
+    target: Target,
+) -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    world.request_target(B)
+    node.settle()
+    world.request_target(target)
+    is_uncordoned = iter([True])
+
+    def uncordon_once(of: World) -> bool:
+        """The checks before files are written and before the reboot take time."""
+        if phase(node) is Phase.DRAINING and of.unschedulable and next(is_uncordoned, False):
+            of.unschedulable = False
+        return False
+
+    world.is_unhealthy = uncordon_once
+    node.settle()
+    assert next(is_uncordoned, None) is None
+    assert_at_rest(world, target)

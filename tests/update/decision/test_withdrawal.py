@@ -4,7 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from tests.update.build import BOOT_2, DIGEST_A, DIGEST_B, A, B, C, facts, observed_node, update
+from tests.update.build import (
+    BOOT_1,
+    BOOT_2,
+    DIGEST_A,
+    DIGEST_B,
+    A,
+    B,
+    C,
+    facts,
+    observed_node,
+    update,
+)
 from treenail.api import annotations as key
 from treenail.update.checks.health import BootTrialStatus, HealthCheckResult, TrialLimits
 from treenail.update.decision.actions import RetryAction, RollBackAction, VerifyAction
@@ -64,3 +75,24 @@ def test_withdrawn_target_may_be_requested_again() -> None:
     assert isinstance(
         decide_action(facts(record=record, node=observed_node(B), deployments=booted)), RetryAction
     )
+
+
+@pytest.mark.parametrize(
+    ("boot_id", "other_ids", "rolls_back"),
+    [
+        (BOOT_2, ("os-1",), True),
+        (BOOT_2, (), False),
+        (BOOT_1, ("os-1",), False),
+    ],
+)
+def test_cancelled_image_that_booted_is_rolled_back_if_there_is_a_previous_one(
+    *, boot_id: str, other_ids: tuple[str, ...], rolls_back: bool
+) -> None:
+    cancelling = update(Phase.CANCELLING, boot_id=BOOT_1, staged_id="os-0")
+    at = facts(
+        record=LedgerRecord(current=A, update=cancelling),
+        boot_id=boot_id,
+        node=observed_node(A),
+        deployments=DeploymentState(booted_digest=DIGEST_B, booted_id="os-0", other_ids=other_ids),
+    )
+    assert isinstance(decide_action(at), RollBackAction) is rolls_back
