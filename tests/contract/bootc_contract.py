@@ -412,6 +412,24 @@ class BootcContract(OperatingSystemContract):
         with pytest.raises(HostError, match=f"cannot stage .*: {THERE.pull_spec} is staged"):
             machine.os().stage_deployment(DeploymentChange(image=BAD.pull_spec), watch=go_on)
 
+    def test_drop_leaves_the_reboot_request_of_another_program(self, machine: BootcMachine) -> None:
+        bootc = machine.os()
+        bootc.stage_deployment(TO_THERE, watch=go_on)
+        bootc.finalize_staged(THERE.digest)
+        request = machine.root / "run/reboot-required"
+        request.write_text("*** System restart required ***\n")
+        bootc.drop_staged(THERE.digest)
+        assert request.exists()
+
+    def test_switch_requests_a_reboot_until_image_is_dropped(self, machine: BootcMachine) -> None:
+        bootc = machine.os()
+        bootc.stage_deployment(TO_THERE, watch=go_on)
+        bootc.finalize_staged(THERE.digest)
+        request = machine.root / "run/reboot-required"
+        assert request.read_text() == f"bootc: Reboot required for image: {THERE.digest}"
+        bootc.drop_staged(THERE.digest)
+        assert not request.exists()
+
     def test_drop_removes_deployed_image(self, machine: BootcMachine) -> None:
         bootc = machine.os()
         bootc.stage_deployment(TO_THERE, watch=go_on)

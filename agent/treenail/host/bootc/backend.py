@@ -57,6 +57,7 @@ UNDEPLOY_UNIT = "treenail-undeploy.service"
 _BOOTC = "/usr/bin/bootc"
 _FIFO = "/run/treenail/bootc-progress"
 _STATUS_CACHE = "/run/treenail/bootc-status.json"
+_REBOOT_REQUEST = "/run/reboot-required"
 _STATUS_CACHE_LIMIT = 1024 * 1024
 # bootc status waits for the sysroot lock, which another program may hold during a whole pull.
 _STATUS_S = 60.0
@@ -282,6 +283,10 @@ class BootcBackend:
 
     def _undeploy_deployment(self, deployment: OstreeDeployment, number: int = 0) -> None:
         """Drop a deployment by its place in boot order; ostree does it, as bootc cannot."""
+        # ostree leaves the file, and kured would reboot the node for nothing (deploy.rs).
+        request = f"bootc: Reboot required for image: {deployment.digest}".encode()
+        if self._machine.files.read_file(_REBOOT_REQUEST) == request:
+            self._machine.files.remove_file(_REBOOT_REQUEST)
         argv = (self._resolve_program(OSTREE_PROGRAM), "admin", "undeploy", str(number))
         self._jobs.run_job(UNDEPLOY_UNIT, "ostree", f"drop {deployment.image}", argv)
 

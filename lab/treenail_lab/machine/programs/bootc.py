@@ -23,6 +23,8 @@ _REFSPECS = {
     ("containers-storage", True): "ostree-image-signed:containers-storage:",
 }
 _SWITCHING = "Switching: Switching (ostree): "
+_PREPARING = f"{_SWITCHING}Preparing import: Fetching manifest: "
+_STORAGE = "overlay@/var/lib/containers/storage+/run/containers/storage"
 _EVENTS, _MIN_LAYER_EVENTS = 200, 5
 """Progress events of a pull, and of each layer: more than a pipe holds, as in a busy pull."""
 _STAGING = (("merging", 0), ("deploying", 1), ("bound_images", 1), ("cleanup", 2), ("", 3))
@@ -45,12 +47,12 @@ class EmulatedBootc:
         verbs = parser.add_subparsers(dest="verb", required=True)
         status = verbs.add_parser("status")
         status.add_argument("--json", action="store_true")
-        status.add_argument("--format-version", choices=("0", "1"), default="1")
+        status.add_argument("--format-version", type=int, default=1)
         switch = verbs.add_parser("switch")
         switch.add_argument(
             "--transport", choices=("registry", "containers-storage"), default="registry"
         )
-        switch.add_argument("--progress-fd", type=int)
+        switch.add_argument("--progress-fd", type=_parse_progress_fd)
         switch.add_argument("--quiet", action="store_true")
         switch.add_argument("--enforce-container-sigpolicy", action="store_true", dest="signed")
         switch.add_argument("image")
@@ -58,8 +60,15 @@ class EmulatedBootc:
         chosen = parser.parse_args(arguments)
         with self._host.lock_sysroot():
             match chosen.verb:
+                case "status" if chosen.format_version not in (0, 1):
+                    raise ProgramError(
+                        f"Status: Unsupported format version: {chosen.format_version}"
+                    )
                 case "status":
-                    print(json.dumps(self._build_status()))
+                    print(
+                        json.dumps(self._build_status(), sort_keys=True, separators=(",", ":")),
+                        end="",
+                    )
                 case "switch":
                     progress = _ProgressWriter(chosen.progress_fd)
                     self._switch_image(
@@ -115,7 +124,7 @@ class EmulatedBootc:
             return
         if signed and pull.is_insecure_by_default(self._host.root):
             raise ProgramError(
-                f"{_SWITCHING}Preparing import: containers-policy.json specifies a default of "
+                f"{_PREPARING}containers-policy.json specifies a default of "
                 "`insecureAcceptAnything`; refusing usage"
             )
         image = self._fetch_image(name, transport, progress)
@@ -131,7 +140,12 @@ class EmulatedBootc:
         deployment = make_deployment(image, refspec, booted.kernel_arguments)
         serial = sysroot.compute_next_serial(deployment.checksum)
         sysroot.stage_deployment(replace(deployment, serial=serial), locked=False)
-        print(f"Queued for next boot: {name}\n  Version: {image.version}\n  Digest: {image.digest}")
+        print("Deploying...done (0 seconds)", file=sys.stderr)
+        shown = name if transport == "registry" and not signed else refspec
+        print(
+            f"Queued for next boot: {shown}\n  Version: {image.version}\n  Digest: {image.digest}"
+        )
+        self._request_reboot(image.digest)
 
     def _fetch_image(self, name: str, transport: str, progress: "_ProgressWriter") -> Image:
         catalogue = images.load_catalogue(self._host.catalogue)
@@ -139,20 +153,19 @@ class EmulatedBootc:
             found = catalogue.find_image(name)
             if name not in self._host.read_storage() or found is None:
                 raise ProgramError(
-                    f"{_SWITCHING}Preparing import: failed to invoke method OpenImage: "
-                    f'reference "[overlay@/var/lib/containers/storage]{name}" does not resolve to '
-                    "an image ID: identifier is not an image"
+                    f"{_PREPARING}failed to invoke method OpenImage: "
+                    f'reference "[{_STORAGE}]{name}" '
+                    "does not resolve to an image ID"
                 )
             image = found
             if why := pull.find_refusal(self._host.root, "containers-storage", image):
-                raise ProgramError(
-                    f"{_SWITCHING}Preparing import: failed to invoke method OpenImage: {why}"
-                )
+                raise ProgramError(f"{_PREPARING}failed to invoke method OpenImage: {why}")
         else:
             try:
                 image = pull.open_image(name, catalogue, self._host.root)
             except OperationError as error:
-                raise ProgramError(f"{_SWITCHING}{error}") from error
+                words = str(error).removeprefix("Creating importer: ")
+                raise ProgramError(f"{_PREPARING}{words}") from error
         unpacked = _UNPACKED if transport == "containers-storage" else 1
         # Every event lists the layers so far, so the number of events falls as theirs grows.
         events = max(_EVENTS // len(image.layers), _MIN_LAYER_EVENTS)
@@ -179,6 +192,13 @@ class EmulatedBootc:
             print("notice: Reverting queued rollback state")
         sysroot.write_deployments((others[0], first, *others[1:]))
         print(f"Next boot: {'current' if reverting else 'rollback'} deployment")
+        self._request_reboot(others[0].digest if first == sysroot.find_booted() else first.digest)
+
+    def _request_reboot(self, digest: str) -> None:
+        """Write the file that kured looks for; only a reboot removes it."""
+        path = self._host.root / "run/reboot-required"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"bootc: Reboot required for image: {digest}", encoding="utf-8")
 
 
 class _ProgressWriter:
@@ -188,8 +208,8 @@ class _ProgressWriter:
         self._write: Callable[[bytes], object] | None = None
         if descriptor is None:
             return
-        if descriptor <= 2 or not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            raise ProgramError(f"Parsing --progress-fd: {descriptor} is not a pipe")
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            raise ProgramError(f"{_SWITCHING}not a pipe")
         os.set_blocking(descriptor, True)
         self._write = lambda line: os.write(descriptor, line)
         self._write_event({"type": "Start", "version": "0.1.0"})
@@ -235,6 +255,12 @@ class _ProgressWriter:
         except BrokenPipeError as error:
             print(f"Failed to write to jsonl: {error}", file=sys.stderr)
             self._write = None
+
+
+def _parse_progress_fd(text: str) -> int:
+    if int(text) <= sys.stderr.fileno():
+        raise argparse.ArgumentTypeError(f"Cannot use fd {text} for progress JSON")
+    return int(text)
 
 
 def _build_entry(deployment: SysrootDeployment, *, locked: bool = False) -> dict[str, Any]:

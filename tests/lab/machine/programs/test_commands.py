@@ -102,8 +102,9 @@ def test_switch_to_same_image_changes_nothing(machine: Machine) -> None:
     [
         (("switch", "registry.lab.example/os/node@sha256:" + "0" * 64), 1, "manifest unknown"),
         (("switch", SECRET.pull_spec), 1, "unauthorized: authentication required"),
-        (("switch", "--transport", "containers-storage", B.pull_spec), 1, "is not an image"),
-        (("switch", "--progress-fd", "1", B.pull_spec), 1, "1 is not a pipe"),
+        (("switch", "--transport", "containers-storage", B.pull_spec), 1, "does not resolve"),
+        (("switch", "--progress-fd", "1", B.pull_spec), 2, "Cannot use fd 1 for progress JSON"),
+        (("status", "--json", "--format-version=2"), 1, "Unsupported format version: 2"),
         (("rollback",), 1, "No rollback available"),
         (("switch",), 2, "usage: bootc switch"),
         (("reboot",), 2, "usage: bootc"),
