@@ -3,7 +3,6 @@
 import itertools
 import json
 import signal
-from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
@@ -103,13 +102,12 @@ def annotate_image_files(site: Site, value: str | None) -> None:
 
 
 @pytest.fixture
-def configs(site: Site) -> Iterator[Configs]:
-    """The configs of a node outside image mode, which goes back into it in the end."""
+def configs(site: Site) -> Configs:
+    """The configs of a node outside image mode, which stays there after the test."""
     found = Configs(site)
     found.reach(found.add(**files(**{APP: "first", POLICY: "{}"})))
     site.begin()
-    yield found
-    site.reach(site.goal())
+    return found
 
 
 def test_file_without_disruption_is_written_in_service(site: Site, configs: Configs) -> None:
@@ -151,9 +149,12 @@ def test_changed_unit_drains_and_reboots_with_reason(site: Site, configs: Config
 
 def test_failed_step_is_undone_and_reported(site: Site, configs: Configs) -> None:
     before = site.notes()[key.CURRENT_CONFIG]
-    (site.machine.root / "etc/plain").touch()
     wrong = {APP: "second", "/etc/plain/below": "x"}
-    configs.ask(configs.add(**files(**wrong)))
+    with site.drains_held():
+        configs.ask(configs.add(**files(**wrong)))
+        site.wait_phase("draining")
+        # Before the drain the agent would refuse the config in service.
+        (site.machine.root / "etc/plain").touch()
     reason = site.wait_degraded("is not a directory", "all steps were undone")
     assert "write /etc/plain/below" in reason
     wait_until(site.calm)

@@ -35,7 +35,6 @@ def configs(site: Site) -> Iterator[Configs]:
     if drifted:
         treenail(site, "drift", "--repair", *{each["subject"] for each in drifted})
     wait_until(lambda: done(site), limit_s=LIMIT_S)
-    site.reach(site.goal())
 
 
 def change(site: Site, path: str, text: str) -> None:
