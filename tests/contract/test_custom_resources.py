@@ -267,3 +267,28 @@ def test_unknown_fields_with_strict_validation_are_rejected(
         assert f'unknown field "{field}"' in answer.body["message"]
     assert space.cluster.get(space.at("widgets", "w", group=group)).code == 404
     assert space.cluster.post(at, widget(group), fieldValidation="Strict").code == 201
+
+
+def test_apply_of_an_unknown_field_is_an_error_of_the_server(space: Space, group: str) -> None:
+    at = space.at("widgets", "w", group=group)
+    answers = [space.cluster.apply(at, widget(group, nonsense=1), "a")]
+    space.cluster.apply(at, widget(group), "a").ok()
+    answers.append(space.cluster.apply(at, widget(group, nonsense=1), "a"))
+    for answer in answers:
+        assert answer.verdict == (500, "")
+        assert answer.body["message"] == (
+            # The namespace is that of the body, not that of the path.
+            f"failed to create typed patch object (/w; {group}, Kind=Widget): "
+            ".spec.nonsense: field not declared in schema"
+        )
+
+
+def test_first_problem_of_a_text_is_reported(space: Space, group: str) -> None:
+    at = space.at("widgets", group=group)
+    answer = space.cluster.post(at, widget(group, code="A"))
+    assert answer.causes == {("FieldValueInvalid", "spec.code")}
+    name = group.partition("/")[0]
+    assert answer.body["message"] == (
+        f'Widget.{name} "w" is invalid: spec.code: Invalid value: "A": '
+        "spec.code in body should be at least 2 chars long"
+    )

@@ -44,8 +44,9 @@ class ApiError(Exception):
             "metadata": {},
             "status": "Failure",
             "message": self.message,
-            "reason": self.reason,
         }
+        if self.reason:
+            body["reason"] = self.reason
         if details:
             body["details"] = details
         return body | {"code": self.code}
@@ -92,7 +93,19 @@ def invalid_error(group: str, kind: str, name: str, causes: list[StatusCause]) -
     texts = [str(cause) for cause in causes]
     joined = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
     found = build_details(group, kind, name) | {"causes": [cause.to_json() for cause in causes]}
-    return ApiError(422, "Invalid", f'{kind} "{name}" is invalid: {joined}', found)
+    message = f'{group_resource(group, kind)} "{name}" is invalid: {joined}'
+    return ApiError(422, "Invalid", message, found)
+
+
+def untyped_patch_error(api_version: str, kind: str, name: str, paths: list[str]) -> ApiError:
+    """Return 500 without a reason for an apply with fields that its kind does not have.
+
+    ``name`` is NAMESPACE/NAME.
+    """
+    found = [f".{path}: field not declared in schema" for path in paths]
+    errors = found[0] if len(found) == 1 else "errors:\n  " + "\n  ".join(found)
+    what = f"({name}; {api_version}, Kind={kind})"
+    return ApiError(500, "", f"failed to create typed patch object {what}: {errors}")
 
 
 def forbidden_error(group: str, plural: str, name: str, why: str) -> ApiError:

@@ -13,6 +13,7 @@ from treenail_lab.apiserver.errors import (
     forbidden_error,
     invalid_error,
     not_found_error,
+    untyped_patch_error,
 )
 from treenail_lab.apiserver.objects import Json, is_deleting, is_equal, read_finalizers
 from treenail_lab.apiserver.patch.field_set import find_leaves, select_owned_fields
@@ -111,6 +112,7 @@ class ObjectRegistry:
         intent = metadata.normalize_body(kind, namespace, name, body)
         if intent["metadata"].pop("managedFields", None) is not None:
             raise bad_request_error("metadata.managedFields must be nil")
+        _check_typed_fields(kind, (body.get("metadata") or {}).get("namespace", ""), name, intent)
         intent = _select_intent(kind, intent, subresource)
         owner = self._build_owner(kind, write, APPLY, subresource)
         old = self.store.find_object(kind.storage, (namespace, name))
@@ -119,7 +121,6 @@ class ObjectRegistry:
                 raise not_found_error(kind.group, kind.plural, name)
             return self._store_new(kind, intent, owner, write), True
         old = convert_version(kind, old)
-        _check_unknown_fields(kind, intent, write)
         metadata.check_uid(kind, old, intent)
         new, owners = apply_intent(old, intent, owner, find_topology(kind), force=write.is_forced)
         if "resourceVersion" in intent["metadata"]:
@@ -255,6 +256,15 @@ def _check_unknown_fields(kind: ResourceKind, obj: Json, write: WriteContext) ->
     ]
     if found:
         raise bad_request_error(f"strict decoding error: {', '.join(found)}")
+
+
+def _check_typed_fields(kind: ResourceKind, namespace: str, name: str, intent: Json) -> None:
+    """Raise 500 for an apply with unknown fields, which other writes drop."""
+    if not kind.is_custom:
+        return
+    paths = list(structural_schema.find_unknown_fields(dict(kind.schema), intent))
+    if paths:
+        raise untyped_patch_error(kind.api_version, kind.kind, f"{namespace}/{name}", paths)
 
 
 def convert_version(kind: ResourceKind, obj: Json) -> Json:
