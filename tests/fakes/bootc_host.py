@@ -207,7 +207,7 @@ def _status(world: World) -> Json:
             "staged": _entry(world.staging),
             "booted": _entry(world.system),
             "rollback": _entry(world.pending or world.previous),
-            "otherDeployments": [],
+            "otherDeployments": [_entry(each) for each in world.others],
             "rollbackQueued": bool(world.rolled_back or world.tried_again or world.pending),
             "type": "bootcHost",
         },

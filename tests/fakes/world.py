@@ -154,6 +154,8 @@ class World:
     """Returns whether the agent crashes after each start."""
     unbootable: frozenset[str] = frozenset()
     """The images whose kernel never boots."""
+    others: tuple[System, ...] = ()
+    """Further deployments, which bootc lists after the previous one."""
     previous: System | None = None
     """The previously booted deployment, if it still exists."""
     kept_etc: Tree = field(default_factory=dict)
@@ -334,7 +336,7 @@ class FakeMachine:
         return "amd64"
 
     def read_finalization_error(self) -> str:
-        return ""
+        return "" if self._world.finalizes else "No space left on device"
 
     def read_boot_id(self) -> str:
         world = self._world

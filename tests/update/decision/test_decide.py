@@ -51,6 +51,7 @@ from treenail.update.decision.actions import (
     RetryAction,
     StageAction,
     UncordonAction,
+    UnpinAction,
     VerifyAction,
     WaitAction,
 )
@@ -68,7 +69,12 @@ from treenail.update.impact.disruption import DisruptionLevel
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import OSChange
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord, QuarantinedTarget, Target
+from treenail.update.state.record import (
+    LedgerRecord,
+    QuarantinedTarget,
+    RetainedDeployment,
+    Target,
+)
 from treenail.update.status import NodeEvent, make_report
 
 TOKEN = "drain-rendered-worker-b"
@@ -293,6 +299,14 @@ def test_reboot_that_lost_the_staged_deployment_stages_again() -> None:
     assert decide_action(
         facts(record=record, boot_id=BOOT_2, node=drained_node(TOKEN))
     ) == StageAction(B)
+
+
+def test_pin_of_the_update_itself_stays_when_its_image_is_staged_again() -> None:
+    record = in_phase(Phase.REBOOTING, drain_token=TOKEN, reboot_count=1)
+    for healthy_since, decision in ((None, StageAction(B)), (5.0, UnpinAction("os-0"))):
+        retained = RetainedDeployment("os-0", healthy_since)
+        at = facts(record=replace(record, retained=retained), boot_id=BOOT_2)
+        assert decide_action(replace(at, node=drained_node(TOKEN))) == decision
 
 
 def test_boot_without_a_requested_package_stages_again() -> None:
