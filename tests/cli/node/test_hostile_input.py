@@ -1,11 +1,13 @@
 """Commands on damaged and foreign files: one sentence and an exit code, no traceback."""
 
+import errno
 import sys
 from pathlib import Path
 
 import pytest
 
 from treenail.cli.main import main
+from treenail.cli.output import run_with_output
 
 CONTENTS = {
     "empty": b"",
@@ -109,3 +111,11 @@ def test_huge_settings_are_refused(run, tmp_path: Path) -> None:
     code, _, errors = run("drift", "--config", str(settings), "--root", str(tmp_path))
     assert code in FAILED
     assert "more than 1048576 bytes" in " ".join(errors.split())
+
+
+def test_error_with_a_file_name_is_no_error_of_the_output() -> None:
+    def fail() -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", "/var/lib/x")
+
+    with pytest.raises(OSError, match="/var/lib/x"):
+        run_with_output(fail, lambda _error, code: code)
