@@ -20,4 +20,10 @@ def image_ref(pull_spec: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.-]", lambda found: f"_{ord(found.group()):02X}_", text)
+    """The text in a ref: bootc does nothing in a repository with a ref that it cannot read."""
+    # Only a slash after a letter or digit, and before something else, is written as it is.
+    return re.sub(
+        r"(?<![A-Za-z0-9])/|/$|[^A-Za-z0-9/-]",
+        lambda found: "__" if found.group() == "_" else f"_{ord(found.group()):02X}_",
+        text,
+    )

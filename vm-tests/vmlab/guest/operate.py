@@ -8,12 +8,13 @@ import base64
 import pickle
 import sys
 
+from treenail.cli.node.choose_backend import choose_backend, create_operating_system
 from treenail.clock import SystemClock
+from treenail.daemon.settings.settings import BackendSetting
 from treenail.errors import TreenailError
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
-from treenail.host.rpmostree.backend import RpmOstreeBackend
 
 
 def main() -> int:
@@ -24,9 +25,11 @@ def main() -> int:
         return verdict if progress.text else WatchVerdict.CONTINUE
 
     options = {} if verdict is None else {"watch": watch}
-    with Machine(Root("/"), clock=SystemClock()) as machine:
+    root = Root("/")
+    with Machine(root, clock=SystemClock()) as machine:
+        backend = create_operating_system(choose_backend(BackendSetting.AUTO, root), machine)
         try:
-            found: object = getattr(RpmOstreeBackend(machine), method)(*arguments, **options)
+            found: object = getattr(backend, method)(*arguments, **options)
         except TreenailError as error:
             found = error
     print(base64.b64encode(pickle.dumps(found)).decode())

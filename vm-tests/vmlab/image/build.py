@@ -118,6 +118,14 @@ class Builder:
             blob.write(b"spoilt")
         return pull_spec
 
+    def listed(self, pull_spec: str) -> str:
+        """Publish a manifest list with the image, which the registry has; returns its pull spec."""
+        image = oci.manifest(
+            f"{self._store.local}/{NAME}@{pull_spec.partition('@')[2]}", self._store
+        )
+        digest = oci.push_list(image, self._named("listed"), self._store)
+        return f"{registry.ADDRESS}/{NAME}@{digest}"
+
     def _named(self, version: str) -> str:
         return f"{self._store.local}/{NAME}:{version}"
 

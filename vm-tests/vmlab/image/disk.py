@@ -31,7 +31,11 @@ terminal_output serial
 set timeout=0
 blscfg
 """
-KERNEL_ARGUMENTS = ("root=LABEL=root", "rw", "console=ttyS0", "quiet", "systemd.show_status=no")
+KERNEL_ARGUMENTS = (
+    "root=LABEL=root", "rw", "console=ttyS0", "quiet", "systemd.show_status=no",
+    # On a busy host udev takes longer than systemd's 90 s to name the disks.
+    "systemd.default_device_timeout_sec=900",
+)  # fmt: skip
 _BOOT_MIB, _ROOT_MIB = 200, 3072
 
 

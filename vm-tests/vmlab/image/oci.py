@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from vmlab.image.layers import Layer
 from vmlab.tools import run
@@ -19,6 +19,7 @@ class Login(Protocol):
 
 
 _MEDIA = "application/vnd.oci.image"
+_INDEX = f"{_MEDIA}.index.v1+json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +39,50 @@ def push(layers: Sequence[Layer], version: str, aim: str, store: Login) -> Pushe
 
 def extend(base: str, layer: Layer, aim: str, store: Login) -> str:
     """Put the image ``base`` of a registry with a layer on top at ``aim``; returns its digest."""
-    options = store.options()
-    manifest = json.loads(run("skopeo", "inspect", "--raw", *options, f"docker://{base}"))
-    raw = run("skopeo", "inspect", "--raw", "--config", *options, f"docker://{base}")
+    layers = json.loads(manifest(base, store))["layers"]
+    raw = run("skopeo", "inspect", "--raw", "--config", *store.options(), f"docker://{base}")
     configuration = json.loads(raw)
     configuration["rootfs"]["diff_ids"].append(layer.content_digest)
-    # Says of each layer how it came about, and would now be one short.
-    configuration.pop("history", None)
-    described = [*manifest["layers"], _described(layer)]
+    _fill_history(configuration)
+    described = [*layers, _described(layer)]
     return _copy([layer], configuration, described, aim, store).digest
+
+
+def push_list(manifest: str, aim: str, store: Login) -> str:
+    """Put a manifest list with this manifest, as amd64's, at ``aim``; returns its digest.
+
+    The registry must have the image with the manifest.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        blobs = place / "blobs/sha256"
+        blobs.mkdir(parents=True)
+        (blobs / hashlib.sha256(manifest.encode()).hexdigest()).write_text(manifest)
+        image = {
+            "mediaType": f"{_MEDIA}.manifest.v1+json",
+            "digest": f"sha256:{hashlib.sha256(manifest.encode()).hexdigest()}",
+            "size": len(manifest.encode()),
+            "platform": {"architecture": "amd64", "os": "linux"},
+        }
+        listed = {"schemaVersion": 2, "mediaType": _INDEX, "manifests": [image]}
+        found = {"mediaType": _INDEX, **_put(blobs, listed)}
+        _write_layout(place, found)
+        options = store.options("dest-")
+        run(
+            "skopeo", "copy", "--multi-arch=index-only", "--preserve-digests", "--quiet",
+            "--insecure-policy", *options, f"oci:{place}", f"docker://{aim}",
+        )  # fmt: skip
+    return str(found["digest"])
+
+
+def manifest(name: str, store: Login) -> str:
+    """Return the manifest of an image that a registry has, as the digest covers it."""
+    return run("skopeo", "inspect", "--raw", *store.options(), f"docker://{name}")
 
 
 def digest(name: str, store: Login) -> str:
     """The digest of an image that a registry has."""
-    raw = run("skopeo", "inspect", "--raw", *store.options(), f"docker://{name}")
-    return f"sha256:{hashlib.sha256(raw.encode()).hexdigest()}"
+    return f"sha256:{hashlib.sha256(manifest(name, store).encode()).hexdigest()}"
 
 
 def _copy(
@@ -78,17 +108,19 @@ def _copy(
             },
             "layers": list(described),
         }
-        manifest = _put(blobs, document)
-        index = {
-            "schemaVersion": 2,
-            "manifests": [{"mediaType": f"{_MEDIA}.manifest.v1+json", **manifest}],
-        }
-        (place / "index.json").write_text(json.dumps(index))
-        (place / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+        put = _put(blobs, document)
+        _write_layout(place, {"mediaType": f"{_MEDIA}.manifest.v1+json", **put})
         kept = ("--preserve-digests", "--quiet", "--insecure-policy")
         options = store.options("dest-")
         run("skopeo", "copy", *kept, *options, f"oci:{place}", f"docker://{aim}")
-    return Pushed(str(manifest["digest"]), _text(document), _text(configuration))
+    return Pushed(str(put["digest"]), _text(document), _text(configuration))
+
+
+def _write_layout(place: Path, described: dict[str, object]) -> None:
+    """Make a directory with blobs an OCI layout of one image or list."""
+    index = {"schemaVersion": 2, "manifests": [described]}
+    (place / "index.json").write_text(json.dumps(index))
+    (place / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
 
 
 def _described(layer: Layer) -> dict[str, object]:
@@ -101,13 +133,23 @@ def _described(layer: Layer) -> dict[str, object]:
 
 def _configuration(layers: Sequence[Layer], version: str) -> dict[str, object]:
     labels = {"containers.bootc": "1", "org.opencontainers.image.version": version}
-    return {
+    configuration: dict[str, Any] = {
         "architecture": "amd64",
         "os": "linux",
         "created": "2026-01-01T00:00:00Z",
         "config": {"Labels": labels},
         "rootfs": {"type": "layers", "diff_ids": [layer.content_digest for layer in layers]},
     }
+    _fill_history(configuration)
+    return configuration
+
+
+def _fill_history(configuration: dict[str, Any]) -> None:
+    """Add an entry for each layer that lacks one: bootc refuses an image with a shorter history."""
+    history = configuration.setdefault("history", [])
+    known = sum(not each.get("empty_layer") for each in history)
+    missing = len(configuration["rootfs"]["diff_ids"]) - known
+    history += [{"created_by": "vm-tests"}] * missing
 
 
 def _put(blobs: Path, document: dict[str, object]) -> dict[str, object]:
