@@ -26,7 +26,7 @@ from treenail.kube.transport import HttpTransport
 from treenail_lab import images
 from treenail_lab.apiserver.serving.server import LabServer
 from treenail_lab.images import Image, ImageCatalogue
-from treenail_lab.machine.interpreter import PYTHON_MODULE
+from treenail_lab.lifetime.interpreter import PYTHON_MODULE
 from treenail_lab.machine.node.machine import LabMachine
 from treenail_lab.machine.settings import MachineSettings
 

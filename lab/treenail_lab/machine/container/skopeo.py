@@ -12,8 +12,8 @@ from pathlib import Path
 
 from treenail_lab import images
 from treenail_lab.images import Image
+from treenail_lab.lifetime.interpreter import build_script
 from treenail_lab.machine.container.pull import open_image
-from treenail_lab.machine.interpreter import build_script
 from treenail_lab.machine.ostree.steps import OperationError
 
 _TRANSPORT = "docker://"

@@ -12,11 +12,11 @@ from pathlib import Path
 from gi.repository import GLib
 
 from treenail.errors import HostError, UsageError
+from treenail_lab.lifetime.interpreter import PYTHON_MODULE, build_python_path
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.lifetime.reaper import kill_marked
 from treenail_lab.machine.bus.connections import bus_method, call_method, scoped_connection
 from treenail_lab.machine.bus.daemon import SOCKET_PATH_MAX, PrivateBus
-from treenail_lab.machine.interpreter import PYTHON_MODULE, build_python_path
 
 RPM_OSTREE_NAME = "org.projectatomic.rpmostree1"
 _MARK = "TREENAIL_LAB_MACHINE"

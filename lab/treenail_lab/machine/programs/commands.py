@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from treenail_lab import images
+from treenail_lab.lifetime.interpreter import build_script
 from treenail_lab.machine import settings
 from treenail_lab.machine.container import pull
-from treenail_lab.machine.interpreter import build_script
 from treenail_lab.machine.ostree.steps import OperationError
 from treenail_lab.machine.ostree.sysroot import SysrootDeployment, make_deployment
 from treenail_lab.machine.programs.bootc import EmulatedBootc
