@@ -335,6 +335,7 @@ def test_wrong_image_halts_at_canary_and_another_image_continues(fleet: Fleet) -
     assert fleet.said("Degraded") == "False"
 
 
+@pytest.mark.long
 def test_halted_rollout_resumes_on_user_request(fleet: Fleet) -> None:
     image = make_image("os", "late", SIZE)
     fleet.ask(image)

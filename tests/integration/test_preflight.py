@@ -1,7 +1,7 @@
 """Causes of a failing update are reported before the node is cordoned, and retried."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -92,10 +92,23 @@ def at_fault(site: Site, fault: Fault) -> Iterator[None]:
 
 # With bootc the probes are the same, except those that read its storage and its credentials.
 OF_BACKEND = {"SignatureRejected", "RegistryUnauthorized", "ImageNotBootable", "NoSpaceOnSysroot"}
-REASONS = [
-    pytest.param(each, marks=() if each in OF_BACKEND else pytest.mark.long("bootc"))
-    for each in FAULTS
-]
+# tests/host/container/test_registry.py recognizes each of skopeo's sentences.
+OF_REGISTRY = {
+    "RegistryTimeout",
+    "RegistryUntrusted",
+    "RegistryNameUnknown",
+    "ClockBehindCertificate",
+    "RegistryFailed",
+}
+
+
+def choose_marks(reason: str) -> Sequence[pytest.MarkDecorator]:
+    if reason in OF_REGISTRY:
+        return [pytest.mark.long]
+    return [] if reason in OF_BACKEND else [pytest.mark.long("bootc")]
+
+
+REASONS = [pytest.param(each, marks=choose_marks(each)) for each in FAULTS]
 
 
 @pytest.mark.parametrize("reason", REASONS)
