@@ -47,6 +47,9 @@ class LockKeeper:
         self._lock = threading.Lock()
         self._pool_by_lock: dict[NodeLock, str] = {}
         """The pool that requested a lock last. A node may move to another pool."""
+        self._in_release: set[NodeLock] = set()
+        self._cleared: dict[NodeLock, str] = {}
+        """The version of the Node whose annotation was removed; the watch shows that later."""
 
     def acquire_locks(
         self, pool: MachineConfigPool, server: LockServer, nodes: Sequence[NodeFacts]
@@ -61,7 +64,10 @@ class LockKeeper:
         if wanted != locks:
             pool = self._write_locks(pool, wanted)
         with self._lock:
-            self._pool_by_lock |= {NodeLock(server, get_holder(node)): pool.name for node in nodes}
+            for node in nodes:
+                lock = NodeLock(server, get_holder(node))
+                self._pool_by_lock[lock] = pool.name
+                self._cleared.pop(lock, None)
         for index, node in enumerate(nodes):
             answer = self._gates.acquire_lock(server, get_holder(node))
             if answer is not None:
@@ -115,6 +121,21 @@ class LockKeeper:
             return self._pool_by_lock.get(lock, pool) != pool
 
     def _release(self, lock: NodeLock, node: NodeFacts | None, result: LockResult) -> bool:
+        """Release a lock once, although a deleted pool and its node may both request it."""
+        with self._lock:
+            if node is not None and self._cleared.get(lock) == node.resource_version:
+                return True
+            if lock in self._in_release:
+                result.answer = result.answer or GatePending()
+                return False
+            self._in_release.add(lock)
+        try:
+            return self._release_once(lock, node, result)
+        finally:
+            with self._lock:
+                self._in_release.discard(lock)
+
+    def _release_once(self, lock: NodeLock, node: NodeFacts | None, result: LockResult) -> bool:
         answer = self._gates.release_lock(lock.server, lock.holder)
         if answer is not None:
             # Look again soon if any answer is pending.
@@ -127,6 +148,8 @@ class LockKeeper:
         try:
             if node is not None and node.uid == lock.holder.uid and node.locked_by:
                 self._writer.clear_lock(node)
+                with self._lock:
+                    self._cleared[lock] = node.resource_version
         except NotFoundError:
             log.debug("node %s is deleted", lock.holder.name)
         except ClusterError as error:
