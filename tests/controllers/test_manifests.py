@@ -100,6 +100,16 @@ def test_unknown_controller_is_rejected(names: str, capsys: pytest.CaptureFixtur
     assert "render, rollout, drain" in capsys.readouterr().err or names in ("", ",")
 
 
+@pytest.mark.parametrize("name", ["Foo_Bar", "", "-a", "a-", "a.b", "a" * 64, "a\n"])
+def test_namespace_that_is_no_dns_label_is_rejected(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["manifests", f"--namespace={name}"])
+    assert ended.value.code == 2
+    assert "expected at most 63 lower-case letters, digits and dashes" in capsys.readouterr().err
+
+
 def test_replicas_prefer_different_nodes_and_zones() -> None:
     (deployment,) = of_kind(build_documents(InstallOptions()), "Deployment")
     affinity = deployment["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"]

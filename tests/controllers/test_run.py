@@ -1,6 +1,7 @@
 """``treenail-controller run`` as the process of a Deployment."""
 
 import http.client
+import logging
 import os
 import signal
 import socket
@@ -18,7 +19,12 @@ from tests.controllers.drain.site import Site
 from tests.controllers.installed import OPTIONS, account_kubeconfig, apply
 from tests.waiting import wait_until
 from treenail.cli.controller.main import create_parser, main
-from treenail.cli.controller.run import CONTROLLER_BUILDERS, ControllerContext, ControllerProcess
+from treenail.cli.controller.run import (
+    CONTROLLER_BUILDERS,
+    ControllerContext,
+    ControllerProcess,
+    LineFormatter,
+)
 from treenail.controllers.install.installation import NAME, build_documents
 from treenail.controllers.install.permissions import CONTROLLER_VERBS
 from treenail.controllers.runtime.informers import Informers
@@ -198,6 +204,14 @@ def test_unknown_argument_shows_the_usage(
         main(["run", *arguments])
     assert ended.value.code == 2
     assert "usage: treenail-controller run" in capsys.readouterr().err
+
+
+def test_logged_text_from_the_cluster_begins_no_line() -> None:
+    record = logging.LogRecord(
+        "a", logging.INFO, "", 0, "bad: %s", ("a\nINFO forged \x1b[2J",), None
+    )
+    text = LineFormatter().format(record)
+    assert text.endswith(r"INFO    bad: a\nINFO forged \u001b[2J")
 
 
 def test_unknown_lease_namespace_is_rejected(

@@ -245,3 +245,19 @@ def test_service_account_of_a_pod_is_read(tmp_path: Path) -> None:
 def test_service_account_outside_a_pod_is_rejected_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a pod"):
         read_service_account({}, folder=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "remedy"),
+    [
+        ("missing", "No such file or directory", "or name another kubeconfig"),
+        (".", "Is a directory", "name a readable kubeconfig"),
+        ("a\0b", "embedded null byte", "name a readable kubeconfig"),
+    ],
+)
+def test_unreadable_kubeconfig_is_rejected_with_a_remedy(
+    tmp_path: Path, name: str, cause: str, remedy: str
+) -> None:
+    with pytest.raises(UsageError, match=cause) as raised:
+        read_kubeconfig(f"{tmp_path}/{name}")
+    assert remedy in (raised.value.remedy or "")

@@ -29,6 +29,9 @@ def read_documents(names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _list_documents(name: str) -> list[str]:
+    if not name:
+        # Path("") is the current directory.
+        raise UsageError("cannot read a file without a name", remedy="name a file or a directory")
     path = Path(name)
     try:
         if not path.is_dir():

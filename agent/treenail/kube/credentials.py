@@ -88,6 +88,8 @@ class _ReloadedValue(Generic[T]):
             found = path.stat()
         except OSError as error:
             raise _make_error(self._connection, name, error.strerror or "read error") from error
+        except ValueError as error:  # a NUL character in the path
+            raise _make_error(self._connection, name, str(error)) from error
         return (found.st_mtime_ns, found.st_ino, found.st_size)
 
 

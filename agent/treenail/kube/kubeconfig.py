@@ -33,6 +33,9 @@ _UNSUPPORTED_KEYS = (
 )
 
 
+_REMEDY = "check it with: kubectl config view --kubeconfig FILE"
+
+
 class UnsupportedKubeconfigError(UsageError):
     """A kubeconfig with credentials that only the package ``kubernetes`` supports."""
 
@@ -171,7 +174,7 @@ class _KubeconfigSection:
                 found = entry.get(key) or {}
                 where = f"{self.where}: {plural}[{name}]"
                 if not isinstance(found, dict):
-                    raise UsageError(f"{where}.{key} is not a mapping")
+                    raise UsageError(f"{where}.{key} is not a mapping", remedy=_REMEDY)
                 return _KubeconfigSection(where, found)
         names = sorted(str(e.get("name")) for e in entries if isinstance(e, dict))
         raise self.make_error(
@@ -184,13 +187,19 @@ class _KubeconfigSection:
 def _load_document(path: str, locate: LocatePath) -> Mapping[str, object]:
     try:
         text = locate(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except FileNotFoundError as error:
         raise UsageError(
-            f"cannot read kubeconfig {path}: {_describe_error(error)}", remedy=f"create {path}"
+            f"cannot read kubeconfig {path}: {_describe_error(error)}",
+            remedy=f"create {path}, or name another kubeconfig",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"cannot read kubeconfig {path}: {_describe_error(error)}",
+            remedy="name a readable kubeconfig",
         ) from error
     document = _parse_json(path, text) if text.lstrip().startswith("{") else _parse_yaml(path, text)
     if not isinstance(document, dict):
-        raise UsageError(f"kubeconfig {path} is not a mapping of keys to values")
+        raise UsageError(f"kubeconfig {path} is not a mapping of keys to values", remedy=_REMEDY)
     return document
 
 
@@ -212,9 +221,11 @@ def _parse_yaml(path: str, text: str) -> object:
         mark = error.problem_mark
         where = f" at line {mark.line + 1}" if mark else ""
         # Not chained: PyYAML quotes the line, which may contain a key or a token.
-        raise UsageError(f"kubeconfig {path} is neither JSON nor YAML{where}") from None
+        raise UsageError(
+            f"kubeconfig {path} is neither JSON nor YAML{where}", remedy=_REMEDY
+        ) from None
     except (yaml.YAMLError, ValueError):
-        raise UsageError(f"kubeconfig {path} is neither JSON nor YAML") from None
+        raise UsageError(f"kubeconfig {path} is neither JSON nor YAML", remedy=_REMEDY) from None
 
 
 def _refuse_unsupported(cluster: _KubeconfigSection, user: _KubeconfigSection) -> None:
@@ -274,5 +285,11 @@ def _parse_token(table: _KubeconfigSection, key: str) -> str:
     return token
 
 
-def _describe_error(error: OSError | UnicodeDecodeError) -> str:
-    return (error.strerror or "error") if isinstance(error, OSError) else "not UTF-8"
+def _describe_error(error: OSError | ValueError) -> str:
+    match error:
+        case OSError():
+            return error.strerror or "error"
+        case UnicodeDecodeError():
+            return "not UTF-8"
+        case _:  # a NUL character in the path
+            return str(error)

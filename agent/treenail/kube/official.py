@@ -28,6 +28,8 @@ from treenail.kube.request import (
     read_body,
 )
 
+_REMEDY = "check it with: kubectl config view --kubeconfig FILE"
+
 
 class OfficialTransport:
     """Sends requests over the connection pool of the package. Thread-safe.
@@ -62,14 +64,14 @@ class OfficialTransport:
                 config_file=path, context=context or None, persist_config=False
             )
         except kubernetes.config.ConfigException as error:
-            raise UsageError(f"cannot use kubeconfig {path}: {error}") from error
+            raise UsageError(f"cannot use kubeconfig {path}: {error}", remedy=_REMEDY) from error
         except (
             OSError, ValueError, TypeError, AttributeError, LookupError, yaml.YAMLError
         ) as error:  # fmt: skip  # the package checks no types in the file
             # Not chained: the error of a decoder may quote a token or a key.
             raise UsageError(
                 f"cannot use kubeconfig {path}: {type(error).__name__}",
-                remedy="check it with: kubectl config view --kubeconfig FILE",
+                remedy=_REMEDY,
             ) from None
         return cls(api, clock)
 

@@ -307,3 +307,19 @@ def test_render_reads_bootstrap_manifests(
     code, out, err = run(capsys, "-f", folder)
     assert (code, out) == (1, "")
     assert "couldn't find any MachineConfigs for pool: layered-worker" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("", "cannot read a file without a name"),
+        ("a\0b", "embedded null byte"),
+        ("/dev/zero", "it has more than 128 MiB"),
+    ],
+)
+def test_unreadable_name_is_rejected_in_one_sentence(
+    name: str, cause: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, printed, error = run(capsys, "-f", name)
+    assert (code, printed) == (2, "")
+    assert cause in error

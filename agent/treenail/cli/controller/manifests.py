@@ -1,6 +1,7 @@
 """``treenail-controller manifests``: print the manifests of an installation."""
 
 import argparse
+import re
 import sys
 
 from treenail.api import documents
@@ -10,6 +11,8 @@ from treenail.controllers.install import installation
 from treenail.controllers.install.installation import InstallOptions
 from treenail.controllers.install.monitoring import build_monitoring
 from treenail.errors import UsageError
+
+_DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -41,6 +44,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument(
         "--namespace",
+        type=parse_namespace,
         default=defaults.namespace,
         help="namespace of the Deployment (default: %(default)s)",
     )
@@ -60,6 +64,16 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "dashboard for Grafana",
     )
     parser.set_defaults(run=print_manifests)
+
+
+def parse_namespace(text: str) -> str:
+    """Parse the name of a namespace, a DNS label (RFC 1123)."""
+    if not _DNS_LABEL.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            "expected at most 63 lower-case letters, digits and dashes, with a letter or digit at "
+            f"each end, found {text!r:.80}"
+        )
+    return text
 
 
 def print_manifests(arguments: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.runtime import ControllerRuntime, MakeElector, make_sole_leader
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import UsageError
+from treenail.escape import escape_line
 from treenail.kube.client import Client, Transport
 from treenail.kube.events import EventRecorder
 from treenail.kube.fence import LeaderTransport
@@ -342,15 +343,19 @@ def _parse_seconds(text: str) -> float:
     return found
 
 
-class _LineFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return f"{format_rfc3339(record.created)} {record.levelname:7} {super().format(record)}"
+class LineFormatter(logging.Formatter):
+    """Formats a record as one line, which a traceback follows."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # of logging
+        # A newline in a text from the cluster must not begin another line.
+        message = escape_line(super().formatMessage(record))
+        return f"{format_rfc3339(record.created)} {record.levelname:7} {message}"
 
 
 def _log_to_stderr(level: int) -> None:
     # kubectl logs shows the standard error of a pod; there is no journal.
     stream = logging.StreamHandler(sys.stderr)
-    stream.setFormatter(_LineFormatter())
+    stream.setFormatter(LineFormatter())
     root = logging.getLogger()
     root.addHandler(stream)
     root.setLevel(level)
