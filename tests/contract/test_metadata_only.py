@@ -44,8 +44,9 @@ def test_list_has_metadata_only_and_selects_by_the_hidden_fields(space: Space) -
 
 def test_watch_reports_metadata_only(space: Space) -> None:
     cluster = accepting(space, "PartialObjectMetadata")
+    version = space.cluster.get(space.at("pods")).metadata["resourceVersion"]
     with cluster.watch(
-        space.at("pods"), labelSelector="app", allowWatchBookmarks="true", timeoutSeconds=20
+        space.at("pods"), resourceVersion=version, allowWatchBookmarks="true", timeoutSeconds=20
     ) as events:
         space.cluster.post(space.at("pods"), pod("a", app="web")).ok()
         space.cluster.delete(space.at("pods", "a")).ok()
