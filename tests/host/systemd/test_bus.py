@@ -14,7 +14,14 @@ from gi.repository import GLib
 from tests.fakes.bus_service import BusService, Exports, PeerService, Refusal, Silence
 from tests.fakes.private_bus import PrivateBus
 from treenail.errors import BusError, BusyError
-from treenail.host.systemd.bus import BusInterface, BusPeer, BusSignal, SystemBus, make_options
+from treenail.host.systemd.bus import (
+    BusInterface,
+    BusPeer,
+    BusSignal,
+    SystemBus,
+    make_options,
+    make_unit_properties,
+)
 
 NAME = "org.example.Echo"
 ECHO = BusInterface(NAME, "/echo", "org.example.Echo")
@@ -373,3 +380,12 @@ def test_peer_without_handshake_ends_at_its_time_limit(private_bus: PrivateBus) 
 def test_missing_peer_is_a_bus_error() -> None:
     with pytest.raises(BusError, match=r"cannot connect to org.example.Echo: .*No such file"):
         BusPeer("unix:path=/tmp/treenail-no-such-peer", NAME, timeout_s=5)
+
+
+def test_dollar_signs_in_arguments_of_units_are_no_variables_of_systemd() -> None:
+    command = ("/bin/sh", "-c", 'echo "$1" ${HOME} $$', "$IMAGE")
+    ((name, start), (other, _)) = make_unit_properties(command, {"Type": "oneshot"})
+    assert (name, other) == ("ExecStart", "Type")
+    assert isinstance(start, GLib.Variant)
+    escaped = ["/bin/sh", "-c", 'echo "$$1" $${HOME} $$$$', "$$IMAGE"]
+    assert start.unpack() == [("/bin/sh", escaped, False)]
