@@ -249,7 +249,7 @@ class NodeDrain:
             answered = self._collect_answers(budgets, _WAIT_S if should_wait else 0.0)
             if should_wait and not answered:
                 self._mark_slow()
-                # An answer that came before the mark notifies nobody.
+                # An answer that came before the mark calls no `notify`.
                 answered = self._collect_answers(budgets, 0.0)
             results += answered
             if not answered and len(self._in_flight) >= _MAX_IN_FLIGHT:
