@@ -105,6 +105,10 @@ class Cluster:
         server = f"https://{self._host}:{self._port}{self._base}"
         return Cluster(server, self._context, self._token, self._impersonated, media_types)
 
+    def has_controllers(self) -> bool:
+        """Return whether a kube-controller-manager serves the cluster."""
+        return self.get("/api/v1/namespaces/default/serviceaccounts/default").code == 200
+
     def request(
         self,
         method: str,

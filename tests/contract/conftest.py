@@ -42,6 +42,15 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
     return Cluster.of_kubeconfig(Path(KUBECONFIG))
 
 
+@pytest.fixture(autouse=True)
+def controllers(request: pytest.FixtureRequest) -> None:
+    """Skip tests that need the controllers of a real cluster that has none."""
+    if request.node.get_closest_marker("controllers") and "real" in request.node.name:
+        cluster: Cluster = request.getfixturevalue("cluster")
+        if not cluster.has_controllers():
+            pytest.skip("no kube-controller-manager serves the cluster")
+
+
 @pytest.fixture
 def space(cluster: Cluster) -> Iterator[Space]:
     """A fresh namespace."""

@@ -84,6 +84,7 @@ def family(space: Space, **reference: Any) -> Json:
     return owner
 
 
+@pytest.mark.controllers
 def test_dependents_are_deleted_after_their_owner(space: Space) -> None:
     family(space)
     space.cluster.delete(space.at("configmaps", "owner"), {"propagationPolicy": "Background"}).ok()
@@ -91,6 +92,7 @@ def test_dependents_are_deleted_after_their_owner(space: Space) -> None:
     wait_gone(space, "one", "two")
 
 
+@pytest.mark.controllers
 def test_dependents_with_foreground_deletion_go_before_their_owner(space: Space) -> None:
     family(space, blockOwnerDeletion=True)
     hold = {"metadata": {"finalizers": [HOLD]}}
@@ -105,6 +107,7 @@ def test_dependents_with_foreground_deletion_go_before_their_owner(space: Space)
     wait_gone(space, "owner", "one")
 
 
+@pytest.mark.controllers
 def test_dependents_that_are_orphaned_stay(space: Space) -> None:
     family(space)
     answer = space.cluster.delete(space.at("configmaps", "owner"), {"propagationPolicy": "Orphan"})
@@ -114,6 +117,7 @@ def test_dependents_that_are_orphaned_stay(space: Space) -> None:
         assert "ownerReferences" not in space.cluster.get(space.at("configmaps", name)).metadata
 
 
+@pytest.mark.controllers
 def test_dependent_with_two_owners_stays_until_both_are_gone(space: Space) -> None:
     owners = [space.config_map("left"), space.config_map("right")]
     references = [reference for owner in owners for reference in owned_by(owner)]
@@ -129,6 +133,7 @@ def test_dependent_with_two_owners_stays_until_both_are_gone(space: Space) -> No
     wait_gone(space, "child")
 
 
+@pytest.mark.controllers
 def test_owner_of_another_uid_is_no_owner(space: Space) -> None:
     owner = space.config_map("owner")
     references = owned_by(owner, uid="00000000-0000-0000-0000-000000000000")
@@ -157,6 +162,7 @@ def test_only_one_owner_can_be_the_controller(space: Space) -> None:
     assert answer.causes == {("FieldValueInvalid", "metadata.ownerReferences")}
 
 
+@pytest.mark.controllers
 def test_namespace_takes_its_contents_with_it(cluster: Cluster, space: Space) -> None:
     space.config_map("a", finalizers=[HOLD])
     at = f"/api/v1/namespaces/{space.name}"

@@ -1,5 +1,7 @@
 """Evictions and PodDisruptionBudgets."""
 
+import pytest
+
 from tests.contract.client import Answer, Json
 from tests.contract.space import POLL_LIMIT_S, Space, pod
 from tests.waiting import wait_until
@@ -53,6 +55,7 @@ def test_pod_that_is_not_there_is_not_found(space: Space, policy: str) -> None:
     assert evict(space, policy, "p").verdict == (404, "NotFound")
 
 
+@pytest.mark.controllers
 def test_budget_counts_its_pods(space: Space, policy: str) -> None:
     for name in "pqr":
         run(space, name, app="a")
@@ -63,6 +66,7 @@ def test_budget_counts_its_pods(space: Space, policy: str) -> None:
     assert (status["desiredHealthy"], status["expectedPods"]) == (2, 3)
 
 
+@pytest.mark.controllers
 def test_eviction_that_breaks_a_budget_is_rejected(space: Space, policy: str) -> None:
     run(space, "p", app="a")
     limit(space, policy, "b", minAvailable=1)
@@ -81,6 +85,7 @@ def test_eviction_that_breaks_a_budget_is_rejected(space: Space, policy: str) ->
     assert space.cluster.get(space.at("pods", "p")).code == 200
 
 
+@pytest.mark.controllers
 def test_budget_is_spent_by_evictions_and_restored_by_new_pods(space: Space, policy: str) -> None:
     run(space, "p", app="a")
     run(space, "q", app="a")
@@ -94,6 +99,7 @@ def test_budget_is_spent_by_evictions_and_restored_by_new_pods(space: Space, pol
     assert evict(space, policy, "q").code == 201
 
 
+@pytest.mark.controllers
 def test_dry_run_of_an_eviction_spends_nothing(space: Space, policy: str) -> None:
     run(space, "p", app="a")
     run(space, "q", app="a")
@@ -114,6 +120,7 @@ def test_pod_that_has_not_begun_or_has_ended_is_not_protected(space: Space, poli
         assert evict(space, policy, name).code == 201
 
 
+@pytest.mark.controllers
 def test_two_budgets_for_one_pod_are_an_error(space: Space, policy: str) -> None:
     run(space, "p", app="a")
     for name in ("b", "c"):

@@ -66,6 +66,15 @@ def shared_kubeconfig(request: pytest.FixtureRequest) -> Path:
     return found
 
 
+@pytest.fixture(autouse=True)
+def controllers(request: pytest.FixtureRequest) -> None:
+    """Skip tests that need the controllers of a real cluster that has none."""
+    if request.node.get_closest_marker("controllers") and "real" in request.node.name:
+        kubeconfig: Path = request.getfixturevalue("real_kubeconfig")
+        if not Cluster.of_kubeconfig(kubeconfig).has_controllers():
+            pytest.skip("no kube-controller-manager serves the cluster")
+
+
 def _is_served(cluster: Cluster, kind: dict[str, Any]) -> bool:
     spec = kind["spec"]
     path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"

@@ -15,7 +15,8 @@ from tests.waiting import wait_until
 from treenail_lab.images import make_image
 from treenail_lab.lifetime.owner import owner
 
-pytestmark = [pytest.mark.integration, pytest.mark.limit(400)]
+# A kube-controller-manager signs the certificate of the kubelet.
+pytestmark = [pytest.mark.integration, pytest.mark.controllers, pytest.mark.limit(400)]
 
 LIMIT_S = 180.0
 

@@ -49,6 +49,7 @@ def agents(place: Place, **more: Any) -> Agents:
     return Agents(place.client, drains=True, selector=place.prefix, **more)
 
 
+@pytest.mark.controllers
 def test_pool_change_reaches_every_node_and_moves_its_pods(place: Place) -> None:
     nodes = {place.node(name) for name in ("n1", "n2", "n3")}
     place.config("00", kernelArguments=["a=1"])
@@ -102,6 +103,7 @@ def test_bad_config_stops_at_the_canary(place: Place) -> None:
         assert place.at(before) == nodes - {canary}
 
 
+@pytest.mark.controllers
 def test_blocking_budget_is_reported_until_the_drain_continues(place: Place) -> None:
     node = place.node("n1")
     place.config("00", kernelArguments=["a=1"])
