@@ -2,17 +2,21 @@
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 
+from tests.controllers.rollout.agents import add_nodes, add_pool, start_client
 from tests.controllers.rollout.world import World
+from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.cli.controller.status import LiveTable, follow_status
+from treenail.cli.controller.status import LiveTable, WatchedPools, follow_status
 from treenail.cli.controller.status_text import format_table
-from treenail.controllers.plan.status_table import build_rows, convert_to_json
-from treenail.errors import UnreachableError
-from treenail.kube.client import Listing
-from treenail.kube.resources import Resource
+from treenail.clock import SystemClock
+from treenail.controllers.plan.status_table import PoolRow, build_rows, convert_to_json
+from treenail.errors import ClusterError, UnreachableError
+from treenail.kube.resources import NODES
+from treenail_lab.apiserver.serving.server import LabServer
 
 
 class Terminal(io.StringIO):
@@ -38,19 +42,18 @@ class Ended(Exception):
     """Ends the endless status loop."""
 
 
-class Cluster:
-    """Lists the objects of a world; unreachable at the second read."""
+class Pools:
+    """Rows of a world; unreachable at the second read."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.reads = 0
 
-    def list(self, resource: Resource) -> Listing:
-        if resource.plural == "machineconfigpools":
-            self.reads += 1
-            if self.reads == 2:
-                raise UnreachableError("no answer from the API server")
-        return Listing(tuple(self.world.objects.get(resource.plural, {}).values()), "1")
+    def read_rows(self) -> tuple[PoolRow, ...]:
+        self.reads += 1
+        if self.reads == 2:
+            raise UnreachableError("no answer from the API server")
+        return build_rows(self.world.list_pools(), self.world.list_nodes())
 
     def now(self) -> float:
         return 0.0
@@ -99,12 +102,39 @@ def test_table_stays_while_the_api_server_is_unreachable() -> None:
     world = World()
     world.add_node("n0", "old")
     world.set_pool("worker", "new")
-    cluster = Cluster(world)
+    world.deliver()
+    pools = Pools(world)
     terminal = Terminal()
     with pytest.raises(Ended):
-        follow_status(cluster, cluster, LiveTable(terminal))  # type: ignore[arg-type]
+        follow_status(pools, pools, LiveTable(terminal))
     assert terminal.screen[0] == "cannot update the table: no answer from the API server"
     assert terminal.screen[-1].split() == ["n0", "Done", "░" * 10, "waiting", "old"]
+
+
+def test_followed_table_lists_the_nodes_once(tmp_path: Path) -> None:
+    with LabServer(tmp_path) as server:
+        client, transport = start_client(server)
+        add_nodes(client, ["n0"], "old")
+        add_pool(client, "worker", "old")
+        with WatchedPools(client, SystemClock()) as pools:
+            (row,) = pools.read_rows()
+            assert [node.state for node in row.nodes] == ["Done"]
+            working = {"metadata": {"annotations": {key.STATE: "Working"}}}
+            client.patch(NODES, "n0", working)
+            wait_until(lambda: pools.read_rows()[0].nodes[0].state == "Working")
+            server.stop()
+            wait_until(lambda: "disconnected" in find_problem(pools))
+        transport.close()
+        server.start()
+        assert server.count_requests(verb="list", resource="nodes") == 1
+
+
+def find_problem(pools: WatchedPools) -> str:
+    try:
+        pools.read_rows()
+    except ClusterError as error:
+        return str(error)
+    return ""
 
 
 HASH = "0123456789abcdef" * 2

@@ -2,9 +2,10 @@
 
 import argparse
 import json
+import logging
 import shutil
 import sys
-from typing import TextIO
+from typing import Protocol, Self, TextIO
 
 from treenail.cli.controller.connect import add_connection_arguments, connect_cluster
 from treenail.cli.controller.status_text import format_table
@@ -13,11 +14,16 @@ from treenail.cli.terminal import HelpFormatter, find_width, format_examples, wr
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.plan import read, status_table
 from treenail.controllers.plan.status_table import PoolRow
+from treenail.controllers.rollout.pools import ObservedPool
+from treenail.controllers.runtime.informers import Informers
 from treenail.errors import ClusterError
 from treenail.escape import escape_text
 from treenail.kube.client import Client
+from treenail.kube.resources import MACHINECONFIGPOOLS, NODES
+from treenail.kube.watch import WatchScope
 
 REFRESH_S = 2.0
+_LIST_LIMIT_S = 10.0
 
 _CURSOR_UP = "\x1b[{}A"
 _CLEAR_LINE = "\x1b[K"
@@ -54,7 +60,11 @@ def print_status(arguments: argparse.Namespace) -> int:
         elif arguments.once or not sys.stdout.isatty():
             print("\n".join(format_table(found, find_width(sys.stdout))))
         else:
-            follow_status(client, SystemClock(), LiveTable(sys.stdout))
+            # The table shows why it is outdated; a log would write between its lines.
+            logging.getLogger("treenail").addHandler(logging.NullHandler())
+            clock = SystemClock()
+            with WatchedPools(client, clock) as pools:
+                follow_status(pools, clock, LiveTable(sys.stdout))
     sys.stdout.flush()
     return 0
 
@@ -64,12 +74,48 @@ def read_pool_rows(client: Client) -> tuple[PoolRow, ...]:
     return status_table.build_rows(read.read_pools(client), read.read_nodes(client))
 
 
-def follow_status(client: Client, clock: Clock, table: "LiveTable") -> None:
+class PoolReader(Protocol):
+    """Source of the rows. Raises `ClusterError` when they may be outdated."""
+
+    def read_rows(self) -> tuple[PoolRow, ...]: ...
+
+
+class WatchedPools:
+    """Watches pools and nodes; use it as a context manager.
+
+    A list of all nodes for each update of the table would cost the API server 60 MB with 5,000
+    nodes.
+    """
+
+    def __init__(self, client: Client, clock: Clock) -> None:
+        self._informers = Informers(client, clock)
+        self._pools = self._informers.add_view(
+            WatchScope(MACHINECONFIGPOOLS), ObservedPool.from_json
+        )
+        self._nodes = self._informers.add_view(WatchScope(NODES), read.parse_node)
+
+    def __enter__(self) -> Self:
+        self._informers.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._informers.stop()
+
+    def read_rows(self) -> tuple[PoolRow, ...]:
+        """Return the present rows; raise `ClusterError` when they may be outdated."""
+        self._informers.wait_until_synced(_LIST_LIMIT_S)
+        self._informers.check_silent()
+        if reason := self._informers.unsynced_reason or self._informers.describe_staleness():
+            raise ClusterError(reason)
+        return status_table.build_rows(self._pools.get_all(), self._nodes.get_all())
+
+
+def follow_status(pools: PoolReader, clock: Clock, table: "LiveTable") -> None:
     """Update the table, also after the API server was unreachable."""
     lines: list[str] = []
     while True:
         try:
-            lines = list(format_table(read_pool_rows(client), table.width))
+            lines = list(format_table(pools.read_rows(), table.width))
             table.draw_lines(lines)
         except ClusterError as error:
             problem = wrap_text(f"cannot update the table: {error}", table.width)

@@ -43,11 +43,13 @@ def read_pools(client: Client) -> dict[str, ObservedPool]:
 
 def read_nodes(client: Client, *, image_key: str = key.DESIRED_OS_IMAGE) -> dict[str, NodeFacts]:
     """Read all nodes by name; raise `ClusterError`."""
+    found = _list_parsed(client, NODES, lambda each: parse_node(each, image_key=image_key))
+    return {each.name: each for each in found}
 
-    def read(found: Json) -> NodeFacts:
-        return NodeFacts.from_json(found, image_key=image_key)
 
-    return {each.name: each for each in _list_parsed(client, NODES, read)}
+def parse_node(document: Json, *, image_key: str = key.DESIRED_OS_IMAGE) -> NodeFacts:
+    """Parse a Node."""
+    return NodeFacts.from_json(document, image_key=image_key)
 
 
 def read_snapshot(client: Client, *, image_key: str = key.DESIRED_OS_IMAGE) -> PlanInput:
