@@ -32,6 +32,7 @@ from tests.controllers.rollout.agents import (
 from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.clock import format_rfc3339
+from treenail.errors import ClusterError
 from treenail.kube.client import Client
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail_lab.apiserver.serving.server import LabServer
@@ -139,10 +140,17 @@ class DrainedAgents(Agents):
         requested = str(notes.get(key.DESIRED_DRAIN, ""))
         if requested.startswith("drain-"):
             pods = [build_pod(name, number) for number in range(self._pods)]
-            self._server.call_api(store_objects("pods", pods))
+            self._change_store(store_objects("pods", pods))
         elif requested:
-            self._server.call_api(lambda api: self._remove_pods(api, name))
+            self._change_store(lambda api: self._remove_pods(api, name))
         super()._note_on(name, notes)
+
+    def _change_store(self, change: Callable[[Any], None]) -> None:
+        try:
+            self._server.call_api(change)
+        except TimeoutError as error:
+            # The agent tries again, as after an error of the API server.
+            raise ClusterError("the lab's server is overloaded") from error
 
     def _remove_pods(self, api: Any, node: str) -> None:
         for number in range(self._pods):

@@ -8,7 +8,7 @@ from tests.kube.cluster import Answers, refusal, reply
 from treenail import errors
 from treenail.errors import ClusterError, TooManyRequestsError, TreenailError
 from treenail.kube.client import Client, Listing, PatchType, WatchEvent
-from treenail.kube.request import ApiRequest, ApiResponse
+from treenail.kube.request import ApiRequest, ApiResponse, parse_retry_after_s
 from treenail.kube.resources import (
     EVENTS,
     MACHINECONFIGNODES,
@@ -319,3 +319,17 @@ def test_watch_line_without_event_is_an_error(line: bytes) -> None:
 
     with pytest.raises(ClusterError, match=r"^watch nodes: "):
         list(stream)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, 0.0),
+        ("", 0.0),
+        ("7", 7.0),
+        ("Sun, 22 Nov 2026 10:00:00 GMT", 0.0),
+        ("9" * 400, 3600.0),
+    ],
+)
+def test_retry_after_is_an_hour_at_most(header: str | None, seconds: float) -> None:
+    assert parse_retry_after_s(header) == seconds

@@ -1,6 +1,10 @@
 """Responses as a server may send them, in pieces of every size."""
 
+import contextlib
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from treenail.kube.http1 import HttpResponse, MalformedResponseError, TruncatedResponseError
 
@@ -75,6 +79,7 @@ def test_response_that_ends_early_is_truncated(end: int) -> None:
         b"HTTP/1.1 2000 OK\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0x1\r\na\r\n",
@@ -86,3 +91,12 @@ def test_response_that_ends_early_is_truncated(end: int) -> None:
 def test_malformed_response_is_rejected(data: bytes) -> None:
     with pytest.raises(MalformedResponseError):
         read(data, 4096)
+
+
+@given(st.binary(max_size=80), st.integers(0, len(CHUNKED)), st.integers(0, len(CHUNKED)))
+def test_damaged_response_is_read_or_rejected(damage: bytes, start: int, end: int) -> None:
+    damaged = CHUNKED[:start] + damage + CHUNKED[end:]
+    with contextlib.suppress(MalformedResponseError, TruncatedResponseError):
+        response, body = read(damaged, 16)
+        assert len(body) <= len(damaged)
+        assert 100 <= response.status <= 999

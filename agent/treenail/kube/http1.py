@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 MAX_HEAD_BYTES = 65536
+_MAX_DIGITS = 18
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
 _NO_BODY = frozenset({204, 304})
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([0-9]{3})(?: [^\r\n]*)?(?=\r\n|\Z)")
@@ -78,7 +79,7 @@ class HttpResponse:
     def _iter_chunks(self) -> Iterator[bytes]:
         while True:
             size = self._read_line().partition(b";")[0].strip()
-            if not size or size.strip(_HEX_DIGITS):
+            if not size or size.strip(_HEX_DIGITS) or len(size) > _MAX_DIGITS:
                 raise MalformedResponseError("the size of a chunk is not a number")
             if not (length := int(size, 16)):
                 break
@@ -145,6 +146,6 @@ class HttpResponse:
         text = self.headers.get("content-length")
         if text is None:
             return None
-        if not (text.isascii() and text.isdigit()):
+        if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
             raise MalformedResponseError("the content length is not a number")
         return int(text)

@@ -21,6 +21,7 @@ JSON_CONTENT_TYPE = "application/json"
 MIB = 1024 * 1024
 MAX_BYTES = 64 * MIB
 CHUNK_BYTES = 65536
+_MAX_RETRY_AFTER_S = 3600.0
 
 # The message may quote the rejected object, which may contain a secret.
 MESSAGE_CHARS = 256
@@ -73,8 +74,13 @@ class ApiResponse:
 
 
 def parse_retry_after_s(header: str | None) -> float:
-    """Return the seconds of a Retry-After header; 0 for a date, which no API server sends."""
-    return float(header) if header and header.isascii() and header.isdigit() else 0.0
+    """Return the seconds of a Retry-After header, an hour at most.
+
+    A date, which no API server sends, counts as no header.
+    """
+    if not (header and header.isascii() and header.isdigit()):
+        return 0.0
+    return min(float(header), _MAX_RETRY_AFTER_S)
 
 
 def read_body(chunks: Iterable[bytes], max_bytes: int, what: str) -> bytes:
@@ -157,4 +163,6 @@ def _format_message(status: Mapping[str, object]) -> str:
 def _get_retry_after_s(status: Mapping[str, object]) -> float:
     details = status.get("details")
     seconds = details.get("retryAfterSeconds") if isinstance(details, dict) else None
-    return float(seconds) if isinstance(seconds, int) else 0.0
+    if not isinstance(seconds, int):
+        return 0.0
+    return float(min(max(seconds, 0), int(_MAX_RETRY_AFTER_S)))
