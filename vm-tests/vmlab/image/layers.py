@@ -18,6 +18,9 @@ AGENT_SOURCES = ("agent/treenail", "systemd")
 OTHER_AGENT = "usr/lib/treenail-other"
 """Where an image has the agent of another version."""
 _LATER = 1_700_000_000
+# On a busy host udev took longer than the default of 90 s to find the disk of /boot, and the boot
+# ended in emergency mode.
+_BUSY_HOST = b"[Manager]\nDefaultDeviceTimeoutSec=15min\n"
 _UNITS = REPOSITORY / "vm-tests/vmlab/guest/units"
 
 
@@ -102,6 +105,7 @@ def agent(version: str, *, emulated: bool = True) -> dict[str, Entry]:
     entries["usr/lib/tmpfiles.d/treenail.conf"] = _file(units / "treenail.tmpfiles")
     entries["usr/lib/systemd/system-preset/80-treenail.preset"] = _file(units / "treenail.preset")
     entries["usr/lib/systemd/catalog/treenail.catalog"] = _file(units / "treenail.catalog")
+    entries["usr/lib/systemd/system.conf.d/busy-host.conf"] = Entry(_BUSY_HOST)
     for name in ("crio", "kubelet", "vm-shell", "vm-boot"):
         entries[f"usr/lib/systemd/system/{name}.service"] = _file(_UNITS / f"{name}.service")
     for name in ("treenail", "crio", "kubelet", "vm-shell", "vm-boot"):
