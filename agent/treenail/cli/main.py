@@ -6,6 +6,8 @@ reader closed the output (as a process that SIGPIPE kills). ``plan`` has its own
 """
 
 import argparse
+import errno
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -58,7 +60,10 @@ def _load_command(module: str, unknown: list[str]) -> Command:
 
 
 def _print_error(error: TreenailError, code: int) -> int:
-    lines = [f"treenail: {error}", *([f"  {error.remedy}"] if error.remedy else [])]
+    remedy = error.remedy
+    if not remedy and os.geteuid() != 0 and os.strerror(errno.EACCES) in str(error):
+        remedy = "run the command as root, for example with sudo"
+    lines = [f"treenail: {error}", *([f"  {remedy}"] if remedy else [])]
     # Deeper than the remedy.
     print_lines(lines, sys.stderr, hanging_columns=4)
     return code

@@ -1,7 +1,10 @@
 """Commands on damaged and foreign files: one sentence and an exit code, no traceback."""
 
 import errno
+import os
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from treenail.cli.main import main
 from treenail.cli.output import run_with_output
 
+PROGRAM = "import sys; from treenail.cli.main import main; sys.exit(main())"
 CONTENTS = {
     "empty": b"",
     "binary": bytes(range(256)),
@@ -119,3 +123,29 @@ def test_error_with_a_file_name_is_no_error_of_the_output() -> None:
 
     with pytest.raises(OSError, match="/var/lib/x"):
         run_with_output(fail, lambda _error, code: code)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_user_without_permission_is_sent_to_root() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        state = Path(directory) / "var/lib/treenail"
+        state.mkdir(parents=True, mode=0o755)
+        state.chmod(0o700)
+        Path(directory).chmod(0o755)
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, "why", "--root", directory],
+            env={"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"},
+            user=65534,
+            group=65534,
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=50,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("treenail: cannot ")
+    assert done.stderr.endswith(
+        "Permission denied\n  run the command as root, for example with sudo\n"
+    )
