@@ -1,0 +1,74 @@
+"""The transport that a command or the controllers get."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from treenail.cli.controller.connect import create_pod_transport, create_transport
+from treenail.clock import SystemClock
+from treenail.errors import UsageError
+from treenail.kube.official import OfficialTransport
+from treenail.kube.transport import HttpTransport
+
+PROXIES = ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy")
+
+
+@pytest.fixture(autouse=True)
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*PROXIES, "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> str:
+    return write_kubeconfig(tmp_path / "config", {"token": "t0ps3cret"})
+
+
+def write_kubeconfig(path: Path, user: dict[str, object]) -> str:
+    server = {"server": "https://api.example.com:6443"}
+    document = {
+        "current-context": "it",
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+        "clusters": [{"name": "it", "cluster": server}],
+        "users": [{"name": "it", "user": user}],
+    }
+    path.write_text(json.dumps(document))
+    return str(path)
+
+
+def test_token_needs_no_package(kubeconfig: str) -> None:
+    assert isinstance(create_transport([kubeconfig], "", SystemClock()), HttpTransport)
+
+
+@pytest.mark.parametrize(
+    ("no_proxy", "kind"),
+    [
+        ("", OfficialTransport),
+        ("other.example.com", OfficialTransport),
+        ("localhost,.example.com", HttpTransport),
+        ("*", HttpTransport),
+    ],
+)
+def test_package_connects_through_the_proxy_of_the_environment(
+    kubeconfig: str, no_proxy: str, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.com:3128")
+    monkeypatch.setenv("NO_PROXY", no_proxy)
+    transport = create_transport([kubeconfig], "", SystemClock())
+    transport.close()
+    assert isinstance(transport, kind)
+
+
+def test_package_runs_credential_plugins(tmp_path: Path) -> None:
+    plugin = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/false"}}
+    path = write_kubeconfig(tmp_path / "config", plugin)
+    transport = create_transport([path], "", SystemClock())
+    transport.close()
+    assert isinstance(transport, OfficialTransport)
+
+
+def test_process_outside_a_pod_has_no_service_account() -> None:
+    with pytest.raises(UsageError, match="this is not a pod") as raised:
+        create_pod_transport(SystemClock())
+    assert raised.value.remedy == "pass --kubeconfig FILE"
