@@ -3,11 +3,13 @@
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.contract.bootc_program import BootcProgramContract
 from tests.contract.os_contract import OperatingSystemContract
 from tests.contract.os_machines import Images
 from treenail.host.bootc.backend import PULL_UNIT, SWITCH_UNIT
@@ -27,6 +29,7 @@ pytestmark = pytest.mark.skipif(
 SPOILT_LAYER = "(?i)digest|unexpected EOF"
 ARGUMENT = "treenail.image=2"
 KERNEL_ARGUMENTS = {"usr/lib/bootc/kargs.d/10-treenail.toml": f'kargs = ["{ARGUMENT}"]\n'}
+OUT = "/run/treenail-vm-output"
 UNTIL_RUNNING = f"until systemctl -q is-active {SWITCH_UNIT}; do sleep 0.2; done"
 Json = dict[str, Any]
 
@@ -59,6 +62,32 @@ def machine(built: Built, builder: Builder, chosen: Driver) -> Iterator[RemoteMa
 
 class TestBootc(OperatingSystemContract):
     """On real deployments of a machine that really reboots."""
+
+
+class GuestHost:
+    """The guest, as the contract of the program has it."""
+
+    def __init__(self, machine: RemoteMachine) -> None:
+        self._machine = machine
+        self.here = machine.images.here
+        self.there = machine.images.there
+
+    def sh(self, script: str) -> subprocess.CompletedProcess[str]:
+        """Run a script, and return what it printed, apart from its complaints."""
+        command = f"sh >{OUT} 2>{OUT}.2; printf '%s\\0' $?; cat {OUT}; printf '\\0'; cat {OUT}.2"
+        code, printed, complaints = self._machine.sh(command, stdin=script).split("\0")
+        return subprocess.CompletedProcess(script, int(code), printed, complaints)
+
+    def path(self, path: str) -> str:
+        return path
+
+
+class TestBootcProgram(BootcProgramContract):
+    """The contract that the lab's bootc keeps, too."""
+
+    @pytest.fixture
+    def host(self, machine: RemoteMachine) -> GuestHost:
+        return GuestHost(machine)
 
 
 def read_status(site: Site) -> Json:

@@ -7,6 +7,8 @@ _REMEDIES = (
     ("manifest unknown", "check that the registry has the image by this digest"),
     ("no such host", "check the name of the registry and this node's DNS"),
     ("no space left", "free space in /sysroot and /boot"),
+    ("insufficient free space", "free space in /sysroot"),
+    ("truncated history", "build the image with a tool that records the history of its layers"),
     ("inhibitor", "see who holds it with: systemd-inhibit --list"),
 )
 

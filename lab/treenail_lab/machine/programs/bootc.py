@@ -87,16 +87,17 @@ class EmulatedBootc:
         )
         others = [each for each in written if each != booted]
         queued = bool(written) and written[0] != booted
-        status = {
+        status: dict[str, Any] = {
             "staged": _build_entry(staged, locked=sysroot.is_staged_locked()) if staged else None,
             "booted": _build_entry(booted) if booted else None,
             "rollback": _build_entry(others[0]) if others else None,
-            "otherDeployments": [_build_entry(each) for each in others[1:]],
             "rollbackQueued": queued,
             "type": "bootcHost" if booted and not _has_local_changes(booted) else None,
             "readOnly": False,
             "usrOverlay": None,
         }
+        if others[1:]:
+            status["otherDeployments"] = [_build_entry(each) for each in others[1:]]
         spec = staged or booted
         is_known = spec is not None and not _has_local_changes(spec)
         return {
@@ -104,7 +105,7 @@ class EmulatedBootc:
             "kind": "BootcHost",
             "metadata": {"name": "host"},
             "spec": {
-                "image": _build_reference(spec) if is_known else None,
+                "image": _build_reference(spec) if spec and is_known else None,
                 "bootOrder": "rollback" if queued and is_known else "default",
             },
             "status": status,
