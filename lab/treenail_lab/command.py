@@ -111,7 +111,13 @@ def _add_lab_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_directory_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--directory", type=Path, metavar="DIR", help="directory of the lab")
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        metavar="DIR",
+        help="directory of the lab (default: treenail-lab-UID in $XDG_RUNTIME_DIR; for demo a "
+        "temporary one)",
+    )
 
 
 def _parse_node_count(text: str) -> int:
