@@ -135,7 +135,8 @@ def test_stalled_pool_is_not_reconciling() -> None:
     assert found["Stalled"].reason == "ProgressDeadlineExceeded"
     assert found["Stalled"].message == decision.stalled_message
     assert (found["Reconciling"].status, found["Degraded"].status) == ("False", "False")
-    assert found["Updating"].status == "True"
+    # As in the MCO, a pool is updating until all nodes have the target.
+    assert (found["Updating"].status, found["Updating"].reason) == ("True", "Stalled")
 
 
 def test_pressure_is_named_instead_of_a_ready_condition_that_is_true() -> None:
