@@ -1,8 +1,8 @@
-"""Transport on the official ``kubernetes`` package, for the controllers.
+"""Transport on the official ``kubernetes`` package, for what `HttpTransport` does not support.
 
-The package supports every authentication of a kubeconfig, exec plugins included. Its generated
-methods changed between versions 26 and 37; its configuration and its connection pool did not, so
-this module uses only those two.
+The package merges kubeconfigs, runs credential plugins and connects through proxies. A request
+costs six times the processor time. Its generated methods changed between versions 26 and 37; its
+configuration and its connection pool did not, so this module uses only those two.
 """
 
 import socket
