@@ -50,7 +50,11 @@ def _run_podman(host: ProgramContext, arguments: list[str]) -> int:
     match arguments:
         case ["pull", *logins, image]:
             if logins and not Path(logins[1]).exists():
-                print(f"Error: checking authfile: stat {logins[1]}: no such file", file=sys.stderr)
+                print(
+                    f"Error: credential file is not accessible: faccessat {logins[1]}: no such "
+                    "file or directory",
+                    file=sys.stderr,
+                )
                 return _PODMAN_FAILED
             return _run_podman_pull(host, image)
         case ["image", "inspect", "--format", "json", image] if image in host.read_storage():
@@ -103,16 +107,18 @@ def _find_mount(host: ProgramContext, image: str) -> Path:
 
 
 def _run_podman_pull(host: ProgramContext, image: str) -> int:
+    print(f"Trying to pull {image}...", file=sys.stderr)
     try:
         found = pull.open_image(image, images.load_catalogue(host.catalogue), host.root)
     except OperationError as error:
-        print(f"Error: initializing source docker://{image}: {error}", file=sys.stderr)
+        words = str(error).rpartition("OpenImage: ")[2]
+        print(f"Error: initializing source docker://{image}: {words}", file=sys.stderr)
         return _PODMAN_FAILED
     if why := pull.find_refusal(host.root, "docker", found):
         print(f"Error: copying system image from manifest list: Source image rejected: {why}",
               file=sys.stderr)  # fmt: skip
         return _PODMAN_FAILED
-    print(f"Trying to pull {image}...\nGetting image source signatures", file=sys.stderr)
+    print("Getting image source signatures", file=sys.stderr)
     if image not in host.read_storage():
         for number, layer in enumerate(found.layers):
             # podman reports each blob when its download begins; several run in parallel.
