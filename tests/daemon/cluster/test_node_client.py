@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.controllers import installed
 from tests.controllers.rollout.agents import client_of, install_kinds
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api import machineconfignode
 from treenail.clock import SystemClock
+from treenail.controllers.install.installation import build_node_access
 from treenail.daemon.cluster.node_client import NodeClient
 from treenail.errors import ClusterError, ConfigMissingError, ConfigRejectedError
 from treenail.kube.client import Client, PatchType
@@ -105,6 +107,7 @@ def server(tmp_path: Path) -> Iterator[LabServer]:
 def admin(server: LabServer) -> Iterator[Client]:
     found, transport = client_of(server.admin_kubeconfig)
     install_kinds(found)
+    installed.apply(server, build_node_access())
     found.create(NODES, {"metadata": {"name": NODE}})
     spec = {"node": {"name": NODE}, "pool": {"name": "worker"}, "configVersion": {"desired": "a"}}
     named = {"apiVersion": machineconfignode.API_VERSION, "kind": machineconfignode.KIND}
