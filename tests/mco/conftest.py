@@ -77,5 +77,5 @@ def pool(shared_pool: Pool) -> Iterator[Pool]:
     """The same pool for each test of a module, without the configs of other tests."""
     yield shared_pool
     # Shown if the test failed.
-    sys.stdout.write(shared_pool.nodes.read_story())
+    sys.stdout.write(f"{shared_pool.read().get('status')}\n{shared_pool.nodes.read_story()}")
     shared_pool.clean()

@@ -14,12 +14,14 @@ from pathlib import Path
 from tests.mco import relay
 from tests.mco.daemon_root import (
     ENVIRONMENT,
+    KUBECONFIGS,
     MOUNTS,
     SPACES,
     make_root,
     remove_root,
     serve_unit_files,
 )
+from tests.mco.operator import VERSION
 from tests.mco.random_files import VENDOR_UNITS
 from treenail_lab.lifetime.owner import owner
 
@@ -53,7 +55,8 @@ class DaemonMachine:
         make_root(self.root, VENDOR_UNITS, {"tree": {}, "presets": _PRESETS})
         for folder in ("etc/kubernetes", "run/bin", "etc/machine-config-daemon"):
             (self.root / folder).mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(kubeconfig, self.root / "etc/kubernetes/kubeconfig")
+        for place in KUBECONFIGS:
+            shutil.copyfile(kubeconfig, self.root / place)
         shutil.copyfile(relay.__file__, self.root / "run/relay")
         runner = self.root / "run/bin/systemd-run"
         runner.write_text(_SYSTEMD_RUN)
@@ -92,7 +95,7 @@ class DaemonMachine:
         with self.log.open("ab") as log:
             daemon = subprocess.Popen(
                 ["unshare", *SPACES, "sh", "-c", MOUNTS + _DAEMON, "sh", *arguments],
-                env=ENVIRONMENT | owner.mark_environment(),
+                env=ENVIRONMENT | owner.mark_environment() | {"RELEASE_VERSION": VERSION},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -32,7 +32,7 @@ _ACCOUNTS = {
     "nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\n",
 }
 # The daemon wants to make them private.
-_KUBECONFIGS = ("etc/kubernetes/kubeconfig", "var/lib/kubelet/kubeconfig")
+KUBECONFIGS = ("etc/kubernetes/kubeconfig", "var/lib/kubelet/kubeconfig")
 _LIST_UNIT_FILES = """
 <node><interface name="org.freedesktop.systemd1.Manager">
 <method name="ListUnitFiles"><arg type="a(ss)" direction="out"/></method>
@@ -77,7 +77,7 @@ def make_root(root: Path, units: dict[str, str], before: Json) -> None:
         (root / "etc" / name).write_text(text)
         (root / "etc" / name).chmod(0o600 if "shadow" in name else 0o644)
     os.chown(root / "home/core", 1000, 1000)
-    for name in _KUBECONFIGS:
+    for name in KUBECONFIGS:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch(mode=0o600)
     for name, text in units.items():

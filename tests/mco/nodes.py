@@ -110,7 +110,8 @@ class LabNodes:
         """Return what the agents logged, for the output of a failed test."""
         lines: list[str] = []
         for name, machine in self.machines.items():
-            lines += [f"== {name} {self.read_notes(name)}"]
+            report = self.cluster.get(f"{MCO}/machineconfignodes/{name}").body.get("status")
+            lines += [f"== {name} {self.read_notes(name)}", str(report)]
             for entry in machine.read_journal():
                 if entry.get("SYSLOG_IDENTIFIER") == "treenail":
                     lines.append(f"{entry.get('TREENAIL_PHASE', '')} {entry['MESSAGE']}")

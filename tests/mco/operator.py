@@ -26,6 +26,7 @@ CONFIG = "/apis/config.openshift.io/v1"
 OPERATOR = "/apis/operator.openshift.io/v1"
 ROLE = f"{GROUP}/role"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+POLICY = f"{OPERATOR}/machineconfigurations/cluster"
 CONTROLLER_CONFIG = f"{MCO}/controllerconfigs/machine-config-controller"
 
 _NAMESPACES = (
@@ -60,10 +61,12 @@ _KINDS = frozenset(
 )  # fmt: skip
 _FEATURE_SET = "release.openshift.io/feature-set"
 _TOPOLOGY = "include.release.openshift.io/self-managed-high-availability"
-_ENABLED_FEATURES = ("ImageModeStatusReporting", "IrreconcilableMachineConfig")
+# The gates of the feature set whose kinds are installed.
+_ENABLED_FEATURES = ("IrreconcilableMachineConfig",)
 _DISABLED_FEATURES = (
     "AdditionalStorageConfig", "BootImageSkewEnforcement", "CRIOCredentialProviderConfig",
-    "ConfigurablePKI", "ManagedBootImagesCPMS", "OSStreams", "SigstoreImageVerification",
+    "ConfigurablePKI", "ImageModeStatusReporting", "ManagedBootImagesCPMS", "OSStreams",
+    "SigstoreImageVerification",
 )  # fmt: skip
 BASE_FILE, BASE_TEXT = "/etc/treenail-test/base", "base\n"
 """The file of the template, which a new machine has before its first boot."""
@@ -131,6 +134,7 @@ def create_objects(cluster: Cluster, version: str, authority: bytes) -> None:
         "cluster",
         {"managementState": "Managed"},
     )
+    write_policy_status(cluster, [])
     encoded = base64.b64encode(b'{"auths": {}}').decode()
     secret = {
         "metadata": {"name": "pull-secret"},
@@ -165,6 +169,15 @@ def _create(  # each is a part of an object
     cluster.post(path, document).ok()
     if status is not None:
         cluster.patch(f"{path}/{name}/status", {"status": status}).ok()
+
+
+def write_policy_status(cluster: Cluster, files: list[Json]) -> None:
+    """Merge the node disruption policy into its status; no node updates before."""
+    generation = cluster.get(POLICY).ok()["metadata"]["generation"]
+    ssh = {"actions": [{"type": "None"}]}
+    policies = {"clusterPolicies": {"files": files, "units": [], "sshkey": ssh}}
+    status = {"nodeDisruptionPolicyStatus": policies, "observedGeneration": generation}
+    cluster.patch(f"{POLICY}/status", {"status": status}).ok()
 
 
 _INFRASTRUCTURE: Json = {

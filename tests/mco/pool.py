@@ -99,11 +99,16 @@ class Pool:
 
     def wait_updated(self) -> str:
         """Wait until the pool and every node are at the target; return the target's name."""
-        target = self.wait_rendered()
-        nodes = self.nodes.machines
-        wait_until(lambda: all(self.nodes.is_at(name, target) for name in nodes), limit_s=LIMIT_S)
-        wait_until(lambda: self._is_updated(target, len(nodes)), limit_s=LIMIT_S)
-        return target
+        self.wait_rendered()
+        wait_until(self._is_complete, limit_s=LIMIT_S)
+        return self.read_target()
+
+    def _is_complete(self) -> bool:
+        # A replaced config has the same name, so the target of before may still be read.
+        target, nodes = self.read_target(), self.nodes.machines
+        return all(self.nodes.is_at(name, target) for name in nodes) and self._is_updated(
+            target, len(nodes)
+        )
 
     def _is_updated(self, target: str, count: int) -> bool:
         status = self.read().get("status", {})

@@ -33,10 +33,11 @@ _UNITS = (
     "other.service", "static.service", "inst@two.service", "sock.socket", "absent.service",
     "e.target",
 )  # fmt: skip
+_ALSO = "Also=vendor.service\n"
 _WANTS = (
     "WantedBy=multi-user.target\n", "RequiredBy=multi-user.target\n",
     "WantedBy=multi-user.target timers.target\n", "Alias=alias-of.service\n",
-    "WantedBy=multi-user.target\nAlso=vendor.service\n", "WantedBy=a.service\n", "",
+    "WantedBy=multi-user.target\n" + _ALSO, "WantedBy=a.service\n", "",
     "DefaultInstance=d\nWantedBy=multi-user.target\n",
 )  # fmt: skip
 _PRESETS = ("disable *\n", "disable *\nenable vendor.service\n", "enable *\n",
@@ -88,7 +89,7 @@ class RandomFiles:
             if self._flip(0.5):
                 found[place] = "/dev/null"
             else:
-                found[place] = (self._make_unit_text(), 0o644, 0)
+                found[place] = (self._make_unit_text().replace(_ALSO, ""), 0o644, 0)
         if self._flip(0.3):
             wants = "/etc/systemd/system/multi-user.target.wants/vendor.service"
             found[wants] = "/usr/lib/systemd/system/vendor.service"
@@ -128,10 +129,16 @@ class RandomFiles:
 
     def _make_unit(self, name: str) -> Json:
         unit: Json = {"name": name}
-        if self._flip(0.65):
-            unit["contents"] = "" if self._flip(0.1) else self._make_unit_text()
+        # The daemon does not enable an instance of a vendor's template, treenail does.
+        if self._flip(0.65) or name == "inst@two.service":
+            unit["contents"] = (
+                "" if name != "inst@two.service" and self._flip(0.1) else self._make_unit_text()
+            )
         if self._flip(0.6):
             unit["enabled"] = self._flip(0.7)
+        if not unit.get("enabled") and "contents" in unit:
+            # Only the daemon disables what a unit names that was never enabled.
+            unit["contents"] = unit["contents"].replace(_ALSO, "")
         if self._flip(0.15):
             unit["mask"] = self._flip(0.6)
         if unit.get("mask"):

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.mco import operator
-from tests.mco.operator import MCO, OPERATOR, build_file, build_ignition
+from tests.mco.operator import (
+    MCO,
+    POLICY,
+    build_file,
+    build_ignition,
+    write_policy_status,
+)
 from tests.mco.pool import LIMIT_S, POOL, Pool
 from tests.waiting import wait_until
 from treenail.api import annotations as key
@@ -21,7 +27,6 @@ from treenail_lab.images import derive_image, make_image
 pytestmark = [pytest.mark.integration, pytest.mark.limit(400)]
 
 NODE = "n1"
-POLICY = f"{OPERATOR}/machineconfigurations/cluster"
 BUILD, BUILD_CONFIG = f"{MCO}/machineosbuilds/build", f"{MCO}/machineosconfigs/{POOL}"
 
 
@@ -224,7 +229,7 @@ def test_node_disruption_policy_avoids_drain_and_reboot(pool: Pool) -> None:
     path = "/etc/treenail-test/quiet"
     files = [{"path": path, "actions": [{"type": "None"}]}]
     pool.cluster.patch(POLICY, {"spec": {"nodeDisruptionPolicy": {"files": files}}}).ok()
-    write_policy_status(pool, files)
+    write_policy_status(pool.cluster, files)
     boots = pool.machine.boot_count
     pool.add_file("50-quiet", path, "one\n")
     pool.wait_updated()
@@ -234,16 +239,7 @@ def test_node_disruption_policy_avoids_drain_and_reboot(pool: Pool) -> None:
     pool.wait_updated()
     assert pool.machine.boot_count == boots
     pool.cluster.patch(POLICY, {"spec": {"nodeDisruptionPolicy": None}}).ok()
-    write_policy_status(pool, [])
-
-
-def write_policy_status(pool: Pool, files: list[operator.Json]) -> None:
-    """Merge the policy into the status, as the operator does with its default policies."""
-    generation = pool.cluster.get(POLICY).ok()["metadata"]["generation"]
-    ssh = {"actions": [{"type": "None"}]}
-    policies = {"clusterPolicies": {"files": files, "units": [], "sshkey": ssh}}
-    status = {"nodeDisruptionPolicyStatus": policies, "observedGeneration": generation}
-    pool.cluster.patch(f"{POLICY}/status", {"status": status}).ok()
+    write_policy_status(pool.cluster, [])
 
 
 def test_rotated_authority_reaches_the_node_without_an_update(pool: Pool, tmp_path: Path) -> None:

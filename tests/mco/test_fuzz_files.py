@@ -101,8 +101,8 @@ def find_differences(ours: Tree, theirs: Tree) -> dict[str, object]:
 
 
 def read_hash(tree: Tree) -> str:
-    """Return the password hash of core."""
+    """Return the password hash of core; ``!`` and ``*`` both mean that there is none."""
     content = tree["etc/shadow"][-1]
     assert isinstance(content, bytes)
     line = next(each for each in content.decode().splitlines() if each.startswith("core:"))
-    return line.split(":")[1]
+    return line.split(":")[1].replace("!", "*")
