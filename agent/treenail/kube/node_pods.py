@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 _ENDED_PHASES = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
 _DAEMONSET_LIFETIME_S = 30.0
-_WATCH_DURATION_S = 10.0
-"""Short, because the connection of a finished drain serves another one after this time."""
+_WATCH_DURATION_S = 3.0
+"""Short, because the connection of a finished drain serves another one after twice this time."""
 
 
 class NodePods:
