@@ -1,8 +1,10 @@
 """Selection and order of the nodes that get the target next.
 
 `find_candidates` decides as the Machine Config Operator does (getAllCandidateMachines in
-node_controller.go). `find_redirectable` goes beyond it: a node that is out of service on its way to
-another target gets the new one without any further loss of capacity.
+node_controller.go), with two deliberate differences: a failing node that is out of service uses
+capacity once, and an invalid limit is refused for the pool arbiter, too. `find_redirectable` goes
+beyond it: a node that is out of service on its way to another target gets the new one without any
+further loss of capacity.
 """
 
 import heapq

@@ -1,10 +1,11 @@
 """Status of a pool: counts, conditions, and when a change is worth a write.
 
-Counts, states and messages are those of the Machine Config Operator (status.go). Five differences
+Counts, states and messages are those of the Machine Config Operator (status.go). Six differences
 are deliberate: every reason is a CamelCase word; a node is named once, however many objects report
-it; a MachineConfigNode without conditions hides no other node; a Degraded condition that is True
-has a message; a pool without a config, or with a node of two pools, is not Updated. The
-conditions Reconciling and Stalled follow the conventions of kstatus.
+it; a MachineConfigNode without conditions hides no other node; one that is updated and degraded is
+degraded; a Degraded condition that is True has a message; a pool without a config, or with a node
+of two pools, is not Updated. The conditions Reconciling and Stalled follow the conventions of
+kstatus.
 """
 
 import json
