@@ -9,6 +9,12 @@ from typing import Any
 import pytest
 
 from tests.controllers.conftest import REAL
+from tests.controllers.rollout.test_schema import (
+    INVALID_POLICIES,
+    REJECTED_BY_RULES,
+    REJECTED_BY_THE_CONTROLLER,
+    VALID_POLICIES,
+)
 from treenail.api.disruptionpolicy import ClusterDisruptionPolicy, RestartPolicyAction
 from treenail.clock import SystemClock
 from treenail.controllers.rollout.policy import ObservedPolicy
@@ -315,3 +321,20 @@ def test_status_and_spec_are_written_apart(objects: Objects) -> None:
 def test_field_outside_of_a_kind_is_dropped(objects: Objects) -> None:
     made = objects.make(MACHINECONFIGPOOLS, spec={"paused": True, "pausd": True})
     assert made["spec"] == {"paused": True}
+
+
+def test_policies_are_judged_as_by_the_parser(real_objects: Objects) -> None:
+    for spec in [*VALID_POLICIES, *REJECTED_BY_THE_CONTROLLER]:
+        assert real_objects.make(ROLLOUTPOLICIES, spec=spec)["spec"] == spec
+        real_objects.remove()
+    accepted = []
+    for spec in [*INVALID_POLICIES, *REJECTED_BY_RULES]:
+        try:
+            real_objects.make(ROLLOUTPOLICIES, spec=spec)
+        except InvalidError:
+            continue
+        accepted.append(spec)
+        real_objects.remove()
+    # Kubernetes 1.30 does not check the format of an integer; the controller does.
+    too_large = [{"maxFailures": 2**31}, {"prestage": {"maxParallel": 2**31}}]
+    assert accepted in ([], too_large)
