@@ -90,12 +90,17 @@ def test_unreadable_file_is_refused_in_one_sentence(run, tmp_path: Path, name: s
         assert len(errors) < 500
 
 
-def test_closed_standard_input_is_refused_in_one_sentence(
-    run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
-    code, _, errors = run("once", "-")
-    assert (code, errors) == (
+@pytest.mark.process
+def test_closed_standard_input_is_refused_in_one_sentence() -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$0" -c "$1" once - <&-', sys.executable, PROGRAM],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert (done.returncode, done.stderr) == (
         2, "treenail: cannot read the standard input: it is closed\n  name a file\n"
     )  # fmt: skip
 
