@@ -64,7 +64,7 @@ STEPS = (
 
 
 def start(machine: Machine) -> StepRunner:
-    """What each start of the agent does first."""
+    """Recover, as each start of the agent does first."""
     runner = StepRunner(machine)
     recover_interrupted(runner)
     return runner
