@@ -1,8 +1,9 @@
 """Sets of fields in the format of ``metadata.managedFields`` (FieldsV1).
 
 A field is a path of steps: ``f:NAME`` for a key of a map, ``k:{…}`` for an item of a keyed list,
-``v:…`` for a value of a set. A set contains only leaves: plain values, empty or atomic lists and
-maps, and for an item of a list the item itself.
+``v:…`` for a value of a set. An apply owns leaves only: plain values, empty or atomic lists and
+maps, and for an item of a list the item itself. Another write owns also the maps and lists that it
+creates.
 """
 
 import json
@@ -30,6 +31,29 @@ def find_leaves(
                 yield (*path, step), PRESENT
                 if topology.list_keys:
                     yield from find_leaves(item, topology.find_item(), (*path, step))
+        case _:
+            yield path, value
+
+
+def find_members(
+    value: Any, topology: MergeTopology, path: FieldPath = ()
+) -> Iterator[tuple[FieldPath, Any]]:
+    """Yield the leaves of a document, and each of its maps and lists as present."""
+    match value:
+        case dict() if not topology.is_atomic:
+            if topology.is_optional:
+                yield path, PRESENT
+            for name, inner in value.items():
+                yield from find_members(inner, topology.find_child(name), (*path, f"f:{name}"))
+        case list() if topology.list_keys is not None:
+            if topology.is_optional:
+                yield path, PRESENT
+            for step, item in list_steps(value, topology):
+                yield (*path, step), PRESENT
+                if topology.list_keys:
+                    for place, found in find_members(item, topology.find_item(), (*path, step)):
+                        if place != (*path, step):
+                            yield place, found
         case _:
             yield path, value
 

@@ -5,7 +5,7 @@ their owners. An apply also gives up the leaves that its applier no longer menti
 another owner are removed.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from treenail_lab.apiserver.patch.field_set import (
     decode_fields,
     encode_fields,
     find_leaves,
+    find_members,
     format_field,
     list_steps,
     select_owned_fields,
@@ -87,8 +88,8 @@ def compute_update_owners(
 ) -> list[FieldOwner]:
     """Return the owners of the new object after a write that is not an apply."""
     before, after = select_owned_fields(old) if old else {}, select_owned_fields(new)
-    changed = _find_changes(before, after, topology)
-    lost = changed | _find_changes(after, before, topology)
+    changed = _find_new(dict(find_members(before, topology)), find_members(after, topology))
+    lost = changed | _find_new(dict(find_members(after, topology)), find_members(before, topology))
     owners = []
     mine = replace(writer, fields=frozenset(changed))
     for owner in read_owners(old) if old else []:
@@ -125,11 +126,14 @@ def apply_intent(
 
 def _find_changes(old: Json, new: Json, topology: MergeTopology) -> set[FieldPath]:
     """Return the leaves of the new document that are new or have another value."""
-    before = dict(find_leaves(old, topology))
+    return _find_new(dict(find_leaves(old, topology)), find_leaves(new, topology))
+
+
+def _find_new(
+    before: Mapping[FieldPath, Any], after: Iterable[tuple[FieldPath, Any]]
+) -> set[FieldPath]:
     return {
-        path
-        for path, value in find_leaves(new, topology)
-        if path not in before or not is_equal(before[path], value)
+        path for path, value in after if path not in before or not is_equal(before[path], value)
     }
 
 
@@ -185,7 +189,7 @@ def _remove_fields(
                 for name, inner in value.items()
                 if not _is_removed((*path, f"f:{name}"), below, foreign)
             }
-            return kept or None
+            return kept if kept or path in foreign else None
         case list() if topology.list_keys is not None:
             items = [
                 _remove_fields(
@@ -194,7 +198,7 @@ def _remove_fields(
                 for step, item in list_steps(value, topology)
                 if not _is_removed((*path, step), below, foreign)
             ]
-            return items or None
+            return items if items or path in foreign else None
         case _:
             return value
 

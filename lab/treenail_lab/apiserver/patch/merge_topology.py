@@ -26,6 +26,10 @@ class MergeTopology(Protocol):
     def key_defaults(self) -> Mapping[str, Any]:
         """Return the values of keys that an item of a keyed list leaves out."""
 
+    @property
+    def is_optional(self) -> bool:
+        """Return whether the map or list here can be absent, so that who creates it owns it."""
+
     def find_child(self, name: str) -> "MergeTopology":
         """Return the rules at a field of the map here."""
 
@@ -54,6 +58,10 @@ class SchemaTopology:
                 return ()
             case _:
                 return None
+
+    @property
+    def is_optional(self) -> bool:
+        return not self.root
 
     def find_child(self, name: str) -> MergeTopology:
         if self.root and name == "metadata":
@@ -91,6 +99,11 @@ _ATOMIC_MAPS = frozenset({
     "selector", "labelSelector", "namespaceSelector", "nodeSelector", "roleRef", "involvedObject",
     "secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef",
 })  # fmt: skip
+# The structs of the built-in kinds are always there; these maps and lists are not.
+_OPTIONAL = frozenset({
+    "addresses", "annotations", "binaryData", "conditions", "data", "finalizers", "labels",
+    "ownerReferences",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +127,10 @@ class BuiltInTopology:
     @property
     def key_defaults(self) -> Mapping[str, Any]:
         return {"protocol": "TCP"}
+
+    @property
+    def is_optional(self) -> bool:
+        return bool(self.path) and self.path[-1] in _OPTIONAL
 
     def find_child(self, name: str) -> MergeTopology:
         return BuiltInTopology((*self.path, name))
