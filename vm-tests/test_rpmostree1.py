@@ -26,7 +26,6 @@ USED = {
         "RegisterClient": "(a{sv}) -> ()",
         "UnregisterClient": "(a{sv}) -> ()",
         "Reload": "() -> ()",
-        "GetOS": "(s) -> (o)",
         "Booted": "o",
         "Deployments": "aa{sv}",
         "ActiveTransaction": "(sss)",

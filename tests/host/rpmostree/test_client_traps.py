@@ -22,7 +22,7 @@ SYSROOT_XML = f"""<node><interface name="{NAME}.Sysroot">
   <method name="RegisterClient"><arg type="a{{sv}}" direction="in"/></method>
   <method name="UnregisterClient"><arg type="a{{sv}}" direction="in"/></method>
   <method name="Reload"/>
-  <method name="GetOS"><arg type="s" direction="in"/><arg type="o" direction="out"/></method>
+  <property name="Booted" type="o" access="read"/>
   <property name="Deployments" type="aa{{sv}}" access="read"/>
 </interface></node>"""
 OS_XML = f"""<node><interface name="{NAME}.OS">
@@ -46,9 +46,11 @@ class Daemon:
             "RegisterClient": self._register,
             "UnregisterClient": lambda _options: self.asked.append("UnregisterClient"),
             "Reload": lambda: self.asked.append("Reload"),
-            "GetOS": lambda _name: GLib.Variant("(o)", (f"{BASE}/os",)),
         })  # fmt: skip
-        sysroot.properties = {"Deployments": GLib.Variant("aa{sv}", [staged])}
+        sysroot.properties = {
+            "Booted": GLib.Variant("o", f"{BASE}/os"),
+            "Deployments": GLib.Variant("aa{sv}", [staged]),
+        }
         system = Exports(OS_XML, {"FinalizeDeployment": self._finalize})
         self.service = BusService(address, NAME, {f"{BASE}/Sysroot": sysroot, f"{BASE}/os": system})
         self.asked: list[str] = []

@@ -167,7 +167,14 @@ class RpmOstreeClient:
         self._is_registered = True
 
     def _get_os(self) -> BusInterface:
-        path = str(self._bus.call_method(_SYSROOT, "GetOS", "", timeout_s=_CALL_S))
+        # GetOS("") crashes rpm-ostreed after its reply: it completes the invocation twice
+        # (handle_get_os in rpmostreed-sysroot.cxx, 2026.2).
+        path = self._bus.read_properties(_SYSROOT, timeout_s=_CALL_S).get("Booted")
+        if not isinstance(path, str) or path == "/":
+            raise HostError(
+                "rpm-ostree does not know which deployment is booted",
+                remedy="see: rpm-ostree status",
+            )
         return BusInterface(_NAME, path, f"{_NAME}.OS")
 
     def _continue_watching(self, _: TransactionProgress) -> WatchVerdict:
