@@ -89,7 +89,7 @@ class RandomFiles:
             if self._flip(0.5):
                 found[place] = "/dev/null"
             else:
-                found[place] = (self._make_unit_text().replace(_ALSO, ""), 0o644, 0)
+                found[place] = (self._make_unit_text(name).replace(_ALSO, ""), 0o644, 0)
         if self._flip(0.3):
             wants = "/etc/systemd/system/multi-user.target.wants/vendor.service"
             found[wants] = "/usr/lib/systemd/system/vendor.service"
@@ -132,7 +132,7 @@ class RandomFiles:
         # The daemon does not enable an instance of a vendor's template, treenail does.
         if self._flip(0.65) or name == "inst@two.service":
             unit["contents"] = (
-                "" if name != "inst@two.service" and self._flip(0.1) else self._make_unit_text()
+                "" if name != "inst@two.service" and self._flip(0.1) else self._make_unit_text(name)
             )
         if self._flip(0.6):
             unit["enabled"] = self._flip(0.7)
@@ -152,8 +152,12 @@ class RandomFiles:
             ]  # fmt: skip
         return unit
 
-    def _make_unit_text(self) -> str:
+    def _make_unit_text(self, name: str) -> str:
         wants = self._pick(_WANTS)
+        # Only systemctl checks that an alias has the type of its unit.
+        kind = "" if "@" in name else name.rpartition(".")[2]
+        alias = f"Alias=alias-of.{kind}\n" if kind else ""
+        wants = wants.replace("Alias=alias-of.service\n", alias)
         install = f"[Install]\n{wants}" if wants else ""
         return f"[Unit]\nDescription=x\n[Service]\nExecStart=/bin/true\n{install}"
 
