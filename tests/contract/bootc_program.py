@@ -52,7 +52,7 @@ def digest(pull_spec: str) -> str:
 
 
 class BootcProgramContract:
-    """What the agent reads of bootc: exit codes, texts, status, progress."""
+    """Exit codes, texts, status and progress that the agent reads."""
 
     def test_status_is_canonical_json(self, host: BootcHost) -> None:
         shown = host.sh("bootc status --json --format-version=1")
