@@ -27,7 +27,7 @@ class NodeAccess:
         self._admin = Cluster.of_kubeconfig(kubeconfig)
 
     def write_node_kubeconfig(self, node: str) -> Path:
-        """Have a client certificate of the node signed, and write its kubeconfig."""
+        """Request a signed client certificate of the node, and write its kubeconfig."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._sign(node, build_request(node, key))
         pem = key.private_bytes(

@@ -1,4 +1,4 @@
-"""What the documents let a user type, with the kubectl of this machine or that of KUBECTL."""
+"""The commands of the documents, with the kubectl of this machine or that of KUBECTL."""
 
 import os
 import re
