@@ -45,7 +45,7 @@ OWNERS = {
     "aiohttp": {"lab"},
     "asyncio": {"lab"},
     "cryptography": {"lab"},
-    "gi": {"host.systemd.bus", "lab"},
+    "gi": {"host.systemd.bus", "host.ostree.staged_lock", "lab"},
     "kubernetes": {"kube.official"},
     "prometheus_client": {"controllers.runtime.metrics"},
     "psutil": {"host.system.resources"},

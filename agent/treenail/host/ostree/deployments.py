@@ -162,7 +162,8 @@ def parse_deployment(found: Mapping[str, object]) -> OstreeDeployment:
         digest=_get_text(found, "container-image-reference-digest") or parse_digest(image),
         is_booted=found.get("booted") is True,
         is_staged=found.get("staged") is True,
-        # rpm-ostreed omits this key when it is false.
+        # rpm-ostreed omits this key when it is false, and with libostree 2023.8 and later always:
+        # see is_staged_locked.
         is_locked=found.get("finalization-locked") is True,
         is_pinned=found.get("pinned") is True,
         requested_packages=_get_texts(found, "requested-packages"),

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, assert_never
 
@@ -11,6 +12,7 @@ from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.admin import FINALIZE_UNIT
 from treenail.host.ostree.deployments import DeploymentChange, DeploymentStatus, OstreeDeployment
+from treenail.host.ostree.staged_lock import is_staged_locked
 from treenail.host.ostree.tree import open_deployment_tree
 from treenail.host.ostree.watch import WatchCallback
 from treenail.host.rpmostree.client import CLIENT, RpmOstreeClient, check_outcome
@@ -74,7 +76,17 @@ class RpmOstreeBackend:
 
     def read_deployments(self) -> DeploymentStatus:
         """Read the deployments and the running transaction from rpm-ostreed."""
-        return self._client.read_deployments()
+        found = self._client.read_deployments()
+        if found.staged is None or found.staged.is_locked:
+            return found
+        is_locked = is_staged_locked(self._machine.root)
+        return replace(
+            found,
+            in_boot_order=tuple(
+                replace(each, is_locked=is_locked) if each.is_staged else each
+                for each in found.in_boot_order
+            ),
+        )
 
     def stage_deployment(self, change: DeploymentChange, *, watch: WatchCallback) -> None:
         """Stage all of the change in one locked deployment.

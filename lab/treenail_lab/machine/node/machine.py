@@ -347,7 +347,7 @@ class LabMachine:
         if staged is None:
             return
         if sysroot.is_staged_locked():
-            text = "Not finalizing; found /run/ostree/staged-deployment-locked"
+            text = "Not finalizing; deployment is locked for finalization"
             self._log_message("ostree", text)
             return
         image = images.load_catalogue(self._images_file).find_by_digest(staged.digest)

@@ -106,8 +106,9 @@ class Sysroot:
         self._list = root / "sysroot/ostree/deployments.json"
         self._layers = root / "sysroot/ostree/layers"
         self._cmdline = root / "proc/cmdline"
-        self._staged = root / "run/ostree/staged-deployment"
-        self._lock = root / "run/ostree/staged-deployment-locked"
+        self._staged = root / "run/ostree/staged-deployment.json"
+        self._lock = root / "run/ostree/staged-deployment.lock"
+        self._libostree_state = root / "run/ostree/staged-deployment"
         self._booted = root / "run/ostree-booted"
         self._next = root / "run/ostree/nextroot-booted"
         for directory in (self._deploy, self._layers):
@@ -180,10 +181,7 @@ class Sysroot:
         """Stage ``deployment``, in place of another one."""
         self._staged.parent.mkdir(parents=True, exist_ok=True)
         self.trees.write_tree(deployment)
-        if locked:
-            self._lock.touch()
-        else:
-            self._lock.unlink(missing_ok=True)
+        self._write_locked(locked=locked)
         _write_json(self._staged, asdict(deployment))
         self.notify_watchers()
 
@@ -195,7 +193,8 @@ class Sysroot:
     def unlock_staged(self) -> bool:
         """Allow the shutdown to finalize the staged deployment; return whether it was locked."""
         was_locked = self.is_staged_locked()
-        self._lock.unlink(missing_ok=True)
+        if was_locked:
+            self._write_locked(locked=False)
         self.notify_watchers()
         return was_locked
 
@@ -203,8 +202,8 @@ class Sysroot:
         """Drop the staged deployment; return whether there was one."""
         had = self._staged.exists()
         self.trees.prune_trees(self.read_written())
-        self._staged.unlink(missing_ok=True)
-        self._lock.unlink(missing_ok=True)
+        for path in (self._staged, self._lock, self._libostree_state):
+            path.unlink(missing_ok=True)
         self.notify_watchers()
         return had
 
@@ -254,6 +253,18 @@ class Sysroot:
             raise ValueError("cannot reboot softly: no deployment is booted")
         self._booted.write_text(chosen.id, encoding="utf-8")
         return chosen
+
+    def _write_locked(self, *, locked: bool) -> None:
+        # Programs of the lab that stage nothing start faster without gi.
+        from gi.repository import GLib
+
+        if locked:
+            self._lock.touch()
+        else:
+            self._lock.unlink(missing_ok=True)
+        # The key of libostree 2023.8 and later; it has others, which nothing reads here.
+        state = GLib.Variant("a{sv}", {"locked": GLib.Variant("b", locked)})
+        self._libostree_state.write_bytes(state.get_data_as_bytes().get_data())
 
     def list_layers(self) -> frozenset[str]:
         """Return the digests of the imported layers."""

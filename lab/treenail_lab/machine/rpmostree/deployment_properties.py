@@ -53,8 +53,7 @@ def build_deployment_values(
         values["layered-commit-meta"] = GLib.Variant("a{sv}", {})
     for key, signature in _EMPTY_PROPERTIES.items():
         values[key] = GLib.Variant(signature, {} if signature == "a{sv}" else [])
-    if staged and sysroot.is_staged_locked():
-        values["finalization-locked"] = GLib.Variant("b", True)  # noqa: FBT003  gi's own signature
+    # No finalization-locked: rpm-ostreed 2026.2 looks for a file that libostree no longer writes.
     if deployment.custom_origin is not None:
         values["custom-origin"] = GLib.Variant("(ss)", deployment.custom_origin)
     return values

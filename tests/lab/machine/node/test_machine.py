@@ -142,7 +142,7 @@ def test_reboot_with_locked_deployment_drops_it_and_logs(machine: LabMachine) ->
     machine.reboot()
     assert (booted(machine), machine.staged_deployment) == ("41.1", None)
     assert [e["MESSAGE"] for e in machine.read_journal({"SYSLOG_IDENTIFIER": "ostree"})] == [
-        "Not finalizing; found /run/ostree/staged-deployment-locked"
+        "Not finalizing; deployment is locked for finalization"
     ]
 
 
