@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import socket
 import ssl
 import stat
+from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -34,6 +37,32 @@ def test_server_stop_ends_watches(lab: LabServer, admin: Cluster) -> None:
     with admin.watch(NODES) as events:
         lab.stop()
         assert list(events) == []
+
+
+def test_server_stop_ends_connections_without_a_handshake_or_an_answer(lab: LabServer) -> None:
+    address = ("127.0.0.1", urlsplit(lab.url).port)
+    token = lab.issue_token("admin", ["system:masters"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with (
+        socket.create_connection(address, 5) as silent,
+        context.wrap_socket(socket.create_connection(address, 5)) as watching,
+    ):
+        lines = (
+            f"GET {NODES}?watch=true HTTP/1.1",
+            "Host: lab",
+            f"Authorization: Bearer {token}",
+        )
+        watching.sendall("\r\n".join((*lines, "", "")).encode())
+        assert watching.recv(8) == b"HTTP/1.1"
+        lab.api.watches.cut_watches()
+        lab.stop()
+        # The peer's socket, below TLS: it answers nothing, and sees the end.
+        below = socket.socket(fileno=watching.detach())
+        for connection in (silent, below):
+            with connection, suppress(ConnectionResetError):
+                while connection.recv(4096):
+                    pass
 
 
 def test_stop_of_stopped_server_does_nothing(tmp_path: Path) -> None:

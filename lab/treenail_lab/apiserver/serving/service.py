@@ -151,13 +151,21 @@ class ApiServer:
         self.controllers.detach_loop()
         self.watches.cut_watches()
         if self._runner is not None:
-            server = self._runner.server
-            for connection in server.connections if server is not None else ():
-                # close() would wait for the peer, which may never answer.
-                if connection.transport is not None and not connection.transport.is_closing():
-                    connection.transport.abort()
+            self._abort_connections()
             await self._runner.cleanup()
             self._runner = None
+            self._abort_connections()
+            # A turn of the loop each for TLS and the socket below it.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    def _abort_connections(self) -> None:
+        # close() would wait for the peer, which may never answer. aiohttp knows neither connections
+        # that it closes nor those whose TLS handshake goes on; the loop does.
+        for transport in list(getattr(asyncio.get_running_loop(), "_transports", {}).values()):
+            address = transport.get_extra_info("sockname")
+            if isinstance(address, tuple) and address[1] == self._port:
+                transport.abort()
 
     def inject_fault(
         self,
