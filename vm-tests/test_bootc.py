@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
     not os.environ.get(VARIABLES["bootc"]), reason=f"{VARIABLES['bootc']} names no bootc"
 )
 
-SPOILT_LAYER = "(?i)digest|unexpected EOF"
+SPOILT_LAYER = "(?i)digest|unexpected EOF|corrupted blob"
 ARGUMENT = "treenail.image=2"
 KERNEL_ARGUMENTS = {"usr/lib/bootc/kargs.d/10-treenail.toml": f'kargs = ["{ARGUMENT}"]\n'}
 OUT = "/run/treenail-vm-output"

@@ -18,7 +18,7 @@ from vmlab.remote import RemoteMachine
 from vmlab.site import kept
 from vmlab.tools import REPOSITORY
 
-SPOILT_LAYER = "(?i)digest|unexpected EOF"
+SPOILT_LAYER = "(?i)digest|unexpected EOF|corrupted blob"
 NAME = "org.projectatomic.rpmostree1"
 PATH = "/org/projectatomic/rpmostree1"
 USED = {

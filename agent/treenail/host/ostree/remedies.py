@@ -5,6 +5,7 @@ _REMEDIES = (
     ("authentication required", "check the pull secret for the image's registry"),
     ("denied", "check that the pull secret may read the image"),
     ("manifest unknown", "check that the registry has the image by this digest"),
+    ("corrupted blob", "push the image again: a layer differs from its digest"),
     ("no such host", "check the name of the registry and this node's DNS"),
     ("no space left", "free space in /sysroot and /boot"),
     ("insufficient free space", "free space in /sysroot"),
