@@ -11,7 +11,7 @@ from treenail.host.ostree.remedies import find_remedy
         ("reading manifest sha256:0f in quay.io/os: authentication required", "pull secret"),
         ("Switching (ostree): Insufficient free space for quay.io/os (available: 1 MB)", "space"),
         ("Switching: Switching (ostree): Truncated history", "history of its layers"),
-        ("FinishPipe: corrupted blob, expecting sha256:7c and client error", "push the image again"),
+        ("FinishPipe: corrupted blob, expecting sha256:7c", "push the image again"),
         ("something else", "see the log"),
     ],
 )
