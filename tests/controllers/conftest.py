@@ -79,3 +79,13 @@ def _is_served(cluster: Cluster, kind: dict[str, Any]) -> bool:
     spec = kind["spec"]
     path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
     return cluster.get(path).code == 200
+
+
+@pytest.fixture(params=["lab", REAL])
+def kubeconfig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """The administrator's kubeconfig of a lab of the test's own, and of the real cluster."""
+    if request.param == "real":
+        yield request.getfixturevalue("real_kubeconfig")
+        return
+    with LabServer(tmp_path / "api") as server:
+        yield server.admin_kubeconfig

@@ -16,7 +16,6 @@ from tests.contract.client import Cluster
 from tests.controllers.clusters import collection_of
 from tests.controllers.conftest import REAL
 from treenail.controllers.install.installation import NAME, InstallOptions, build_documents
-from treenail_lab.apiserver.serving.server import LabServer
 
 KUBECTL = os.environ.get("KUBECTL") or shutil.which("kubectl") or ""
 COMMAND = "import sys; from treenail.cli.controller.main import main; sys.exit(main())"
@@ -110,15 +109,6 @@ class User:
         for document in build_documents(InstallOptions(namespace=self.name)):
             if NAME in document["metadata"]["name"] or document["kind"] == "Namespace":  # type: ignore[index,operator]  # a dict
                 self.admin.delete(f"{collection_of(document)}/{document['metadata']['name']}")  # type: ignore[index]  # a dict
-
-
-@pytest.fixture(params=["lab", REAL])
-def kubeconfig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    if request.param == "real":
-        yield request.getfixturevalue("real_kubeconfig")
-        return
-    with LabServer(tmp_path / "api") as server:
-        yield server.admin_kubeconfig
 
 
 @pytest.fixture

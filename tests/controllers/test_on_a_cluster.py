@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.controllers.clusters import LIMIT_S, Place
-from tests.controllers.conftest import REAL
 from tests.controllers.rollout.agents import Agents
 from tests.waiting import wait_until
 from treenail.api import annotations as key
@@ -21,18 +20,8 @@ from treenail.kube.resources import (
     MACHINECONFIGS,
     PODDISRUPTIONBUDGETS,
 )
-from treenail_lab.apiserver.serving.server import LabServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.limit(180)]
-
-
-@pytest.fixture(params=["lab", REAL])
-def kubeconfig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    if request.param == "real":
-        yield request.getfixturevalue("real_kubeconfig")
-        return
-    with LabServer(tmp_path / "api") as server:
-        yield server.admin_kubeconfig
 
 
 @pytest.fixture

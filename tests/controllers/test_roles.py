@@ -9,13 +9,11 @@ import pytest
 
 from tests.contract.client import STRATEGIC, Answer, Cluster, Json
 from tests.controllers.clusters import LIMIT_S, Place
-from tests.controllers.conftest import REAL
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.controllers.install.installation import NODE_ROLE_NAME
 from treenail.controllers.install.permissions import CONTROLLER_VERBS
 from treenail.kube.resources import MACHINECONFIGS, NODES
-from treenail_lab.apiserver.serving.server import LabServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.limit(120)]
 
@@ -23,15 +21,6 @@ GROUP = "machineconfiguration.openshift.io/v1"
 MCO = f"/apis/{GROUP}"
 EVENTS = "/api/v1/namespaces/default/events"
 Attempt = tuple[str, str, object]
-
-
-@pytest.fixture(params=["lab", REAL])
-def kubeconfig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    if request.param == "real":
-        yield request.getfixturevalue("real_kubeconfig")
-        return
-    with LabServer(tmp_path / "api") as server:
-        yield server.admin_kubeconfig
 
 
 def run_alone(kubeconfig: Path, folder: Path, controller: str) -> Place:
