@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -11,22 +10,19 @@ import pytest
 
 from tests.contract.bootc_program import BootcProgramContract
 from tests.contract.os_contract import OperatingSystemContract
-from tests.contract.os_machines import Images
 from treenail.host.bootc.backend import PULL_UNIT, SWITCH_UNIT
 from vmlab.drivers import Driver
 from vmlab.image.build import Builder, Built
 from vmlab.image.layers import Entry
 from vmlab.image.programs import VARIABLES
-from vmlab.machine import SNAPSHOT, Machine, copied
-from vmlab.remote import RemoteMachine
-from vmlab.site import Goal, Site, kept
+from vmlab.remote import RemoteMachine, booted
+from vmlab.site import Goal, Site
 from vmlab.tools import REPOSITORY
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get(VARIABLES["bootc"]), reason=f"{VARIABLES['bootc']} names no bootc"
 )
 
-SPOILT_LAYER = "(?i)digest|unexpected EOF|corrupted blob"
 ARGUMENT = "treenail.image=2"
 KERNEL_ARGUMENTS = {"usr/lib/bootc/kargs.d/10-treenail.toml": f'kargs = ["{ARGUMENT}"]\n'}
 OUT = "/run/treenail-vm-output"
@@ -37,27 +33,8 @@ Json = dict[str, Any]
 @pytest.fixture
 def machine(built: Built, builder: Builder, chosen: Driver) -> Iterator[RemoteMachine]:
     """Booted, with the registry's login, and no node."""
-    directory = REPOSITORY / "build/vm/bootc"
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    disk = directory / "disk.qcow2"
-    copied(kept(built, chosen), disk)
-    machine = Machine(directory, disk, driver=chosen, booted=lambda _: None)
-    try:
-        machine.start(SNAPSHOT)
-        there = builder.variant(built, "2", {})
-        images = Images(
-            here=built.pull_spec,
-            there=there,
-            broken=builder.broken(built),
-            listed=builder.listed(there),
-            listed_manifest=there.partition("@")[2],
-            complaint=SPOILT_LAYER,
-        )
-        yield RemoteMachine(machine, images)
-    finally:
-        machine.stop()
-        disk.unlink()
+    with booted(REPOSITORY / "build/vm/bootc", built, builder, chosen) as machine:
+        yield machine
 
 
 class TestBootc(OperatingSystemContract):

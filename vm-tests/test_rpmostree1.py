@@ -1,6 +1,5 @@
 """The part of rpm-ostree that the agent relies on, in the guest: interface and results."""
 
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,17 +7,13 @@ import pytest
 from gi.repository import Gio
 
 from tests.contract.os_contract import OperatingSystemContract
-from tests.contract.os_machines import Images
 from treenail_lab.machine.bus.objects import load_interfaces
 from vmlab.drivers import Driver
 from vmlab.guest.names import STATEROOT
 from vmlab.image.build import Builder, Built
-from vmlab.machine import SNAPSHOT, Machine, copied
-from vmlab.remote import RemoteMachine
-from vmlab.site import kept
+from vmlab.remote import RemoteMachine, booted
 from vmlab.tools import REPOSITORY
 
-SPOILT_LAYER = "(?i)digest|unexpected EOF|corrupted blob"
 NAME = "org.projectatomic.rpmostree1"
 PATH = "/org/projectatomic/rpmostree1"
 USED = {
@@ -46,24 +41,8 @@ USED = {
 @pytest.fixture
 def machine(built: Built, builder: Builder, chosen: Driver) -> Iterator[RemoteMachine]:
     """Booted, with the registry's login, and no node."""
-    directory = REPOSITORY / "build/vm/rpmostree1"
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    disk = directory / "disk.qcow2"
-    copied(kept(built, chosen), disk)
-    machine = Machine(directory, disk, driver=chosen, booted=lambda _: None)
-    try:
-        machine.start(SNAPSHOT)
-        images = Images(
-            here=built.pull_spec,
-            there=builder.variant(built, "2", {}),
-            broken=builder.broken(built),
-            complaint=SPOILT_LAYER,
-        )
-        yield RemoteMachine(machine, images)
-    finally:
-        machine.stop()
-        disk.unlink()
+    with booted(REPOSITORY / "build/vm/rpmostree1", built, builder, chosen) as machine:
+        yield machine
 
 
 def test_guest_interface_has_all_that_the_agent_calls(machine: RemoteMachine) -> None:

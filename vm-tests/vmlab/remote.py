@@ -2,7 +2,10 @@
 
 import base64
 import pickle
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from tests.contract.os_machines import Images
 from treenail.host.ostree.deployments import (
@@ -12,10 +15,14 @@ from treenail.host.ostree.deployments import (
     WatchVerdict,
 )
 from vmlab import registry
-from vmlab.machine import Machine
+from vmlab.drivers import Driver
+from vmlab.image.build import Builder, Built
+from vmlab.machine import SNAPSHOT, Machine, copied
+from vmlab.site import kept
 
 _CALL_LIMIT_S = 300.0
 _OPERATE = "PYTHONPATH=/usr/lib/treenail-vm python3 -m vmlab.guest.operate"
+_SPOILT_LAYER = "(?i)digest|unexpected EOF|corrupted blob"
 _SLOW = "#!/bin/sh\nexec sleep 3600\n"
 
 
@@ -98,3 +105,30 @@ class RemoteMachine:
 
     def _refuse_reboots(self) -> None:
         self.sh("systemctl stop treenail; systemctl mask --runtime reboot.target")
+
+
+@contextmanager
+def booted(
+    directory: Path, built: Built, builder: Builder, chosen: Driver
+) -> Iterator[RemoteMachine]:
+    """Boot a machine that is no node, with the registry's login, and remove its disk at the end."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    disk = directory / "disk.qcow2"
+    copied(kept(built, chosen), disk)
+    machine = Machine(directory, disk, driver=chosen, booted=lambda _: None)
+    try:
+        machine.start(SNAPSHOT)
+        there = builder.variant(built, "2", {})
+        images = Images(
+            here=built.pull_spec,
+            there=there,
+            broken=builder.broken(built),
+            listed=builder.listed(there),
+            listed_manifest=there.partition("@")[2],
+            complaint=_SPOILT_LAYER,
+        )
+        yield RemoteMachine(machine, images)
+    finally:
+        machine.stop()
+        disk.unlink()
