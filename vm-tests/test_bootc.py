@@ -87,7 +87,7 @@ def assert_settled(site: Site, goal: Goal) -> None:
     assert status["rollback"]["image"]["imageDigest"] == site.first.digest
     assert status["staged"] is None
     assert ARGUMENT in site.machine.sh("cat /proc/cmdline").split()
-    assert site.machine.sh("podman images --quiet") == ""
+    assert site.machine.sh(f"podman image exists {goal.pull_spec} || echo gone") == "gone\n"
 
 
 def test_update_applies_kernel_arguments_of_the_image(site: Site) -> None:

@@ -149,7 +149,7 @@ class Shell:
         end = time.monotonic() + limit_s
         with self._lock:
             self._count += 1
-            order = {"id": self._count, "command": command, "stdin": stdin}
+            order = {"id": self._count, "command": command, "stdin": stdin, "limit_s": limit_s}
             self._line.settimeout(limit_s)
             self._line.sendall(json.dumps(order).encode() + b"\n")
             while time.monotonic() < end:

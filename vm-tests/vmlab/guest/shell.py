@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 PORT = Path("/dev/virtio-ports/treenail.shell")
-_LIMIT_S = 600.0
+_TIMED_OUT = 124
+"""As of timeout(1)."""
 
 
 def main() -> int:
@@ -27,16 +28,19 @@ def _answer(line: bytes) -> dict[str, object]:
         order = json.loads(line)
     except ValueError:
         return {"id": -1, "code": -1, "output": "not JSON"}  # left over from a host that went
-    done = subprocess.run(
-        ["sh", "-c", order["command"]],
-        input=order.get("stdin", ""),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=_LIMIT_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            ["sh", "-c", order["command"]],
+            input=order.get("stdin", ""),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=order["limit_s"],
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        return {"id": order["id"], "code": _TIMED_OUT, "output": str(error)}
     return {"id": order["id"], "code": done.returncode, "output": done.stdout}
 
 

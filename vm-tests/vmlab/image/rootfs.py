@@ -30,6 +30,8 @@ MASKED = (
     "dev-hugepages.mount", "sys-kernel-debug.mount", "sys-kernel-tracing.mount",
     "modprobe@drm.service", "modprobe@configfs.service", "getty@tty1.service",
 )  # fmt: skip
+UNUSED = ("usr/lib/cni", "usr/libexec/podman/podman-testing")
+"""A fifth of the base layer with podman, which the guest unpacks under emulation."""
 _VAR_LINKS = {
     "home": "var/home",
     "opt": "var/opt",
@@ -95,6 +97,9 @@ def compile_modules(tree: Path, *places: str, strip: str = "/") -> None:
 
 
 def _configure(tree: Path) -> None:
+    for name in UNUSED:
+        if (tree / name).exists():
+            _remove(tree / name)
     run("systemctl", "--root", tree, "mask", *MASKED)
     run("systemctl", "--root", tree, "enable", "systemd-networkd.service")
     (tree / "etc/systemd/network/80-dhcp.network").write_text(_NETWORK)
