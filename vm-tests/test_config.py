@@ -5,6 +5,7 @@ from vmlab.site import Site
 
 FILE = "/etc/treenail-vm.conf"
 RELOADED = "/etc/containers/registries.d/vm.yaml"
+ARGUMENTS = ["treenail.first=1", "treenail.second=2"]
 
 
 def test_configs_change_with_and_without_a_reboot_out_of_image_mode_and_back(site: Site) -> None:
@@ -30,3 +31,24 @@ def test_configs_change_with_and_without_a_reboot_out_of_image_mode_and_back(sit
     site.reach(back)
     assert site.machine.sh("cat /usr/lib/treenail-vm/version") == "2\n"
     assert site.machine.sh(f"ls {FILE} {RELOADED} 2>/dev/null; true") == ""
+
+
+def test_image_files_and_kernel_arguments_change_with_one_reboot(site: Site) -> None:
+    image = site.image("2")
+    asked = {**with_files({FILE: "one"}), "kernelArguments": ARGUMENTS}
+    site.reach(site.goal(image, asked, image_mode=False))
+    assert read_arguments(site)[-2:] == ARGUMENTS
+    assert site.machine.sh(f"cat /usr/lib/treenail-vm/version {FILE}") == "2\none"
+    assert len(site.story.boots) == 1
+
+    asked = {**with_files({FILE: "one"}), "kernelArguments": ARGUMENTS[1:]}
+    site.reach(site.goal(image, asked, image_mode=False))
+    assert read_arguments(site)[-1:] == ARGUMENTS[1:]
+    assert ARGUMENTS[0] not in read_arguments(site)
+    assert len(site.story.boots) == 2
+
+
+def read_arguments(site: Site) -> list[str]:
+    """Return the kernel's arguments, without the deployment's."""
+    words = site.machine.sh("cat /proc/cmdline").split()
+    return [word for word in words if not word.startswith("ostree=")]

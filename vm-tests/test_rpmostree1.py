@@ -7,6 +7,7 @@ import pytest
 from gi.repository import Gio
 
 from tests.contract.os_contract import OperatingSystemContract
+from tests.contract.rpmostree_transactions import RpmOstreeContract
 from treenail_lab.machine.bus.objects import load_interfaces
 from vmlab.drivers import Driver
 from vmlab.guest.names import STATEROOT
@@ -61,6 +62,10 @@ def test_guest_interface_has_all_that_the_agent_calls(machine: RemoteMachine) ->
 
 
 class TestRpmOstree(OperatingSystemContract):
+    """On real deployments of a machine that really reboots."""
+
+
+class TestTransactions(RpmOstreeContract):
     """On real deployments of a machine that really reboots."""
 
 

@@ -39,9 +39,9 @@ class CatalogueLayer:
 class Image:
     """An OS image in a registry.
 
-    ``faults`` maps a phase (``inspect``, ``pull``, ``stage``, ``finalize``, ``boot``) to the error
-    with which it fails for this image. ``labels`` are added to the default ones; an empty value
-    removes a label. ``packages`` are in the extensions directory of the image.
+    ``faults`` maps a phase (``inspect``, ``pull``, ``stage``, ``sanity``, ``finalize``, ``boot``)
+    to the error with which it fails for this image. ``labels`` are added to the default ones; an
+    empty value removes a label. ``packages`` are in the extensions directory of the image.
     """
 
     registry: str

@@ -26,6 +26,8 @@ class Images:
     """The digest of that image's manifest."""
     complaint: str = "corrupt layer"
     """What is said of the broken one, as a regular expression."""
+    insane: str = ""
+    """An image in which /usr/bin/true fails; empty if there is none."""
 
     @property
     def to_there(self) -> DeploymentChange:
@@ -66,5 +68,10 @@ def digest(image: str) -> str:
 
 
 def _described(found: OstreeDeployment) -> str:
-    marks = {"booted": found.is_booted, "staged": found.is_staged, "locked": found.is_locked}
+    marks = {
+        "booted": found.is_booted,
+        "staged": found.is_staged,
+        "locked": found.is_locked,
+        "pinned": found.is_pinned,
+    }
     return " ".join((found.digest, *(mark for mark, there in marks.items() if there)))

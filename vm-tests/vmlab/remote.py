@@ -14,6 +14,13 @@ from treenail.host.ostree.deployments import (
     TransactionProgress,
     WatchVerdict,
 )
+from treenail.host.rpmostree.transaction import (
+    TransactionDetached,
+    TransactionFinished,
+    TransactionLost,
+    TransactionOutcome,
+    TransactionTimedOut,
+)
 from vmlab import registry
 from vmlab.drivers import Driver
 from vmlab.image.build import Builder, Built
@@ -21,7 +28,7 @@ from vmlab.machine import SNAPSHOT, Machine, copied
 from vmlab.site import kept
 
 _CALL_LIMIT_S = 300.0
-_OPERATE = "PYTHONPATH=/usr/lib/treenail-vm python3 -m vmlab.guest.operate"
+_GUEST_MODULE = "PYTHONPATH=/usr/lib/treenail-vm python3 -m vmlab.guest."
 _SPOILT_LAYER = "(?i)digest|unexpected EOF|corrupted blob"
 _SLOW = "#!/bin/sh\nexec sleep 3600\n"
 
@@ -65,12 +72,17 @@ class RemoteOs:
         """Nothing: each call is made by a process that ends."""
 
     def _call(self, method: str, *arguments: object, verdict: WatchVerdict | None = None) -> object:
-        order = base64.b64encode(pickle.dumps((method, arguments, verdict))).decode()
-        answer = self._machine.sh(_OPERATE, stdin=order, limit_s=_CALL_LIMIT_S)
-        found: object = pickle.loads(base64.b64decode(answer.split()[-1]))
-        if isinstance(found, Exception):
-            raise found
-        return found
+        return _run_module(self._machine, "operate", (method, arguments, verdict))
+
+
+def _run_module(machine: Machine, name: str, order: object) -> object:
+    """Return the result of a module of the guest; raise the error that it returns."""
+    text = base64.b64encode(pickle.dumps(order)).decode()
+    answer = machine.sh(_GUEST_MODULE + name, stdin=text, limit_s=_CALL_LIMIT_S)
+    found: object = pickle.loads(base64.b64decode(answer.split()[-1]))
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 class RemoteMachine:
@@ -103,6 +115,26 @@ class RemoteMachine:
         place = "/usr/local/bin"
         self.sh(f"mkdir -p {place}; cat >{place}/skopeo; chmod +x {place}/skopeo", stdin=_SLOW)
 
+    def transact(self, method: str, *arguments: object) -> TransactionOutcome:
+        """Follow the transaction of a method of rpm-ostree's OS interface."""
+        found = _run_module(self._machine, "transact", (method, arguments))
+        assert isinstance(
+            found,
+            TransactionFinished | TransactionDetached | TransactionLost | TransactionTimedOut,
+        )
+        return found
+
+    def unlock_staged(self) -> None:
+        self.sh("ostree admin lock-finalization --unlock")
+
+    def set_pinned(self, index: int, *, is_pinned: bool) -> None:
+        self.sh(f"ostree admin pin {'' if is_pinned else '--unpin'} {index}")
+
+    def block_shutdown(self) -> None:
+        inhibit = "systemd-inhibit --what=shutdown --mode=block --who=backup --why=running"
+        self.sh(f"systemd-run --unit=backup {inhibit} sleep infinity")
+        self.sh("until systemd-inhibit --list | grep -q backup; do sleep 0.2; done")
+
     def _refuse_reboots(self) -> None:
         self.sh("systemctl stop treenail; systemctl mask --runtime reboot.target")
 
@@ -127,6 +159,7 @@ def booted(
             listed=builder.listed(there),
             listed_manifest=there.partition("@")[2],
             complaint=_SPOILT_LAYER,
+            insane=builder.insane(built),
         )
         yield RemoteMachine(machine, images)
     finally:

@@ -118,6 +118,12 @@ class Builder:
             blob.write(b"spoilt")
         return pull_spec
 
+    def insane(self, built: Built) -> str:
+        """Publish an image in which /usr/bin/true fails; empty if no program would notice."""
+        if not self._programs:
+            return ""
+        return self.variant(built, "insane", {"usr/bin/true": Entry(link="false")})
+
     def listed(self, pull_spec: str) -> str:
         """Publish a manifest list with the image, which the registry has; returns its pull spec."""
         image = oci.manifest(

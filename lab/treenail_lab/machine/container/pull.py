@@ -42,6 +42,8 @@ class PullResult:
 
     deployment: SysrootDeployment
     fault: str = ""
+    sanity_fault: str = ""
+    """The error of the check of the deployment after it was staged."""
 
 
 def canonicalize_refspec(refspec: str) -> str:
@@ -112,7 +114,11 @@ def pull_deployment(
         source, root=root, sysroot=sysroot, catalogue=catalogue, settings=settings
     )
     deployment = make_deployment(image, refspec, kernel_arguments)
-    return PullResult(deployment, fault=image.faults.get("stage", ""))
+    return PullResult(
+        deployment,
+        fault=image.faults.get("stage", ""),
+        sanity_fault=image.faults.get("sanity", ""),
+    )
 
 
 def open_image(pull_spec: str, catalogue: images.ImageCatalogue, root: Path) -> Image:

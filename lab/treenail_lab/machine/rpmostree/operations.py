@@ -310,7 +310,9 @@ def _deploy_image(
     _check_packages(host, deployment)
     if "@sha256:" in refspec:
         deployment = replace(deployment, custom_origin=options.custom_origin)
-    yield from _stage_deployment(host, deployment, options, fault=found.fault)
+    yield from _stage_deployment(
+        host, deployment, options, fault=found.fault, sanity_fault=found.sanity_fault
+    )
 
 
 def _check_packages(host: OperationContext, deployment: SysrootDeployment) -> None:
@@ -326,6 +328,7 @@ def _stage_deployment(
     options: TransactionOptions,
     *,
     fault: str = "",
+    sanity_fault: str = "",
 ) -> Generator[EmitSignal | PauseWork, None, None]:
     short = deployment.checksum[:7]
     yield emit_task_begin(f"Checking out tree {short}")
@@ -342,8 +345,8 @@ def _stage_deployment(
     )
     yield emit_task_end()
     # rpm-ostreed runs /usr/bin/true of the tree only now: after a failure it stays staged.
-    if settings.sanity_error:
-        raise OperationError(f"Sanity-checking final rootfs: {settings.sanity_error}")
+    if failure := settings.sanity_error or sanity_fault:
+        raise OperationError(f"Sanity-checking final rootfs: {failure}")
     yield from _prune(host)
     _reboot_if_requested(host, wanted=options.should_reboot)
 

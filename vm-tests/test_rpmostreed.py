@@ -1,0 +1,34 @@
+"""Updates by the agent while rpm-ostreed exits, and beside deployments that a user pinned."""
+
+from vmlab.site import Site
+
+NAME, PATH = "org.projectatomic.rpmostree1", "/org/projectatomic/rpmostree1/Sysroot"
+UNTIL_ACTIVE = f"""\
+until busctl get-property {NAME} {PATH} {NAME}.Sysroot ActiveTransactionPath | grep -q unix
+do sleep 0.2
+done
+"""
+EXITED = "rpm-ostreed exited"
+
+
+def test_update_succeeds_after_rpmostreed_is_killed_and_restarted(site: Site) -> None:
+    goal = site.goal(site.image("2"))
+    site.ask(goal)
+    for command in ("kill --signal=KILL", "restart"):
+        site.machine.sh(UNTIL_ACTIVE, limit_s=600.0)
+        site.machine.sh(f"systemctl {command} rpm-ostreed")
+    site.settle(goal)
+    assert [boot.digest for boot in site.story.boots] == [goal.digest]
+    messages = [each["MESSAGE"] for each in site.journal("_SYSTEMD_UNIT=treenail.service")]
+    assert any(EXITED in message for message in messages), messages
+
+
+def test_updates_keep_deployment_that_user_pinned(site: Site) -> None:
+    first = site.machine.sh("ostree admin status").split()[2]
+    site.machine.sh("ostree admin pin 0")
+    for version in ("2", "3"):
+        site.reach(site.goal(site.image(version)))
+    deployments = site.machine.sh("ostree admin status")
+    assert f"{first}\n" in deployments
+    assert "Pinned: yes" in deployments.partition(f"{first}\n")[2]
+    assert len(site.story.boots) == 2
