@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.contract.bootc_program import BootcProgramContract
+from tests.contract.bootc_program import SAVE_PROGRESS, BootcProgramContract, digest
 from tests.contract.os_contract import OperatingSystemContract
+from treenail.errors import BusyError
 from treenail.host.bootc.backend import PULL_UNIT, SWITCH_UNIT
 from vmlab.drivers import Driver
 from vmlab.image.build import Builder, Built
 from vmlab.image.layers import Entry
 from vmlab.image.programs import VARIABLES
+from vmlab.machine import Machine
 from vmlab.remote import RemoteMachine, booted
 from vmlab.site import Goal, Site
 from vmlab.tools import REPOSITORY
@@ -27,6 +29,15 @@ ARGUMENT = "treenail.image=2"
 KERNEL_ARGUMENTS = {"usr/lib/bootc/kargs.d/10-treenail.toml": f'kargs = ["{ARGUMENT}"]\n'}
 OUT = "/run/treenail-vm-output"
 UNTIL_RUNNING = f"until systemctl -q is-active {SWITCH_UNIT}; do sleep 0.2; done"
+WRITABLE = "unshare --mount sh -c 'mount -o remount,rw /sysroot && {}'"
+"""Runs a command that may write to /sysroot, which libostree mounts read-only."""
+HOLD_LOCK = """\
+import fcntl, time
+lock = open("/sysroot/ostree/lock", "w")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+open("/run/locked", "w").close()
+time.sleep(3600)
+"""
 Json = dict[str, Any]
 
 
@@ -67,9 +78,9 @@ class TestBootcProgram(BootcProgramContract):
         return GuestHost(machine)
 
 
-def read_status(site: Site) -> Json:
+def read_status(machine: Machine | RemoteMachine) -> Json:
     """Return the status of the deployments as bootc prints it."""
-    document = json.loads(site.machine.sh("bootc status --json --format-version=1"))
+    document = json.loads(machine.sh("bootc status --json --format-version=1"))
     status: Json = document["status"]
     return status
 
@@ -82,7 +93,7 @@ def goal_with_argument(site: Site) -> Goal:
 
 def assert_settled(site: Site, goal: Goal) -> None:
     """Check what bootc, the kernel and podman have after the update."""
-    status = read_status(site)
+    status = read_status(site.machine)
     assert status["booted"]["image"]["imageDigest"] == goal.digest
     assert status["rollback"]["image"]["imageDigest"] == site.first.digest
     assert status["staged"] is None
@@ -139,3 +150,63 @@ def test_pull_without_secret_reports_the_refusal(machine: RemoteMachine) -> None
     command = f"bootc switch {machine.images.there} 2>&1; true"
     assert "authentication required" in machine.sh(command)
     assert machine.sh(f"systemctl is-active {PULL_UNIT}; true") == "inactive\n"
+
+
+def test_rollback_toggles_and_drops_staged_deployment(machine: RemoteMachine) -> None:
+    machine.sh(f"bootc switch --quiet {machine.images.there}")
+    machine.reboot()
+    booted = read_status(machine)["booted"]
+    assert booted["image"]["imageDigest"] == digest(machine.images.there)
+    machine.sh(f"bootc switch --quiet {machine.images.here}")
+    seen = []
+    for _ in range(2):
+        machine.sh("bootc rollback")
+        found = read_status(machine)
+        seen.append((found["rollbackQueued"], found["staged"]))
+    assert seen == [(True, None), (False, None)]
+
+
+def test_deployment_that_rpm_ostree_changed_is_incompatible(machine: RemoteMachine) -> None:
+    change = r'printf "\n[packages]\nrequested=usbguard;\n" >>/ostree/deploy/*/deploy/*.origin'
+    machine.sh(WRITABLE.format(change))
+    booted = read_status(machine)["booted"]
+    assert (booted["incompatible"], booted["image"]) == (True, None)
+    assert "rpm-ostree" in machine.sh("bootc upgrade 2>&1 && echo upgraded; true")
+    machine.sh(f"bootc switch --quiet {machine.images.there}")
+    staged = read_status(machine)["staged"]
+    assert (staged["incompatible"], staged["image"]["imageDigest"]) == (
+        False,
+        digest(machine.images.there),
+    )
+    assert "[packages]" not in machine.sh("cat /run/ostree/staged-deployment")
+
+
+def test_status_waits_for_the_lock_of_the_sysroot(machine: RemoteMachine) -> None:
+    machine.sh("cat >/run/hold.py", stdin=HOLD_LOCK)
+    holding = WRITABLE.format("exec python3 /run/hold.py")
+    machine.sh(f"systemd-run --quiet --unit=hold {holding}")
+    machine.sh("until [ -e /run/locked ]; do sleep 0.2; done")
+    assert machine.sh("timeout 20 bootc status --json 2>&1; echo $?") == "124\n"
+    with pytest.raises(BusyError, match="holds the sysroot"):
+        machine.os().read_deployments()
+    machine.sh("systemctl stop hold")
+    assert read_status(machine)["staged"] is None
+
+
+def test_switch_from_podmans_storage_reports_unpacked_bytes(machine: RemoteMachine) -> None:
+    image = machine.images.there
+    machine.sh(f"podman pull --quiet --authfile /etc/ostree/auth.json {image}")
+    command = (
+        "bootc switch --quiet --progress-fd 3 --transport containers-storage "
+        f"{image} >/dev/null 2>&1"
+    )
+    lines = machine.sh(SAVE_PROGRESS.format(command)).splitlines()
+    events = [json.loads(line) for line in lines]
+    last = [each for each in events if each["type"] == "ProgressBytes"][-1]
+    assert (last["task"], last["bytes"] > last["bytesTotal"] > 0) == ("pulling", True)
+
+
+def test_soft_reboot_capable_deployment_cannot_be_soft_rebooted(machine: RemoteMachine) -> None:
+    machine.sh(f"bootc switch --quiet {machine.images.there}")
+    assert read_status(machine)["staged"]["softRebootCapable"] is True
+    assert "composefs" in machine.sh("ostree admin prepare-soft-reboot 0 2>&1 && echo done; true")

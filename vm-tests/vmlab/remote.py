@@ -31,6 +31,12 @@ _CALL_LIMIT_S = 300.0
 _GUEST_MODULE = "PYTHONPATH=/usr/lib/treenail-vm python3 -m vmlab.guest."
 _SPOILT_LAYER = "(?i)digest|unexpected EOF|corrupted blob"
 _SLOW = "#!/bin/sh\nexec sleep 3600\n"
+_REAL_PODMAN = "/run/treenail-vm-podman"
+_SLOW_PODMAN = f"""\
+#!/bin/sh
+[ "$1" != pull ] || exec sleep 3600
+exec {_REAL_PODMAN} "$@"
+"""
 
 
 class RemoteOs:
@@ -113,7 +119,16 @@ class RemoteMachine:
 
     def slow_down(self) -> None:
         place = "/usr/local/bin"
-        self.sh(f"mkdir -p {place}; cat >{place}/skopeo; chmod +x {place}/skopeo", stdin=_SLOW)
+        # Without rpm-ostree the agent pulls with podman, which it calls by its path.
+        name = self.sh("command -v rpm-ostree || command -v podman || true").rpartition("/")[2]
+        if name == "podman\n":
+            self.sh(
+                f"mkdir -p {place}; cat >{place}/slow; chmod +x {place}/slow", stdin=_SLOW_PODMAN
+            )
+            self.sh(f"touch {_REAL_PODMAN}; mount --bind /usr/bin/podman {_REAL_PODMAN}")
+            self.sh(f"mount --bind {place}/slow /usr/bin/podman")
+        else:
+            self.sh(f"mkdir -p {place}; cat >{place}/skopeo; chmod +x {place}/skopeo", stdin=_SLOW)
 
     def transact(self, method: str, *arguments: object) -> TransactionOutcome:
         """Follow the transaction of a method of rpm-ostree's OS interface."""
