@@ -136,9 +136,6 @@ class RandomFiles:
             )
         if self._flip(0.6):
             unit["enabled"] = self._flip(0.7)
-        if name == "vendor.service" and not unit.get("enabled", True):
-            # treenail refuses to disable what another unit of the config enables by Also=.
-            del unit["enabled"]
         if not unit.get("enabled") and "contents" in unit:
             # Only the daemon disables what a unit names that was never enabled.
             unit["contents"] = unit["contents"].replace(_ALSO, "")

@@ -1,6 +1,8 @@
 """Plans applied to a directory, with a systemd that may refuse."""
 
+import itertools
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -182,6 +184,36 @@ def test_changed_unit_is_disabled_first_and_unchanged_one_is_not(top):
     machine.bring(wanted(unit=other))
     assert machine.systemd.calls == ["disable a.service", "enable a.service", "daemon-reload"]
     assert f"{UNITS}/multi-user.target.wants/a.service" not in machine.tree()
+
+
+FLAGS = list(itertools.product((False, True), repeat=2))
+
+
+@pytest.mark.parametrize("are_named", FLAGS)
+def test_units_that_name_each_other_are_as_the_config_says(tmp_path, are_named):
+    for number, (before, after) in enumerate(itertools.product(FLAGS, FLAGS)):
+        if all(are_named) and after[0] is not after[1]:
+            # Each change of one changes the other one too.
+            continue
+        top = tmp_path / str(number)
+        (top / UNITS).mkdir(parents=True)
+        machine = Machine(top)
+        machine.bring(build_units(before, (False, False)))
+        new = build_units(after, are_named)
+        machine.bring(new)
+        states = [machine.systemd.read_unit_file_state(name) for name in new.units]
+        assert states == ["enabled" if flag else "disabled" for flag in after], (before, after)
+        assert machine.bring(new) == []
+
+
+def build_units(are_enabled: Sequence[bool], are_named: Sequence[bool]) -> WantedState:
+    """Build two units; each names the other one in Also= where its flag of ``are_named`` is set."""
+    names = ("a.service", "b.socket")
+    found = {}
+    for number, name in enumerate(names):
+        also = f"Also={names[1 - number]}\n" if are_named[number] else ""
+        found[name] = WantedUnit(name, WANTED_BY + also, enabled=are_enabled[number])
+    return WantedState(units=found)
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,20 @@ def test_plan_enable_of_missing_or_masked_unit_is_refused(machine, unit, message
         machine.units.plan_enable(unit)
 
 
+def test_named_units_are_those_of_present_and_later_files(machine):
+    first = machine.prefix / CONFIG_DIRECTORY[1:] / "first.service"
+    first.write_text("[Install]\nAlso=%N.socket second.service %H.service\n")
+    written = {
+        f"{CONFIG_DIRECTORY}/second.service": "[Install]\nAlso=third.service first.service\n",
+        f"{CONFIG_DIRECTORY}/plain.service.d/10.conf": "[Install]\nAlso=a.timer\n",
+    }
+    units = ("first.service", "plain.service", "masked.service", "absent.service")
+    assert machine.units.find_named_units(units, written) == {
+        "first.service": {"first.socket", "second.service", "third.service"},
+        "plain.service": {"a.timer"},
+    }
+
+
 def test_plan_enable_with_taken_alias_is_refused(machine):
     machine.files.write_file(f"{CONFIG_DIRECTORY}/other.service", b"[Service]\n")
     with pytest.raises(UnitError, match=r"cannot make the alias other\.service"):

@@ -370,3 +370,76 @@ def test_presets_of_the_config_come_first_and_those_of_removed_units_last() -> N
         "disable c.service",
         "preset vendor.service",
     ]
+
+
+@pytest.mark.parametrize(
+    ("units", "named", "states", "expected"),
+    [
+        pytest.param(
+            (WantedUnit("a.service", enabled=True), WantedUnit("b.socket", enabled=False)),
+            {"a.service": frozenset({"b.socket"})},
+            {"a.service": "disabled", "b.socket": "disabled"},
+            ["enable a.service", "disable b.socket"],
+            id="the config disables what an enabled unit names",
+        ),
+        pytest.param(
+            (WantedUnit("a.service", enabled=True), WantedUnit("b.socket", enabled=False)),
+            {"a.service": frozenset({"b.socket"})},
+            {"a.service": "enabled", "b.socket": "disabled"},
+            [],
+            id="no step where both are as the config says",
+        ),
+        pytest.param(
+            (WantedUnit("a.service", enabled=True), WantedUnit("b.socket", enabled=False)),
+            {"a.service": frozenset({"b.socket"})},
+            {"a.service": "disabled", "b.socket": "masked"},
+            ["enable a.service"],
+            id="a masked unit stays masked",
+        ),
+        pytest.param(
+            (WantedUnit("a.service", enabled=False), WantedUnit("b.socket", enabled=True)),
+            {"a.service": frozenset({"b.socket"})},
+            {"a.service": "enabled", "b.socket": "enabled"},
+            ["disable a.service", "enable b.socket"],
+            id="the config enables what a disabled unit names",
+        ),
+        pytest.param(
+            (WantedUnit("a.service", enabled=False), WantedUnit("b.socket", enabled=True)),
+            {"a.service": frozenset({"b.socket"})},
+            {"a.service": "disabled", "b.socket": "disabled"},
+            ["enable b.socket"],
+            id="a disabled unit is not disabled again",
+        ),
+        pytest.param(
+            (WantedUnit("a.service"), WantedUnit("b.socket", enabled=False)),
+            {"a.service": frozenset({"b.socket"})},
+            {"a.service": "disabled", "b.socket": "disabled"},
+            ["preset a.service", "disable b.socket"],
+            id="the config disables what a preset may enable",
+        ),
+    ],
+)
+def test_unit_named_by_another_is_as_the_config_says(
+    units: tuple[WantedUnit, ...],
+    named: dict[str, frozenset[str]],
+    states: dict[str, str],
+    expected: list[str],
+) -> None:
+    names = frozenset(states)
+    inventory = Inventory(unit_states=states, named_units=named, vendor_units=names)
+    assert sentences(None, wanted(*units), inventory) == expected
+
+
+def test_removed_unit_leaves_enabled_what_it_names() -> None:
+    old = wanted(WantedUnit("a.service", enabled=True), WantedUnit("b.socket", enabled=True))
+    new = wanted(WantedUnit("b.socket", enabled=True))
+    inventory = Inventory(
+        unit_states={"a.service": "enabled", "b.socket": "enabled"},
+        named_units={"a.service": frozenset({"b.socket"})},
+        vendor_units=frozenset({"a.service", "b.socket"}),
+    )
+    assert sentences(old, new, inventory) == [
+        "disable a.service",
+        "preset a.service",
+        "enable b.socket",
+    ]

@@ -104,6 +104,7 @@ class MachineInspector:
             restorable=restorable,
             resolved_paths=self._find_relocated(resolved),
             unit_states=unit_states,
+            named_units=self._units.find_named_units(units, new.list_unit_files()),
             pristine=self._find_pristine(stats, unit_states, provided),
             vendor_units=frozenset(
                 n for n in units if self._units.find_unit_file(n, search_path=_VENDOR_DIRECTORIES)

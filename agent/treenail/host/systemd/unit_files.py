@@ -5,10 +5,11 @@ applies them in a transaction that can be undone.
 """
 
 import posixpath
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
-from treenail.errors import UnitError
+from treenail.errors import FileError, UnitError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.systemd.unit_install import (
     InstallSection,
@@ -75,6 +76,31 @@ class UnitFileReader:
             return ""
 
         return {unit: self._read_state(unit, enabled) for unit in units}
+
+    def find_named_units(
+        self, units: Iterable[str], written: Mapping[str, str]
+    ) -> dict[str, frozenset[str]]:
+        """Return the other units that each unit and those units name in ``Also=``.
+
+        ``written`` is the text of each unit file and drop-in that is written later, by path. What
+        the present files name counts too.
+        """
+        found: dict[str, frozenset[str]] = {}
+
+        def read(unit: str) -> frozenset[str]:
+            if unit not in found:
+                found[unit] = frozenset(self._list_also(unit, written))
+            return found[unit]
+
+        closed: dict[str, frozenset[str]] = {}
+        for unit in units:
+            names, new = {unit}, [unit]
+            while new:
+                new = [name for each in new for name in read(each) if name not in names]
+                names |= set(new)
+            if names != {unit}:
+                closed[unit] = frozenset(names - {unit})
+        return closed
 
     def plan_enable(self, *units: str) -> UnitLinks:
         """Return the links of ``systemctl enable``, existing ones included."""
@@ -234,6 +260,24 @@ class UnitFileReader:
         return parse_install(
             [self._read_text(path), *map(self._read_text, self._list_dropins(unit))]
         )
+
+    def _list_also(self, unit: str, written: Mapping[str, str]) -> Iterator[str]:
+        """Yield what the present files and the later ones name in ``Also=``."""
+        path = self.find_unit_file(unit)
+        present = InstallSection()
+        # A mask is no regular file. What cannot be read is found after the update, if at all.
+        with suppress(FileError):
+            present = self._read_install(unit, path) if path else present
+        names = [name for name in (unit, find_template_name(unit)) if name]
+        prefixes = tuple(f"{CONFIG_DIRECTORY}/{name}.d/" for name in names)
+        files = {f"{CONFIG_DIRECTORY}/{name}" for name in names}
+        later = parse_install(
+            text for place, text in written.items() if place in files or place.startswith(prefixes)
+        )
+        for name in (*present.also, *later.also):
+            # Only a running systemd knows the other specifiers.
+            with suppress(UnitError):
+                yield expand_specifiers(name, unit)
 
     def _list_dropins(self, unit: str) -> list[str]:
         found: dict[str, str] = {}

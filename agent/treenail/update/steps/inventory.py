@@ -27,6 +27,8 @@ class Inventory:
     """The resolved path of each path that leads through symbolic links."""
     unit_states: Mapping[str, str] = field(default_factory=dict)
     """The units' states by ``systemctl is-enabled``; empty or missing without a file."""
+    named_units: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The other units that systemd enables or disables with each unit, by ``Also=``."""
     vendor_units: frozenset[str] = frozenset()
     """The units that have a vendor's file, which a config's file may override."""
     has_core_user: bool = False

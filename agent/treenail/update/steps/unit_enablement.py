@@ -1,6 +1,6 @@
 """Plan which units to enable, to disable, and to leave to the presets."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 from treenail.config import node_paths
@@ -20,7 +20,8 @@ from treenail.update.steps.steps import (
 
 _ENABLED = ("enabled", "enabled-runtime")
 _ABSENT = ("", "not-found")
-_NOT_ENABLED = (*_ABSENT, "disabled", "masked", "masked-runtime")
+_MASKED = ("masked", "masked-runtime")
+_NOT_ENABLED = (*_ABSENT, "disabled", *_MASKED)
 
 
 def plan_enablement(
@@ -42,6 +43,7 @@ def plan_enablement(
     released = sorted(old.units.keys() - new.units.keys())
     to_disable = [name for name in released if inventory.unit_states.get(name) in _ENABLED]
     planned: list[tuple[type[EnablementStep], str]] = []
+    present: list[WantedUnit] = []
     for unit in new.units.values():
         if unit.mask or (unit.name in provided and _is_left_to_image(unit, inventory)):
             continue
@@ -49,12 +51,13 @@ def plan_enablement(
         if is_changed and inventory.unit_states.get(unit.name) in _ENABLED:
             to_disable.append(unit.name)
         if _has_unit(unit, inventory, removed):
+            present.append(unit)
             steps_of_unit = _choose_steps(unit, old, inventory, is_changed=is_changed)
             planned += [(step, unit.name) for step in steps_of_unit]
         elif unit.enabled:
             notes.append(f"cannot enable {unit.name}: this machine has no such unit")
-    # A unit can enable another one by Also=, so the order decides. It is that of the MCD, which
-    # presets a unit when it writes it, and removed units at the end (update.go).
+    # The order is that of the MCD, which presets a unit when it writes it, and removed units at the
+    # end (update.go).
     after = [
         step(units)
         for step in (PresetUnits, EnableUnits, DisableUnits)
@@ -62,7 +65,46 @@ def plan_enablement(
     ]
     if restored := tuple(name for name in released if name in inventory.vendor_units):
         after.append(PresetUnits(restored))
-    return [DisableUnits(tuple(to_disable))] if to_disable else [], after
+    before: list[EnablementStep] = [DisableUnits(tuple(to_disable))] if to_disable else []
+    return before, [*after, *_correct_named_units(present, inventory, [*before, *after])]
+
+
+def _correct_named_units(
+    units: Sequence[WantedUnit], inventory: Inventory, steps: Sequence[EnablementStep]
+) -> Iterator[EnablementStep]:
+    """Return the steps for units that ``steps`` change against the config by ``Also=``.
+
+    Where an enabled unit names a disabled one and the other way round, the config has no result;
+    the check after the update finds that.
+    """
+    changes = _predict_changes(steps, inventory)
+    off = tuple(
+        unit.name
+        for unit in units
+        if unit.enabled is False
+        and changes.get(unit.name, False) is not False
+        and inventory.unit_states.get(unit.name, "") not in _MASKED
+    )
+    if off:
+        yield DisableUnits(off)
+        changes |= _predict_changes([DisableUnits(off)], inventory)
+    on = tuple(
+        unit.name for unit in units if unit.enabled and changes.get(unit.name, True) is not True
+    )
+    if on:
+        yield EnableUnits(on)
+
+
+def _predict_changes(
+    steps: Iterable[EnablementStep], inventory: Inventory
+) -> dict[str, bool | None]:
+    """Return whether each unit that the steps change is enabled afterwards; None for a preset."""
+    found: dict[str, bool | None] = {}
+    for step in steps:
+        is_enabled = None if isinstance(step, PresetUnits) else isinstance(step, EnableUnits)
+        for name in step.units:
+            found |= dict.fromkeys({name, *inventory.named_units.get(name, ())}, is_enabled)
+    return found
 
 
 def _is_left_to_image(unit: WantedUnit, inventory: Inventory) -> bool:
