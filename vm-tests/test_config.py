@@ -34,6 +34,8 @@ def test_configs_change_with_and_without_a_reboot_out_of_image_mode_and_back(sit
 
 
 def test_image_files_and_kernel_arguments_change_with_one_reboot(site: Site) -> None:
+    first = site.machine.sh("ostree admin status").split()[2]
+    site.machine.sh("ostree admin pin 0")
     image = site.image("2")
     asked = {**with_files({FILE: "one"}), "kernelArguments": ARGUMENTS}
     site.reach(site.goal(image, asked, image_mode=False))
@@ -46,6 +48,9 @@ def test_image_files_and_kernel_arguments_change_with_one_reboot(site: Site) -> 
     assert read_arguments(site)[-1:] == ARGUMENTS[1:]
     assert ARGUMENTS[0] not in read_arguments(site)
     assert len(site.story.boots) == 2
+    # Another machine would need two reboots more to drop what is not pinned.
+    deployments = site.machine.sh("ostree admin status")
+    assert "Pinned: yes" in deployments.partition(first)[2]
 
 
 def read_arguments(site: Site) -> list[str]:

@@ -1,4 +1,4 @@
-"""Updates by the agent while rpm-ostreed exits, and beside deployments that a user pinned."""
+"""An update by the agent while rpm-ostreed exits."""
 
 from vmlab.site import Site
 
@@ -21,14 +21,3 @@ def test_update_succeeds_after_rpmostreed_is_killed_and_restarted(site: Site) ->
     assert [boot.digest for boot in site.story.boots] == [goal.digest]
     messages = [each["MESSAGE"] for each in site.journal("_SYSTEMD_UNIT=treenail.service")]
     assert any(EXITED in message for message in messages), messages
-
-
-def test_updates_keep_deployment_that_user_pinned(site: Site) -> None:
-    first = site.machine.sh("ostree admin status").split()[2]
-    site.machine.sh("ostree admin pin 0")
-    for version in ("2", "3"):
-        site.reach(site.goal(site.image(version)))
-    deployments = site.machine.sh("ostree admin status")
-    assert f"{first}\n" in deployments
-    assert "Pinned: yes" in deployments.partition(f"{first}\n")[2]
-    assert len(site.story.boots) == 2
