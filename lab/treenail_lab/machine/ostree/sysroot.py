@@ -4,7 +4,6 @@ A staged deployment is below /run until a clean shutdown finalizes it, so a powe
 is the lock file that prevents the finalization.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from treenail_lab.images import Image
+from treenail_lab.machine.ostree.lock import lock_exclusively
 from treenail_lab.machine.ostree.steps import TransactionWork
 from treenail_lab.machine.ostree.trees import DeploymentTrees
 
@@ -121,7 +121,7 @@ class Sysroot:
         """
         descriptor = os.open(self._deploy.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_exclusively(descriptor, wait=False)
         except BlockingIOError:
             os.close(descriptor)
             return None

@@ -1,13 +1,12 @@
 """The machine as its programs see it: sysroot, catalogue, settings and podman's storage."""
 
-import fcntl
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 
+from treenail_lab.machine.ostree.lock import lock_exclusively
 from treenail_lab.machine.ostree.sysroot import Sysroot
 from treenail_lab.machine.settings import MachineSettings
 
@@ -41,11 +40,8 @@ class ProgramContext:
         path = self.root / "sysroot/ostree/lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print("Waiting for sysroot lock...", file=sys.stderr, flush=True)
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # bootc and ostree print nothing while they wait without a terminal.
+            lock_exclusively(descriptor, wait=True)
             yield
         finally:
             os.close(descriptor)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
 from treenail_lab import images
 from treenail_lab.images import Credential, ImageCatalogue, make_image
 from treenail_lab.machine import rootfs, settings
@@ -148,18 +149,24 @@ def test_rollback_toggles_and_drops_staged_deployment(machine: Machine) -> None:
     assert seen == [(True, None), (False, None)]
 
 
+def is_lock_awaited(inode: int) -> bool:
+    """Return whether a process waits for the lock of a file: see proc_locks(5)."""
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any("-> OFDLCK" in line and f":{inode} " in line for line in lines)
+
+
 def test_status_waits_for_the_lock_of_the_sysroot(machine: Machine) -> None:
     lock = machine.sysroot.acquire_lock()
     assert lock is not None
+    inode = os.fstat(lock).st_ino
     with subprocess.Popen(
         [machine.program("bootc"), "status", "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as waiting:  # fmt: skip
-        assert waiting.stderr is not None
-        assert waiting.stderr.readline() == "Waiting for sysroot lock...\n"
-        assert waiting.poll() is None
+        wait_until(lambda: is_lock_awaited(inode), limit_s=LIMIT_S)
         os.close(lock)
-        assert waiting.wait(LIMIT_S) == 0
+        printed, complaints = waiting.communicate(timeout=LIMIT_S)
+    assert (waiting.returncode, json.loads(printed)["kind"], complaints) == (0, "BootcHost", "")
 
 
 def test_full_progress_pipe_blocks_pull_until_read(machine: Machine, pipe: tuple[int, int]) -> None:
