@@ -26,6 +26,9 @@ _LOG_LEVELS = {
     "error": logging.ERROR,
 }
 _MAX_BYTES = 1024 * 1024
+_TABLE_HEADERS = frozenset(
+    (b"[limits]", b"[health]", b"[preflight]", b"[firstboot]", b"[drift]", b"[drift.paths]")
+)
 _NODE_NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
 )
@@ -208,7 +211,9 @@ def load_settings(
 
 def parse_settings(content: bytes, *, where: str) -> PartialSettings:
     """Parse the TOML document. Raises a `UsageError` that begins with ``where``."""
-    import tomllib  # noqa: PLC0415 - 1 MiB, and most nodes have no such file
+    if _has_no_setting(content):
+        return PartialSettings()
+    import tomllib  # noqa: PLC0415 - 1 MiB, and most nodes have no setting in the file
 
     try:
         document = tomllib.loads(content.decode())
@@ -234,6 +239,12 @@ def parse_settings(content: bytes, *, where: str) -> PartialSettings:
     )
     table.reject_unknown_keys()
     return given
+
+
+def _has_no_setting(content: bytes) -> bool:
+    """Return True for comments and headers of known tables only, as in the packaged file."""
+    lines = map(bytes.strip, content.splitlines())
+    return all(not line or line.startswith(b"#") or line in _TABLE_HEADERS for line in lines)
 
 
 def merge_settings(
