@@ -206,6 +206,24 @@ def test_units_that_name_each_other_are_as_the_config_says(tmp_path, are_named):
         assert machine.bring(new) == []
 
 
+@pytest.mark.parametrize("unit", [
+    WantedUnit("a.service", WANTED_BY, enabled=False),
+    WantedUnit("a.service", enabled=False, mask=False),
+])  # fmt: skip
+def test_unmasked_unit_is_disabled_although_it_was_enabled_before_the_mask(top, unit):
+    vendor = top / "usr/lib/systemd/system/a.service"
+    vendor.parent.mkdir(parents=True)
+    vendor.write_text(WANTED_BY)
+    wants = top / UNITS / "multi-user.target.wants"
+    wants.mkdir()
+    (wants / "a.service").symlink_to("/usr/lib/systemd/system/a.service")
+    (top / UNITS / "a.service").symlink_to("/dev/null")
+    machine = Machine(top)
+    assert machine.bring(wanted(unit=unit))
+    assert machine.systemd.read_unit_file_state("a.service") == "disabled"
+    assert machine.bring(wanted(unit=unit)) == []
+
+
 def build_units(are_enabled: Sequence[bool], are_named: Sequence[bool]) -> WantedState:
     """Build two units; each names the other one in Also= where its flag of ``are_named`` is set."""
     names = ("a.service", "b.socket")

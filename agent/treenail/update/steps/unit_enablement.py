@@ -52,7 +52,10 @@ def plan_enablement(
             to_disable.append(unit.name)
         if _has_unit(unit, inventory, removed):
             present.append(unit)
-            steps_of_unit = _choose_steps(unit, old, inventory, is_changed=is_changed)
+            is_unmasked = node_paths.unit_path(unit.name) in changed_paths
+            steps_of_unit = _choose_steps(
+                unit, old, inventory, is_changed=is_changed, is_unmasked=is_unmasked
+            )
             planned += [(step, unit.name) for step in steps_of_unit]
         elif unit.enabled:
             notes.append(f"cannot enable {unit.name}: this machine has no such unit")
@@ -112,7 +115,12 @@ def _is_left_to_image(unit: WantedUnit, inventory: Inventory) -> bool:
 
 
 def _choose_steps(
-    unit: WantedUnit, old: Ownership, inventory: Inventory, *, is_changed: bool
+    unit: WantedUnit,
+    old: Ownership,
+    inventory: Inventory,
+    *,
+    is_changed: bool,
+    is_unmasked: bool,
 ) -> Iterator[type[EnablementStep]]:
     state = inventory.unit_states.get(unit.name, "")
     if unit.enabled is None:
@@ -121,7 +129,12 @@ def _choose_steps(
     elif unit.enabled:
         if is_changed or state in _NOT_ENABLED:
             yield EnableUnits
-    elif (state in _ENABLED and not is_changed) or (state in _ABSENT and is_changed):
+    elif (
+        (state in _ENABLED and not is_changed)
+        or (state in _ABSENT and is_changed)
+        # Links that enabled the unit before it was masked count again.
+        or (state in _MASKED and is_unmasked)
+    ):
         yield DisableUnits
 
 
