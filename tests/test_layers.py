@@ -50,6 +50,8 @@ OWNERS = {
     "prometheus_client": {"controllers.runtime.metrics"},
     "psutil": {"host.system.resources"},
     "pydbus": {"host.systemd.bus", "lab"},
+    # Of the extras controller and lab: no node needs it.
+    "rich": {"cli.controller.status_screen", "lab"},
     "subprocess": {"host.system.process", "lab"},
     "tenacity": {"retry"},
     "time": {"clock", "lab"},

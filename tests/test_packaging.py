@@ -143,7 +143,7 @@ def test_manual_lists_every_controller_annotation() -> None:
         *(STARTED_AT, WAS_DEGRADED, LOCKED_BY),
         *(key.IMAGE_FILES, key.HEALTH_MODE, key.RETRY, key.POOL_RETRY),
         *(key.PRESTAGE_CONFIG, key.PRESTAGE_IMAGE, key.PRESTAGED, key.PRESTAGE_ERROR),
-        *(key.DRAIN, key.DRAIN_BLOCKED),
+        *(key.DRAIN, key.DRAIN_BLOCKED, key.LAST_OUTAGE, key.PROGRESS),
     }
     assert {name for name in keys if name not in manual} == set()
 

@@ -243,12 +243,12 @@ class Lab:
                 now = (ready, boot_id, machine.boot_count)
                 if reported.get(name) != now:
                     try:
-                        self._report_ready(name, ready=ready, boot_id=boot_id)
+                        self._report_ready(machine, ready=ready, boot_id=boot_id)
                         reported[name] = now
                     except ClusterError as error:
                         log.debug("cannot report the state of %s: %s", name, error)
 
-    def _report_ready(self, name: str, *, ready: bool, boot_id: str) -> None:
+    def _report_ready(self, machine: LabMachine, *, ready: bool, boot_id: str) -> None:
         condition: Json = {
             "type": "Ready",
             "status": "True" if ready else "Unknown",
@@ -259,8 +259,12 @@ class Lab:
             "lastTransitionTime": format_rfc3339(SystemClock().now()),
             "lastHeartbeatTime": format_rfc3339(SystemClock().now()),
         }
-        body: Json = {"status": {"conditions": [condition], "nodeInfo": {"bootID": boot_id}}}
-        self.client.patch(NODES, name, body, subresource="status")
+        info: Json = {"bootID": boot_id}
+        if ready and machine.booted_deployment is not None:
+            # PRETTY_NAME of /etc/os-release (cadvisor's GetOsVersion).
+            info["osImage"] = f"Lab CoreOS {machine.booted_deployment.version}"
+        body: Json = {"status": {"conditions": [condition], "nodeInfo": info}}
+        self.client.patch(NODES, machine.name, body, subresource="status")
 
 
 def build_pull_secret(catalogue: Sequence[Image]) -> str:

@@ -580,6 +580,9 @@ class FakeCluster:
             raise UnreachableError("the connection was lost before the answer")
         self.see()
 
+    def write_progress(self, percent: int) -> None:
+        """The machine of this world stages at once."""
+
     def record_event(self, event: NodeEvent) -> None:
         self._world.events.append(event)
 

@@ -39,6 +39,8 @@ POOL_RETRY = OWN_PREFIX + "pool-retry"
 """The last value that the rollout controller copied from the pool."""
 BOOTED_DIGEST = OWN_PREFIX + "booted-digest"
 """The digest of the booted manifest, where the current image names a manifest list."""
+PROGRESS = OWN_PREFIX + "progress"
+"""Percentage of the running transaction of the operating system, such as ``40%``; for tables."""
 PRESTAGED = OWN_PREFIX + "prestaged"
 """The pre-staged image."""
 PRESTAGE_ERROR = OWN_PREFIX + "prestage-error"
@@ -48,6 +50,8 @@ PRESTAGE_ERROR = OWN_PREFIX + "prestage-error"
 LAST_APPLIED_DRAIN = PREFIX + "lastAppliedDrain"
 DRAIN = OWN_PREFIX + "drain"
 DRAIN_BLOCKED = OWN_PREFIX + "drain-blocked"
+LAST_OUTAGE = OWN_PREFIX + "last-outage"
+"""Begin and end of the last drain, as two RFC 3339 times with a slash between; for tables."""
 
 # The three spellings of the desired OS image, and the annotation that reports the current one.
 IMAGE_SPELLINGS: dict[str, str] = {

@@ -137,5 +137,8 @@ class ClusterAccess(Protocol):
     def write_report(self, report: StatusReport) -> None:
         """Write what differs from the last report. Raises `ClusterError`."""
 
+    def write_progress(self, percent: int) -> None:
+        """Write how far the running transaction is. Raises `ClusterError`."""
+
     def record_event(self, event: NodeEvent) -> None:
         """Record an Event about our Node, and deliver it as soon as the API server answers."""

@@ -213,6 +213,8 @@ def _compute_annotations(
     )
     changes[key.REASON] = "" if failure is None else format_reason(failure)
     changes[key.POST_CONFIG_ACTION] = "Rebooting" if is_rebooting else ""
+    # `NodeClient.write_progress` writes it while a transaction runs.
+    changes[key.PROGRESS] = None
     changes |= _compute_current_annotations(facts)
     changes |= _compute_staged_annotations(facts, decision)
     token = _find_drain_token(facts.record.update, decision)

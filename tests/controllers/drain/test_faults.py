@@ -43,7 +43,11 @@ class Story:
         site.request_drain(name, "uncordon-b")
         self._until(lambda: site.applied(name) == "uncordon-b")
         assert not site.cordoned(name)
-        assert set(site.notes(name)) == {key.DESIRED_DRAIN, key.LAST_APPLIED_DRAIN}
+        assert set(site.notes(name)) == {
+            key.DESIRED_DRAIN,
+            key.LAST_APPLIED_DRAIN,
+            key.LAST_OUTAGE,
+        }
 
     def _until(self, reached: Callable[[], bool]) -> None:
         acting = self._alive()

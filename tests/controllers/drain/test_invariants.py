@@ -185,7 +185,7 @@ class Draining(RuleBasedStateMachine):
             case DisownCordonDecision(record):
                 self.nodes.disown_cordon(node, record)
             case UncordonDecision(_, lift):
-                self.nodes.acknowledge_uncordon(node, should_uncordon=lift)
+                self.nodes.acknowledge_uncordon(node, should_uncordon=lift, now=0.0)
             case _:
                 pass
 

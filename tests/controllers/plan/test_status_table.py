@@ -1,237 +1,295 @@
-"""The live table of ``treenail-controller status``."""
-
-import io
-import re
-from pathlib import Path
+"""Rows about pools and nodes, as a pure function of the objects, and as text of any width."""
 
 import pytest
 
-from tests.controllers.rollout.agents import add_nodes, add_pool, start_client
 from tests.controllers.rollout.world import World
-from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.cli.controller.status import LiveTable, WatchedPools, follow_status
+from treenail.api.annotations import NodeState
 from treenail.cli.controller.status_text import format_table
-from treenail.clock import SystemClock
-from treenail.controllers.plan.status_table import PoolRow, build_rows, convert_to_json
-from treenail.errors import ClusterError, UnreachableError
-from treenail.kube.resources import NODES
-from treenail_lab.apiserver.serving.server import LabServer
+from treenail.controllers.plan.blockers import RolloutBlocker
+from treenail.controllers.plan.status_document import build_status_document
+from treenail.controllers.plan.status_table import NodeRow, PoolRow, build_rows
+from treenail.controllers.rollout.nodes import STARTED_AT
+
+HASH = "0123456789abcdef" * 2
+REASON = "cannot stage quay.example/os@sha256:" + "1" * 64 + ": no space left on /boot; remove it"
+DRAIN = '{"request": "drain-a", "began": "2001-09-09T01:46:40Z", "cordonedBy": "drain-controller"}'
+"""A drain that began at 1,000,000,000 s since the epoch, when the clock of a `World` starts."""
 
 
-class Terminal(io.StringIO):
-    """A terminal that interprets cursor-up and clear sequences."""
-
-    @property
-    def screen(self) -> list[str]:
-        lines: list[str] = []
-        at = 0
-        for part in re.split(r"(\x1b\[\d*[AKJ]|\n)", self.getvalue()):
-            if part.endswith("A") and part.startswith("\x1b"):
-                at -= int(part[2:-1])
-            elif part == "\x1b[J":
-                del lines[at:]
-            elif part == "\n":
-                at += 1
-            elif part and not part.startswith("\x1b"):
-                lines[at:] = [part, *lines[at + 1 :]]
-        return lines
+def build(world: World, now: float | None = None) -> tuple[PoolRow, ...]:
+    world.deliver()
+    at = world.now() if now is None else now
+    return build_rows(world.list_pools(), world.list_nodes(), world.list_policies(), now=at)
 
 
-class Ended(Exception):
-    """Ends the endless status loop."""
+def show(world: World, width: int | None = None, max_lines: int | None = None) -> list[str]:
+    return [str(line) for line in format_table(build(world), width, max_lines=max_lines)]
 
 
-class Pools:
-    """Rows of a world; unreachable at the second read."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.reads = 0
-
-    def read_rows(self) -> tuple[PoolRow, ...]:
-        self.reads += 1
-        if self.reads == 2:
-            raise UnreachableError("no answer from the API server")
-        return build_rows(self.world.list_pools(), self.world.list_nodes())
-
-    def now(self) -> float:
-        return 0.0
-
-    monotonic = now
-
-    def sleep(self, seconds: float) -> None:
-        if self.reads == 2:
-            raise Ended
+def annotate(world: World, node: str, **annotations: str) -> None:
+    names = {name: getattr(key, name) for name in annotations}
+    found = {names[name]: value for name, value in annotations.items()}
+    world.change("nodes", node, {"metadata": {"annotations": found}})
 
 
-def test_drawn_lines_replace_the_previous_ones() -> None:
-    terminal = Terminal()
-    table = LiveTable(terminal)
-    table.draw_lines(["a", "b", "c"])
-    table.draw_lines(["d"])
-    table.draw_lines(["e", "f"])
-    assert terminal.screen == ["e", "f"]
+def make_world(*nodes: str, policy: str | None = None) -> World:
+    world = World()
+    for name in nodes or ("n0",):
+        world.add_node(name, "old")
+    world.set_pool("worker", "new", policy)
+    return world
 
 
-def test_line_longer_than_the_terminal_is_truncated() -> None:
-    terminal = Terminal()
-    LiveTable(terminal).draw_lines(["x" * 10_000])
-    assert len(terminal.screen[0]) < 10_000
+def get_node(world: World, now: float | None = None) -> NodeRow:
+    ((node,),) = [pool.nodes for pool in build(world, now)]
+    return node
 
 
-def test_control_characters_of_the_cluster_are_drawn_as_escapes() -> None:
-    terminal = Terminal()
-    LiveTable(terminal).draw_lines(["a\x1b[2Jb", "c\u202ed"])
-    assert terminal.screen == [r"a\u001b[2Jb", r"c\u202ed"]
+def set_conditions(world: World, *conditions: dict[str, str], **status: object) -> None:
+    changed = {"status": {"conditions": list(conditions), **status}}
+    world.change("machineconfigpools", "worker", changed)
 
 
 def test_newline_in_a_state_begins_no_row() -> None:
-    world = World()
-    world.add_node("n0", "old")
-    world.set_pool("worker", "old")
-    forged = {key.STATE: "Done\n  n9  Done", key.CURRENT_CONFIG: "old\n  n8"}
-    world.change("nodes", "n0", {"metadata": {"annotations": forged}})
-    world.deliver()
-    lines = list(format_table(build_rows(world.list_pools(), world.list_nodes())))
+    world = make_world()
+    annotate(world, "n0", STATE="Done\n  n9  Done", CURRENT_CONFIG="old\n  n8")
+    lines = show(world)
     assert not [line for line in lines if "\n" in line]
     assert r"Done\n  n9  Done" in lines[-1]
 
 
-def test_table_stays_while_the_api_server_is_unreachable() -> None:
-    world = World()
-    world.add_node("n0", "old")
-    world.set_pool("worker", "new")
-    world.deliver()
-    pools = Pools(world)
-    terminal = Terminal()
-    with pytest.raises(Ended):
-        follow_status(pools, pools, LiveTable(terminal))
-    assert terminal.screen[0] == "cannot update the table: no answer from the API server"
-    assert terminal.screen[-1].split() == ["n0", "Done", "░" * 10, "waiting", "old"]
-
-
-def test_followed_table_lists_the_nodes_once(tmp_path: Path) -> None:
-    with LabServer(tmp_path) as server:
-        client, transport = start_client(server)
-        add_nodes(client, ["n0"], "old")
-        add_pool(client, "worker", "old")
-        with WatchedPools(client, SystemClock()) as pools:
-            (row,) = pools.read_rows()
-            assert [node.state for node in row.nodes] == ["Done"]
-            working = {"metadata": {"annotations": {key.STATE: "Working"}}}
-            client.patch(NODES, "n0", working)
-            wait_until(lambda: pools.read_rows()[0].nodes[0].state == "Working")
-            server.stop()
-            wait_until(lambda: "disconnected" in find_problem(pools))
-        transport.close()
-        server.start()
-        assert server.count_requests(verb="list", resource="nodes") == 1
-
-
-def find_problem(pools: WatchedPools) -> str:
-    try:
-        pools.read_rows()
-    except ClusterError as error:
-        return str(error)
-    return ""
-
-
-HASH = "0123456789abcdef" * 2
-REASON = "cannot stage quay.example/os@sha256:" + "1" * 64 + ": no space left on /boot; remove it"
-
-
-def show(world: World, width: int) -> list[str]:
-    return list(format_table(build_rows(world.list_pools(), world.list_nodes()), width))
-
-
-def test_json_has_config_and_image_of_each_target_separately() -> None:
-    world = World()
-    world.add_node("n0", "old")
-    image = f"quay.example/os@sha256:{'1' * 64}"
-    notes = {key.DESIRED_CONFIG: "new", key.DESIRED_OS_IMAGE: image}
-    world.change("nodes", "n0", {"metadata": {"annotations": notes}})
-    world.set_pool("worker", "new")
-    world.deliver()
-    (pool,) = convert_to_json(build_rows(world.list_pools(), world.list_nodes()))["pools"]  # type: ignore[misc]  # a list
+def test_document_has_config_and_image_of_each_target_separately() -> None:
+    world = make_world()
+    image = f"quay.io/example/os@sha256:{'1' * 64}"
+    annotate(world, "n0", DESIRED_CONFIG="new", DESIRED_OS_IMAGE=image)
+    (pool,) = build_status_document(build(world), now=0.0)["pools"]  # type: ignore[misc]  # a list
     assert pool["nodes"][0]["current"] == {"config": "old", "image": ""}
     assert pool["nodes"][0]["desired"] == {"config": "new", "image": image}
-
-
-def test_message_of_a_stalled_pool_is_shown() -> None:
-    world = World()
-    world.add_node("n0", "old")
-    world.set_pool("worker", "new")
-    stalled = {"type": "Stalled", "status": "True", "reason": "ProgressDeadlineExceeded"}
-    conditions = [{**stalled, "message": "no progress for more than 60 min"}]
-    world.change("machineconfigpools", "worker", {"status": {"conditions": conditions}})
-    world.deliver()
-    (row,) = build_rows(world.list_pools(), world.list_nodes())
-    assert (row.stalled_status, row.message) == ("True", "no progress for more than 60 min")
 
 
 def test_halt_reason_is_complete_at_80_columns() -> None:
     world = World()
     long_name = "ip-10-0-131-207.eu-central-1.compute.internal"
     world.add_node(long_name, f"rendered-worker-{HASH}")
-    world.set_pool("worker", f"rendered-worker-{HASH[::-1]}")
-    failed = {
-        key.STATE: "Degraded",
-        key.REASON: REASON,
-        key.DESIRED_CONFIG: f"rendered-worker-{HASH[::-1]}",
-    }
-    world.change("nodes", long_name, {"metadata": {"annotations": failed}})
-    condition = {"type": "Degraded", "status": "True", "reason": "Halted", "message": REASON}
-    world.change("machineconfigpools", "worker", {"status": {"conditions": [condition]}})
-    world.deliver()
+    target = f"rendered-worker-{HASH[::-1]}"
+    world.set_pool("worker", target)
+    annotate(world, long_name, STATE="Degraded", REASON=REASON, DESIRED_CONFIG=target)
+    halted = {"node": long_name, "reason": REASON}
+    world.change(
+        "machineconfigpools",
+        "worker",
+        {"status": {"rollout": {"config": target, "halted": halted}}},
+    )
     lines = show(world, 80)
     assert max(map(len, lines)) <= 80
     text = " ".join(map(str.strip, lines))
+    assert "worker: Halted, 0 of 0 nodes updated" in text
     assert text.count("cannot stage quay.example/os@sha256:111111111111…: no space left") == 2
     assert text.count("remove it") == 2
-    assert "ip-10-0-131-207  Degraded       ░░░░░░░░░░ failed       01234567" in text
+    assert "ip-10-0-131-207  Degraded  -       ░░░░░░   0% failed" in text
 
 
 @pytest.mark.parametrize(
-    ("annotations", "phase"),
+    ("annotations", "phase", "percent"),
     [
-        ({key.STATE: "Working"}, "staging"),
-        ({key.STATE: "Working", key.DESIRED_DRAIN: "drain-a"}, "draining"),
+        ({"STATE": "Working"}, "staging", 0),
+        ({"STATE": "Working", "PROGRESS": "50%"}, "staging", 30),
+        ({"STATE": "Working", "PROGRESS": "150%"}, "staging", 0),
+        ({"STATE": "Working", "DESIRED_DRAIN": "drain-a"}, "draining", 60),
         (
-            {key.STATE: "Working", key.DESIRED_DRAIN: "drain-a", key.LAST_APPLIED_DRAIN: "drain-a"},
+            {"STATE": "Working", "DESIRED_DRAIN": "drain-a", "LAST_APPLIED_DRAIN": "drain-a"},
             "applying",
+            70,
         ),
+        ({"STATE": "Working", "POST_CONFIG_ACTION": "Rebooting", "DRAIN": DRAIN}, "rebooting", 75),
         (
-            {
-                key.STATE: "Working",
-                key.DESIRED_DRAIN: "drain-a",
-                key.LAST_APPLIED_DRAIN: "drain-a",
-                key.POST_CONFIG_ACTION: "Rebooting",
-            },
-            "rebooting",
-        ),
-        (
-            {key.STATE: "Working", key.DESIRED_DRAIN: "uncordon-a", key.LAST_APPLIED_DRAIN: "b"},
+            {"STATE": "Working", "DESIRED_DRAIN": "uncordon-a", "LAST_APPLIED_DRAIN": "b"},
             "uncordoning",
+            92,
         ),
-        ({key.STATE: "Done"}, "waiting"),
+        ({"STATE": "Done"}, "waiting", 0),
+        ({"STATE": "Degraded"}, "failed", 0),
     ],
 )
-def test_phase_of_a_node_follows_its_annotations(annotations: dict[str, str], phase: str) -> None:
+def test_phase_of_a_node_follows_its_annotations(
+    annotations: dict[str, str], phase: str, percent: int
+) -> None:
+    world = make_world()
+    annotate(world, "n0", DESIRED_CONFIG="new", **annotations)
+    row = get_node(world)
+    assert (row.phase, row.percent) == (phase, percent)
+
+
+def test_node_that_was_not_ready_since_its_drain_is_verifying() -> None:
+    world = make_world()
+    annotate(
+        world, "n0", STATE="Working", POST_CONFIG_ACTION="Rebooting", DESIRED_CONFIG="new",
+        DRAIN=DRAIN,
+    )  # fmt: skip
+    world.seconds += 60.0
+    world.flap("n0", healthy=False)
+    assert get_node(world).phase == "rebooting"
+    world.seconds += 60.0
+    world.flap("n0", healthy=True)
+    assert get_node(world).phase == "verifying"
+
+
+def test_time_out_of_service_counts_from_the_drain() -> None:
+    world = make_world()
+    annotate(world, "n0", STATE="Working", DESIRED_CONFIG="new", DRAIN=DRAIN)
+    world.cordon("n0", on=True)
+    assert get_node(world, now=world.now() + 90.0).out_of_service_s == 90.0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2026-01-01T00:00:00Z/2026-01-01T00:01:30Z", 90.0),
+        ("2026-01-01T00:00:00Z/2025-01-01T00:00:00Z", 0.0),
+        ("2026-01-01T00:00:00Z", None),
+        ("", None),
+    ],
+)
+def test_time_out_of_service_of_the_last_drain_is_kept(text: str, seconds: float | None) -> None:
+    world = make_world()
+    annotate(world, "n0", LAST_OUTAGE=text)
+    assert get_node(world).out_of_service_s == seconds
+
+
+def test_booted_version_is_that_of_the_kubelet() -> None:
+    world = make_world()
+    info = {"nodeInfo": {"osImage": "Fedora CoreOS 42.20260601.3.0"}}
+    world.change("nodes", "n0", {"status": info})
+    assert get_node(world).os_image == "Fedora CoreOS 42.20260601.3.0"
+    assert " 42.20260601.3.0 " in show(world, 80)[-1]
+
+
+def test_unknown_os_image_shows_a_dash() -> None:
+    world = make_world()
+    world.change("nodes", "n0", {"status": {"nodeInfo": {"osImage": 7}}})
+    assert get_node(world).os_image == ""
+
+
+@pytest.mark.parametrize(
+    ("condition", "blocker"),
+    [
+        (
+            {
+                "type": "Updating",
+                "status": "True",
+                "reason": "Waiting",
+                "message": "All nodes are updating to MachineConfig new; waiting: the maintenance "
+                "window opens at 2026-01-01 01:00 UTC; 0 of 3 nodes are updated, about 3 h left",
+            },
+            RolloutBlocker("window", "the maintenance window opens at 2026-01-01 01:00 UTC"),
+        ),
+        (
+            {"type": "Degraded", "status": "True", "reason": "RenderDegraded", "message": "no CA"},
+            RolloutBlocker("degraded", "no CA"),
+        ),
+        (
+            {"type": "Stalled", "status": "True", "reason": "X", "message": "no progress"},
+            RolloutBlocker("stalled", "no progress"),
+        ),
+    ],
+)
+def test_blocker_of_a_pool_is_named(condition: dict[str, str], blocker: RolloutBlocker) -> None:
+    world = make_world()
+    set_conditions(world, condition)
+    (row,) = build(world)
+    assert row.blockers == (blocker,)
+
+
+def test_paused_pool_is_blocked_until_it_is_updated() -> None:
     world = World()
-    world.add_node("n0", "old")
-    world.set_pool("worker", "new")
-    world.change(
-        "nodes", "n0", {"metadata": {"annotations": {key.DESIRED_CONFIG: "new", **annotations}}}
+    world.set_pool("worker", "new", paused=True)
+    (row,) = build(world)
+    assert row.state == "Paused"
+    assert row.blockers == (RolloutBlocker("paused", "spec.paused of pool worker is true"),)
+    set_conditions(world, {"type": "Updated", "status": "True"})
+    (row,) = build(world)
+    assert (row.state, row.blockers) == ("Updated", ())
+
+
+def test_disruption_budget_that_blocks_a_drain_is_named_with_its_pod() -> None:
+    world = make_world()
+    blocked = '[{"pod": "shop/web-1", "message": "no", "budgets": [{"name": "web"}]}]'
+    annotate(world, "n0", STATE="Working", DESIRED_DRAIN="drain-a", DRAIN_BLOCKED=blocked)
+    world.cordon("n0", on=True)
+    (row,) = build(world)
+    assert row.blockers == (
+        RolloutBlocker("drain", "PodDisruptionBudget shop/web of pod shop/web-1", "n0"),
     )
+    assert row.nodes[0].reason == "drain blocked by PodDisruptionBudget shop/web of pod shop/web-1"
+
+
+def test_estimate_counts_batches_and_soak_times() -> None:
+    world = make_world("n0", "n1", "n2", policy="{canary: {nodes: 1, soak: 5m}, maxFailures: 0}")
+    updating = {"type": "Updating", "status": "True", "reason": "RollingOut"}
+    set_conditions(world, updating, rollout={"config": "new"})
+    (row,) = build(world)
+    assert (row.wave, row.waves, row.remaining_s) == (1, 2, 3 * 600.0 + 300.0)
+
+
+def test_estimate_is_absent_without_the_policy() -> None:
+    world = make_world(policy="{maxFailures: 0}")
+    updating = {"type": "Updating", "status": "True", "reason": "RollingOut"}
+    set_conditions(world, updating, rollout={"config": "new"})
     world.deliver()
-    ((row,),) = [pool.nodes for pool in build_rows(world.list_pools(), world.list_nodes())]
-    assert row.phase == phase
+    (row,) = build_rows(world.list_pools(), world.list_nodes(), now=0.0)
+    assert (row.remaining_s, row.waves) == (None, 0)
 
 
-def test_table_taller_than_the_terminal_counts_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LINES", "5")
-    monkeypatch.setenv("COLUMNS", "80")
-    terminal = Terminal()
-    LiveTable(terminal).draw_lines([str(number) for number in range(9)])
-    assert terminal.screen == ["0", "1", "2", "and 6 more lines; --once prints all"]
+def test_invalid_record_and_counts_are_tolerated() -> None:
+    world = make_world()
+    set_conditions(world, rollout={"wave": "x"}, machineCount="many")
+    (row,) = build(world)
+    assert (row.state, row.counts["total"]) == ("Unknown", 0)
+
+
+def test_rows_of_a_small_pool_keep_their_places() -> None:
+    world = make_world("n0", "n1", "n2")
+    annotate(world, "n2", STATE="Working")
+    assert [line.split()[0] for line in show(world)[3:]] == ["n0", "n1", "n2"]
+
+
+def test_table_taller_than_the_terminal_leaves_out_idle_nodes() -> None:
+    world = make_world(*(f"n{number:02}" for number in range(18)))
+    annotate(world, "n17", STATE="Working")
+    lines = show(world, 80, max_lines=10)
+    assert len(lines) <= 10
+    assert lines[3].split()[0] == "n17"
+    assert lines[-1] == "  and 12 more idle nodes, 0 of them updated"
+
+
+@pytest.mark.parametrize("width", [60, 80, 99, 100, 120, 200])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    world = make_world("a" * 60 + ".example.com", "b" * 60 + ".example.com")
+    annotate(world, "a" * 60 + ".example.com", STATE=str(NodeState.UNRECONCILABLE), REASON=REASON)
+    assert max(map(len, show(world, width))) <= width
+
+
+def test_last_rollouts_are_in_the_document() -> None:
+    world = make_world()
+    past = {"config": "older", "beganAt": 0, "endedAt": 60, "outcome": "Halted", "reason": "n: no"}
+    set_conditions(world, rollout={"config": "new", "beganAt": 60, "history": [past]})
+    (pool,) = build_status_document(build(world), now=0.0)["pools"]  # type: ignore[misc]  # a list
+    assert pool["began"] == "1970-01-01T00:01:00Z"
+    assert pool["history"] == [
+        {
+            "config": "older",
+            "image": "",
+            "began": "1970-01-01T00:00:00Z",
+            "ended": "1970-01-01T00:01:00Z",
+            "outcome": "Halted",
+            "reason": "n: no",
+        }
+    ]
+
+
+def test_assignment_alone_does_not_make_a_node_verifying() -> None:
+    world = make_world()
+    annotate(world, "n0", STATE="Working", POST_CONFIG_ACTION="Rebooting")
+    world.change("nodes", "n0", {"metadata": {"annotations": {STARTED_AT: "2026-01-01T00:00:00Z"}}})
+    assert get_node(world).phase == "rebooting"

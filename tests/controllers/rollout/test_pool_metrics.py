@@ -9,12 +9,11 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import format_rfc3339
 from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.controllers.rollout.pool_metrics import (
-    WAIT_REASONS,
     PoolMetrics,
-    classify_wait,
     compute_pool_tables,
 )
 from treenail.controllers.rollout.pools import ObservedPool, PoolSnapshot
+from treenail.controllers.rollout.wait_reasons import WAIT_REASONS, classify_wait
 from treenail.controllers.runtime.metrics import ControllerMetrics
 
 BEGAN = 1_700_000_000.0

@@ -1,5 +1,7 @@
 """The record of a rollout in JSON, failures, and the time of the next check."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.controllers.rollout.builders import (
@@ -11,6 +13,8 @@ from tests.controllers.rollout.builders import (
     pool,
     read_policy,
 )
+from treenail.controllers.rollout.history import PastOutcome
+from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.controllers.rollout.policy import RolloutPolicy
 from treenail.controllers.rollout.progress import (
     NodeFailure,
@@ -95,3 +99,33 @@ def test_next_check_is_the_earliest_deadline() -> None:
     assert compute_next_check_s(record, careful, nodes, NEW, now=630.0) == 470.0
     assert compute_next_check_s(RolloutRecord(NEW), careful, nodes, NEW, now=630.0) == 970.0
     assert compute_next_check_s(RolloutRecord(NEW), careful, [node("a")], NEW, now=630.0) is None
+
+
+def test_last_five_rollouts_are_kept_with_their_outcome() -> None:
+    policy = RolloutPolicy()
+    record = None
+    for number in range(8):
+        target = RolloutTarget(f"config-{number}")
+        record = advance_record(record, policy, [node("a")], target, now=100.0 * number)
+    assert record is not None
+    assert [past.config for past in record.history] == [f"config-{n}" for n in (6, 5, 4, 3, 2)]
+    assert {past.outcome for past in record.history} == {PastOutcome.REPLACED}
+    assert (record.history[0].began_at, record.history[0].ended_at) == (600.0, 700.0)
+    assert RolloutRecord.from_json(record.to_json()).history == record.history
+
+
+def test_history_says_whether_a_rollout_was_complete_or_halted() -> None:
+    policy = RolloutPolicy(max_failures=0)
+    record = advance_record(None, policy, [node("a", NEW)], NEW, now=10.0)
+    assert record.completed_at == 10.0
+    after = advance_record(record, policy, [node("a")], RolloutTarget("next"), now=99.0)
+    assert (after.history[0].outcome, after.history[0].ended_at) == (PastOutcome.COMPLETE, 10.0)
+    halted = replace(after, halted_by=NodeFailure("a", "disk"))
+    last = advance_record(halted, policy, [node("a")], NEW, now=120.0)
+    assert (last.history[0].outcome, last.history[0].reason) == (PastOutcome.HALTED, "a: disk")
+
+
+def test_kind_that_drops_the_history_is_not_written_again_and_again() -> None:
+    pruned = RolloutRecord.from_json({"config": "new"})
+    found = advance_record(pruned, RolloutPolicy(), [node("a", NEW)], NEW, now=10.0)
+    assert found.to_json() == {"config": "new"}

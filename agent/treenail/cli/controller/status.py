@@ -1,77 +1,111 @@
 """``treenail-controller status``: show pools and nodes in one table."""
 
 import argparse
-import json
 import logging
-import shutil
+import os
 import sys
-from typing import Protocol, Self, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, Self
 
 from treenail.cli.controller.connect import add_connection_arguments, connect_cluster
+from treenail.cli.controller.status_screen import StatusView, create_view, print_table
 from treenail.cli.controller.status_text import format_table
-from treenail.cli.safe_output import GuardedStream
-from treenail.cli.terminal import HelpFormatter, find_width, format_examples, wrap_text
+from treenail.cli.output_format import OutputFormat, add_format_arguments, print_output
+from treenail.cli.terminal import HelpFormatter, find_width, format_examples
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.plan import read, status_table
+from treenail.controllers.plan.status_document import build_status_document
 from treenail.controllers.plan.status_table import PoolRow
+from treenail.controllers.rollout.policy import ObservedPolicy
 from treenail.controllers.rollout.pools import ObservedPool
 from treenail.controllers.runtime.informers import Informers
-from treenail.errors import ClusterError
-from treenail.escape import escape_text
+from treenail.errors import ClusterError, UsageError
 from treenail.kube.client import Client
-from treenail.kube.resources import MACHINECONFIGPOOLS, NODES
+from treenail.kube.resources import MACHINECONFIGPOOLS, NODES, ROLLOUTPOLICIES
 from treenail.kube.watch import WatchScope
 
-REFRESH_S = 2.0
+DEFAULT_INTERVAL_S = 2.0
+_MIN_INTERVAL_S, _MAX_INTERVAL_S = 0.1, 3600.0
 _LIST_LIMIT_S = 10.0
-
-_CURSOR_UP = "\x1b[{}A"
-_CLEAR_LINE = "\x1b[K"
-_CLEAR_BELOW = "\x1b[J"
+DOCUMENT_KIND = "PoolStatusList"
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the arguments of the command."""
     parser = commands.add_parser(
         "status",
-        help="show pools and nodes, and follow them on a terminal",
-        description="Show pools and nodes in one table. On a terminal, update the table until "
-        "Ctrl-C.",
+        help="show pools and nodes, and follow them with --watch",
+        description="Show pools and nodes in one table: state, booted version, progress, time out "
+        "of service, what blocks them, and the estimated end.",
         epilog=format_examples(
-            ("follow a rollout", "treenail-controller status"),
-            ("print the table once", "treenail-controller status --once"),
+            ("print the table once", "treenail-controller status"),
+            ("follow a rollout", "treenail-controller status --watch"),
+            ("list what blocks the pools", _BLOCKERS_EXAMPLE),
         ),
         formatter_class=HelpFormatter,
     )
     add_connection_arguments(parser)
     parser.add_argument(
-        "--once", action="store_true", help="print the table once, also on a terminal"
+        "-w",
+        "--watch",
+        action="store_true",
+        help="follow the rollout until Ctrl-C: a live table on a terminal, a line for each change "
+        "elsewhere",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument(
+        "--interval",
+        type=_parse_interval,
+        default=DEFAULT_INTERVAL_S,
+        metavar="S",
+        help="with --watch, update the table every S seconds (default: %(default)g)",
+    )
+    # The default since --watch exists.
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
+    add_format_arguments(parser)
     parser.set_defaults(run=print_status)
 
 
+_BLOCKERS_EXAMPLE = "treenail-controller status -o json | jq '.pools[] | {name, blockers}'"
+
+
 def print_status(arguments: argparse.Namespace) -> int:
-    """Print the table; on a terminal, update it until Ctrl-C."""
+    """Print the table; with --watch, follow it until Ctrl-C."""
+    chosen: OutputFormat = arguments.output
+    if arguments.watch and chosen is not OutputFormat.TABLE:
+        raise UsageError(
+            f"cannot use --watch with -o {chosen}",
+            remedy="leave one of them out; rollout status --wait waits in a script",
+        )
+    clock = SystemClock()
     with connect_cluster(arguments) as client:
-        found = read_pool_rows(client)
-        if arguments.json:
-            print(json.dumps(status_table.convert_to_json(found), indent=2))
-        elif arguments.once or not sys.stdout.isatty():
-            print("\n".join(format_table(found, find_width(sys.stdout))))
-        else:
+        if arguments.watch:
             # The table shows why it is outdated; a log would write between its lines.
             logging.getLogger("treenail").addHandler(logging.NullHandler())
-            clock = SystemClock()
             with WatchedPools(client, clock) as pools:
-                follow_status(pools, clock, LiveTable(sys.stdout))
-    sys.stdout.flush()
+                view = create_view(sys.stdout, os.environ)
+                follow_status(pools, clock, view, interval_s=arguments.interval)
+        found = read_pool_rows(client, clock.now())
+    if chosen in (OutputFormat.TABLE, OutputFormat.WIDE):
+        width = None if chosen is OutputFormat.WIDE else find_width(sys.stdout)
+        print_table(format_table(found, width, is_wide=chosen is OutputFormat.WIDE), sys.stdout)
+        return 0
+    print_output(
+        chosen,
+        kind=DOCUMENT_KIND,
+        content=lambda: build_status_document(found, now=clock.now()),
+        lines=tuple,
+        names=lambda: [f"{MACHINECONFIGPOOLS.plural}.{MACHINECONFIGPOOLS.group}/{each.name}"
+                       for each in found],
+    )  # fmt: skip
     return 0
 
 
-def read_pool_rows(client: Client) -> tuple[PoolRow, ...]:
+def read_pool_rows(client: Client, now: float) -> tuple[PoolRow, ...]:
     """Read the rows of the table."""
-    return status_table.build_rows(read.read_pools(client), read.read_nodes(client))
+    policies = read.try_read_policies(client)
+    return status_table.build_rows(
+        read.read_pools(client), read.read_nodes(client), policies, now=now
+    )
 
 
 class PoolReader(Protocol):
@@ -88,11 +122,17 @@ class WatchedPools:
     """
 
     def __init__(self, client: Client, clock: Clock) -> None:
+        self._clock = clock
         self._informers = Informers(client, clock)
         self._pools = self._informers.add_view(
             WatchScope(MACHINECONFIGPOOLS), ObservedPool.from_json
         )
         self._nodes = self._informers.add_view(WatchScope(NODES), read.parse_node)
+        self._read_policies: Callable[[], Mapping[str, ObservedPolicy] | None] = lambda: None
+        if read.try_read_policies(client) is not None:
+            self._read_policies = self._informers.add_view(
+                WatchScope(ROLLOUTPOLICIES), ObservedPolicy.from_json, optional=True
+            ).get_all
 
     def __enter__(self) -> Self:
         self._informers.start()
@@ -107,46 +147,36 @@ class WatchedPools:
         self._informers.check_silent()
         if reason := self._informers.unsynced_reason or self._informers.describe_staleness():
             raise ClusterError(reason)
-        return status_table.build_rows(self._pools.get_all(), self._nodes.get_all())
+        return status_table.build_rows(
+            self._pools.get_all(),
+            self._nodes.get_all(),
+            self._read_policies(),
+            now=self._clock.now(),
+        )
 
 
-def follow_status(pools: PoolReader, clock: Clock, table: "LiveTable") -> None:
-    """Update the table, also after the API server was unreachable."""
-    lines: list[str] = []
+def follow_status(
+    pools: PoolReader, clock: Clock, view: StatusView, *, interval_s: float = DEFAULT_INTERVAL_S
+) -> None:
+    """Update the view, also after the API server was unreachable."""
+    rows: Sequence[PoolRow] = ()
     while True:
+        problem = ""
         try:
-            lines = list(format_table(pools.read_rows(), table.width))
-            table.draw_lines(lines)
+            rows = pools.read_rows()
         except ClusterError as error:
-            problem = wrap_text(f"cannot update the table: {error}", table.width)
-            table.draw_lines([*problem, *lines])
-        clock.sleep(REFRESH_S)
+            problem = str(error)
+        view.show_rows(rows, now=clock.now(), problem=problem)
+        clock.sleep(interval_s)
 
 
-class LiveTable:
-    """Lines on a terminal that are drawn again in the same place."""
-
-    def __init__(self, stream: TextIO) -> None:
-        # The guard escapes the cursor movements too; the lines are escaped here.
-        self._stream = stream.unguarded if isinstance(stream, GuardedStream) else stream
-        self._drawn_count = 0
-
-    @property
-    def width(self) -> int:
-        """The columns of the terminal."""
-        return shutil.get_terminal_size().columns
-
-    def draw_lines(self, lines: list[str]) -> None:
-        """Draw the lines over the previous ones, cut to the size of the terminal."""
-        size = shutil.get_terminal_size()
-        most = max(size.lines - 1, 1)
-        if len(lines) > most > 1:
-            hidden = len(lines) - most + 1
-            lines = [*lines[: most - 1], f"and {hidden} more lines; --once prints all"]
-        # A wrapped line would take two rows, and the next drawing would start in the wrong row.
-        shown = [escape_text(line)[: size.columns] for line in lines[:most]]
-        up = _CURSOR_UP.format(self._drawn_count) if self._drawn_count else ""
-        text = "".join(f"{line}{_CLEAR_LINE}\n" for line in shown)
-        self._stream.write(f"{up}{text}{_CLEAR_BELOW}")
-        self._stream.flush()
-        self._drawn_count = len(shown)
+def _parse_interval(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not _MIN_INTERVAL_S <= found <= _MAX_INTERVAL_S:
+        raise argparse.ArgumentTypeError(
+            f"expected seconds from {_MIN_INTERVAL_S:g} to {_MAX_INTERVAL_S:g}, found {text!r:.80}"
+        )
+    return found

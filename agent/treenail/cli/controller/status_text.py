@@ -3,119 +3,244 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from treenail.cli.terminal import wrap_text
-from treenail.controllers.plan.status_table import NodeRow, PoolRow
+from treenail.cli.controller.styled_line import StyledLine, style_text
+from treenail.cli.terminal import format_duration, wrap_text
+from treenail.controllers.plan.blockers import RolloutBlocker
+from treenail.controllers.plan.status_table import PHASE_WIDTH, NodeRow, PoolRow
+from treenail.controllers.rollout.nodes import RolloutTarget
+from treenail.controllers.rollout.wait_reasons import WAIT_REASONS
 from treenail.escape import escape_line
 
-MAX_IDLE_NODES = 5
+MAX_IDLE_NODES = 10
 """Maximum number of idle nodes listed for a pool; the others are only counted."""
 
-_BAR_WIDTH = 10
-# Percent of an update at which each phase begins.
-_PHASE_PERCENT = {
-    "staging": 10,
-    "draining": 40,
-    "applying": 60,
-    "rebooting": 75,
-    "uncordoning": 90,
-    "updated": 100,
-}
-_PHASE_WIDTH = max(map(len, _PHASE_PERCENT))
-_POSITION_WIDTH = 17
+_BAR_WIDTH, _NARROW_BAR_WIDTH = 12, 6
+_NARROW = 100
+"""Fewer columns than this leave less room for the bars, and none for the config of a node."""
 _MIN_NAME = 16
+_MAX_BOOTED = 18
+_OUTAGE_WIDTH = 9
 _RENDERED = re.compile(r"rendered-.*-([0-9a-f]{8})[0-9a-f]{24}")
+_VERSION = re.compile(r"[0-9][0-9A-Za-z.~+-]*")
+_STATE_STYLES = {
+    "Done": "good",
+    "Updated": "good",
+    "Working": "busy",
+    "Updating": "busy",
+    "Paused": "busy",
+    "Degraded": "bad",
+    "Unreconcilable": "bad",
+    "Halted": "bad",
+    "Stalled": "bad",
+}
+_PHASE_STYLES = {"updated": "good", "failed": "bad", "waiting": ""}
 
 
-def format_table(found: Sequence[PoolRow], width: int | None = None) -> Iterator[str]:
-    """Yield the lines of the table, of at most ``width`` columns; None wraps nothing."""
+def format_table(
+    found: Sequence[PoolRow],
+    width: int | None = None,
+    *,
+    is_wide: bool = False,
+    max_lines: int | None = None,
+) -> Iterator[StyledLine]:
+    """Yield the lines of the table, of at most ``width`` columns; None wraps nothing.
+
+    ``max_lines`` leaves out idle nodes first, so that as many lines as possible fit.
+    """
+    lines: list[StyledLine] = []
+    for limit in (MAX_IDLE_NODES, 5, 2, 0):
+        lines = [*_format_pools(found, width, is_wide=is_wide, max_idle=limit)]
+        if max_lines is None or len(lines) <= max_lines:
+            break
+    yield from lines
+
+
+def format_summary(row: PoolRow) -> str:
+    """Format state, counts and estimate of a pool in one sentence, without its name."""
+    counts = row.counts
+    parts = [f"{row.state}, {counts['updated']} of {counts['total']} nodes updated"]
+    if counts["unavailable"]:
+        parts.append(f"{counts['unavailable']} unavailable")
+    if counts["degraded"]:
+        parts.append(f"{counts['degraded']} degraded")
+    if row.remaining_s is not None and counts["updated"] < counts["total"]:
+        parts.append(f"about {format_rough_duration(row.remaining_s)} left")
+    return ", ".join(parts)
+
+
+def format_blocker(blocker: RolloutBlocker) -> str:
+    """Format who or what blocks, in one sentence."""
+    lead = "waiting" if blocker.kind in WAIT_REASONS else f"blocked ({blocker.kind})"
+    return f"{lead}: {blocker.message}"
+
+
+def format_version(os_image: str) -> str:
+    """Return the version in the name of an operating system, or the name if it has none."""
+    found = _VERSION.search(os_image)
+    return found[0] if found else os_image
+
+
+def format_rough_duration(seconds: float) -> str:
+    """Format an estimate, in steps that do not change at every look."""
+    if seconds < 60:
+        return f"{max(5, round(seconds / 5) * 5)} s"
+    return format_duration(round(seconds / 60) * 60)
+
+
+def shorten_target(target: RolloutTarget) -> str:
+    """Shorten a rendered config to 8 digits of its hash, and an image to 8 of its digest."""
+    found = _RENDERED.fullmatch(target.config)
+    config = found[1] if found else target.config or "-"
+    _, _, digest = (target.image or "").partition("@sha256:")
+    image = digest[:8] or target.image
+    return escape_line(f"{config}/{image}" if image else config)
+
+
+def _format_pools(
+    found: Sequence[PoolRow], width: int | None, *, is_wide: bool, max_idle: int
+) -> Iterator[StyledLine]:
     if not found:
-        yield "no MachineConfigPools found"
+        yield StyledLine.plain_text("no MachineConfigPools found")
     for index, row in enumerate(found):
         if index:
-            yield ""
+            yield StyledLine()
         yield from _format_pool(row, width)
+        yield from _format_nodes(row, width, is_wide=is_wide, max_idle=max_idle)
 
 
-def _format_pool(row: PoolRow, width: int | None) -> Iterator[str]:
-    counts = row.counts
-    heading = (
-        f"{escape_line(row.name)}: {_format_state(row)}, {counts['updated']} of {counts['total']} "
-        f"nodes updated, {counts['unavailable']} unavailable, {counts['degraded']} degraded"
-    )
-    yield from wrap_text(heading, width, hanging="  ")
-    yield from wrap_text(row.config or "no rendered config yet", width, indent="  ")
-    if row.message:
-        yield from wrap_text(row.message, width, indent="  ")
-    yield from _format_nodes(row.nodes, width)
+def _format_pool(row: PoolRow, width: int | None) -> Iterator[StyledLine]:
+    name = escape_line(row.name)
+    heading = [*wrap_text(f"{name}: {format_summary(row)}", width, hanging="  ")]
+    style = _STATE_STYLES.get(row.state, "")
+    lead = f"{name}: "
+    if heading[0].startswith(f"{lead}{row.state}"):
+        rest = heading.pop(0)[len(lead) + len(row.state) :]
+        yield StyledLine((style_text(lead, "strong"), style_text(row.state, style), (rest, "")))
+    yield from map(StyledLine.plain_text, heading)
+    target = shorten_target(row.target) if width is not None else _format_target(row.target)
+    wave = f", wave {min(row.wave, row.waves)} of {row.waves}" if row.wave and row.waves > 1 else ""
+    text = f"to {target}{wave}" if row.target.config else "no rendered config yet"
+    yield from _wrap(escape_line(text), width, "  ", "faint")
+    own = [each for each in row.blockers if not each.node or each.kind == "halted"]
+    for blocker in own:
+        is_wait = blocker.kind in WAIT_REASONS
+        yield from _wrap(format_blocker(blocker), width, "  ", "busy" if is_wait else "bad")
+    if not own and row.state == "Unknown" and row.message:
+        yield from _wrap(row.message, width, "  ", "")
 
 
-def _format_nodes(nodes: Sequence[NodeRow], width: int | None) -> Iterator[str]:
+def _format_nodes(
+    row: PoolRow, width: int | None, *, is_wide: bool, max_idle: int
+) -> Iterator[StyledLine]:
+    nodes: Sequence[NodeRow] = row.nodes
     if not nodes:
-        yield "  no nodes"
+        yield StyledLine.plain_text("  no nodes")
         return
-    states = max(len(text) for text in [*(escape_line(node.state) for node in nodes), "STATE"])
-    update_width = _BAR_WIDTH + 1 + _PHASE_WIDTH
-    names = [escape_line(node.name) for node in nodes]
-    if width is not None:
-        others = states + len("OUT") + update_width + _POSITION_WIDTH + 10
-        names = _shorten_names(names, max(_MIN_NAME, width - others))
-    columns = max(map(len, [*names, "NODE"]))
-    yield _fit(
-        f"  {'NODE':<{columns}}  {'STATE':<{states}}  {'OUT':<3}  {'UPDATE':<{update_width}}  AT",
-        width,
-    )
-    idle_count = 0
-    for name, node in zip(names, nodes, strict=True):
-        idle_count += node.is_idle
-        if node.is_idle and idle_count > MAX_IDLE_NODES:
+    if len(nodes) > max_idle:
+        # The rows of a small pool keep their places.
+        nodes = sorted(nodes, key=lambda node: node.is_idle)
+    columns = _Columns(row, width, is_wide=is_wide)
+    yield columns.format_heading()
+    idle = [node for node in nodes if node.is_idle]
+    hidden = {node.name for node in idle[max_idle:]} if len(nodes) > max_idle else set()
+    for node in nodes:
+        if node.name in hidden:
             continue
-        update = f"{_format_bar(node)} {node.phase}"
-        line = (
-            f"  {name:<{columns}}  {escape_line(node.state) or '-':<{states}}  "
-            f"{'' if node.is_in_service else 'yes':<3}  {update:<{update_width}}  "
-            f"{_format_position(node, is_short=width is not None)}"
-        )
-        yield _fit(line, width)
+        yield columns.format_node(node)
         if node.reason:
-            yield from wrap_text(node.reason, width, indent="    ")
-    if idle_count > MAX_IDLE_NODES:
-        yield f"  and {idle_count - MAX_IDLE_NODES} more idle nodes"
+            yield from _wrap(
+                node.reason, width, "    ", "bad" if node.phase == "failed" else "busy"
+            )
+    if hidden:
+        updated = sum(node.phase == "updated" for node in idle[max_idle:])
+        yield StyledLine(
+            (
+                style_text(
+                    f"  and {len(hidden)} more idle nodes, {updated} of them updated", "faint"
+                ),
+            )
+        )
 
 
-def _format_state(row: PoolRow) -> str:
-    if row.degraded_status == "True":
-        return "Degraded"
-    if row.stalled_status == "True":
-        return "Stalled"
-    if row.updating_status == "True":
-        return "Updating"
-    return "Updated" if row.updated_status == "True" else "no status yet"
+class _Columns:
+    """The columns of one pool: their widths depend on its nodes and on the terminal."""
+
+    def __init__(self, row: PoolRow, width: int | None, *, is_wide: bool) -> None:
+        self._width = width
+        self._is_wide = is_wide
+        is_narrow = width is not None and width < _NARROW
+        self._has_target = not is_narrow
+        self._bar = _NARROW_BAR_WIDTH if is_narrow else _BAR_WIDTH
+        self._states = max(len(s) for s in [*(escape_line(n.state) for n in row.nodes), "STATE"])
+        booted = [len(_format_booted(node)) for node in row.nodes]
+        self._booted = min(max([*booted, len("BOOTED")]), _MAX_BOOTED)
+        self._progress = self._bar + len(" 100% ") + PHASE_WIDTH
+        others = self._states + self._booted + self._progress + _OUTAGE_WIDTH + 10
+        others += 20 if self._has_target else 0
+        names = [escape_line(node.name) for node in row.nodes]
+        if width is not None:
+            names = _shorten_names(names, max(_MIN_NAME, width - others))
+        self._names = dict(zip((node.name for node in row.nodes), names, strict=True))
+        self._name = max(map(len, [*names, "NODE"]))
+
+    def format_heading(self) -> StyledLine:
+        text = (
+            f"  {'NODE':<{self._name}}  {'STATE':<{self._states}}  {'BOOTED':<{self._booted}}  "
+            f"{'PROGRESS':<{self._progress}}  {'OUT':>{_OUTAGE_WIDTH}}"
+        )
+        text += "  AT" if self._has_target else ""
+        return StyledLine((style_text(text, "faint"),)).cut(self._width)
+
+    def format_node(self, node: NodeRow) -> StyledLine:
+        state = escape_line(node.state) or "-"
+        style = _PHASE_STYLES.get(node.phase, "busy")
+        full = node.percent * self._bar // 100
+        percent = f" {node.percent:>3}% "
+        booted = _format_booted(node)
+        parts = [
+            (f"  {self._names[node.name]:<{self._name}}  ", ""),
+            style_text(state, _STATE_STYLES.get(node.state, "")),
+            (" " * (self._states - len(state) + 2), ""),
+            (f"{_shorten(booted, self._booted):<{self._booted}}  ", ""),
+            style_text("█" * full, style),
+            style_text("░" * (self._bar - full), "faint"),
+            (f"{percent}{node.phase:<{PHASE_WIDTH}}  ", ""),
+            style_text(
+                f"{_format_outage(node):>{_OUTAGE_WIDTH}}", "" if node.is_in_service else "busy"
+            ),
+        ]
+        if self._has_target:
+            parts.append((f"  {self._format_position(node)}", ""))
+        return StyledLine(tuple(parts)).cut(self._width)
+
+    def _format_position(self, node: NodeRow) -> str:
+        prestage = f" (pre-{node.prestage})" if node.prestage else ""
+        if self._width is not None and not self._is_wide:
+            return f"{shorten_target(node.current)}{prestage}"
+        arrow = "" if node.desired == node.current else f" -> {_format_target(node.desired)}"
+        return escape_line(f"{_format_target(node.current)}{arrow}{prestage}")
 
 
-def _format_bar(node: NodeRow) -> str:
-    full = _PHASE_PERCENT.get(node.phase, 0) * _BAR_WIDTH // 100
-    return "█" * full + "░" * (_BAR_WIDTH - full)
+def _format_target(target: RolloutTarget) -> str:
+    """Format the config and the first 12 digits of the image digest."""
+    if not target.image:
+        return target.config or "-"
+    _, _, digest = target.image.partition("@sha256:")
+    return f"{target.config} {digest[:12] or target.image}"
 
 
-def _format_position(node: NodeRow, *, is_short: bool) -> str:
-    """Format the current target, the desired one if it differs, and a pre-staged image.
-
-    The heading of the pool names the desired config, so that a short text omits it.
-    """
-    current = node.current or "-"
-    arrow = "" if node.desired == node.current else f" -> {node.desired or '-'}"
-    if is_short:
-        current, arrow = _shorten_target(current), ""
-    prestage = f" (pre-{node.prestage})" if node.prestage else ""
-    return escape_line(f"{current}{arrow}{prestage}")
+def _format_booted(node: NodeRow) -> str:
+    return escape_line(format_version(node.os_image)) or "-"
 
 
-def _shorten_target(target: str) -> str:
-    """Shorten a rendered config to 8 digits of its hash, and an image to 8 of its digest."""
-    config, _, image = target.partition(" ")
-    found = _RENDERED.fullmatch(config)
-    config = found[1] if found else config
-    return f"{config}/{image[:8]}" if image else config
+def _format_outage(node: NodeRow) -> str:
+    if node.out_of_service_s is None:
+        return "" if node.is_in_service else "out"
+    return format_duration(node.out_of_service_s).replace(" min", "m").replace(" s", "s")
+
+
+def _shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _shorten_names(names: Sequence[str], limit: int) -> list[str]:
@@ -129,6 +254,6 @@ def _shorten_names(names: Sequence[str], limit: int) -> list[str]:
     return [name if len(name) <= limit else f"{name[:half]}…{name[-half:]}" for name in names]
 
 
-def _fit(line: str, width: int | None) -> str:
-    line = line.rstrip()
-    return line if width is None or len(line) <= width else f"{line[: width - 1]}…"
+def _wrap(text: str, width: int | None, indent: str, style: str) -> Iterator[StyledLine]:
+    for line in wrap_text(escape_line(text.replace("\n", " ")), width, indent=indent):
+        yield StyledLine((style_text(line, style),))

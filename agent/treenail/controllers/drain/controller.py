@@ -214,7 +214,9 @@ class DrainController:
         stage = DrainStage.LEFT_CORDONED if stays_cordoned else DrainStage.UNCORDONED
         # Queued before the write: it may succeed although its response is lost.
         self._condition_writer.queue_conditions(node.name, build_drain_conditions(stage, request))
-        self._nodes.acknowledge_uncordon(node, should_uncordon=should_uncordon)
+        self._nodes.acknowledge_uncordon(
+            node, should_uncordon=should_uncordon, now=self._clock.now()
+        )
         if stays_cordoned:
             log.info("left %s cordoned for %s: a user cordoned it", node.name, request)
         else:

@@ -179,6 +179,11 @@ def decide_drain(node: DrainNode, now: float) -> DrainDecision:
     return EvictDecision(record)
 
 
+def format_outage(began_at: float, ended_at: float) -> str:
+    """Format the time out of service for the annotation, as an interval of ISO 8601."""
+    return f"{format_rfc3339(began_at)}/{format_rfc3339(max(began_at, ended_at))}"
+
+
 def _is_cordoned_by_other(node: DrainNode) -> bool:
     """True when a user or another program cordoned the node before the request."""
     if not node.unschedulable:

@@ -6,7 +6,7 @@ server counts from then on, even before the watch shows it, so that no step is d
 
 from treenail.api import annotations as key
 from treenail.api.decode import Json
-from treenail.controllers.drain.decide import DrainNode, DrainRecord
+from treenail.controllers.drain.decide import DrainNode, DrainRecord, format_outage
 from treenail.controllers.runtime.informers import InformerView
 from treenail.errors import NotFoundError
 from treenail.kube.client import Client
@@ -62,13 +62,17 @@ class DrainNodeClient:
             annotations[key.DRAIN_BLOCKED] = None
         return self._patch_node(node, annotations)
 
-    def acknowledge_uncordon(self, node: DrainNode, *, should_uncordon: bool) -> DrainNode:
+    def acknowledge_uncordon(
+        self, node: DrainNode, *, should_uncordon: bool, now: float
+    ) -> DrainNode:
         """Acknowledge the uncordon, lift the cordon and remove the record, in one write."""
         annotations: Json = {
             key.LAST_APPLIED_DRAIN: node.desired_drain,
             key.DRAIN: None,
             key.DRAIN_BLOCKED: None,
         }
+        if node.record is not None and should_uncordon:
+            annotations[key.LAST_OUTAGE] = format_outage(node.record.began_at, now)
         spec: Json | None = {"unschedulable": None} if should_uncordon else None
         return self._patch_node(node, annotations, spec)
 

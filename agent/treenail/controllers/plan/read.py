@@ -52,6 +52,15 @@ def parse_node(document: Json, *, image_key: str = key.DESIRED_OS_IMAGE) -> Node
     return NodeFacts.from_json(document, image_key=image_key)
 
 
+def try_read_policies(client: Client) -> dict[str, ObservedPolicy] | None:
+    """Read all rollout policies by name; None without the permission. Raises `ClusterError`."""
+    try:
+        found = _list_parsed(client, ROLLOUTPOLICIES, ObservedPolicy.from_json)
+    except ForbiddenError:
+        return None
+    return {each.name: each for each in found}
+
+
 def read_snapshot(client: Client, *, image_key: str = key.DESIRED_OS_IMAGE) -> PlanInput:
     """Read all objects that a plan depends on; raise `ClusterError`."""
     clusters = _list_parsed(client, CONTROLLERCONFIGS, ControllerConfig.from_json)

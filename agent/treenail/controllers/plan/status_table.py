@@ -1,14 +1,42 @@
-"""Rows about pools and nodes for users who watch a rollout, and as JSON."""
+"""Rows about pools and nodes for users who watch a rollout: a pure function of the objects.
+
+The command ``status``, the page of the controllers and the demo show these rows.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.meta import Condition
+from treenail.controllers.plan.blockers import RolloutBlocker, find_pool_blockers
+from treenail.controllers.rollout.gates.windows import WindowClosed, find_window_state
+from treenail.controllers.rollout.history import PastRollout
+from treenail.controllers.rollout.holders import describe_holder
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.rollout.policy import ObservedPolicy, RolloutPolicy
 from treenail.controllers.rollout.pools import ObservedPool, group_nodes
+from treenail.controllers.rollout.progress import (
+    ROLLOUT_STATUS,
+    RolloutRecord,
+    estimate_node_s,
+    estimate_remaining_s,
+)
+from treenail.controllers.rollout.select import compute_max_unavailable, limit_to_quorum
 from treenail.controllers.rollout.status import read_reported_status
 from treenail.errors import ConfigError
+
+# Percent of an update at which each phase begins; staging fills its part by its own percentage.
+_PHASE_PERCENT = {
+    "waiting": 0,
+    "staging": 0,
+    "draining": 60,
+    "applying": 70,
+    "rebooting": 75,
+    "verifying": 85,
+    "uncordoning": 92,
+    "updated": 100,
+}
+PHASE_WIDTH = max(map(len, _PHASE_PERCENT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +45,23 @@ class NodeRow:
 
     name: str
     state: str
-    current: str
-    desired: str
-    current_target: RolloutTarget
-    desired_target: RolloutTarget
+    current: RolloutTarget
+    desired: RolloutTarget
     is_in_service: bool
     is_idle: bool
     reason: str = ""
+    """What blocks the node, or why it failed."""
     phase: str = ""
     """Of the update: ``waiting``, ``staging``, ``draining``, ``applying``, ``rebooting``,
-    ``uncordoning``, ``failed`` or ``updated``."""
+    ``verifying``, ``uncordoning``, ``failed`` or ``updated``."""
+    percent: int = 0
+    """Of the whole update."""
+    staging_percent: int | None = None
+    """Of the pull and the deployment of the image; None while the agent reports none."""
+    os_image: str = ""
+    """Name of the booted operating system, as the kubelet reports it."""
+    out_of_service_s: float | None = None
+    """How long the node is out of service, or how long its last drain kept it; None if unknown."""
     prestage: str = ""
     """``staging`` or ``staged`` for a node that pre-stages its next image, else empty."""
 
@@ -36,87 +71,151 @@ class PoolRow:
     """One pool and its nodes."""
 
     name: str
-    config: str
+    target: RolloutTarget
+    state: str
+    """``Updated``, ``Updating``, ``Paused``, ``Halted``, ``Stalled``, ``Degraded``, ``Unknown``."""
+    conditions: Mapping[str, Condition]
     counts: Mapping[str, int]
-    updated_status: str
-    """Status of the condition Updated; empty without the condition."""
-    updating_status: str
-    degraded_status: str
-    stalled_status: str
     message: str
     nodes: tuple[NodeRow, ...]
+    blockers: tuple[RolloutBlocker, ...] = ()
+    policy: str = ""
+    """Name of the RolloutPolicy."""
+    wave: int = 0
+    """Number of the current wave, from 1; 0 without a rollout."""
+    waves: int = 0
+    next_window_at: float | None = None
+    """When a maintenance window opens; None while one is open, and without windows."""
+    began_at: float | None = None
+    """When the rollout began, in seconds since the epoch."""
+    remaining_s: float | None = None
+    """Estimate of the time until all nodes are updated; None where only a user can end it."""
+    history: tuple[PastRollout, ...] = ()
 
 
 def build_rows(
-    pools: Mapping[str, ObservedPool], nodes: Mapping[str, NodeFacts]
+    pools: Mapping[str, ObservedPool],
+    nodes: Mapping[str, NodeFacts],
+    policies: Mapping[str, ObservedPolicy] | None = None,
+    *,
+    now: float,
 ) -> tuple[PoolRow, ...]:
-    """Build the rows: pools by name, and in each pool the idle nodes last."""
+    """Build the rows: pools and their nodes by name. ``now`` is in seconds since the epoch.
+
+    ``policies`` None means that they are unknown; then rows have neither windows nor estimates.
+    """
     grouping = group_nodes(pools, nodes)
     return tuple(
-        _build_pool_row(pools[name], grouping.members.get(name, ())) for name in sorted(pools)
+        _build_pool_row(pools[name], grouping.members.get(name, ()), policies, now)
+        for name in sorted(pools)
     )
 
 
-def convert_to_json(found: Sequence[PoolRow]) -> Json:
-    """Convert all rows, with every node."""
-    return {
-        "pools": [
-            {
-                "name": pool.name,
-                "config": pool.config,
-                "counts": dict(pool.counts),
-                "updated": pool.updated_status,
-                "updating": pool.updating_status,
-                "degraded": pool.degraded_status,
-                "stalled": pool.stalled_status,
-                "message": pool.message,
-                "nodes": [
-                    {
-                        "name": node.name,
-                        "state": node.state,
-                        "current": _convert_target(node.current_target),
-                        "desired": _convert_target(node.desired_target),
-                        "inService": node.is_in_service,
-                        "reason": node.reason,
-                        "phase": node.phase,
-                        "prestage": node.prestage,
-                    }
-                    for node in pool.nodes
-                ],
-            }
-            for pool in found
-        ]
-    }
-
-
-def _build_pool_row(observed: ObservedPool, nodes: Sequence[NodeFacts]) -> PoolRow:
+def _build_pool_row(
+    observed: ObservedPool,
+    nodes: Sequence[NodeFacts],
+    policies: Mapping[str, ObservedPolicy] | None,
+    now: float,
+) -> PoolRow:
     pool = observed.pool
     conditions = {condition.type: condition for condition in pool.conditions}
-    updating, degraded = conditions.get("Updating"), conditions.get("Degraded")
-    stalled = conditions.get("Stalled")
-    message = ""
-    if degraded is not None and degraded.status == "True":
-        message = degraded.message
-    elif stalled is not None and stalled.status == "True":
-        message = stalled.message
-    elif updating is not None:
-        message = updating.message
-    found = sorted(
-        (_build_node_row(node, pool.configuration.name) for node in nodes),
-        key=lambda row: (row.is_idle, row.name),
-    )
-    updated = conditions.get("Updated")
+    record = _read_record(pool)
+    target = RolloutTarget(pool.configuration.name)
+    if record is not None and record.target.config == target.config:
+        target = record.target
+    policy = _find_policy(pool, policies)
+    state = _choose_state(pool, conditions, record)
+    blockers = find_pool_blockers(observed, conditions, record, nodes, now)
+    window = find_window_state(policy.windows, now) if policy else None
     return PoolRow(
         name=pool.name,
-        config=pool.configuration.name,
+        target=target,
+        state=state,
+        conditions=conditions,
         counts=_count_nodes(pool),
-        updated_status=updated.status if updated else "",
-        updating_status=updating.status if updating else "",
-        degraded_status=degraded.status if degraded else "",
-        stalled_status=stalled.status if stalled else "",
-        message=message if observed.error is None else str(observed.error),
-        nodes=tuple(found),
+        message=_choose_message(observed, conditions),
+        nodes=tuple(_build_node_row(node, target, now) for node in nodes),
+        blockers=blockers,
+        policy=pool.rollout_policy,
+        wave=0 if record is None else record.wave + 1,
+        waves=len(policy.waves) + 1 if policy else 0,
+        next_window_at=now + window.opens_in_s if isinstance(window, WindowClosed) else None,
+        began_at=record.began_at if record else None,
+        remaining_s=_estimate_s(pool, policy, record, nodes, now) if state == "Updating" else None,
+        history=record.history if record else (),
     )
+
+
+def _read_record(pool: MachineConfigPool) -> RolloutRecord | None:
+    stored = pool.status.get(ROLLOUT_STATUS)
+    try:
+        return None if stored is None else RolloutRecord.from_json(stored)
+    except ConfigError:
+        return None
+
+
+def _find_policy(
+    pool: MachineConfigPool, policies: Mapping[str, ObservedPolicy] | None
+) -> RolloutPolicy | None:
+    if not pool.rollout_policy:
+        return RolloutPolicy()
+    found = (policies or {}).get(pool.rollout_policy)
+    return found.policy if found is not None and found.error is None else None
+
+
+def _is_true(conditions: Mapping[str, Condition], name: str) -> bool:
+    return name in conditions and conditions[name].status == "True"
+
+
+def _choose_state(
+    pool: MachineConfigPool, conditions: Mapping[str, Condition], record: RolloutRecord | None
+) -> str:
+    if record is not None and record.halted_by is not None:
+        return "Halted"
+    for name in ("Degraded", "Stalled"):
+        if _is_true(conditions, name):
+            return name
+    if _is_true(conditions, "Updated"):
+        return "Updated"
+    if pool.paused:
+        return "Paused"
+    return "Updating" if _is_true(conditions, "Updating") else "Unknown"
+
+
+def _choose_message(observed: ObservedPool, conditions: Mapping[str, Condition]) -> str:
+    if observed.error is not None:
+        return str(observed.error)
+    for name in ("Degraded", "Stalled"):
+        if _is_true(conditions, name):
+            return conditions[name].message
+    updating = conditions.get("Updating")
+    return updating.message if updating is not None else ""
+
+
+def _estimate_s(
+    pool: MachineConfigPool,
+    policy: RolloutPolicy | None,
+    record: RolloutRecord | None,
+    nodes: Sequence[NodeFacts],
+    now: float,
+) -> float | None:
+    """Estimate the time until the last node is updated, as the rollout controller does."""
+    if policy is None or record is None:
+        return None
+    remaining = sum(not node.is_updated_to(record.target) for node in nodes)
+    try:
+        limit = compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
+    except ConfigError:
+        return None
+    left_s = estimate_remaining_s(
+        remaining,
+        limit_to_quorum(limit, nodes),
+        estimate_node_s(nodes, record.target),
+        policy.windows,
+        now,
+    )
+    soaks_s = sum(wave.soak_s for wave in policy.waves[record.wave :])
+    return None if left_s is None else left_s + soaks_s
 
 
 def _count_nodes(pool: MachineConfigPool) -> Mapping[str, int]:
@@ -132,51 +231,62 @@ def _count_nodes(pool: MachineConfigPool) -> Mapping[str, int]:
     }
 
 
-def _build_node_row(node: NodeFacts, pool_config: str) -> NodeRow:
+def _build_node_row(node: NodeFacts, target: RolloutTarget, now: float) -> NodeRow:
+    phase = _compute_phase(node, target)
     return NodeRow(
         name=node.name,
         state=node.state,
-        current=_format_target(RolloutTarget(node.current_config, node.current_image)),
-        desired=_format_target(RolloutTarget(node.desired_config, node.desired_image)),
+        current=RolloutTarget(node.current_config, node.current_image),
+        desired=RolloutTarget(node.desired_config, node.desired_image),
         is_in_service=node.is_in_service,
         is_idle=node.is_done and node.is_in_service,
-        reason=_choose_reason(node),
-        phase=_compute_phase(node, pool_config),
-        current_target=RolloutTarget(node.current_config, node.current_image),
-        desired_target=RolloutTarget(node.desired_config, node.desired_image),
+        reason=_choose_reason(node, now),
+        phase=phase,
+        percent=_compute_percent(phase, node.progress.percent),
+        staging_percent=node.progress.percent,
+        os_image=node.progress.os_image,
+        out_of_service_s=_compute_outage_s(node, now),
         prestage=_format_prestage(node),
     )
 
 
-def _choose_reason(node: NodeFacts) -> str:
-    if node.is_done:
+def _choose_reason(node: NodeFacts, now: float) -> str:
+    if node.is_done and node.prestage_error:
         return node.prestage_error
-    if node.reason or not node.drain_blocker:
+    if node.reason and not node.is_done:
         return node.reason
-    return f"drain blocked by {node.drain_blocker}"
+    if not node.is_unavailable:
+        return ""
+    holder = describe_holder(node, now)
+    return "" if holder.is_expected else holder.reason
 
 
-def _compute_phase(node: NodeFacts, pool_config: str) -> str:
+def _compute_phase(node: NodeFacts, target: RolloutTarget) -> str:
     if node.is_degraded:
         return "failed"
     if node.is_done:
-        return "updated" if node.current_config == pool_config else "waiting"
-    return node.phase or "waiting"
+        return "updated" if node.is_updated_to(target) else "waiting"
+    return node.progress.phase or "waiting"
+
+
+def _compute_percent(phase: str, staging_percent: int | None) -> int:
+    if phase == "staging":
+        return (staging_percent or 0) * _PHASE_PERCENT["draining"] // 100
+    return _PHASE_PERCENT.get(phase, 0)
+
+
+def _compute_outage_s(node: NodeFacts, now: float) -> float | None:
+    """Compute the time out of service from the drain, or from the loss of the Ready condition."""
+    if node.is_in_service:
+        return node.progress.last_outage_s
+    starts = [node.progress.drain_began_at] if node.unschedulable else []
+    if not node.is_healthy and not node.pressure:
+        starts.append(node.ready_changed_at)
+    known = [at for at in starts if at is not None]
+    return max(0.0, now - min(known)) if known else None
 
 
 def _format_prestage(node: NodeFacts) -> str:
     if node.prestage_target is None:
         return ""
     return "staged" if node.prestaged_image == node.prestage_target.image else "staging"
-
-
-def _convert_target(target: RolloutTarget) -> Json:
-    return {"config": target.config, "image": target.image or ""}
-
-
-def _format_target(target: RolloutTarget) -> str:
-    """Format the config and the first 12 digits of the image digest."""
-    if not target.image:
-        return target.config
-    _, _, digest = target.image.partition("@sha256:")
-    return f"{target.config} {digest[:12] or target.image}"

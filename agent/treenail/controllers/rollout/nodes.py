@@ -16,6 +16,7 @@ from treenail.api.decode import Fields, load_json
 from treenail.api.machineconfignode import ConditionType
 from treenail.api.meta import Condition, ObjectMeta
 from treenail.clock import parse_rfc3339
+from treenail.controllers.rollout.node_progress import NodeProgress, parse_progress
 from treenail.errors import ConfigError
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
@@ -86,8 +87,8 @@ class NodeFacts:
     settings: NodeSettings = NodeSettings()
     drain_blocker: str = ""
     """What has blocked the drain of the node for some time."""
-    phase: str = field(default="", compare=False)
-    """Phase of the update in progress, for tables; no decision depends on it."""
+    progress: NodeProgress = field(default=NodeProgress(), compare=False)
+    """For tables; no decision depends on it."""
     uid: str = field(default="", compare=False)
     resource_version: str = field(default="", compare=False)
     """Condition of every write; excluded from comparisons."""
@@ -101,16 +102,20 @@ class NodeFacts:
         fields = Fields.from_json(document, "Node")
         meta = ObjectMeta.from_fields(fields.get_object("metadata"))
         annotations = meta.annotations
-        conditions = fields.get_object("status").map_objects("conditions", Condition.from_fields)
+        status = fields.get_object("status")
+        conditions = status.map_objects("conditions", Condition.from_fields)
         changed = [at.last_transition_time for at in conditions if at.type == "Ready"]
+        ready_changed_at = parse_rfc3339(changed[0]) if changed else None
+        is_healthy = all(map(_is_healthy, conditions))
+        started_at = parse_rfc3339(annotations.get(STARTED_AT))
         created = meta.others.get("creationTimestamp")
         return cls(
             name=meta.name,
             labels=meta.labels,
             created_at=created if isinstance(created, str) else "",
-            is_healthy=all(map(_is_healthy, conditions)),
+            is_healthy=is_healthy,
             pressure=_describe_pressure(conditions),
-            ready_changed_at=parse_rfc3339(changed[0]) if changed else None,
+            ready_changed_at=ready_changed_at,
             unschedulable=fields.get_object("spec").get_bool("unschedulable"),
             current_config=annotations.get(key.CURRENT_CONFIG, ""),
             desired_config=annotations.get(key.DESIRED_CONFIG, ""),
@@ -118,7 +123,7 @@ class NodeFacts:
             desired_image=annotations.get(image_key),
             state=annotations.get(key.STATE, ""),
             reason=annotations.get(key.REASON, ""),
-            started_at=parse_rfc3339(annotations.get(STARTED_AT)),
+            started_at=started_at,
             prestage_target=_parse_prestage_target(annotations),
             prestaged_image=annotations.get(key.PRESTAGED, ""),
             prestage_error=_parse_prestage_error(annotations),
@@ -130,7 +135,12 @@ class NodeFacts:
                 annotations.get(key.POOL_RETRY, ""),
             ),
             drain_blocker=_parse_drain_blocker(annotations),
-            phase=_parse_phase(annotations),
+            progress=parse_progress(
+                annotations,
+                status,
+                ready_again_at=ready_changed_at if is_healthy else None,
+                started_at=started_at,
+            ),
             uid=meta.uid,
             resource_version=meta.resource_version,
         )
@@ -232,19 +242,6 @@ def overlay_written(
         else:
             overlaid.append(node)
     return tuple(overlaid)
-
-
-def _parse_phase(annotations: Mapping[str, str]) -> str:
-    """Return the phase as the agent's annotations imply it; empty without an update."""
-    if annotations.get(key.STATE) != NodeState.WORKING:
-        return ""
-    if annotations.get(key.POST_CONFIG_ACTION):
-        return "rebooting"
-    requested = annotations.get(key.DESIRED_DRAIN, "")
-    is_drain = requested.startswith("drain-")
-    if requested != annotations.get(key.LAST_APPLIED_DRAIN, ""):
-        return "draining" if is_drain else "uncordoning"
-    return "applying" if is_drain else "staging"
 
 
 def _parse_prestage_target(annotations: Mapping[str, str]) -> RolloutTarget | None:

@@ -1,6 +1,5 @@
 """Metrics of pools: nodes by state, conditions, halts, waits by reason, durations of updates."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
@@ -9,26 +8,12 @@ from treenail.clock import Clock, parse_rfc3339
 from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.controllers.rollout.pools import PoolSnapshot
 from treenail.controllers.rollout.status import read_reported_status
+from treenail.controllers.rollout.wait_reasons import WAIT_REASONS, classify_wait
 from treenail.controllers.runtime.metrics import SLOW_BUCKETS_S, ControllerMetrics, MetricTable
 from treenail.errors import ConfigError
 
 NODE_STATES = ("Done", "Working", "Degraded", "Unreconcilable", "Unknown")
 CONDITIONS = ("Updated", "Updating", "Degraded", "Stalled")
-# The first word that the message of a waiting pool contains; see gates and `decide`.
-_WAIT_REASONS = (
-    ("maxUnavailable", re.compile("maxUnavailable")),
-    ("window", re.compile("maintenance window")),
-    ("soak", re.compile("soaking")),
-    ("lock", re.compile(r"\block\b|FleetLock")),
-    ("alert", re.compile(r"\balerts?\b|Prometheus")),
-    ("prestage", re.compile(r"pre-?stag")),
-    ("build", re.compile(r"\bbuil[dt]")),
-    ("stale", re.compile("the watch of|are not listed yet")),
-    ("wave", re.compile(r"\bwave\b")),
-    ("nodes", re.compile(r"^waiting for |^waiting: (?:arbiter|master) ")),
-)
-_UPDATING = "All nodes are updating to "
-WAIT_REASONS = (*(name for name, _ in _WAIT_REASONS), "other")
 
 ReadPools = Callable[[], Iterable[PoolSnapshot]]
 
@@ -101,17 +86,6 @@ def compute_pool_tables(pools: Iterable[PoolSnapshot], now: float) -> Iterator[M
         is_known = is_updating and since is not None
         age.values[pool.name,] = max(0.0, now - (since or 0.0)) if is_known else 0.0
     return iter((nodes, counts, conditions, halted, waiting, age))
-
-
-def classify_wait(message: str) -> str:
-    """Return one of `WAIT_REASONS` for the message of a pool that waits."""
-    if message.startswith(_UPDATING):
-        # The names of the config and the image may contain any word.
-        message = message.partition("; ")[2]
-    for name, pattern in _WAIT_REASONS:
-        if pattern.search(message):
-            return name
-    return "other"
 
 
 def _find_state(node: NodeFacts) -> str:

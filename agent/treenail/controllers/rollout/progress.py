@@ -5,7 +5,7 @@ controller process continues where this one stopped.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from treenail.api.decode import Fields, Json
@@ -13,6 +13,12 @@ from treenail.controllers.rollout.gates.windows import (
     MaintenanceWindow,
     WindowClosed,
     find_window_state,
+)
+from treenail.controllers.rollout.history import (
+    MAX_PAST_ROLLOUTS,
+    PastOutcome,
+    PastRollout,
+    add_past_rollout,
 )
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 from treenail.controllers.rollout.policy import RolloutPolicy, Wave
@@ -54,6 +60,12 @@ class RolloutRecord:
     """Since when nodes hold the rollout up although none is updating; None while they do not."""
     acknowledged: tuple[str, ...] = ()
     """Nodes whose failure the user acknowledged by resuming."""
+    began_at: float | None = field(default=None, compare=False)
+    """When the target was first seen; None in the record of an older version."""
+    completed_at: float | None = field(default=None, compare=False)
+    """When all nodes had the target; None while they do not."""
+    history: tuple[PastRollout, ...] = field(default=(), compare=False)
+    """The rollouts before, the latest first."""
 
     @classmethod
     def from_json(cls, document: object) -> "RolloutRecord":
@@ -63,6 +75,8 @@ class RolloutRecord:
         settled = fields.get_optional_integer("settledAt")
         blocked = fields.get_optional_integer("blockedSince")
         changed = fields.get_optional_integer("imageChangedAt")
+        began = fields.get_optional_integer("beganAt")
+        completed = fields.get_optional_integer("completedAt")
         return cls(
             target=RolloutTarget(fields.get_text("config"), fields.get_optional_text("image")),
             wave=fields.get_optional_integer("wave") or 0,
@@ -74,6 +88,9 @@ class RolloutRecord:
             resume_value=fields.get_text("resumed"),
             blocked_since=None if blocked is None else float(blocked),
             acknowledged=fields.get_text_list("acknowledged"),
+            began_at=None if began is None else float(began),
+            completed_at=None if completed is None else float(completed),
+            history=fields.map_objects("history", PastRollout.from_fields)[:MAX_PAST_ROLLOUTS],
         )
 
     def to_json(self) -> Json:
@@ -95,6 +112,12 @@ class RolloutRecord:
             document["blockedSince"] = int(self.blocked_since)
         if self.acknowledged:
             document["acknowledged"] = list(self.acknowledged)
+        if self.began_at is not None:
+            document["beganAt"] = int(self.began_at)
+        if self.completed_at is not None:
+            document["completedAt"] = int(self.completed_at)
+        if self.history:
+            document["history"] = [past.to_json() for past in self.history]
         return document
 
 
@@ -129,8 +152,17 @@ def advance_record(
     present failures.
     """
     if record is None or record.target != target:
-        changed_at = _compute_image_change(record, target, now)
-        record = RolloutRecord(target, resume_value=resume_value, image_changed_at=changed_at)
+        record = RolloutRecord(
+            target,
+            resume_value=resume_value,
+            image_changed_at=_compute_image_change(record, target, now),
+            began_at=float(int(now)),
+            history=() if record is None else _archive_rollout(record, now),
+        )
+    # A kind of an older version drops ``beganAt``, and would drop ``completedAt`` at each write.
+    if record.completed_at is None and record.began_at is not None:
+        is_complete = bool(nodes) and all(node.is_updated_to(target) for node in nodes)
+        record = replace(record, completed_at=float(int(now)) if is_complete else None)
     if policy.max_failures is None:
         # The user removed the policy, and with it the limit that halted the rollout.
         record = replace(record, halted_by=None)
@@ -157,6 +189,23 @@ def advance_record(
             return record
         record = replace(record, wave=record.wave + 1, settled_at=None)
     return record
+
+
+def _archive_rollout(record: RolloutRecord, now: float) -> tuple[PastRollout, ...]:
+    """Return the history with the rollout of the record, which another target ends."""
+    if record.began_at is None:
+        return record.history
+    halted = record.halted_by
+    outcome = PastOutcome.REPLACED if halted is None else PastOutcome.HALTED
+    past = PastRollout(
+        record.target.config,
+        record.target.image,
+        record.began_at,
+        float(int(now)) if record.completed_at is None else record.completed_at,
+        outcome if record.completed_at is None else PastOutcome.COMPLETE,
+        "" if halted is None else f"{halted.node}: {halted.reason}",
+    )
+    return add_past_rollout(record.history, past)
 
 
 def compute_image_settle_s(record: RolloutRecord, settle_s: float, now: float) -> float:

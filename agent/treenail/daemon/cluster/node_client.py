@@ -182,6 +182,17 @@ class NodeClient:
             raise
         self._record_report_event(report, has_written_conditions=is_written)
 
+    def write_progress(self, percent: int) -> None:
+        """Write how far the running transaction is; the next report removes it."""
+        node = self.get_cached_node()
+        value = f"{percent}%"
+        if node is None or node.annotations.get(key.PROGRESS) == value:
+            return
+        body: Json = {"metadata": {"annotations": {key.PROGRESS: value}}}
+        token = self._responses.begin_request()
+        patched = Node.from_json(self._client.patch(NODES, self._name, body))
+        self._responses.store_response(self._name, patched, token)
+
     def record_event(self, event: NodeEvent) -> None:
         """Record the Event, unless it is the one recorded last."""
         if event != self._last_event:

@@ -15,6 +15,7 @@ from treenail import log as journal
 from treenail.api import annotations as key
 from treenail.config.drift import Drift
 from treenail.daemon.cluster.node_summary import summarize_node
+from treenail.daemon.cluster.progress import ProgressReporter
 from treenail.daemon.local.metrics import NodeMetrics
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile.act import ActionRunner
@@ -137,6 +138,7 @@ class ReconcileLoop:
             on_progress=self._handle_progress,
             on_record=self._handle_record,
         )
+        self._progress = ProgressReporter(interfaces.cluster.write_progress, interfaces.clock)
         self._failure: ActionFailure | None = None
         self._report_error = ""
         """The error of the last report; empty when it was written."""
@@ -368,6 +370,8 @@ class ReconcileLoop:
         """Show the progress of an OS transaction; cancel it when its target was withdrawn."""
         self._status_file.send_heartbeat()
         self._status_file.show_progress(progress)
+        if isinstance(update, UpdateRecord):
+            self._progress.handle_progress(update.id, progress)
         # A pull may take an hour, and rotated certificates must be installed within a minute.
         self._refresh_credentials(
             _CONTROLLER_CONFIG_REASON, self._interfaces.certificates.sync_files

@@ -1,0 +1,79 @@
+"""The rows about pools and nodes as one JSON document, for scripts and for the page."""
+
+from collections.abc import Sequence
+
+from treenail.api.decode import Json
+from treenail.clock import format_rfc3339
+from treenail.controllers.plan.status_table import NodeRow, PoolRow
+from treenail.controllers.rollout.nodes import RolloutTarget
+
+
+def build_status_document(found: Sequence[PoolRow], *, now: float) -> Json:
+    """Build the document with all pools and every node; ``now`` is in seconds since the epoch."""
+    return {"time": format_rfc3339(now), "pools": [_convert_pool(pool, now) for pool in found]}
+
+
+def _convert_pool(pool: PoolRow, now: float) -> Json:
+    statuses = {name: each.status for name, each in pool.conditions.items()}
+    remaining_s = pool.remaining_s
+    return {
+        "name": pool.name,
+        "state": pool.state,
+        "config": pool.target.config,
+        "image": pool.target.image or "",
+        "counts": dict(pool.counts),
+        "updated": statuses.get("Updated", ""),
+        "updating": statuses.get("Updating", ""),
+        "degraded": statuses.get("Degraded", ""),
+        "stalled": statuses.get("Stalled", ""),
+        "message": pool.message,
+        "policy": pool.policy,
+        "wave": pool.wave,
+        "waves": pool.waves,
+        "nextWindow": _format_time(pool.next_window_at),
+        "began": _format_time(pool.began_at),
+        "remainingSeconds": None if remaining_s is None else round(remaining_s),
+        "estimatedEnd": _format_time(None if remaining_s is None else now + remaining_s),
+        "blockers": [
+            {"kind": each.kind, "node": each.node, "message": each.message}
+            for each in pool.blockers
+        ],
+        "history": [
+            {
+                "config": past.config,
+                "image": past.image or "",
+                "began": format_rfc3339(past.began_at),
+                "ended": format_rfc3339(past.ended_at),
+                "outcome": str(past.outcome),
+                "reason": past.reason,
+            }
+            for past in pool.history
+        ],
+        "nodes": [_convert_node(node) for node in pool.nodes],
+    }
+
+
+def _convert_node(node: NodeRow) -> Json:
+    outage_s = node.out_of_service_s
+    return {
+        "name": node.name,
+        "state": node.state,
+        "current": _convert_target(node.current),
+        "desired": _convert_target(node.desired),
+        "osImage": node.os_image,
+        "inService": node.is_in_service,
+        "outOfServiceSeconds": None if outage_s is None else round(outage_s),
+        "reason": node.reason,
+        "phase": node.phase,
+        "percent": node.percent,
+        "stagingPercent": node.staging_percent,
+        "prestage": node.prestage,
+    }
+
+
+def _convert_target(target: RolloutTarget) -> Json:
+    return {"config": target.config, "image": target.image or ""}
+
+
+def _format_time(seconds: float | None) -> str | None:
+    return None if seconds is None else format_rfc3339(seconds)
