@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -24,6 +25,9 @@ from treenail.controllers.runtime.workers import WorkerMetrics
 from treenail.daemon.local import metrics as node_metrics
 
 NAME = re.compile(r"\b(?:treenail|mcd)_[a-z_]+")
+ALERTS = (
+    Path(__file__).parents[3] / "agent/treenail/controllers/install/monitoring_files/alerts.yaml"
+)
 # Added by ControllerRuntime, which needs a cluster.
 OF_RUNTIME = {f"{PREFIX}leader", f"{PREFIX}watch_silence_seconds"}
 
@@ -39,11 +43,16 @@ def known_metrics() -> set[str]:
     return served | buckets | tables | OF_RUNTIME | set(node_metrics._HELP)
 
 
+def rules() -> list[dict[str, Any]]:
+    groups: Any = build_rule_groups()["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
 def expressions() -> list[str]:
-    groups, dashboard = build_rule_groups(), build_dashboard()
+    panels: Any = build_dashboard()["panels"]
     return [
-        *(rule["expr"] for rule in groups["groups"][0]["rules"]),  # type: ignore[index]  # a list
-        *(panel["targets"][0]["expr"] for panel in dashboard["panels"]),  # type: ignore[attr-defined]  # as above
+        *(rule["expr"] for rule in rules()),
+        *(panel["targets"][0]["expr"] for panel in panels),
     ]
 
 
@@ -62,7 +71,7 @@ def test_monitoring_is_printed_on_request_only(capsys: pytest.CaptureFixture[str
 
     more = ["Service", "PodMonitor", "PrometheusRule", "ConfigMap"]
     assert kinds("--monitoring") == [*kinds(), *more]
-    assert main(["manifests", "--monitoring", "--only", "agent"]) == 2
+    assert main(["manifests", "--monitoring", "--only", "agent"]) == 64
 
 
 def test_dashboard_is_json_with_one_panel_per_expression() -> None:
@@ -72,22 +81,97 @@ def test_dashboard_is_json_with_one_panel_per_expression() -> None:
     dashboard = json.loads(config_map["data"]["treenail.json"])  # type: ignore[index]  # a dict
     assert dashboard["title"] == "treenail"
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]}
+    assert len(places) == len(dashboard["panels"])
+
+
+def test_every_alert_says_what_it_means_and_what_to_do() -> None:
+    assert len({rule["alert"] for rule in rules()}) == len(rules())
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
+        assert len(rule["annotations"]["summary"]) < 80
+        # The meaning, and then a command or another remedy.
+        sentences = rule["annotations"]["description"].split(". ")
+        assert len(sentences) >= 2, rule["alert"]
+        assert "\n" not in rule["annotations"]["description"]
+
+
+def test_alerts_of_nodes_use_metrics_of_nodes_only() -> None:
+    # Under the Machine Config Operator no controller of treenail runs.
+    groups: Any = build_rule_groups()["groups"]
+    (nodes,) = [group["rules"] for group in groups if group["name"] == "treenail-nodes"]
+    assert {name for rule in nodes for name in NAME.findall(rule["expr"])} <= set(
+        node_metrics._HELP
+    )
+
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="no promtool here: install the package prometheus"
+)
+
+
+def run_promtool(*arguments: str | Path) -> None:
+    checked = subprocess.run(
+        ["promtool", *arguments], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.process
-@pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="no promtool here: install the package prometheus"
-)
+@needs_promtool
 def test_promtool_accepts_alerts_and_panels(tmp_path: Path) -> None:
-    groups = build_rule_groups()
     recorded = [
         {"record": f"panel:{number}", "expr": each} for number, each in enumerate(expressions())
     ]
-    groups["groups"].append({"name": "panels", "rules": recorded})  # type: ignore[attr-defined]  # a list
-    rules = tmp_path / "rules.yaml"
-    rules.write_text(yaml.safe_dump(groups))
-    checked = subprocess.run(
-        ["promtool", "check", "rules", str(rules)],
-        capture_output=True, text=True, check=False, timeout=30,
-    )  # fmt: skip
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    panels = tmp_path / "panels.yaml"
+    panels.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": recorded}]}))
+    run_promtool("check", "rules", ALERTS, panels)
+
+
+# Series from minute 0 to 20, the alert, and whether it fires after 20 minutes.
+SERIES = [
+    ('treenail_controller_pool_halted{pool="worker",pod="a"}', "1x20", "RolloutHalted", True),
+    ('treenail_controller_pool_halted{pool="worker",pod="a"}', "0x20", "RolloutHalted", False),
+    (
+        'treenail_controller_pool_condition{pool="worker",type="Degraded"}',
+        "1x20", "PoolDegraded", True,
+    ),
+    (
+        'treenail_controller_pool_condition{pool="worker",type="Updating"}',
+        "1x20", "PoolDegraded", False,
+    ),
+    ('treenail_controller_pool_nodes{pool="a",state="Degraded"}', "2x20", "NodesDegraded", True),
+    ('treenail_controller_pool_nodes{pool="a",state="Done"}', "2x20", "NodesDegraded", False),
+    ("treenail_controller_longest_drain_seconds", "3601x20", "DrainLong", True),
+    ('treenail_controller_leader{pod="a"}', "0x20", "NoLeader", True),
+    ('treenail_controller_leader{pod="a"}', "1x20", "NoLeader", False),
+    ("mcd_config_drift", "1700000000x20", "NodeDrift", True),
+    ("mcd_config_drift", "0x20", "NodeDrift", False),
+    ('treenail_last_update_end{outcome="failed"}', "60x20", "NodeUpdateFailed", True),
+    ('treenail_last_update_end{outcome="done"}', "60x20", "NodeUpdateFailed", False),
+    ('treenail_last_update_end{outcome="failed"}', "-3600x20", "NodeUpdateFailed", False),
+]  # fmt: skip
+
+
+@pytest.mark.process
+@needs_promtool
+def test_alerts_fire_on_the_series_that_they_mean(tmp_path: Path) -> None:
+    cases = [
+        {
+            "interval": "1m",
+            "input_series": [{"series": series, "values": values.replace("x", "+0x")}],
+            "promql_expr_test": [
+                {
+                    "expr": f'count(ALERTS{{alertname="Treenail{alert}",alertstate="firing"}})',
+                    "eval_time": "20m",
+                    "exp_samples": [{"labels": "{}", "value": 1}] if fires else [],
+                }
+            ],
+        }
+        for series, values, alert, fires in SERIES
+    ]
+    test = tmp_path / "test.yaml"
+    test.write_text(
+        yaml.safe_dump({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": cases})
+    )
+    run_promtool("test", "rules", test)
