@@ -5,6 +5,7 @@ import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from tests.contract.os_machines import Images
@@ -154,6 +155,21 @@ class RemoteMachine:
         self.sh("systemctl stop treenail; systemctl mask --runtime reboot.target")
 
 
+# Each image takes skopeo seconds, and all tests of a run have the same images.
+@cache
+def _publish_images(built: Built, builder: Builder) -> Images:
+    there = builder.variant(built, "2", {})
+    return Images(
+        here=built.pull_spec,
+        there=there,
+        broken=builder.broken(built),
+        listed=builder.listed(there),
+        listed_manifest=there.partition("@")[2],
+        complaint=_SPOILT_LAYER,
+        insane=builder.insane(built),
+    )
+
+
 @contextmanager
 def booted(
     directory: Path, built: Built, builder: Builder, chosen: Driver
@@ -165,17 +181,8 @@ def booted(
     copied(kept(built, chosen), disk)
     machine = Machine(directory, disk, driver=chosen, booted=lambda _: None)
     try:
+        images = _publish_images(built, builder)
         machine.start(SNAPSHOT)
-        there = builder.variant(built, "2", {})
-        images = Images(
-            here=built.pull_spec,
-            there=there,
-            broken=builder.broken(built),
-            listed=builder.listed(there),
-            listed_manifest=there.partition("@")[2],
-            complaint=_SPOILT_LAYER,
-            insane=builder.insane(built),
-        )
         yield RemoteMachine(machine, images)
     finally:
         machine.stop()
