@@ -15,9 +15,11 @@ from treenail.cli.output_format import (
     add_format_arguments,
     build_document,
     format_document,
+    format_object_name,
     format_table_lines,
     print_output,
 )
+from treenail.kube.resources import MACHINECONFIGPOOLS, NODES
 
 COLUMNS = (TableColumn("NAME"), TableColumn("IMAGE", is_wide=True), TableColumn("STATE"))
 ROWS = (("worker-0", "q.example/os", "Done"), ("w", "", ""))
@@ -77,6 +79,14 @@ def test_table_is_cut_at_the_width_and_escapes_control_characters() -> None:
     assert max(map(len, lines)) <= 12
     assert "\x1b" not in "".join(lines)
     assert len(lines) == 2
+
+
+def test_object_is_named_as_kubectl_names_it() -> None:
+    assert format_object_name(NODES, "worker-0") == "node/worker-0"
+    assert (
+        format_object_name(MACHINECONFIGPOOLS, "worker")
+        == "machineconfigpool.machineconfiguration.openshift.io/worker"
+    )
 
 
 def test_table_without_rows_has_a_heading() -> None:

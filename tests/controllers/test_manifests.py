@@ -96,7 +96,7 @@ def test_node_may_list_no_config_and_get_no_machineconfignode() -> None:
 def test_unknown_controller_is_rejected(names: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["manifests", "--enable", names])
-    assert ended.value.code == 2
+    assert ended.value.code == 64
     assert "render, rollout, drain" in capsys.readouterr().err or names in ("", ",")
 
 
@@ -106,7 +106,7 @@ def test_namespace_that_is_no_dns_label_is_rejected(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["manifests", f"--namespace={name}"])
-    assert ended.value.code == 2
+    assert ended.value.code == 64
     assert "expected at most 63 lower-case letters, digits and dashes" in capsys.readouterr().err
 
 

@@ -34,7 +34,7 @@ def test_cancel_during_pull_and_outage_drops_update(site: Site) -> None:
     assert ended.stdout.startswith(f"cancelled the update to {goal.config} ")
     assert_as_it_was(site)
     assert not site.was_cordoned()
-    history = json.loads(treenail(site, "history", "--json").stdout)
+    history = json.loads(treenail(site, "history", "--json").stdout)["items"]
     assert (history[0]["to"]["config"], history[0]["outcome"]) == (goal.config, "cancelled")
     assert treenail(site, "retry").returncode == 0
     site.settle(goal)

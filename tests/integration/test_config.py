@@ -266,7 +266,7 @@ def test_drift_is_shown_and_repaired(site: Site, configs: Configs) -> None:
     place.write_text("foreign")
     site.wait_degraded(APP)
     shown = treenail(site, "drift", "--json")
-    assert shown.returncode == 4
+    assert shown.returncode == 3
     (found,) = json.loads(shown.stdout)["drifts"]
     assert (found["subject"], found["reaction"]) == (APP, "block")
     assert found["diff"]["lines"] == ["@@ -1,1 +1,1 @@", "-first", "+foreign"]

@@ -59,7 +59,7 @@ def test_changed_file_degrades_node_until_repaired(site: Site, configs: Configs)
     assert int(gauge(site)) > 0
 
     shown = treenail(site, "drift")
-    assert shown.returncode == 4
+    assert shown.returncode == 3
     assert "-first" in shown.stdout
     assert "+second" in shown.stdout
 

@@ -12,7 +12,7 @@ from treenail.api import annotations as key
 
 pytestmark = pytest.mark.integration
 
-DEGRADED = 4
+DEGRADED = 3
 
 
 def shown(site: Site) -> dict[str, str]:

@@ -1,8 +1,6 @@
 """The command ``treenail``: dispatch and exit codes.
 
-Exit codes: 0 success, 1 failure, 2 invalid argument or setting, 3 success and a reboot is needed,
-4 the node is degraded or has drifted, 5 treenail cannot manage the host, 130 interrupted, 141 the
-reader closed the output (as a process that SIGPIPE kills). ``plan`` has its own.
+`treenail.cli.output` lists the exit codes.
 """
 
 import argparse
@@ -14,7 +12,7 @@ from importlib import import_module
 from typing import cast
 
 from treenail.cli.node.arguments import create_parser
-from treenail.cli.output import EXIT_FAILED, EXIT_USAGE, run_with_output
+from treenail.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, run_with_output
 from treenail.cli.safe_output import guard_output
 from treenail.cli.terminal import print_lines
 from treenail.errors import TreenailError, UsageError
@@ -37,11 +35,11 @@ def _run_command(parsed: argparse.Namespace, unknown: list[str]) -> int:
     try:
         return _load_command(parsed.module, unknown)(parsed)
     except UsageError as error:
-        return _print_error(error, getattr(parsed, "usage_code", EXIT_USAGE))
+        return _print_error(error, EXIT_USAGE)
     except TreenailError as error:
         return _print_error(error, EXIT_FAILED)
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
 
 
 def _load_command(module: str, unknown: list[str]) -> Command:

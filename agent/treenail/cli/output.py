@@ -1,4 +1,9 @@
-"""Exit codes of the commands, and their standard output."""
+"""Exit codes of the commands, and their standard output.
+
+0, 2 and 3 describe a state, and are equal in all commands. Every other code is an error: a script
+that waits while the code is 2 must not wait because of a misspelt option, so that usage errors have
+the code of sysexits.h instead of 2. Section EXIT STATUS of treenail(8) documents all of them.
+"""
 
 import errno
 import os
@@ -7,10 +12,16 @@ from collections.abc import Callable
 
 from treenail.errors import HostError, TreenailError
 
+EXIT_AT_TARGET = 0
 EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_REBOOT_NEEDED = 3
-EXIT_DEGRADED = 4
+EXIT_PENDING = 2
+"""Not at the target yet, and no user or reboot is needed."""
+EXIT_ATTENTION = 3
+"""Degraded, halted, drifted, or a reboot is needed: only a user, or a reboot, changes that."""
+EXIT_UNMANAGEABLE = 5
+"""treenail cannot manage this host; a restart does not change that."""
+EXIT_USAGE = 64
+EXIT_INTERRUPTED = 130
 _EXIT_PIPE_CLOSED = 141
 # Errors of writing the output have no filename; adapters raise TreenailError instead of OSError.
 _OUTPUT_ERRNOS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})

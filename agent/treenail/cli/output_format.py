@@ -9,10 +9,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from treenail.api import documents
 from treenail.cli.terminal import find_width, print_lines
 from treenail.escape import escape_line
+
+if TYPE_CHECKING:
+    from treenail.kube.resources import Resource
 
 API_VERSION = "cli.treenail.io/v1"
 """Version of all documents. A later release adds keys, and neither removes nor changes one.
@@ -102,8 +105,17 @@ def format_document(chosen: OutputFormat, document: Mapping[str, object]) -> str
     text = json.dumps(document, indent=2)
     if chosen is not OutputFormat.YAML:
         return f"{text}\n"
+    # Imported late: the agent prints no document.
+    from treenail.api import documents
+
     # Through JSON: the YAML writer takes no tuples and no enumerations.
     return documents.dump_document(json.loads(text))
+
+
+def format_object_name(resource: "Resource", name: str) -> str:
+    """Format the name of an object as ``kubectl get -o name`` does."""
+    group = f".{resource.group}" if resource.group else ""
+    return f"{resource.kind.lower()}{group}/{name}"
 
 
 def print_output(
@@ -116,7 +128,7 @@ def print_output(
 ) -> None:
     """Print in the chosen format; only the function of this format is called.
 
-    ``names`` are as kubectl prints them: ``resource.group/name``. ``lines`` serves text, table and
+    ``names`` come from `format_object_name`. ``lines`` serves text, table and
     wide.
     """
     match chosen:

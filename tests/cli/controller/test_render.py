@@ -272,20 +272,20 @@ def test_render_invalid_yaml_names_line(tmp_path: Path, capsys: pytest.CaptureFi
         ),
     ],
 )
-def test_render_invalid_argument_prints_one_line_and_returns_2(
+def test_render_invalid_argument_prints_one_line_and_returns_64(
     repository: Path,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
     sentence: str,
 ) -> None:
     code, out, err = run(capsys, "-f", str(repository), *arguments)
-    assert (code, out, err) == (2, "", f"treenail-controller: {sentence}\n")
+    assert (code, out, err) == (64, "", f"treenail-controller: {sentence}\n")
 
 
-def test_render_missing_argument_returns_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_missing_argument_returns_64(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         main(["render"])
-    assert raised.value.code == 2
+    assert raised.value.code == 64
     assert "-f" in capsys.readouterr().err
 
 
@@ -321,5 +321,5 @@ def test_unreadable_name_is_rejected_in_one_sentence(
     name: str, cause: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, printed, error = run(capsys, "-f", name)
-    assert (code, printed) == (2, "")
+    assert (code, printed) == (64, "")
     assert cause in error

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from treenail.cli.main import main
+from treenail.cli.output_format import API_VERSION
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
 from treenail.update.decision.request import make_cancelled_target
@@ -61,7 +62,11 @@ def test_retry_without_agent_lifts_quarantine_in_ledger(
 ) -> None:
     given(root, LedgerRecord(OLD, quarantined=QuarantinedTarget(NEW, "it broke", "fix it")))
     assert run("retry", root, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"retried": {"config": "rendered-b", "image": ""}}
+    assert json.loads(capsys.readouterr().out) == {
+        "apiVersion": API_VERSION,
+        "kind": "Retry",
+        "retried": {"config": "rendered-b", "image": ""},
+    }
     assert recorded(root) == LedgerRecord(OLD)
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.cli.node.test_once import entry, written
 from tests.cli.node.test_plan_node import config, kept
 from treenail.cli.main import main
+from treenail.cli.output_format import API_VERSION
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
 from treenail.update.state.record import LedgerRecord, Target, to_json
@@ -54,7 +55,7 @@ def test_drift_changed_files_shows_diff_without_secrets(
     (root / "etc/b").chmod(0o600)
     (root / "etc/secret").write_text(f"{CANARY}{CANARY}")
     capsys.readouterr()
-    assert drift(root) == 4
+    assert drift(root) == 3
     assert capsys.readouterr().out == (
         "/etc/a: contents differ (blocks updates)\n"
         "    @@ -1,2 +1,2 @@\n"
@@ -72,8 +73,10 @@ def test_drift_json_lists_drifts(root: Path, capsys: pytest.CaptureFixture[str])
     (root / "etc/treenail/agent.toml").write_text('[drift]\n[drift.paths]\n"/etc/*" = "report"\n')
     (root / "etc/b").unlink()
     capsys.readouterr()
-    assert drift(root, "--json") == 4
+    assert drift(root, "--json") == 3
     assert json.loads(capsys.readouterr().out) == {
+        "apiVersion": API_VERSION,
+        "kind": "Drift",
         "config": "rendered-a",
         "drifts": [
             {
@@ -93,12 +96,12 @@ def test_drift_repair_restores_named_paths_only(
 ) -> None:
     (root / "etc/a").write_text("another")
     (root / "etc/b").write_text("another")
-    assert drift(root, "--repair", "/etc/a") == 4
+    assert drift(root, "--repair", "/etc/a") == 3
     assert (root / "etc/a").read_text() == "one\ntwo\n"
     assert (root / "etc/b").read_text() == "another"
     assert drift(root, "--repair", "/etc/b") == 0
     assert (root / "etc/b").read_text() == "b"
-    assert drift(root, "--repair", "/etc/b") == 2
+    assert drift(root, "--repair", "/etc/b") == 64
     assert "cannot repair /etc/b: it has not drifted" in capsys.readouterr().err
 
 
@@ -129,7 +132,7 @@ def test_drift_of_directory_compares_with_config_of_once(
     assert capsys.readouterr().out == "no drift: the machine matches the config of treenail once\n"
     (root / "etc/a").unlink()
     (root / "etc/b").write_text("c")
-    assert drift(root) == 4
+    assert drift(root) == 3
     assert capsys.readouterr().out == (
         "/etc/a: expected kind file, found nothing (blocks updates)\n"
         "/etc/b: contents differ (blocks updates)\n"
@@ -176,8 +179,8 @@ def test_drift_repair_of_booted_state_is_rejected(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept(root, config("rendered-a", kernelArguments=["nosmt"]))
-    assert drift(root) == 4
-    assert drift(root, "--repair", "kernel command line") == 2
+    assert drift(root) == 3
+    assert drift(root, "--repair", "kernel command line") == 64
     printed = capsys.readouterr().err
     assert "cannot repair kernel command line: only a reboot changes it" in printed
     assert "touch /run/machine-config-daemon-force" in printed

@@ -182,16 +182,16 @@ def test_handback_during_update_or_with_agent_is_refused(
     assert "systemctl stop treenail" in capsys.readouterr().err
     update = UpdateRecord("1", Target("b"), Target(NAME), Phase.STAGING, "x", 1.0, 1.0)
     recorded(root, LedgerRecord(Target(NAME), update))
-    assert hand_back(root, config) == 2
+    assert hand_back(root, config) == 64
     assert "an update to b is in progress" in capsys.readouterr().err
 
 
 def test_handback_with_other_config_is_rejected(
     root: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert hand_back(root) == 2
+    assert hand_back(root) == 64
     assert f"kubectl get machineconfig {NAME}" in capsys.readouterr().err
-    assert hand_back(root, given(tmp_path, name="another")) == 2
+    assert hand_back(root, given(tmp_path, name="another")) == 64
     assert f"expected {NAME}" in capsys.readouterr().err
 
 

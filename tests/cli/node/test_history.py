@@ -78,7 +78,7 @@ def test_history_prints_updates(root: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_history_json_lists_updates(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["history", "-n", "1", "--json", "--root", str(root)]) == 0
-    assert json.loads(capsys.readouterr().out) == [
+    assert json.loads(capsys.readouterr().out)["items"] == [
         {
             "id": "2" * 32,
             "from": {"config": "rendered-worker-a", "image": ""},
@@ -133,7 +133,7 @@ def test_history_without_ledger_is_empty(
 def test_history_number_invalid_is_rejected(number: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["history", "-n", number])
-    assert ended.value.code == 2
+    assert ended.value.code == 64
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tests import oracle
 from treenail.api import documents
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.main import main
+from treenail.cli.output_format import API_VERSION
 from treenail.config.wanted import read_wanted_state
 
 CANARY = "canary-7e2b91"
@@ -120,6 +121,8 @@ def test_once_json_lists_steps_and_skipped_parts(tmp_path, root, capsys):
     )
     assert run(file, "--root", root, "--json") == 0
     assert json.loads(capsys.readouterr().out) == {
+        "apiVersion": API_VERSION,
+        "kind": "AppliedConfig",
         "changed": True,
         "steps": [
             "write /etc/a (0644): missing",
@@ -142,7 +145,7 @@ def test_once_json_lists_steps_and_skipped_parts(tmp_path, root, capsys):
 @pytest.mark.parametrize(
     ("content", "code", "message"),
     [
-        (None, 2, "cannot read"),
+        (None, 64, "cannot read"),
         ("- a\n", 1, "expected an object"),
         ("kind: Secret\n", 1, "expected a MachineConfig or an Ignition config, found neither"),
         ("ignition: {version: 9.0.0}\n", 1, "spec.config.ignition.version: expected one of"),
@@ -209,7 +212,7 @@ def test_once_ignition_config_names_skipped_parts(tmp_path, root, capsys):
 def test_once_missing_root_is_usage_error(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         run(written(tmp_path / "a"), "--root", tmp_path / "none")
-    assert ended.value.code == 2
+    assert ended.value.code == 64
     assert "--root: there is no directory" in capsys.readouterr().err
 
 

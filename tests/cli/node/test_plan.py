@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from treenail.cli.main import main
+from treenail.cli.output_format import API_VERSION
 from treenail.cli.safe_output import GREEN, RESET
 from treenail.cli.terminal import create_painter
 
@@ -79,6 +80,8 @@ def test_plan_json_lists_changes_and_cost(
 ) -> None:
     assert main(["plan", "--json", *given(tmp_path, old=OLD, new=NEW)]) == 3
     assert json.loads(capsys.readouterr().out) == {
+        "apiVersion": API_VERSION,
+        "kind": "UpdatePlan",
         "old": "rendered-worker-a",
         "new": "rendered-worker-b",
         "changes": [
@@ -152,9 +155,9 @@ def test_plan_exit_code_reports_disruption(
     assert main(["plan", old, old]) == 0
     assert main(["plan", old, fips]) == 1
     assert main(["plan", old, bad]) == 1
-    assert main(["plan", old, f"{new}x"]) == 1
-    assert main(["plan", "-", "-"]) == 1
-    assert main(["plan", old, new, "--colour"]) == 1
+    assert main(["plan", old, f"{new}x"]) == 64
+    assert main(["plan", "-", "-"]) == 64
+    assert main(["plan", old, new, "--colour"]) == 64
     assert "Traceback" not in capsys.readouterr().err
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from treenail.cli.main import main
-from treenail.cli.node.status import collect_status
+from treenail.cli.node.status import collect_status, compute_exit_code
 from treenail.cli.node.status_text import format_status
-from treenail.cli.output import EXIT_DEGRADED
+from treenail.cli.output import EXIT_ATTENTION
+from treenail.cli.output_format import API_VERSION
 from treenail.clock import SystemClock, format_rfc3339
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
@@ -53,6 +54,7 @@ def status(root: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     """The document, without what depends on the bus of the machine that runs the tests."""
     main(["status", "--json", "--root", str(root)])
     document = json.loads(capsys.readouterr().out)
+    assert (document.pop("apiVersion"), document.pop("kind")) == (API_VERSION, "NodeStatus")
     del document["deployments"], document["problems"], document["unknown"]
     return document
 
@@ -111,11 +113,11 @@ def test_status_running_agent_is_detected_by_lock(
     assert not status(tmp_path, capsys)["agent"]["running"]  # type: ignore[index]  # as above
 
 
-def test_status_quarantined_target_shows_remedy_and_returns_4(
+def test_status_quarantined_target_shows_remedy_and_returns_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given(tmp_path, LedgerRecord(OLD, quarantined=QuarantinedTarget(NEW, "it broke", "fix it")))
-    assert main(["status", "--root", str(tmp_path)]) == 4
+    assert main(["status", "--root", str(tmp_path)]) == 3
     printed = capsys.readouterr().out
     assert "Last error   it broke\nRemedy       fix it\n" in printed
 
@@ -258,6 +260,8 @@ def test_status_shows_pinned_deployment_and_its_end(
     main(["status", "--root", str(tmp_path)])
     shown = capsys.readouterr().out
     assert "Pinned       os-1, until 2023-11-15T22:13:20Z, or the next update\n" in shown
+    given(tmp_path, LedgerRecord(OLD, retained=RetainedDeployment("os-1", 0.0)))
+    assert status(tmp_path, capsys)["retained"] is None
 
 
 def test_status_config_option_selects_settings(
@@ -280,7 +284,7 @@ def test_status_damaged_ledger_shows_remedy(
     given(tmp_path, LedgerRecord(OLD), LIVE)
     ledger = tmp_path / "var/lib/treenail/ledger.json"
     ledger.write_text("{")
-    assert main(["status", "--root", str(tmp_path)]) == EXIT_DEGRADED
+    assert main(["status", "--root", str(tmp_path)]) == EXIT_ATTENTION
     shown = capsys.readouterr().out.splitlines()
     assert "State        Degraded" in shown
     at = next(index for index, line in enumerate(shown) if line.startswith("Remedy"))
@@ -295,11 +299,29 @@ def test_status_unreadable_ledger_is_no_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "var/lib/treenail/ledger.json").mkdir(parents=True)
-    assert main(["status", "--root", str(tmp_path)]) == 0
+    assert main(["status", "--root", str(tmp_path)]) == 1
     assert (
         f"Problem      cannot read {tmp_path}/var/lib/treenail/ledger.json: "
         in capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "is_running", "code"),
+    [
+        ("Done", True, 0),
+        # The agent reads the desired target.
+        ("Done", False, 3),
+        ("Working", True, 2),
+        ("Working", False, 2),
+        ("Degraded", True, 3),
+        ("Unreconcilable", True, 3),
+        ("Unknown", True, 1),
+    ],
+)
+def test_status_exit_code_follows_state(state: str, is_running: bool, code: int) -> None:
+    document = {"state": state, "agent": {"running": is_running}}
+    assert compute_exit_code(document) == code
 
 
 @pytest.mark.parametrize(("age_s", "is_running"), [(0.0, True), (1e9, False)])

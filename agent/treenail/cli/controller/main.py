@@ -1,50 +1,99 @@
-"""The command ``treenail-controller``: dispatch and exit codes.
+"""The command ``treenail-controller``, and ``kubectl treenail`` with the commands of users.
 
-Exit codes: 0 success, 1 an input is invalid, 2 an argument is invalid, 130 interrupted,
-141 the reader closed the output. ``rollout`` has its own.
+`treenail.cli.output` lists the exit codes.
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from treenail import __version__
 from treenail.api import documents
 from treenail.cli.controller import manifests, plan, rollout, run, status
 from treenail.cli.files import read_documents
-from treenail.cli.output import run_with_output
+from treenail.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, run_with_output
+from treenail.cli.parser import CommandParser, rename_program
 from treenail.cli.safe_output import guard_output
 from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
 from treenail.controllers.render import offline
 from treenail.errors import TreenailError, UsageError
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
+PROGRAM = "treenail-controller"
+KUBECTL_PROGRAM = "kubectl treenail"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
+    return _run_program(create_parser(), argv)
+
+
+def run_kubectl_plugin(argv: list[str] | None = None) -> int:
+    """Run a command line after ``kubectl treenail``; return the exit code."""
+    return _run_program(create_kubectl_parser(), argv)
+
+
+def _run_program(parser: CommandParser, argv: list[str] | None) -> int:
+    print_error = partial(_print_error, parser.prog)
     with guard_output():
-        return run_with_output(lambda: _run_command_line(argv), _print_error)
+        return run_with_output(lambda: _run_command_line(parser, argv), print_error)
 
 
-def _run_command_line(argv: list[str] | None) -> int:
-    arguments = create_parser().parse_args(argv)
+def _run_command_line(parser: CommandParser, argv: list[str] | None) -> int:
+    arguments = parser.parse_args(argv)
     try:
         return _run_command(arguments)
     except UsageError as error:
-        return _print_error(error, EXIT_USAGE)
+        return _print_error(parser.prog, error, EXIT_USAGE)
     except TreenailError as error:
-        return _print_error(error, EXIT_FAILED)
+        return _print_error(parser.prog, error, EXIT_FAILED)
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
 
 
-def create_parser() -> argparse.ArgumentParser:
+def create_kubectl_parser() -> CommandParser:
+    """Create the parser of the kubectl plugin: the commands that only read from a cluster."""
+    parser = CommandParser(
+        prog=KUBECTL_PROGRAM,
+        description="Show pools of nodes, their rollouts, and what a change does to them. Changes "
+        "nothing. kubectl finds this plugin as kubectl-treenail in PATH.",
+        epilog=format_examples(
+            ("follow a rollout", "kubectl treenail status"),
+            ("show what a change costs", "kubectl treenail plan -f pool.yaml"),
+            ("wait for a rollout in a script", "kubectl treenail rollout status --wait"),
+        ),
+        formatter_class=HelpFormatter,
+    )
+    _add_version(parser)
+    commands = _add_commands(parser)
+    for command in (status, plan, rollout):
+        command.add_command(commands)
+    rename_program(parser, PROGRAM, KUBECTL_PROGRAM)
+    return parser
+
+
+def _add_version(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"treenail {__version__}",
+        help="print the version and exit",
+    )
+    # Beside a command the same attribute has the name in errors and warnings.
+    parser.set_defaults(program=parser.prog)
+
+
+def _add_commands(
+    parser: argparse.ArgumentParser,
+) -> "argparse._SubParsersAction[argparse.ArgumentParser]":
+    return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+
+def create_parser() -> CommandParser:
     """Create the parser of all commands."""
-    parser = argparse.ArgumentParser(
-        prog="treenail-controller",
+    parser = CommandParser(
+        prog=PROGRAM,
         description="Render the configuration of pools of nodes, and roll it out.",
         epilog=format_examples(
             ("show what a change costs", "treenail-controller plan -f pool.yaml"),
@@ -53,8 +102,8 @@ def create_parser() -> argparse.ArgumentParser:
         ),
         formatter_class=HelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"treenail {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_version(parser)
+    commands = _add_commands(parser)
     render = commands.add_parser(
         "render",
         help="print the rendered MachineConfigs of pools, without a cluster",
@@ -109,12 +158,12 @@ def _run_command(arguments: argparse.Namespace) -> int:
 def _render_configs(arguments: argparse.Namespace) -> int:
     found = offline.read_manifests(read_documents(arguments.filename))
     for warning in found.warnings:
-        print(f"treenail-controller: warning: {warning}", file=sys.stderr)
+        print(f"{arguments.program}: warning: {warning}", file=sys.stderr)
     if found.warnings and arguments.strict:
         return EXIT_FAILED
     rendered, errors = offline.render_pools(found, arguments.pool)
     for error in errors:
-        _print_error(error, EXIT_FAILED)
+        _print_error(arguments.program, error, EXIT_FAILED)
     if errors:
         return EXIT_FAILED
     configs = [each.config.to_json() for each in rendered]
@@ -128,8 +177,8 @@ def _render_configs(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_error(error: TreenailError, code: int) -> int:
-    lines = [f"treenail-controller: {error}", *([f"  {error.remedy}"] if error.remedy else [])]
+def _print_error(program: str, error: TreenailError, code: int) -> int:
+    lines = [f"{program}: {error}", *([f"  {error.remedy}"] if error.remedy else [])]
     # Deeper than the remedy.
     print_lines(lines, sys.stderr, hanging_columns=4)
     return code

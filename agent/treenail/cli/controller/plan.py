@@ -1,18 +1,17 @@
 """``treenail-controller plan``: show what a change does to each pool and node."""
 
 import argparse
-import json
 import sys
 
 from treenail.cli.controller.connect import add_connection_arguments, connect_cluster
 from treenail.cli.files import read_documents
-from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
+from treenail.cli.output import EXIT_FAILED
+from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments, print_output
+from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import SystemClock
 from treenail.controllers.plan import plan, read, text
 from treenail.controllers.render import offline
 from treenail.errors import UsageError
-
-EXIT_FAILED = 1
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -42,7 +41,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument("--pool", metavar="NAME", help="plan this pool only (default: all pools)")
     add_connection_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_format_arguments(parser, TEXT_FORMATS)
     parser.set_defaults(run=print_plan)
 
 
@@ -52,7 +51,7 @@ def print_plan(arguments: argparse.Namespace) -> int:
         raise UsageError("cannot plan: name the change with -f, or use --live")
     documents = offline.read_manifests(read_documents(arguments.filename or ()))
     for warning in documents.warnings:
-        print(f"treenail-controller: warning: {warning}", file=sys.stderr)
+        print(f"{arguments.program}: warning: {warning}", file=sys.stderr)
     with connect_cluster(arguments) as client:
         found = read.read_snapshot(client)
     after = plan.apply_manifests(found, documents)
@@ -62,9 +61,11 @@ def print_plan(arguments: argparse.Namespace) -> int:
             f"cannot plan: MachineConfigPool {arguments.pool} does not exist, found: {known}"
         )
     plans = plan.plan_pools(after, now=SystemClock().now(), only=arguments.pool)
-    if arguments.json:
-        print(json.dumps(text.convert_to_json(plans), indent=2))
-    else:
-        print_lines([*text.format_plans(plans)] or ["no MachineConfigPools found"])
+    print_output(
+        arguments.output,
+        kind="RolloutPlan",
+        content=lambda: text.convert_to_json(plans),
+        lines=lambda: [*text.format_plans(plans)] or ["no MachineConfigPools found"],
+    )
     sys.stdout.flush()
     return EXIT_FAILED if any(each.problems for each in plans) else 0

@@ -1,12 +1,21 @@
 """``treenail-controller rollout status``: print or await the outcome of a rollout, for scripts."""
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable, Sequence
 
 from treenail.cli.controller.connect import add_connection_arguments, connect_cluster
+from treenail.cli.output import EXIT_AT_TARGET, EXIT_ATTENTION, EXIT_PENDING
+from treenail.cli.output_format import (
+    TABLE_FORMATS,
+    OutputFormat,
+    TableColumn,
+    add_format_arguments,
+    format_object_name,
+    print_output,
+    print_table,
+)
 from treenail.cli.terminal import (
     HelpFormatter,
     find_width,
@@ -22,14 +31,21 @@ from treenail.controllers.plan.rollout_result import (
 )
 from treenail.errors import ConfigError, UnreachableError, UsageError
 from treenail.kube.client import Client
+from treenail.kube.resources import MACHINECONFIGPOOLS
 
-EXIT_BLOCKED = 3
-EXIT_IN_PROGRESS = 4
 _EXIT_CODES = {
-    RolloutOutcome.COMPLETE: 0,
-    RolloutOutcome.IN_PROGRESS: EXIT_IN_PROGRESS,
-    RolloutOutcome.BLOCKED: EXIT_BLOCKED,
+    RolloutOutcome.COMPLETE: EXIT_AT_TARGET,
+    RolloutOutcome.IN_PROGRESS: EXIT_PENDING,
+    RolloutOutcome.BLOCKED: EXIT_ATTENTION,
 }
+_FORMATS = (OutputFormat.TEXT, *TABLE_FORMATS)
+_COLUMNS = (
+    TableColumn("POOL"),
+    TableColumn("OUTCOME"),
+    TableColumn("UPDATED"),
+    TableColumn("TOTAL"),
+    TableColumn("MESSAGE", is_wide=True),
+)
 _REFRESH_S = 5.0
 _DEFAULT_TIMEOUT = "2h"
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
@@ -39,13 +55,26 @@ ReadResults = Callable[[], Sequence[RolloutResult]]
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the arguments of the command."""
-    parser = commands.add_parser(
+    rollout = commands.add_parser(
         "rollout",
         help="print or await the outcome of a rollout",
-        description="Print the outcome of the rollouts of pools. Exit codes: 0 all nodes are "
-        "updated, 1 the cluster cannot be read, 2 an argument is invalid, 3 a rollout does not "
-        "continue before a user acts, 4 a rollout is in progress, with --wait after the time "
-        "limit.",
+        description="Print or await the outcome of the rollouts of pools, for scripts.",
+        epilog=format_examples(
+            (
+                "wait for all pools, two hours at most",
+                "treenail-controller rollout status --wait",
+            ),
+        ),
+        formatter_class=HelpFormatter,
+    )
+    verbs = rollout.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser = verbs.add_parser(
+        "status",
+        help="print or await the outcome",
+        description="Print the outcome of the rollouts of pools. Exit code 0: all nodes are "
+        "updated, 2: a rollout is in progress, with --wait after the time limit, 3: a rollout "
+        "is halted, degraded, stalled or paused, and does not continue before a user acts, 1: the "
+        "cluster cannot be read.",
         epilog=format_examples(
             ("fail a pipeline unless all nodes are updated", "treenail-controller rollout status"),
             (
@@ -55,7 +84,6 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         ),
         formatter_class=HelpFormatter,
     )
-    parser.add_argument("verb", choices=("status",), metavar="status", help="the only verb")
     parser.add_argument("pool", nargs="*", metavar="POOL", help="pools (default: all pools)")
     parser.add_argument(
         "--wait",
@@ -70,7 +98,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="wait at most this long, such as 45s, 30m or 1h30m (default: %(default)s)",
     )
     add_connection_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON document at the end")
+    add_format_arguments(parser, _FORMATS)
     parser.set_defaults(run=print_rollout)
 
 
@@ -85,10 +113,19 @@ def print_rollout(arguments: argparse.Namespace) -> int:
             read_results,
             SystemClock(),
             timeout_s=arguments.timeout if arguments.wait else 0.0,
-            show=None if arguments.json else _print_result,
+            show=_print_result if arguments.output is OutputFormat.TEXT else None,
         )
-    if arguments.json:
-        print(json.dumps(_build_document(found), indent=2))
+    if arguments.output in (OutputFormat.TABLE, OutputFormat.WIDE):
+        print_table(arguments.output, _COLUMNS, map(_build_row, found))
+    else:
+        # Sentences were printed while they changed.
+        print_output(
+            arguments.output,
+            kind="RolloutStatus",
+            content=lambda: _build_document(found),
+            lines=tuple,
+            names=lambda: (format_object_name(MACHINECONFIGPOOLS, each.pool) for each in found),
+        )
     return compute_exit_code(found)
 
 
@@ -141,7 +178,7 @@ def await_rollouts(
             if show is not None and shown.get(each.pool) != str(each):
                 shown[each.pool] = str(each)
                 show(each)
-        is_over = bool(found) and compute_exit_code(found) != EXIT_IN_PROGRESS
+        is_over = bool(found) and compute_exit_code(found) != EXIT_PENDING
         if is_over or clock.monotonic() >= deadline:
             return found
         clock.sleep(min(_REFRESH_S, max(0.0, deadline - clock.monotonic())))
@@ -158,6 +195,11 @@ def compute_exit_code(found: Sequence[RolloutResult]) -> int:
 
 def _print_result(result: RolloutResult) -> None:
     print("\n".join(wrap_text(str(result), find_width(sys.stdout), hanging="  ")), flush=True)
+
+
+def _build_row(result: RolloutResult) -> tuple[str, ...]:
+    counts = str(result.updated), str(result.total)
+    return result.pool, result.outcome, *counts, result.message
 
 
 def _build_document(found: Sequence[RolloutResult]) -> dict[str, object]:

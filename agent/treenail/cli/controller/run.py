@@ -13,6 +13,7 @@ from pathlib import Path
 
 from treenail.api.decode import Json
 from treenail.cli.controller.connect import create_pod_transport, create_transport
+from treenail.cli.output import EXIT_FAILED
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import BootTimeClock, Clock, format_rfc3339
 from treenail.controllers.runtime.health import HealthServer, parse_address
@@ -31,7 +32,6 @@ from treenail.kube.resources import SECRETS
 log = logging.getLogger(__name__)
 
 COMPONENT_NAME = "treenail-controller"
-EXIT_FAILED = 1
 # Longer than the defaults of client-go: a leader survives a restart of the API server.
 _LEASE_S, _RENEW_S, _RETRY_S, _CALL_TIMEOUT_S = 60.0, 40.0, 5.0, 10.0
 _MAX_SECONDS = 3600.0

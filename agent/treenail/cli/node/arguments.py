@@ -1,22 +1,13 @@
 """Command line of ``treenail``; `main` imports the module of a command when the user calls it."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from treenail import __version__
-from treenail.cli.output import EXIT_FAILED, EXIT_USAGE
+from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments
+from treenail.cli.parser import CommandParser
 from treenail.cli.terminal import HelpFormatter, format_examples
-
-
-class CommandParser(argparse.ArgumentParser):
-    """Parser that exits with the ``usage_code`` of its command after an invalid argument."""
-
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(self.get_default("usage_code") or EXIT_USAGE, f"{self.prog}: {message}\n")
 
 
 def create_parser() -> CommandParser:
@@ -114,8 +105,10 @@ def _add_status(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         "status",
         summary="show current and desired target, phase, progress and last error",
         description="Show the current and the desired target, phase, progress, deployments, last "
-        "error and remedy. Works without the API server. Exit code 0: success, 4: the node is "
-        "degraded.",
+        "error and remedy. Works without the API server, and without root: what only root can read "
+        "is shown as unknown, with the cause. Exit code 0: the node is at its target, 2: an update "
+        "or the first boot is in progress, 3: the node is degraded or the agent does not run, 1: "
+        "the state is unknown.",
         examples=[
             ("show the state of this node", "treenail status"),
             (
@@ -127,7 +120,7 @@ def _add_status(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     status.set_defaults(module="treenail.cli.node.status")
     _add_root(status)
     _add_config(status)
-    _add_json(status)
+    add_format_arguments(status, TEXT_FORMATS)
 
 
 def _add_plan(commands: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -139,7 +132,7 @@ def _add_plan(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         "desired target of this node: files with a diff (secrets withheld), units, kernel "
         "arguments; what that costs; and which path, rule and MachineConfig requires it. Changes "
         "nothing. Exit code 0: nothing differs, 2: the node stays in service, 3: the node must "
-        "drain or reboot, 1: a running node cannot make the change, or an input is invalid.",
+        "drain or reboot, 1: a running node cannot make the change.",
         examples=[
             ("plan the next update of this node", "treenail plan"),
             ("compare two configs", "treenail plan old.yaml new.yaml"),
@@ -149,7 +142,7 @@ def _add_plan(commands: "argparse._SubParsersAction[CommandParser]") -> None:
             ),
         ],
     )
-    plan.set_defaults(module="treenail.cli.node.plan", usage_code=EXIT_FAILED)
+    plan.set_defaults(module="treenail.cli.node.plan")
     plan.add_argument(
         "files",
         metavar="FILE",
@@ -165,7 +158,7 @@ def _add_plan(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     )
     _add_root(plan)
     _add_config(plan)
-    _add_json(plan)
+    add_format_arguments(plan, TEXT_FORMATS)
 
 
 def _add_drift(commands: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -174,7 +167,7 @@ def _add_drift(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         "drift",
         summary="show what differs from the current config, and repair it",
         description="Show every path and attribute that differs from the current config, with a "
-        "diff (secrets withheld) and the configured reaction. Exit code 0: no drift, 4: drift.",
+        "diff (secrets withheld) and the configured reaction. Exit code 0: no drift, 3: drift.",
         examples=[
             ("show all drift", "treenail drift"),
             ("restore one file from the config", "treenail drift --repair /etc/chrony.conf"),
@@ -190,7 +183,7 @@ def _add_drift(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     )
     _add_root(drift)
     _add_config(drift)
-    _add_json(drift)
+    add_format_arguments(drift, TEXT_FORMATS)
 
 
 def _add_why(commands: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -204,7 +197,7 @@ def _add_why(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     )
     why.set_defaults(module="treenail.cli.node.why")
     _add_root(why)
-    _add_json(why)
+    add_format_arguments(why, TEXT_FORMATS)
 
 
 def _add_history(commands: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -229,7 +222,7 @@ def _add_history(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         help="show at most N updates (default: 5)",
     )
     _add_root(history)
-    _add_json(history)
+    add_format_arguments(history, TEXT_FORMATS)
 
 
 def _add_cancel(commands: "argparse._SubParsersAction[CommandParser]") -> None:

@@ -4,7 +4,6 @@ The commands change the ledger themselves if no agent runs.
 """
 
 import argparse
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from treenail.cli.node.local_machine import open_machine
+from treenail.cli.output_format import OutputFormat, print_document
 from treenail.cli.terminal import print_lines
 from treenail.daemon.local.requests import RequestFile
 from treenail.errors import HostError
@@ -52,7 +52,8 @@ def print_cancel(arguments: argparse.Namespace) -> int:
     if after is not None and after.id == update.id and after.phase is not Phase.CANCELLING:
         _refuse_late_cancel(after)
     if arguments.json:
-        print(json.dumps({"cancelled": update.id, "target": _build_target_document(update.target)}))
+        content = {"cancelled": update.id, "target": _build_target_document(update.target)}
+        print_document(OutputFormat.JSON, "Cancellation", content)
         return 0
     print_lines(
         [
@@ -72,7 +73,8 @@ def print_retry(arguments: argparse.Namespace) -> int:
     if not request_from_agent(machine, UserRequest(RequestKind.RETRY)):
         _change_record(machine.ledger, lambda record: replace(record, quarantined=None))
     if arguments.json:
-        print(json.dumps({"retried": _build_target_document(quarantined.target)}))
+        retried = {"retried": _build_target_document(quarantined.target)}
+        print_document(OutputFormat.JSON, "Retry", retried)
         return 0
     print_lines(
         [f"lifted the quarantine of {quarantined.target}; it is tried again if still requested"]

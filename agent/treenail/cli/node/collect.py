@@ -1,7 +1,6 @@
 """``treenail collect``: write one file for a bug report, without secrets."""
 
 import argparse
-import json
 import platform
 import shutil
 import socket
@@ -18,6 +17,7 @@ from treenail.cli.node.collect_bundle import STDOUT, Bundle
 from treenail.cli.node.local_machine import open_machine
 from treenail.cli.node.own_node import connect_own_node
 from treenail.cli.node.plan_node import plan_node
+from treenail.cli.output_format import OutputFormat, build_document, format_document
 from treenail.cli.terminal import print_lines
 from treenail.clock import Clock, format_rfc3339
 from treenail.codec import parse_json
@@ -61,8 +61,11 @@ def main(arguments: argparse.Namespace) -> int:
     # With -o - the archive is on the standard output.
     stream = sys.stderr if path == STDOUT else sys.stdout
     if arguments.json:
-        document = {"file": path, "parts": list(bundle.part_names), "missing": bundle.missing}
-        print(json.dumps(document, indent=1), file=stream)
+        document = build_document(
+            "Collection",
+            {"file": path, "parts": list(bundle.part_names), "missing": bundle.missing},
+        )
+        print(format_document(OutputFormat.JSON, document), end="", file=stream)
         return 0
     count = len(bundle.part_names)
     print_lines(

@@ -1,7 +1,6 @@
 """``treenail drift``: show what differs from the current config, and repair it."""
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,8 +17,9 @@ from treenail.cli.node.local_machine import (
 )
 from treenail.cli.node.once import read_stored_config
 from treenail.cli.node.own_node import load_node_settings
-from treenail.cli.output import EXIT_DEGRADED
-from treenail.cli.terminal import Painter, VerbatimLine, create_painter, print_lines
+from treenail.cli.output import EXIT_ATTENTION
+from treenail.cli.output_format import print_output
+from treenail.cli.terminal import Painter, VerbatimLine, create_painter
 from treenail.config.drift import Drift, DriftAttribute, compute_expected_entries
 from treenail.config.image_content import ImageSplit
 from treenail.config.redact import FileDiff, compute_redacted_diff
@@ -59,7 +59,7 @@ class ReportedDrift:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print drift, or repair it; return 4 if something has drifted."""
+    """Print drift, or repair it; return 3 if something has drifted."""
     inspector = _DriftInspector(open_machine(arguments.root), arguments.config)
     found = inspector.find_drifts()
     if arguments.repair:
@@ -71,13 +71,17 @@ def main(arguments: argparse.Namespace) -> int:
                 f"cannot repair drift: {'; '.join(str(each.drift) for each in remaining)}",
                 remedy="read the cause in: journalctl -u treenail",
             )
-    if arguments.json:
-        document = {"config": inspector.current.config, "drifts": [*map(_build_document, found)]}
-        print(json.dumps(document, indent=1))
-    else:
-        paint = create_painter(sys.stdout, os.environ)
-        print_lines(format_drifts(found, inspector.current, paint))
-    return EXIT_DEGRADED if found else 0
+    paint = create_painter(sys.stdout, os.environ)
+    print_output(
+        arguments.output,
+        kind="Drift",
+        content=lambda: {
+            "config": inspector.current.config,
+            "drifts": [*map(_build_document, found)],
+        },
+        lines=lambda: format_drifts(found, inspector.current, paint),
+    )
+    return EXIT_ATTENTION if found else 0
 
 
 def build_drift_documents(machine: Machine, config: str | None) -> list[Json]:

@@ -1,7 +1,6 @@
 """``treenail handback``: hand this node over to the Machine Config Daemon (MCD)."""
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.cli.files import read_machine_config
 from treenail.cli.node.local_machine import create_inspector_and_runner, open_machine
 from treenail.cli.node.own_node import connect_own_node
+from treenail.cli.output_format import OutputFormat, print_document
 from treenail.config.image_content import ImageSplit, compare_with_image
 from treenail.config.wanted import read_wanted_state
 from treenail.daemon.configuration.config_cache import DIRECTORY
@@ -48,7 +48,7 @@ def main(arguments: argparse.Namespace) -> int:
     changes, problem = _annotate_node(machine, arguments.config, record.current)
     if arguments.json:
         document = {"files": list(paths), "annotations": changes, "problem": problem}
-        print(json.dumps(document, indent=1))
+        print_document(OutputFormat.JSON, "Handback", document)
         return 0
     print(f"handed over to the Machine Config Daemon: {record.current}")
     print("\n".join(f"  {path}" for path in paths))

@@ -1,18 +1,17 @@
 """``treenail history``: show the last updates, their duration and outcome."""
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Iterator
 
 from treenail.cli.node.local_machine import open_machine
+from treenail.cli.output_format import print_output
 from treenail.cli.terminal import (
     Painter,
     create_painter,
     format_duration,
     format_time,
-    print_lines,
 )
 from treenail.clock import format_rfc3339
 from treenail.update.state import record as records
@@ -32,10 +31,13 @@ def main(arguments: argparse.Namespace) -> int:
     """Print the last updates, newest first."""
     record = records.from_json(open_machine(arguments.root).ledger.read_document())
     shown = record.history[: arguments.number]
-    if arguments.json:
-        print(json.dumps([_build_document(past) for past in shown], indent=1))
-        return 0
-    print_lines(format_history(shown, create_painter(sys.stdout, os.environ)))
+    paint = create_painter(sys.stdout, os.environ)
+    print_output(
+        arguments.output,
+        kind="UpdateHistory",
+        content=lambda: {"items": [_build_document(past) for past in shown]},
+        lines=lambda: format_history(shown, paint),
+    )
     return 0
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
 from treenail.cli.files import read_machine_config
 from treenail.cli.node.local_machine import create_inspector_and_runner, open_machine
-from treenail.cli.output import EXIT_REBOOT_NEEDED, flush_output
+from treenail.cli.output import EXIT_ATTENTION, flush_output
+from treenail.cli.output_format import OutputFormat, print_document
 from treenail.cli.terminal import print_lines
 from treenail.codec import parse_json
 from treenail.config.image_content import ImageSplit
@@ -81,12 +82,12 @@ def _apply_file(arguments: argparse.Namespace) -> int:
             due = "; to activate it, run: systemctl reboot" if result.needs_reboot else ""
             print(f"treenail: applied the config{due}", file=sys.stderr)
         raise
-    return EXIT_REBOOT_NEEDED if result.needs_reboot else 0
+    return EXIT_ATTENTION if result.needs_reboot else 0
 
 
 def _print_result(result: OnceResult, *, is_json: bool) -> None:
     if is_json:
-        print(json.dumps(_build_document(result), indent=1))
+        print_document(OutputFormat.JSON, "AppliedConfig", _build_document(result))
     else:
         print_lines(_format_result(result))
     flush_output()

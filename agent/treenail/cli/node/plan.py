@@ -1,7 +1,6 @@
 """``treenail plan``: show what an update changes, what that costs, and why."""
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -9,7 +8,9 @@ from collections.abc import Iterator
 from treenail.api import documents
 from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy, DisruptionPolicy
 from treenail.cli.files import STDIN, read_input, read_machine_config
-from treenail.cli.terminal import Painter, VerbatimLine, create_painter, print_lines
+from treenail.cli.output import EXIT_AT_TARGET, EXIT_ATTENTION, EXIT_FAILED, EXIT_PENDING
+from treenail.cli.output_format import print_output
+from treenail.cli.terminal import Painter, VerbatimLine, create_painter
 from treenail.errors import UsageError
 from treenail.update.impact.preview import (
     ChangeMark,
@@ -21,10 +22,6 @@ from treenail.update.impact.preview import (
 
 Json = dict[str, object]
 
-EXIT_UNCHANGED = 0
-EXIT_FAILED = 1
-EXIT_CHANGES = 2
-EXIT_DISRUPTS = 3
 
 _MARK_SIGNS = {ChangeMark.ADDED: "+", ChangeMark.CHANGED: "~", ChangeMark.REMOVED: "-"}
 _MAX_REASONS = 20
@@ -33,11 +30,13 @@ _MAX_REASONS = 20
 def main(arguments: argparse.Namespace) -> int:
     """Print the plan; return its exit code, see `compute_exit_code`."""
     found, notes = _plan_files(arguments) if arguments.files else _plan_this_node(arguments)
-    if arguments.json:
-        print(json.dumps({**build_plan_document(found), "notes": list(notes)}, indent=1))
-        return compute_exit_code(found)
-    print_lines(format_plan(found, create_painter(sys.stdout, os.environ)))
-    print_lines(f"note: {note}" for note in notes)
+    paint = create_painter(sys.stdout, os.environ)
+    print_output(
+        arguments.output,
+        kind="UpdatePlan",
+        content=lambda: {**build_plan_document(found), "notes": list(notes)},
+        lines=lambda: [*format_plan(found, paint), *(f"note: {note}" for note in notes)],
+    )
     return compute_exit_code(found)
 
 
@@ -46,8 +45,8 @@ def compute_exit_code(found: Preview) -> int:
     if found.irreconcilable_changes:
         return EXIT_FAILED
     if found.needs_drain:
-        return EXIT_DISRUPTS
-    return EXIT_UNCHANGED if found.is_empty else EXIT_CHANGES
+        return EXIT_ATTENTION
+    return EXIT_AT_TARGET if found.is_empty else EXIT_PENDING
 
 
 def format_plan(found: Preview, paint: Painter) -> Iterator[str]:

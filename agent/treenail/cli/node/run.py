@@ -27,6 +27,7 @@ from treenail.cli.node.local_machine import (
 )
 from treenail.cli.node.own_node import load_agent_settings
 from treenail.cli.node.run_probes import create_health_checks, create_preflight
+from treenail.cli.output import EXIT_UNMANAGEABLE
 from treenail.clock import SystemClock
 from treenail.daemon.cluster.controller_config import ControllerConfigSync
 from treenail.daemon.cluster.node_client import NodeClient
@@ -77,9 +78,6 @@ from treenail.update.status import format_reason
 
 log = logging.getLogger(__name__)
 
-EXIT_UNMANAGED = 5
-"""treenail cannot manage this host; a restart does not change that."""
-
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the agent; return after a signal, or at once on a host that it cannot manage."""
@@ -116,7 +114,7 @@ def _report_unmanaged_host(machine: Machine) -> int:
             "to stage, pin and roll back to",
             machine.root.prefix,
         )
-        return EXIT_UNMANAGED
+        return EXIT_UNMANAGEABLE
     log.info("%s is not booted from OSTree; nothing to do", machine.root.prefix)
     return 0
 

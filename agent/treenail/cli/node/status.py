@@ -1,13 +1,13 @@
 """``treenail status``: show the state of a node, also without the API server and the agent."""
 
 import argparse
-import json
 import sys
 
 from treenail.cli.node.local_machine import open_machine
 from treenail.cli.node.status_text import as_object, format_status
-from treenail.cli.output import EXIT_DEGRADED
-from treenail.cli.terminal import find_width
+from treenail.cli.output import EXIT_AT_TARGET, EXIT_ATTENTION, EXIT_FAILED, EXIT_PENDING
+from treenail.cli.output_format import print_output
+from treenail.cli.terminal import VerbatimLine, find_width
 from treenail.clock import format_rfc3339, parse_rfc3339
 from treenail.codec import parse_json
 from treenail.errors import FileError, HostError, LedgerError, TreenailError, UsageError
@@ -29,13 +29,32 @@ _KEYS_OF_AGENT = (
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the status of the node; return 4 if it is degraded."""
+    """Print the status of the node; return its exit code, see `compute_exit_code`."""
     document = collect_status(open_machine(arguments.root), arguments.config)
-    if arguments.json:
-        print(json.dumps(document, indent=1))
-    else:
-        print(format_status(document, find_width(sys.stdout)))
-    return EXIT_DEGRADED if document["state"] == "Degraded" else 0
+    # The lines are wrapped beside their labels.
+    width = find_width(sys.stdout)
+    print_output(
+        arguments.output,
+        kind="NodeStatus",
+        content=lambda: document,
+        lines=lambda: map(VerbatimLine, format_status(document, width).split("\n")),
+    )
+    return compute_exit_code(document)
+
+
+def compute_exit_code(document: Json) -> int:
+    """Return the exit code for the status document."""
+    match document["state"]:
+        case "Done":
+            # The desired target is not known while no agent reads it.
+            is_running = as_object(document["agent"])["running"]
+            return EXIT_AT_TARGET if is_running else EXIT_ATTENTION
+        case "Working":
+            return EXIT_PENDING
+        case "Degraded" | "Unreconcilable":
+            return EXIT_ATTENTION
+        case _:
+            return EXIT_FAILED
 
 
 def collect_status(machine: Machine, config: str | None = None) -> Json:
@@ -205,7 +224,8 @@ def _build_retained_document(
 ) -> Json | None:
     """Build the document of the pinned deployment, with the end of its retention if known."""
     retained, until = record.retained, None
-    if retained is None:
+    # After a failed update the retention has ended; the agent unpins within a moment.
+    if retained is None or retained.healthy_since == 0.0:
         return None
     if retained.healthy_since is not None:
         from treenail.cli.node.own_node import load_node_settings

@@ -1,11 +1,11 @@
 """``treenail why``: show what required the last, or the pending, drain or reboot."""
 
 import argparse
-import json
 from collections.abc import Iterator
 
 from treenail.cli.node.local_machine import open_machine
-from treenail.cli.terminal import format_time, print_lines
+from treenail.cli.output_format import print_output
+from treenail.cli.terminal import format_time
 from treenail.clock import format_rfc3339
 from treenail.update.state import record as records
 from treenail.update.state.history import (
@@ -24,10 +24,12 @@ def main(arguments: argparse.Namespace) -> int:
     record = records.from_json(machine.ledger.read_document())
     booted_at = machine.kernel.read_boot_time()
     found = summarize_history(record, booted_at=booted_at)
-    if arguments.json:
-        print(json.dumps(_build_document(found, booted_at), indent=1))
-        return 0
-    print_lines(format_explanation(found, booted_at))
+    print_output(
+        arguments.output,
+        kind="DisruptionReasons",
+        content=lambda: _build_document(found, booted_at),
+        lines=lambda: format_explanation(found, booted_at),
+    )
     return 0
 
 

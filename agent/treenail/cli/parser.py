@@ -1,0 +1,46 @@
+"""Parsers of the commands: the source of help, completions and the options in man pages."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import NoReturn
+
+from treenail.cli.output import EXIT_USAGE
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parser whose help has the examples first, and that exits with `EXIT_USAGE`."""
+
+    def format_help(self) -> str:
+        """Format usage, description, examples and options."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        formatter.add_text(self.epilog)
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            formatter.add_arguments(group._group_actions)  # noqa: SLF001  as argparse does
+            formatter.end_section()
+        return formatter.format_help()
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\n  see: {self.prog} --help\n")
+
+
+def list_parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield the parser and those of its commands, and of theirs."""
+    yield parser
+    for action in parser._actions:  # noqa: SLF001  argparse has no other way to list commands
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001  as above
+            for each in action.choices.values():
+                yield from list_parsers(each)
+
+
+def rename_program(parser: argparse.ArgumentParser, old: str, new: str) -> None:
+    """Change the name of the program in all help texts."""
+    for each in list_parsers(parser):
+        each.prog = each.prog.replace(old, new, 1)
+        each.description = (each.description or "").replace(old, new)
+        each.epilog = (each.epilog or "").replace(old, new)
