@@ -1,5 +1,6 @@
 """One image for all scenarios, one machine for each; what a failed one leaves is kept."""
 
+import os
 import re
 import shutil
 import tempfile
@@ -11,6 +12,7 @@ import pytest
 
 from vmlab.drivers import Driver, driver
 from vmlab.image.build import Builder, Built
+from vmlab.image.programs import VARIABLES
 from vmlab.registry import Registry
 from vmlab.site import Site
 from vmlab.tools import PANIC_EXIT, REPOSITORY, GuestPanicError, cache, missing, say
@@ -70,6 +72,13 @@ def builder() -> Iterator[Builder]:
 def built(builder: Builder) -> Built:
     """The disk that machines start from."""
     return builder.chosen()
+
+
+@pytest.fixture
+def with_rpm_ostree() -> None:
+    """Skip a test where the guest has bootc only: then the agent changes nothing but the image."""
+    if os.environ.get(VARIABLES["bootc"]) and not os.environ.get(VARIABLES["rpm-ostree"]):
+        pytest.skip(f"{VARIABLES['rpm-ostree']} names no rpm-ostree for a guest with bootc")
 
 
 @pytest.fixture

@@ -85,6 +85,7 @@ def test_node_rolls_back_from_an_image_that_fills_its_disk(site: Site) -> None:
     assert [boot.digest for boot in site.story.boots] == [bad.digest, site.first.digest]
 
 
+@pytest.mark.usefixtures("with_rpm_ostree")
 def test_node_rolls_back_from_a_config_that_masks_its_kubelet_and_changes_its_kernel(
     site: Site,
 ) -> None:

@@ -1,5 +1,7 @@
 """Configs that change, outside image mode, where the agent writes what they say."""
 
+import pytest
+
 from vmlab.configs import with_files
 from vmlab.site import Site
 
@@ -33,6 +35,7 @@ def test_configs_change_with_and_without_a_reboot_out_of_image_mode_and_back(sit
     assert site.machine.sh(f"ls {FILE} {RELOADED} 2>/dev/null; true") == ""
 
 
+@pytest.mark.usefixtures("with_rpm_ostree")
 def test_image_files_and_kernel_arguments_change_with_one_reboot(site: Site) -> None:
     first = site.machine.sh("ostree admin status").split()[2]
     site.machine.sh("ostree admin pin 0")

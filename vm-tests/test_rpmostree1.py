@@ -15,6 +15,8 @@ from vmlab.image.build import Builder, Built
 from vmlab.remote import RemoteMachine, booted
 from vmlab.tools import REPOSITORY
 
+pytestmark = pytest.mark.usefixtures("with_rpm_ostree")
+
 NAME = "org.projectatomic.rpmostree1"
 PATH = "/org/projectatomic/rpmostree1"
 USED = {

@@ -1,6 +1,10 @@
 """An update by the agent while rpm-ostreed exits."""
 
+import pytest
+
 from vmlab.site import Site
+
+pytestmark = pytest.mark.usefixtures("with_rpm_ostree")
 
 NAME, PATH = "org.projectatomic.rpmostree1", "/org/projectatomic/rpmostree1/Sysroot"
 UNTIL_ACTIVE = f"""\
