@@ -206,6 +206,14 @@ def test_switch_from_podmans_storage_reports_unpacked_bytes(machine: RemoteMachi
     assert (last["task"], last["bytes"] > last["bytesTotal"] > 0) == ("pulling", True)
 
 
+def test_switch_to_image_with_truncated_history_fails(
+    machine: RemoteMachine, built: Built, builder: Builder
+) -> None:
+    image = builder.variant(built, "no-history", {}, has_whole_history=False)
+    assert "Truncated history" in machine.sh(f"bootc switch {image} 2>&1 && echo switched; true")
+    assert read_status(machine)["staged"] is None
+
+
 def test_soft_reboot_capable_deployment_cannot_be_soft_rebooted(machine: RemoteMachine) -> None:
     machine.sh(f"bootc switch --quiet {machine.images.there}")
     assert read_status(machine)["staged"]["softRebootCapable"] is True

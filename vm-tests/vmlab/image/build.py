@@ -99,12 +99,21 @@ class Builder:
         (place / ignition.name).write_text(text)
         return Built(place, image, pull_spec, "qcow2", place / ignition.name)
 
-    def variant(self, built: Built, version: str, entries: Mapping[str, Entry]) -> str:
+    def variant(
+        self,
+        built: Built,
+        version: str,
+        entries: Mapping[str, Entry],
+        *,
+        has_whole_history: bool = True,
+    ) -> str:
         """An image like the disk's with other content on top; returns its pull spec."""
         top = built.directory / f"{version}.tar.gz"
         layer = layers.of_entries({**layers.release(version), **entries}, top)
         base = f"{self._store.local}/{NAME}@{built.pull_spec.partition('@')[2]}"
-        digest = oci.extend(base, layer, self._named(version), self._store)
+        digest = oci.extend(
+            base, layer, self._named(version), self._store, has_whole_history=has_whole_history
+        )
         return f"{registry.ADDRESS}/{NAME}@{digest}"
 
     def agent(self, source: Path) -> dict[str, Entry]:

@@ -37,13 +37,16 @@ def push(layers: Sequence[Layer], version: str, aim: str, store: Login) -> Pushe
     return _copy(layers, _configuration(layers, version), described, aim, store)
 
 
-def extend(base: str, layer: Layer, aim: str, store: Login) -> str:
+def extend(
+    base: str, layer: Layer, aim: str, store: Login, *, has_whole_history: bool = True
+) -> str:
     """Put the image ``base`` of a registry with a layer on top at ``aim``; returns its digest."""
     layers = json.loads(manifest(base, store))["layers"]
     raw = run("skopeo", "inspect", "--raw", "--config", *store.options(), f"docker://{base}")
     configuration = json.loads(raw)
     configuration["rootfs"]["diff_ids"].append(layer.content_digest)
-    _fill_history(configuration)
+    if has_whole_history:
+        _fill_history(configuration)
     described = [*layers, _described(layer)]
     return _copy([layer], configuration, described, aim, store).digest
 
