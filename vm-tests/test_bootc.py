@@ -28,7 +28,11 @@ pytestmark = pytest.mark.skipif(
 ARGUMENT = "treenail.image=2"
 KERNEL_ARGUMENTS = {"usr/lib/bootc/kargs.d/10-treenail.toml": f'kargs = ["{ARGUMENT}"]\n'}
 OUT = "/run/treenail-vm-output"
-UNTIL_RUNNING = f"until systemctl -q is-active {SWITCH_UNIT}; do sleep 0.2; done"
+UNTIL_DEPLOYING = (
+    f"until systemctl show -P ActiveState {SWITCH_UNIT} | grep -qx activating; do sleep 0.2; done; "
+    "until journalctl -b -t bootc | grep -q 'Staging image for deployment'; do sleep 0.2; done"
+)
+"""Within the switch, before its result is complete."""
 WRITABLE = "unshare --mount sh -c 'mount -o remount,rw /sysroot && {}'"
 """Runs a command that may write to /sysroot, which libostree mounts read-only."""
 HOLD_LOCK = """\
@@ -116,7 +120,7 @@ def test_next_image_removes_kernel_arguments(site: Site) -> None:
 def test_killed_switch_is_repeated(site: Site) -> None:
     goal = goal_with_argument(site)
     site.ask(goal)
-    site.machine.sh(UNTIL_RUNNING, limit_s=600.0)
+    site.machine.sh(UNTIL_DEPLOYING, limit_s=600.0)
     site.machine.sh(f"systemctl kill --signal=KILL {SWITCH_UNIT}")
     site.settle(goal)
     assert_settled(site, goal)
@@ -127,7 +131,7 @@ def test_power_cut_in_switch_reaches_the_image(site: Site) -> None:
     goal = goal_with_argument(site)
     site.hold_back_writes()
     site.ask(goal)
-    site.machine.sh(UNTIL_RUNNING, limit_s=600.0)
+    site.machine.sh(UNTIL_DEPLOYING, limit_s=600.0)
     site.cut_power()
     site.settle(goal)
     assert_settled(site, goal)
