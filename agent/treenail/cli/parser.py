@@ -32,10 +32,15 @@ class CommandParser(argparse.ArgumentParser):
 def list_parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """Yield the parser and those of its commands, and of theirs."""
     yield parser
-    for action in parser._actions:  # noqa: SLF001  argparse has no other way to list commands
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001  as above
+    for action in list_actions(parser):
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001  it has no public name
             for each in action.choices.values():
                 yield from list_parsers(each)
+
+
+def list_actions(parser: argparse.ArgumentParser) -> tuple[argparse.Action, ...]:
+    """Return the options and arguments of one parser, without those of its commands."""
+    return tuple(parser._actions)  # noqa: SLF001  argparse has no other way to list them
 
 
 def rename_program(parser: argparse.ArgumentParser, old: str, new: str) -> None:
