@@ -28,7 +28,7 @@ help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
 
 demo: $(READY)  ## a pool of three nodes moves to a new OS image, live in this terminal
-	$(BIN)/treenail-lab demo $(ARGS)
+	@$(BIN)/treenail-lab demo $(ARGS)
 
 test: check  ## check, all tests, and vm-smoke where it is possible: about 10 minutes on two idle cores
 	$(RUN) tools.run_tests $(ARGS)

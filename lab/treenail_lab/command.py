@@ -18,16 +18,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from treenail.api import documents
+from treenail.api.decode import Json
 from treenail.api.machineconfig import MachineConfig
 from treenail.clock import SystemClock
 from treenail.errors import ConfigError, TreenailError, UsageError
 from treenail_lab import control_socket
 from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.controllers import ControllerReplicas
-from treenail_lab.demo import pool
-from treenail_lab.demo.rollout import PODS_PER_NODE, DemoResult, DemoScenario, RolloutDemo
-from treenail_lab.demo.table import Json
-from treenail_lab.demo.terminal import RolloutScreen
+from treenail_lab.demo import demo_text, pool
+from treenail_lab.demo.rollout import PODS_PER_NODE, DemoScenario, RolloutDemo
 from treenail_lab.images import Credential, Image, make_image
 from treenail_lab.lifetime.owner import OWNER_FILE, owner, remove_if_abandoned
 from treenail_lab.machine.node.machine import LabMachine
@@ -44,7 +43,7 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return 0 when done, 1 when it failed, 2 when it was used wrongly."""
-    parsed = _build_parser().parse_args(arguments)
+    parsed = create_parser().parse_args(arguments)
     # Log records without a handler would go to stderr, across the table.
     logging.getLogger().addHandler(logging.NullHandler())
     with _orderly_interrupts():
@@ -59,7 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
         return code
 
 
-def _build_parser() -> argparse.ArgumentParser:
+def create_parser() -> argparse.ArgumentParser:
+    """Create the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="treenail-lab",
         description="Run a cluster and its machines on this host, to try treenail with.",
@@ -75,6 +75,7 @@ def _build_parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--limit", type=float, default=300.0, metavar="S", help="seconds for a node (default: 300)"
     )
+    demo.add_argument("--journal", action="store_true", help="print the journal of one update, too")
     demo.add_argument("--json", action="store_true", help="print the result as one document")
 
     up = commands.add_parser("up", help="keep a lab running for kubectl")
@@ -103,7 +104,7 @@ def _add_lab_options(parser: argparse.ArgumentParser) -> None:
         "--nodes", type=_parse_node_count, default=3, metavar="N", help="1 to 20 (default: 3)"
     )
     parser.add_argument(
-        "--size", type=int, default=600, metavar="MB", help="size of the new image (default: 600)"
+        "--size", type=int, default=400, metavar="MB", help="size of the new image (default: 400)"
     )
     parser.add_argument(
         "--speed", type=int, default=200, metavar="MB/S", help="registry speed (default: 200)"
@@ -128,23 +129,23 @@ def _parse_node_count(text: str) -> int:
 
 def _run_demo(arguments: argparse.Namespace) -> int:
     plan, scenario = _build_scenario(arguments)
-    screen = RolloutScreen(
-        sys.stderr if arguments.json else sys.stdout,
-        title=f"{len(plan.nodes)} nodes: {plan.images[0].version} to {scenario.image.version}",
-    )
+    stream = sys.stderr if arguments.json else sys.stdout
+    versions = f"{plan.images[0].version} to {scenario.image.version}"
+    print(f"starting {len(plan.nodes)} machines, which will move from {versions}", file=stream)
+    stream.flush()
     with _prepare_directory(arguments) as directory, Lab(directory, plan) as lab:
-        demo = RolloutDemo(lab, scenario, SystemClock(), screen.show_rollout)
+        demo = RolloutDemo(lab, scenario, SystemClock(), stream)
         try:
             demo.prepare_pool()
-            screen.print_text(f"$ treenail-controller plan -f change.yaml\n{demo.run_plan()}")
+            demo_text.print_plan(demo.run_plan(), stream)
+            print("\n$ treenail-controller status --watch", file=stream)
             result = demo.run_rollout()
         finally:
             demo.stop()
-        screen.finish()
-        journal = _collect_update_journal(lab, result)
+        journal = demo_text.collect_journal(lab, result)
         if arguments.json:
             document: Json = {
-                "nodes": [view.to_json() for view in demo.list_views()],
+                "nodes": [node.to_json() for node in demo.list_nodes()],
                 "updated": result.updated_nodes,
                 "failed": result.failures,
                 "halted": result.halt_message,
@@ -155,7 +156,7 @@ def _run_demo(arguments: argparse.Namespace) -> int:
             }
             print(json.dumps(document, indent=1))
         else:
-            _print_result(result, journal)
+            demo_text.print_result(result, journal if arguments.journal else [])
     return 1 if result.failures else 0
 
 
@@ -288,39 +289,6 @@ def _read_machine_config(file: str | None) -> Json:
             remedy="keep one MachineConfig in the file",
         )
     return MachineConfig.from_json(found[0]).to_json()
-
-
-def _collect_update_journal(lab: Lab, result: DemoResult) -> list[str]:
-    """Return the journal of the first failed or the last updated node, across its reboot."""
-    node = next(iter(result.failures), None) or next(reversed(result.updated_nodes), None)
-    if node not in lab.machines:
-        return []
-    entries = lab.machines[node].read_journal({"SYSLOG_IDENTIFIER": "treenail"})
-    updates = [str(entry["TREENAIL_UPDATE"]) for entry in entries if entry.get("TREENAIL_UPDATE")]
-    if not updates:
-        return [str(entry.get("MESSAGE")) for entry in entries]
-    return [
-        f"{node} {entry.get('TREENAIL_PHASE', ''):<10} {entry.get('MESSAGE')}"
-        for entry in entries
-        if entry.get("TREENAIL_UPDATE") == updates[-1]
-    ]
-
-
-def _print_result(result: DemoResult, journal: list[str]) -> None:
-    print()
-    print(
-        f"{len(result.updated_nodes)} nodes updated in {result.seconds:.0f} s, "
-        f"at most {result.max_out_of_service} out of service at once"
-    )
-    for node, reason in result.failures.items():
-        print(f"{node} failed: {reason}")
-    if result.halt_message:
-        print(f"pool: {result.halt_message}")
-    if not journal:
-        return
-    print("\njournalctl TREENAIL_UPDATE=… of one node:")
-    for line in journal:
-        print(f"  {line}")
 
 
 def _print_access(lab: Lab) -> None:

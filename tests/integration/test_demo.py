@@ -35,15 +35,18 @@ def test_three_nodes_are_updated_one_after_the_other() -> None:
     assert document["halted"] == ""
 
 
-def test_plan_is_shown_before_anything_happens() -> None:
+def test_demo_shows_plan_then_status_then_what_to_try() -> None:
     completed = treenail_lab("demo", "--nodes", "1", "--size", "100", "--speed", "500")
     assert completed.returncode == 0, completed.stderr
-    plan, _, rollout = completed.stdout.partition("\n\n")
-    assert "pool worker: 1 of 1 node to rendered-worker-" in plan
+    plan, _, rollout = completed.stdout.partition("\n\n$ treenail-controller status --watch\n")
+    assert plan.startswith("starting 1 machines, which will move from 41.20260101 to 42.20260601\n")
     assert "    drain and reboot\n" in plan
     assert "osImageURL changed" in plan
-    assert "0.0 s  worker-0   Done      41.20260101  waiting" in rollout
-    assert "1 nodes updated in " in rollout
+    assert "Z worker-0: Done, 41.20260101, waiting\n" in rollout
+    assert "Z worker-0: Working, 42.20260601, verifying\n" in rollout
+    assert "Z worker-0: Done, 42.20260601, updated\n" in rollout
+    assert "\n1 nodes updated in " in rollout
+    assert rollout.endswith("the same in your own cluster\n")
 
 
 def test_node_that_fails_to_stage_is_never_cordoned() -> None:

@@ -1,10 +1,9 @@
-"""The lab's only pool: its manifest, and a summary of its conditions."""
+"""The lab's only pool: its manifest, and why its rollout halted."""
 
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.kube.client import Json, PatchType
 from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINECONFIGS, ROLLOUTPOLICIES
 from treenail_lab.cluster import POOL, Lab, build_rendered_config
-from treenail_lab.demo.table import PoolView
 
 ROLE_LABEL = "machineconfiguration.openshift.io/role"
 POLICY = "careful"
@@ -70,18 +69,9 @@ def add_config(lab: Lab, wanted: Json) -> None:
     lab.client.create(MACHINECONFIGS, found)
 
 
-def summarize_pool(found: MachineConfigPool) -> PoolView:
-    """Summarize the pool's conditions as one line."""
-    conditions = {each.type: each for each in found.conditions}
-    degraded, updating = conditions.get("Degraded"), conditions.get("Updating")
-    if degraded is not None and degraded.status == "True":
-        stalled = degraded.reason != "NodeDegraded"
-        return PoolView(found.name, f"{degraded.reason}: {degraded.message}", is_stalled=stalled)
-    if updating is None or updating.status != "True":
-        paused = ", paused" if found.paused else ""
-        return PoolView(
-            found.name, f"{found.status_configuration.name or 'not updated yet'}{paused}"
-        )
-    # The message begins with the target, which the nodes already show.
-    _, _, progress = updating.message.partition("; ")
-    return PoolView(found.name, progress or updating.message)
+def find_halt_message(found: MachineConfigPool) -> str:
+    """Return why the rollout continues only after a user has acted; empty while it does."""
+    degraded = next((each for each in found.conditions if each.type == "Degraded"), None)
+    if degraded is None or degraded.status != "True" or degraded.reason == "NodeDegraded":
+        return ""
+    return f"{degraded.reason}: {degraded.message}"

@@ -8,9 +8,12 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TextIO
 
 from treenail.api import annotations as key
+from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import Clock
 from treenail.errors import ClusterError, HostError
@@ -19,13 +22,12 @@ from treenail_lab.cluster import POOL, Lab
 from treenail_lab.controllers import CONTROLLER_COMMAND, ControllerReplicas
 from treenail_lab.demo import pool
 from treenail_lab.demo.outages import NodeOutages
-from treenail_lab.demo.table import Json, NodeView, PoolView
+from treenail_lab.demo.status_watch import StatusWatch
 from treenail_lab.images import Image
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.node.machine import LabMachine
 from treenail_lab.workload import Workload
 
-ShowRollout = Callable[[list[NodeView], PoolView, float], None]
 PODS_PER_NODE = 4
 _POLL_S = 0.1
 _PLAN_TIMEOUT_S = 60.0
@@ -47,6 +49,31 @@ class DemoScenario:
     """``maxUnavailable`` of the application's PodDisruptionBudget; 0 blocks every drain."""
 
 
+@dataclass(frozen=True, slots=True)
+class NodeResult:
+    """One node as last observed."""
+
+    name: str
+    state: str
+    version: str
+    """Of the booted image; empty while the machine is down."""
+    is_updated: bool
+    evicted_pods: int
+    out_of_service_s: float
+    reason: str = ""
+
+    def to_json(self) -> Json:
+        return {
+            "name": self.name,
+            "state": self.state,
+            "version": self.version,
+            "updated": self.is_updated,
+            "evictedPods": self.evicted_pods,
+            "outOfServiceSeconds": round(self.out_of_service_s, 3),
+            "reason": self.reason,
+        }
+
+
 @dataclass(slots=True)
 class DemoResult:
     """The result of the demo, which ``--json`` prints."""
@@ -64,11 +91,11 @@ class DemoResult:
 class RolloutDemo:
     """One rollout on a running lab."""
 
-    def __init__(self, lab: Lab, scenario: DemoScenario, clock: Clock, show: ShowRollout) -> None:
+    def __init__(self, lab: Lab, scenario: DemoScenario, clock: Clock, stream: TextIO) -> None:
         self._lab = lab
         self._scenario = scenario
         self._clock = clock
-        self._show = show
+        self._watch = StatusWatch(lab.server.admin_kubeconfig, stream)
         self._controllers = ControllerReplicas(lab)
         self._outages = NodeOutages(lab.client, clock)
         nodes = len(lab.machines)
@@ -78,8 +105,8 @@ class RolloutDemo:
             max_unavailable=scenario.max_unavailable_pods,
         )
         self._result = DemoResult()
-        self._views: dict[str, NodeView] = {}
-        self._pool = PoolView(POOL)
+        self._nodes: dict[str, NodeResult] = {}
+        self._halt_message = ""
         self._assigned_at: dict[str, float] = {}
         self._began = clock.monotonic()
 
@@ -120,23 +147,26 @@ class RolloutDemo:
         return completed.stdout or completed.stderr
 
     def run_rollout(self) -> DemoResult:
-        """Change the pool and wait until the rollout is complete or halted."""
+        """Change the pool, show the rollout and wait until it is complete or halted."""
         self._began = self._clock.monotonic()
+        self._watch.start()
         pool.apply_pool(self._lab, self._build_change())
         while not self._is_over():
             time.sleep(_POLL_S)
         self._result.seconds = self._clock.monotonic() - self._began
+        self._watch.finish()
         return self._result
 
     def stop(self) -> None:
-        """Stop the workload, the controllers and the watches."""
+        """Stop the table, the workload, the controllers and the watches."""
+        self._watch.stop()
         self._workload.stop()
         self._controllers.stop()
         self._outages.stop()
 
-    def list_views(self) -> list[NodeView]:
+    def list_nodes(self) -> list[NodeResult]:
         """Return the nodes as last observed."""
-        return list(self._views.values())
+        return list(self._nodes.values())
 
     def _build_change(self) -> Json:
         return pool.build_pool(self._scenario.pull_spec)
@@ -160,67 +190,57 @@ class RolloutDemo:
         return is_observed and has_all_nodes and statuses.get("Updated") == "True"
 
     def _is_over(self) -> bool:
-        self._refresh_views()
+        # First the pool: it is updated after its last node.
+        is_updated = self._is_pool_updated()
+        self._observe()
         result, timeout_s, now = (
             self._result,
             self._scenario.node_timeout_s,
             self._clock.monotonic(),
         )
-        for name, view in self._views.items():
-            if view.is_updated and view.state == "Done":
+        for name, node in self._nodes.items():
+            if node.is_updated and node.state == "Done":
                 if name not in result.updated_nodes:
                     result.updated_nodes.append(name)
             elif now - self._assigned_at.get(name, now) > timeout_s:
-                reason = view.reason or "no reason reported"
+                reason = node.reason or "no reason reported"
                 result.failures[name] = f"not done after {timeout_s:g} s: {reason}"
-        if self._pool.is_stalled:
-            result.halt_message = self._pool.summary
+        if self._halt_message:
+            result.halt_message = self._halt_message
             failed = {
-                name: view.reason
-                for name, view in self._views.items()
-                if view.state in ("Degraded", "Unreconcilable")
+                name: node.reason
+                for name, node in self._nodes.items()
+                if node.state in ("Degraded", "Unreconcilable")
             }
-            result.failures = failed or {POOL: self._pool.summary}
-        return bool(result.failures) or self._is_pool_updated()
+            result.failures = failed or {POOL: self._halt_message}
+        return bool(result.failures) or is_updated
 
-    def _refresh_views(self) -> None:
+    def _observe(self) -> None:
         cordoned = self._outages.list_cordoned()
         self._result.max_out_of_service = max(self._result.max_out_of_service, len(cordoned))
         self._result.cordoned_nodes |= cordoned
         for name, machine in self._lab.machines.items():
-            self._views[name] = self._observe_node(name, machine)
-        try:
-            self._pool = pool.summarize_pool(self._fetch_pool())
-        except ClusterError:
-            return
-        self._show(self.list_views(), self._pool, self._clock.monotonic() - self._began)
+            self._nodes[name] = self._observe_node(name, machine)
+        with suppress(ClusterError):
+            self._halt_message = pool.find_halt_message(self._fetch_pool())
 
     def _fetch_pool(self) -> MachineConfigPool:
         return MachineConfigPool.from_json(self._lab.client.get(MACHINECONFIGPOOLS, POOL))
 
-    def _observe_node(self, name: str, machine: LabMachine) -> NodeView:
+    def _observe_node(self, name: str, machine: LabMachine) -> NodeResult:
         try:
             annotations = self._lab.read_annotations(name)
         except ClusterError:
-            return self._views[name]
+            return self._nodes[name]
         if annotations.get(key.DESIRED_OS_IMAGE) == self._scenario.pull_spec:
             self._assigned_at.setdefault(name, self._clock.monotonic())
-        status = self._lab.read_live_status(name)
-        update, progress = status.get("update"), status.get("progress")
         booted = machine.booted_deployment if machine.is_on else None
-        view = NodeView(
+        return NodeResult(
             name=name,
             state=annotations.get(key.STATE, "-"),
-            phase=str(update["phase"]) if isinstance(update, dict) else "",
-            percent=progress.get("percent") if isinstance(progress, dict) else None,
             version=booted.version if booted else "",
             is_updated=booted is not None and booted.digest == self._scenario.image.digest,
             evicted_pods=self._outages.count_evicted(name),
             out_of_service_s=self._outages.out_of_service_s(name),
             reason=annotations.get(key.REASON, "") or self._outages.find_blocker(name),
         )
-        before = self._views.get(name)
-        if (booted is None or not status) and before is not None:
-            # No agent reports while the machine is down or the agent starts: keep the last phase.
-            view = replace(view, phase=before.phase, percent=before.percent)
-        return view

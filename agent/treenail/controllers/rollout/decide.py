@@ -378,7 +378,7 @@ def _format_wave_progress(state: _RolloutState) -> str:
         holders = find_holders(state.nodes, state.target, state.now)
         return "; ".join(filter(None, (f"{wave} is in progress", format_unexpected(holders))))
     left_s = compute_soak_end(state.record, state.policy) - state.now
-    return f"{wave} is soaking; the next wave starts in {format_duration(left_s)}"
+    return f"{wave} is soaking; the next wave starts in {progress.format_limit(left_s)}"
 
 
 def _format_unavailability(state: _RolloutState) -> str:

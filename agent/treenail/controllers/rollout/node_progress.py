@@ -35,14 +35,19 @@ def parse_progress(
     *,
     ready_again_at: float | None,
     started_at: float | None,
+    has_target: bool,
 ) -> NodeProgress:
     """Parse the progress from a Node's annotations and status.
 
     ``ready_again_at`` is since when the node is ready, None while it is not; ``started_at`` is when
-    it got its target.
+    it got its target; ``has_target`` says that the agent reports its desired target as the current
+    one.
     """
     drain_began_at = _parse_drain_begin(annotations.get(key.DRAIN))
     phase = _parse_phase(annotations)
+    if phase == "staging" and has_target:
+        # The uncordon is done, and the agent is about to report Done.
+        phase = "uncordoning"
     began_at = drain_began_at or started_at
     if phase == "rebooting" and began_at and ready_again_at and ready_again_at > began_at:
         # The kubelet stopped after the drain began, and is ready again: the node has booted.

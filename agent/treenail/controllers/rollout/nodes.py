@@ -140,6 +140,7 @@ class NodeFacts:
                 status,
                 ready_again_at=ready_changed_at if is_healthy else None,
                 started_at=started_at,
+                has_target=_has_target(annotations, image_key),
             ),
             uid=meta.uid,
             resource_version=meta.resource_version,
@@ -242,6 +243,12 @@ def overlay_written(
         else:
             overlaid.append(node)
     return tuple(overlaid)
+
+
+def _has_target(annotations: Mapping[str, str], image_key: str) -> bool:
+    config = annotations.get(key.CURRENT_CONFIG, "")
+    images = [annotations.get(each) for each in (key.IMAGE_SPELLINGS[image_key], image_key)]
+    return config == annotations.get(key.DESIRED_CONFIG) != "" and images[0] == images[1]
 
 
 def _parse_prestage_target(annotations: Mapping[str, str]) -> RolloutTarget | None:
