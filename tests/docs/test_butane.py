@@ -1,0 +1,75 @@
+"""The Butane config of the guide to kubeadm: Ignition that the product's own parser accepts.
+
+Where BUTANE names a program, its translation equals the one made here.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from tests.docs.guide import FILE, read_guide
+from tests.docs.lab_actions import GUIDES
+from treenail.api.documents import load_document
+from treenail.api.ignition import parse_ignition
+
+BUTANE = os.environ.get("BUTANE", "")
+IGNITION_VERSION = {"1.5.0": "3.4.0"}
+"""The version that Butane translates a version of its own into (Butane's docs/specs.md)."""
+
+
+def read_butane() -> str:
+    guide = read_guide(GUIDES / "kubeadm-fedora-coreos.md")
+    (text,) = (step.text for step in guide if step.kind == FILE and step.argument == "node.bu")
+    return text
+
+
+def translate_butane(text: str) -> dict[str, Any]:
+    """Translate the few fields that the guide uses."""
+    found: Any = load_document(text.encode(), where="node.bu")
+    return {
+        "ignition": {"version": IGNITION_VERSION[found["version"]]},
+        "passwd": {
+            "users": [
+                {"name": user["name"], "sshAuthorizedKeys": user["ssh_authorized_keys"]}
+                for user in found["passwd"]["users"]
+            ]
+        },
+        "storage": {
+            "files": [
+                {
+                    "path": file["path"],
+                    "mode": file["mode"],
+                    "contents": {"source": f"data:,{file['contents']['inline']}"},
+                }
+                for file in found["storage"]["files"]
+            ]
+        },
+        "systemd": {"units": found["systemd"]["units"]},
+    }
+
+
+def test_butane_config_of_guide_is_read_by_own_parser() -> None:
+    translated = translate_butane(read_butane())
+    for file in translated["storage"]["files"]:
+        file["contents"]["source"] = file["contents"]["source"].replace("\n", "%0A")
+    parsed = parse_ignition(translated)
+    assert [file.path for file in parsed.files] == ["/etc/treenail/agent.toml", "/etc/node-image"]
+
+
+@pytest.mark.skipif(not BUTANE, reason="BUTANE is not set")
+def test_butane_translates_config_of_guide_as_expected(tmp_path: Path) -> None:
+    config = tmp_path / "node.bu"
+    config.write_text(read_butane(), encoding="utf-8")
+    done = subprocess.run(
+        [BUTANE, "--strict", str(config)], capture_output=True, text=True, check=True, timeout=30.0
+    )
+    document = json.loads(done.stdout)
+    parse_ignition(document)
+    for file in document["storage"]["files"]:
+        file["contents"] = {"source": unquote(file["contents"]["source"])}
+    assert document == translate_butane(read_butane())
