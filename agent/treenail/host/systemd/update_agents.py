@@ -13,13 +13,13 @@ _RPM_OSTREED = "/etc/rpm-ostreed.conf"
 _AUTOMATIC_TIMER = "rpm-ostreed-automatic.timer"
 _POLICY = re.compile(r"^\s*AutomaticUpdatePolicy\s*=\s*(\S+)", re.MULTILINE)
 _STAGING_POLICIES = ("stage", "apply")
-_KNOWN_AGENTS = ("zincati.service", "bootc-fetch-apply-updates.timer", _AUTOMATIC_TIMER)
+KNOWN_AGENTS = ("zincati.service", "bootc-fetch-apply-updates.timer", _AUTOMATIC_TIMER)
 _LIMIT = 64 * 1024
 
 
 def find_active_agents(files: HostFiles, systemd: Systemd) -> tuple[str, ...]:
     """Return the active units that update this machine; empty when systemd does not answer."""
-    names = dict.fromkeys((*_read_registered_driver(files), *_KNOWN_AGENTS))
+    names = dict.fromkeys((*_read_registered_driver(files), *KNOWN_AGENTS))
     try:
         active = [each.name for each in systemd.list_units(*names) if each.active_state == "active"]
     except HostError:

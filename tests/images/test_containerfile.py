@@ -1,0 +1,177 @@
+"""The Containerfile, the locks and the files of a tree agree with the rest of the product."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tools import python_tree
+from treenail.controllers.install.installation import InstallOptions, build_documents
+from treenail.host.systemd.update_agents import KNOWN_AGENTS
+
+ROOT = Path(__file__).parents[2]
+CONTAINERFILE = (ROOT / "Containerfile").read_text()
+FINISH = (ROOT / "tools/finish_layer").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LOCKS = {path.stem: path.read_text() for path in (ROOT / "tools/locks").glob("*.txt")}
+BUILT_BY_NAME = {"rpm", "controller", "agent", "layer", "layer-tree"}
+
+
+def split_stages() -> dict[str, str]:
+    """The instructions of each stage, by its name."""
+    parts = re.split(r"^FROM (\S+) AS (\S+)$", CONTAINERFILE, flags=re.MULTILINE)
+    return dict(zip(parts[2::3], parts[3::3], strict=True))
+
+
+STAGES = split_stages()
+
+
+def read_locked_versions(lock: str) -> dict[str, str]:
+    rows = re.findall(r"^([\w.-]+)==(\S+)", LOCKS[lock], re.MULTILINE)
+    return {normalize(name): version for name, version in rows}
+
+
+def normalize(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def test_containerfile_has_documented_targets() -> None:
+    comment = CONTAINERFILE.split("ARG", 1)[0]
+    documented = set(re.findall(r"^#   (\S+)  ", comment, re.MULTILINE))
+    assert documented == BUILT_BY_NAME
+    assert documented <= STAGES.keys()
+
+
+def test_every_copied_path_exists() -> None:
+    copied = [
+        path
+        for line in re.findall(r"^COPY (?!--from)(.+) \S+$", CONTAINERFILE, re.MULTILINE)
+        for path in shlex.split(line)
+    ]
+    mounted = re.findall(r"type=bind,source=([^,]+),", CONTAINERFILE)
+    assert [path for path in (*copied, *mounted) if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("target", ["agent", "controller"])
+def test_container_labels_name_version_and_license(target: str) -> None:
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]+)"', STAGES[target]))
+    assert labels.keys() == {"title", "description", "version", "licenses"}
+    assert (labels["version"], labels["licenses"]) == (PROJECT["version"], PROJECT["license"])
+
+
+@pytest.mark.parametrize("target", ["layer", "layer-tree"])
+def test_layer_keeps_labels_of_base(target: str) -> None:
+    # bootc and rpm-ostree show org.opencontainers.image.version as the version of the OS.
+    assert "LABEL" not in STAGES[target]
+
+
+def test_controller_user_is_that_of_manifests() -> None:
+    (deployment,) = (
+        each for each in build_documents(InstallOptions()) if each["kind"] == "Deployment"
+    )
+    context = deployment["spec"]["template"]["spec"]["securityContext"]
+    user = re.search(r"^USER (\d+):(\d+)$", STAGES["controller"], re.MULTILINE)
+    assert user is not None
+    assert (int(user[1]), int(user[2])) == (context["runAsUser"], context["runAsGroup"])
+
+
+@pytest.mark.parametrize("target", ["layer-tree", "agent", "controller"])
+def test_target_with_tree_needs_no_package_manager(target: str) -> None:
+    assert not re.search(r"dnf|apt|rpm-ostree|base_packages", STAGES[target])
+    assert "/usr/lib/treenail/check-treenail" in STAGES[target]
+
+
+def test_node_has_neither_lab_nor_controllers() -> None:
+    assert set(re.findall(r"/rpms/(\S+)\.rpm", STAGES["layer"])) == {
+        "python3-treenail-*", "treenail-[0-9]*"
+    }  # fmt: skip
+    assert "COPY lab" not in STAGES["node-tree"]
+    assert "controllers" in python_tree.PROGRAMS["node"].left_out
+
+
+def test_layer_masks_every_known_update_agent() -> None:
+    masked = re.search(r"^systemctl mask (.+)$", FINISH, re.MULTILINE)
+    assert masked is not None
+    assert set(masked[1].split()) == set(KNOWN_AGENTS)
+
+
+def test_layer_enables_units_of_preset() -> None:
+    enabled = re.search(r"^systemctl enable (.+)$", FINISH, re.MULTILINE)
+    preset = (ROOT / "systemd/treenail.preset").read_text()
+    assert enabled is not None
+    assert set(enabled[1].split()) == set(re.findall(r"^enable (\S+)$", preset, re.MULTILINE))
+
+
+def test_locks_name_the_tested_versions() -> None:
+    tested = {
+        normalize(name): version
+        for name, version in re.findall(
+            r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE
+        )
+    }
+    locked = read_locked_versions("node") | read_locked_versions("controller")
+    assert {name: tested.get(name) for name in locked} == locked
+
+
+def test_locks_name_every_requirement() -> None:
+    def names(requirements: list[str]) -> set[str]:
+        return {normalize(re.split(r"[<>=!]", each)[0]) for each in requirements}
+
+    node = names(PROJECT["dependencies"])
+    controller = names(PROJECT["optional-dependencies"]["controller"])
+    assert node | {"pygobject"} == read_locked_versions("node").keys()
+    of_node_only = {"pydbus", "psutil"}
+    assert controller | node - of_node_only <= read_locked_versions("controller").keys()
+    assert not of_node_only & read_locked_versions("controller").keys()
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_locked_package_has_a_hash(lock: str) -> None:
+    entries = re.split(r"^(?=\w)", LOCKS[lock], flags=re.MULTILINE)[1:]
+    assert len(entries) == len(read_locked_versions(lock))
+    assert [each for each in entries if "--hash=sha256:" not in each] == []
+
+
+def test_tree_has_files_of_rpm() -> None:
+    spec = (ROOT / "rpm/treenail.spec").read_text()
+    macros = dict(
+        re.findall(r"^%_(\w+) (/\S+)$", (ROOT / "rpm/macros.elsewhere").read_text(), re.MULTILINE)
+    )
+    macros |= {"sysconfdir": "/etc", "mandir": "/usr/share/man", "bindir": "/usr/bin"}
+    section = re.search(r"^%files\n(.+?)\n\n", spec, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    packaged = {
+        re.sub(r"%\{_(\w+)\}", lambda found: macros[found[1]], line.split()[-1]).rstrip("*")
+        for line in section[1].splitlines()
+        if "python3_sitelib" not in line and not line.startswith(("%dir", "%license", "#"))
+    }
+    node = python_tree.PROGRAMS["node"]
+    commands = {f"/usr/bin/{name}" for name in node.commands}
+    trees = {f"/{path}" for path in node.files.values() if "licenses" not in path} | commands
+    completions = {path for path in packaged if "complet" in path}
+    assert packaged - completions == trees
+
+
+@pytest.mark.parametrize("program", python_tree.PROGRAMS)
+def test_tree_modules_import_nothing_that_is_left_out(program: str, tmp_path: Path) -> None:
+    python_tree.copy_treenail(python_tree.PROGRAMS[program], tmp_path)
+    packages = python_tree.below(tmp_path, python_tree.PACKAGES)
+    missing = {
+        f"{path.relative_to(packages)}: {name}"
+        for path in packages.rglob("*.py")
+        for name in find_own_imports(path)
+        if not exists_below(packages, name)
+    }
+    assert missing == set()
+
+
+def find_own_imports(path: Path) -> list[str]:
+    """The modules of treenail that a module imports, also within a function."""
+    return re.findall(r"^ *(?:from|import) (treenail[\w.]*)", path.read_text(), re.MULTILINE)
+
+
+def exists_below(packages: Path, module: str) -> bool:
+    place = packages / module.replace(".", "/")
+    return place.with_suffix(".py").exists() or (place / "__init__.py").exists()
