@@ -22,7 +22,7 @@ from vmlab.guest.names import DIGEST_KEY, image_ref, layer_ref
 from vmlab.guest.programs import run
 from vmlab.guest.realsysroot import RealSysroot
 
-_OPENING = "Creating importer: failed to invoke method OpenImage: "
+_OPENING = "Preparing import: Fetching manifest: failed to invoke method OpenImage: "
 _SCRATCH = Path("/var/tmp")
 
 

@@ -32,7 +32,9 @@ _SCHEMES = re.compile(
     r"|ostree-remote-registry:[^:]+:"
     r"|ostree-remote-image:[^:]+:(?:docker://|registry:))(?P<image>.+)"
 )
-_OPEN_IMAGE = "Creating importer: failed to invoke method OpenImage: "
+PREPARING = "Preparing import: Fetching manifest: "
+"""The beginning of an error before the first layer is pulled."""
+_OPEN_IMAGE = f"{PREPARING}failed to invoke method OpenImage: "
 _SYMLINKS_MAX = 40
 
 

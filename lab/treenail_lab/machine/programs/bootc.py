@@ -23,7 +23,7 @@ _REFSPECS = {
     ("containers-storage", True): "ostree-image-signed:containers-storage:",
 }
 _SWITCHING = "Switching: Switching (ostree): "
-_PREPARING = f"{_SWITCHING}Preparing import: Fetching manifest: "
+_PREPARING = f"{_SWITCHING}{pull.PREPARING}"
 _STORAGE = "overlay@/var/lib/containers/storage+/run/containers/storage"
 _EVENTS, _MIN_LAYER_EVENTS = 200, 5
 """Progress events of a pull, and of each layer: more than a pipe holds, as in a busy pull."""
@@ -165,7 +165,7 @@ class EmulatedBootc:
             try:
                 image = pull.open_image(name, catalogue, self._host.root)
             except OperationError as error:
-                words = str(error).removeprefix("Creating importer: ")
+                words = str(error).removeprefix(pull.PREPARING)
                 raise ProgramError(f"{_PREPARING}{words}") from error
         unpacked = _UNPACKED if transport == "containers-storage" else 1
         # Every event lists the layers so far, so the number of events falls as theirs grows.

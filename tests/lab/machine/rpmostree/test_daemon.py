@@ -203,7 +203,7 @@ def test_rebase_without_credential_fails_with_registry_error(client: RpmOstreeCl
     success, text = run(client.rebase(CLOSED.pull_spec))
     assert not success
     assert text == (
-        "Creating importer: failed to invoke method OpenImage: reading manifest "
+        "Preparing import: Fetching manifest: failed to invoke method OpenImage: reading manifest "
         f"{CLOSED.digest} in r.example/os/node: unauthorized: authentication required"
     )
 
