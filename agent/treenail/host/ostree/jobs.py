@@ -1,7 +1,9 @@
 """Commands in transient units of systemd: join or start them, wait for them, report failures."""
 
 import logging
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 
 from treenail.clock import Clock
 from treenail.errors import TransactionError
@@ -12,6 +14,9 @@ from treenail.host.systemd.journal import SystemdJournal
 from treenail.host.systemd.transient import TransientJob, TransientRun, TransientUnits
 
 log = logging.getLogger(__name__)
+
+# Of a killed program the last line says what it did, and not why it ended.
+_KILLED = frozenset({"signal", "core-dump", "oom-kill", "watchdog"})
 
 
 def _report_nothing() -> TransactionProgress:
@@ -99,6 +104,18 @@ class JobRunner:
             )
         text = self._journal.read_error(run.invocation)
         raise TransactionError(
-            f"{failure}: {text or f'systemd reports {run.result} {run.status}'}",
+            f"{failure}: {describe_failure(run, text)}",
             remedy=find_remedy(text, f"see: journalctl _SYSTEMD_INVOCATION_ID={run.invocation}"),
         )
+
+
+def describe_failure(run: TransientRun, text: str) -> str:
+    """Return why a run failed; ``text`` is the error that it printed, or its last line."""
+    if run.result not in _KILLED:
+        return text or f"systemd reports {run.result} {run.status}"
+    name = f"signal {run.status}"
+    with suppress(ValueError):
+        name = signal.Signals(run.status).name
+    killer = "the kernel, which ran out of memory, killed it" if run.result == "oom-kill" else ""
+    cause = killer or f"{name} ended it"
+    return f"{cause}; its last line: {text}" if text else cause
