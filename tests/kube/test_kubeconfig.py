@@ -8,7 +8,13 @@ import pytest
 import yaml
 
 from treenail.errors import UsageError
-from treenail.kube.kubeconfig import ApiServerConfig, read_kubeconfig, read_service_account
+from treenail.kube.kubeconfig import (
+    ApiServerConfig,
+    find_current_context,
+    read_kubeconfig,
+    read_kubeconfigs,
+    read_service_account,
+)
 
 PEM = b"-----BEGIN CERTIFICATE-----\nc2VjcmV0\n-----END CERTIFICATE-----\n"
 KUBELET_PEM = "/var/lib/kubelet/pki/kubelet-client-current.pem"
@@ -184,7 +190,7 @@ def test_unusable_cluster_is_rejected_in_one_sentence(
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"current-context": ""}, ": current-context is not set"),
+        ({"current-context": ""}, ": current-context is not set, contexts: kubelet, other"),
         ({"current-context": "x"}, ": contexts has no 'x', only: kubelet, other"),
         ({"clusters": []}, ": clusters has no 'local', only: nothing"),
         ({"users": "kubelet"}, ": users is not a list"),
@@ -201,7 +207,7 @@ def test_incomplete_kubeconfig_is_rejected_in_one_sentence(
     [
         ("- a", " is not a mapping of keys to values"),
         ("token: t0ps3cret\n  bad: [", " is neither JSON nor YAML at line 2"),
-        ("", " is not a mapping of keys to values"),
+        ("", ": current-context is not set, contexts: nothing"),
         ('{"token": "t0ps3cret", ]', " is neither JSON nor YAML at line 1"),
         ("token: \x01", " is neither JSON nor YAML"),
     ],
@@ -261,3 +267,39 @@ def test_unreadable_kubeconfig_is_rejected_with_a_remedy(
     with pytest.raises(UsageError, match=cause) as raised:
         read_kubeconfig(f"{tmp_path}/{name}")
     assert remedy in (raised.value.remedy or "")
+
+
+def test_list_takes_each_entry_whole_from_the_first_file_that_has_it(tmp_path: Path) -> None:
+    paths = []
+    for name, server in (("a", "https://first:1"), ("b", "https://second:2")):
+        folder = tmp_path / name
+        folder.mkdir()
+        user: dict[str, object] = {"client-certificate": "cert.pem", "client-key": "key.pem"}
+        if name == "a":
+            user = {"token": "from-a"}
+        document = kubeconfig({"server": server}, user)
+        if name == "a":
+            document["contexts"] = []
+        paths.append(written(folder / "config", document))
+    paths.insert(0, written(tmp_path / "empty", ""))
+    found = read_kubeconfigs(paths)
+    # The context is in the second file only, and refers to entries of the first.
+    assert (found.server, found.token, found.certificate) == ("https://first:1", "from-a", "")
+    assert find_current_context(paths) == "kubelet"
+    assert read_kubeconfigs(paths[::-1]).certificate == f"{tmp_path}/b/cert.pem"
+
+
+def test_context_missing_from_a_list_is_rejected_with_the_known_ones(tmp_path: Path) -> None:
+    other = written(tmp_path / "other", {"contexts": [{"name": "lab", "context": {}}]})
+    paths = [written(tmp_path / "config", kubeconfig()), other]
+    with pytest.raises(UsageError) as raised:
+        read_kubeconfigs(paths, context="prod")
+    assert str(raised.value) == (
+        f"kubeconfig {paths[0]}:{other}: contexts has no 'prod', only: kubelet, lab, other"
+    )
+
+
+def test_invalid_file_of_a_list_is_named(tmp_path: Path) -> None:
+    paths = [written(tmp_path / "config", kubeconfig()), written(tmp_path / "broken", "{")]
+    with pytest.raises(UsageError, match=f"{tmp_path}/broken is neither JSON nor YAML"):
+        read_kubeconfigs(paths)

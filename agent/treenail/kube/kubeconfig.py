@@ -7,9 +7,10 @@ files at run time; ``treenail.kube.credentials`` reloads them.
 import base64
 import binascii
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 from urllib.parse import urlsplit
 
 from treenail.errors import UsageError
@@ -58,34 +59,38 @@ class ApiServerConfig:
 
 
 def read_kubeconfig(path: str, *, context: str = "", locate: LocatePath = Path) -> ApiServerConfig:
-    """Read ``context``, or ``current-context`` when it is empty.
+    """Read ``context`` of one file, see `read_kubeconfigs`."""
+    return read_kubeconfigs([path], context=context, locate=locate)
 
-    Raises UsageError in one sentence that names the file and the key.
+
+def read_kubeconfigs(
+    paths: Sequence[str], *, context: str = "", locate: LocatePath = Path
+) -> ApiServerConfig:
+    """Read ``context``, or the first ``current-context`` when it is empty.
+
+    As kubectl does, take each named entry whole from the first file that has it, and resolve its
+    paths beside that file. Raises UsageError in one sentence that names the file and the key.
     """
-    document = _KubeconfigSection(f"kubeconfig {path}", _load_document(path, locate))
-    name = context or document.get_text("current-context")
-    if not name:
-        raise document.make_error("current-context", "is not set", "set it, or pass a context")
-    chosen = document.find_entry("contexts", name, "context")
-    cluster = document.find_entry("clusters", chosen.get_required_text("cluster"), "cluster")
+    merged = _MergedKubeconfig.load(paths, locate)
+    chosen = merged.find_entry("contexts", context or merged.find_current_context(), "context")
+    cluster = merged.find_entry("clusters", chosen.get_required_text("cluster"), "cluster")
     user = (
-        document.find_entry("users", chosen.get_text("user"), "user")
+        merged.find_entry("users", chosen.get_text("user"), "user")
         if chosen.get_text("user")
         else _KubeconfigSection(chosen.where, {})
     )
     _refuse_unsupported(cluster, user)
-    folder = path.rpartition("/")[0]
     connection = ApiServerConfig(
         server=_parse_server(cluster),
-        ca=_parse_pem(cluster, "certificate-authority", folder),
-        certificate=_parse_pem(user, "client-certificate", folder),
-        key=_parse_pem(user, "client-key", folder),
+        ca=_parse_pem(cluster, "certificate-authority"),
+        certificate=_parse_pem(user, "client-certificate"),
+        key=_parse_pem(user, "client-key"),
         token=_parse_token(user, "token"),
-        token_file=_resolve_path(user.get_text("tokenFile"), folder),
+        token_file=_resolve_path(user.get_text("tokenFile"), user.folder),
         tls_server_name=cluster.get_text("tls-server-name"),
         should_verify_tls=not cluster.get_bool("insecure-skip-tls-verify"),
         namespace=chosen.get_text("namespace") or "default",
-        source=document.where,
+        source=merged.where,
         locate=locate,
     )
     if bool(connection.certificate) != bool(connection.key):
@@ -102,6 +107,11 @@ def read_kubeconfig(path: str, *, context: str = "", locate: LocatePath = Path) 
             "remove insecure-skip-tls-verify",
         )
     return connection
+
+
+def find_current_context(paths: Sequence[str], *, locate: LocatePath = Path) -> str:
+    """Return the first ``current-context`` of these files; raise `UsageError` without one."""
+    return _MergedKubeconfig.load(paths, locate).find_current_context()
 
 
 def read_service_account(
@@ -139,6 +149,8 @@ class _KubeconfigSection:
 
     where: str
     values: Mapping[str, object] = field(repr=False)
+    folder: str = ""
+    """Directory of the file, to which its paths are relative."""
 
     def make_error(self, key: str, what: str, remedy: str) -> UsageError:
         return UsageError(f"{self.where}: {key} {what}", remedy=f"in {self.where}, {remedy}")
@@ -165,23 +177,57 @@ class _KubeconfigSection:
             raise self.make_error(key, "is neither true nor false", f"set {key} to true or false")
         return value
 
-    def find_entry(self, plural: str, name: str, key: str) -> "_KubeconfigSection":
+    def list_entries(self, plural: str) -> list[Mapping[str, object]]:
         entries = self.values.get(plural) or []
         if not isinstance(entries, list):
             raise self.make_error(plural, "is not a list", f"write {plural} as a list")
-        for entry in entries:
-            if isinstance(entry, dict) and entry.get("name") == name:
-                found = entry.get(key) or {}
-                where = f"{self.where}: {plural}[{name}]"
-                if not isinstance(found, dict):
-                    raise UsageError(f"{where}.{key} is not a mapping", remedy=_REMEDY)
-                return _KubeconfigSection(where, found)
-        names = sorted(str(e.get("name")) for e in entries if isinstance(e, dict))
-        raise self.make_error(
-            plural,
-            f"has no {name!r}, only: {', '.join(names) or 'nothing'}",
-            "use one of these names",
+        return [each for each in entries if isinstance(each, dict)]
+
+
+@dataclass(frozen=True, slots=True)
+class _MergedKubeconfig:
+    """The files of a list, in the order of the list."""
+
+    where: str
+    files: tuple[_KubeconfigSection, ...]
+
+    @classmethod
+    def load(cls, paths: Sequence[str], locate: LocatePath) -> Self:
+        files = tuple(
+            _KubeconfigSection(
+                f"kubeconfig {path}", _load_document(path, locate), path.rpartition("/")[0]
+            )
+            for path in paths
         )
+        return cls(f"kubeconfig {':'.join(paths)}", files)
+
+    def find_current_context(self) -> str:
+        for each in self.files:
+            if name := each.get_text("current-context"):
+                return name
+        names = self._list_names("contexts")
+        raise UsageError(
+            f"{self.where}: current-context is not set, contexts: {names}",
+            remedy="pass --context NAME, or run: kubectl config use-context NAME",
+        )
+
+    def find_entry(self, plural: str, name: str, key: str) -> _KubeconfigSection:
+        for file in self.files:
+            for entry in file.list_entries(plural):
+                if entry.get("name") == name:
+                    found = entry.get(key) or {}
+                    where = f"{file.where}: {plural}[{name}]"
+                    if not isinstance(found, dict):
+                        raise UsageError(f"{where}.{key} is not a mapping", remedy=_REMEDY)
+                    return _KubeconfigSection(where, found, file.folder)
+        raise UsageError(
+            f"{self.where}: {plural} has no {name!r}, only: {self._list_names(plural)}",
+            remedy=f"in {self.where}, use one of these names",
+        )
+
+    def _list_names(self, plural: str) -> str:
+        names = {str(each.get("name")) for file in self.files for each in file.list_entries(plural)}
+        return ", ".join(sorted(names)) or "nothing"
 
 
 def _load_document(path: str, locate: LocatePath) -> Mapping[str, object]:
@@ -198,6 +244,9 @@ def _load_document(path: str, locate: LocatePath) -> Mapping[str, object]:
             remedy="name a readable kubeconfig",
         ) from error
     document = _parse_json(path, text) if text.lstrip().startswith("{") else _parse_yaml(path, text)
+    if document is None:
+        # kubectl accepts an empty file, which "kubectl config" fills.
+        return {}
     if not isinstance(document, dict):
         raise UsageError(f"kubeconfig {path} is not a mapping of keys to values", remedy=_REMEDY)
     return document
@@ -254,11 +303,11 @@ def _parse_server(cluster: _KubeconfigSection) -> str:
     return server
 
 
-def _parse_pem(table: _KubeconfigSection, key: str, folder: str) -> str | bytes:
+def _parse_pem(table: _KubeconfigSection, key: str) -> str | bytes:
     """Return ``KEY-data`` decoded, else the path in ``KEY``; as in client-go, data wins."""
     encoded = table.get_text(f"{key}-data")
     if not encoded:
-        return _resolve_path(table.get_text(key), folder)
+        return _resolve_path(table.get_text(key), table.folder)
     try:
         decoded = base64.b64decode("".join(encoded.split()), validate=True)
     except (binascii.Error, ValueError):

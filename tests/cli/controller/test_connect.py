@@ -1,11 +1,16 @@
 """The transport that a command or the controllers get."""
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
 
-from treenail.cli.controller.connect import create_pod_transport, create_transport
+from treenail.cli.controller.connect import (
+    connect_cluster,
+    create_pod_transport,
+    create_transport,
+)
 from treenail.clock import SystemClock
 from treenail.errors import UsageError
 from treenail.kube.official import OfficialTransport
@@ -72,3 +77,38 @@ def test_process_outside_a_pod_has_no_service_account() -> None:
     with pytest.raises(UsageError, match="this is not a pod") as raised:
         create_pod_transport(SystemClock())
     assert raised.value.remedy == "pass --kubeconfig FILE"
+
+
+def test_list_of_files_needs_no_package(kubeconfig: str, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("current-context: it\n")
+    transport = create_transport([str(other), kubeconfig], "", SystemClock())
+    transport.close()
+    assert isinstance(transport, HttpTransport)
+
+
+def test_package_uses_the_current_context_of_a_later_file(tmp_path: Path) -> None:
+    plugin = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/false"}}
+    path = write_kubeconfig(tmp_path / "config", plugin)
+    other = tmp_path / "other"
+    other.write_text("apiVersion: v1\nkind: Config\n")
+    transport = create_transport([str(other), path], "", SystemClock())
+    transport.close()
+    assert isinstance(transport, OfficialTransport)
+
+
+def test_pod_without_kubeconfig_uses_its_service_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    arguments = argparse.Namespace(kubeconfig=None, context="")
+    with pytest.raises(UsageError, match="cannot read kubeconfig"), connect_cluster(arguments):
+        pass
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    # Without a port: this process may run in a pod with a service account.
+    with (
+        pytest.raises(UsageError, match="cannot use the service account"),
+        connect_cluster(arguments),
+    ):
+        pass

@@ -14,7 +14,8 @@ from treenail.kube.client import Client, Transport
 from treenail.kube.kubeconfig import (
     ApiServerConfig,
     UnsupportedKubeconfigError,
-    read_kubeconfig,
+    find_current_context,
+    read_kubeconfigs,
     read_service_account,
 )
 from treenail.kube.transport import HttpTransport
@@ -47,18 +48,36 @@ def find_kubeconfigs(kubeconfig: str | None, environment: Mapping[str, str]) -> 
         return [kubeconfig]
     listed = [each for each in environment.get("KUBECONFIG", "").split(os.pathsep) if each]
     existing = [each for each in listed if Path(each).exists()]
-    return existing or listed[:1] or [str(Path.home() / ".kube/config")]
+    return existing or listed[:1] or [str(_find_home() / ".kube/config")]
+
+
+def _find_home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        # A container whose user has neither HOME nor an entry in /etc/passwd.
+        return Path("/")
 
 
 @contextmanager
 def connect_cluster(arguments: argparse.Namespace) -> Iterator[Client]:
-    """Connect with the kubeconfigs and the context of the arguments; raise `UsageError`."""
-    paths = find_kubeconfigs(arguments.kubeconfig, os.environ)
-    transport = create_transport(paths, arguments.context, SystemClock())
+    """Connect with the kubeconfigs and the context of the arguments; raise `UsageError`.
+
+    As kubectl does, use the service account of a pod that has no kubeconfig.
+    """
+    transport = _connect(arguments.kubeconfig, arguments.context, SystemClock())
     try:
         yield Client(transport)
     finally:
         transport.close()
+
+
+def _connect(kubeconfig: str | None, context: str, clock: Clock) -> Transport:
+    paths = find_kubeconfigs(kubeconfig, os.environ)
+    is_chosen = bool(kubeconfig or context or os.environ.get("KUBECONFIG"))
+    if not is_chosen and "KUBERNETES_SERVICE_HOST" in os.environ and not Path(paths[0]).exists():
+        return create_pod_transport(clock)
+    return create_transport(paths, context, clock)
 
 
 def create_transport(
@@ -66,24 +85,17 @@ def create_transport(
 ) -> Transport:
     """Connect with a context of these kubeconfigs; raise `UsageError`.
 
-    One file with a certificate or a token needs no other package. The package ``kubernetes`` merges
-    files, runs credential plugins, and connects through a proxy.
+    A certificate or a token needs no other package. The package ``kubernetes`` runs credential
+    plugins and connects through a proxy.
     """
-    unsupported: UsageError | None = None
-    if len(paths) == 1:
-        try:
-            connection = read_kubeconfig(paths[0], context=context)
-            _refuse_proxy(connection)
-            return HttpTransport(connection, clock, max_kept=max_kept)
-        except UnsupportedKubeconfigError as error:
-            unsupported = error
-    package = _import_package(
-        unsupported
-        or UsageError(
-            "cannot merge the files of KUBECONFIG: the Python package kubernetes is not installed",
-            remedy="name one file with --kubeconfig, or install the package kubernetes",
-        )
-    )
+    try:
+        connection = read_kubeconfigs(paths, context=context)
+        _refuse_proxy(connection)
+        return HttpTransport(connection, clock, max_kept=max_kept)
+    except UnsupportedKubeconfigError as error:
+        package = _import_package(error)
+    # The package reads current-context from the first file only.
+    context = context or find_current_context(paths)
     return package.from_kubeconfig(os.pathsep.join(paths), clock, context=context)
 
 
