@@ -63,6 +63,10 @@ class LabNodes:
             machine.stop()
         if self._kubelets.is_alive():
             self._kubelets.join(10.0)
+        # Another module may have nodes of the same names on the same API server.
+        for name in self._names:
+            self.cluster.delete(f"{MCO}/machineconfignodes/{name}")
+            self.cluster.delete(f"/api/v1/nodes/{name}")
 
     def add_image(self, image: Image) -> None:
         """Add an image to the registry."""

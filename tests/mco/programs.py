@@ -34,3 +34,14 @@ KINDS = Variable("TREENAIL_TEST_MCO_CRDS", "a directory with the CRDs of openshi
 def read_count(name: str, default: int) -> int:
     """Return the number in a variable."""
     return int(os.environ.get(name) or default)
+
+
+def split_seeds(first: int, count: int, size: int) -> list[range]:
+    """Split the seeds into parts of ``size``: faulthandler ends a test after 15 minutes."""
+    seeds = range(first, first + count)
+    return [seeds[start : start + size] for start in range(0, count, size)]
+
+
+def name_seeds(seeds: range) -> str:
+    """Return the name of a test of these seeds."""
+    return f"from-{seeds.start}"

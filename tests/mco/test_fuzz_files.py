@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(os.geteuid() != 0, reason="the daemon needs root"),
     pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed"),
-    pytest.mark.limit(3600),
+    pytest.mark.limit(850),
 ]
 
 COUNT, FIRST = "TREENAIL_TEST_MCO_TREES", "TREENAIL_TEST_MCO_FIRST_TREE"
@@ -32,15 +32,17 @@ STATES = ("etc/machine-config-daemon", "var/lib/treenail", "etc/treenail", "root
 # usermod keeps copies and its lock, and writes the day of the change.
 ACCOUNT_FILES = ("etc/passwd-", "etc/shadow-", "etc/.pwd.lock", "etc/shadow", "etc/subuid-")
 
+SEEDS = programs.split_seeds(programs.read_count(FIRST, 0), programs.read_count(COUNT, 200), 50)
+
 Tree = dict[str, tuple[object, ...]]
 
 
-def test_random_configs_leave_equal_trees() -> None:
+@pytest.mark.parametrize("seeds", SEEDS, ids=programs.name_seeds)
+def test_random_configs_leave_equal_trees(seeds: range) -> None:
     program = programs.DAEMON.read()
     tally: Counter[str] = Counter()
     differences = {}
-    first = programs.read_count(FIRST, 0)
-    for seed in range(first, first + programs.read_count(COUNT, 200)):
+    for seed in seeds:
         with owner.temporary_directory() as directory:
             result, found = compare(program, directory, seed)
         tally[result] += 1
