@@ -22,7 +22,7 @@ RUN = $(BIN)/python -m
 VM = PYTHONPATH=.:vm-tests $(RUN) vmlab.run
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-fast test-long test-cluster test-mco check format bench vm-test vm-smoke diagrams rpm clean
+.PHONY: help demo test test-fast test-long test-cluster test-mco check format bench vm-test vm-smoke diagrams rpm images clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -47,10 +47,11 @@ test-cluster: $(READY)  ## contract and controllers on a real kube-apiserver: mi
 test-mco: $(READY)  ## the agent and controllers with those of the MCO: minutes; see CONTRIBUTING.md
 	$(RUN) pytest -p no:cacheprovider -rs tests/mco $(ARGS)
 
-check: $(READY)  ## format, lint, types and layers, changing nothing: seconds
+check: $(READY)  ## format, lint (code and packaging), types and layers, changing nothing: seconds
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
 	$(RUN) mypy
+	$(RUN) tools.lint_packaging
 	$(RUN) pytest -q tests/test_layers.py tests/test_style.py
 
 format: $(READY)  ## format the sources
@@ -71,6 +72,10 @@ diagrams: $(READY)  ## draw docs/*.svg again; needs dot, of the package graphviz
 
 rpm:  ## build the RPMs into build/rpm; on Fedora, with rpm-build and the spec's BuildRequires
 	tools/rpm build/rpm
+
+# BASE= an image: build only the image of a node on it, with TARGET=layer (packages) or layer-tree.
+images:  ## build the RPMs, and the images of controllers and agent, with podman or buildah
+	tools/build_images "$(BASE)" "$(TARGET)" $(ARGS)
 
 clean:  ## remove what the targets wrote, except .venv
 	rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis
