@@ -3,7 +3,9 @@
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from tests.contract.bootc_program import SAVE_PROGRESS, BootcProgramContract, di
 from tests.contract.os_contract import OperatingSystemContract
 from treenail.errors import BusyError
 from treenail.host.bootc.backend import PULL_UNIT, SWITCH_UNIT
-from vmlab.drivers import Driver
+from vmlab.drivers import Driver, driver
 from vmlab.image.build import Builder, Built
 from vmlab.image.layers import Entry
 from vmlab.image.programs import VARIABLES
@@ -75,11 +77,24 @@ class GuestHost:
 
 
 class TestBootcProgram(BootcProgramContract):
-    """The contract that the lab's bootc keeps, too."""
+    """The contract that the lab's bootc keeps, too; on one machine, as nothing reboots it."""
+
+    @pytest.fixture(scope="class")
+    def shared(self, built: Built, builder: Builder) -> Iterator[RemoteMachine]:
+        with (
+            # A socket's path must be short.
+            tempfile.TemporaryDirectory(prefix="tnvm", dir="/tmp") as directory,
+            booted(
+                REPOSITORY / "build/vm/bootc", built, builder, driver(Path(directory))
+            ) as machine,
+        ):
+            yield machine
 
     @pytest.fixture
-    def host(self, machine: RemoteMachine) -> GuestHost:
-        return GuestHost(machine)
+    def host(self, shared: RemoteMachine) -> Iterator[GuestHost]:
+        yield GuestHost(shared)
+        if read_status(shared)["staged"] is not None:
+            shared.sh("ostree admin undeploy 0; rm /run/reboot-required; bootc internals cleanup")
 
 
 def read_status(machine: Machine | RemoteMachine) -> Json:
