@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -29,10 +28,6 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 UNIT = ROOT / "systemd" / "treenail.service"
 UNITS = {UNIT: "run", UNIT.with_name("treenail-firstboot.service"): "firstboot"}
-
-
-def needs(program: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(shutil.which(program) is None, reason=f"no {program} here")
 
 
 def run(*command: str | Path) -> str:
@@ -168,20 +163,3 @@ def test_unit_restarts_without_limit(unit: Path) -> None:
     text = unit.read_text()
     assert re.search(r"^StartLimitIntervalSec=0$", text, re.MULTILINE)
     assert re.search(r"^Restart=on-failure$", text, re.MULTILINE)
-
-
-@pytest.mark.process
-@needs("systemd-analyze")
-@pytest.mark.parametrize("unit", UNITS)
-def test_unit_sandbox_has_low_exposure(unit: Path) -> None:
-    # In tenths: 2.5, of 10.0 for a service without any sandbox.
-    run("systemd-analyze", "security", "--offline=true", "--threshold=25", unit)
-
-
-@pytest.mark.process
-@needs("systemd-analyze")
-@pytest.mark.parametrize(("unit", "verb"), UNITS.items())
-def test_unit_is_valid_for_systemd(unit: Path, verb: str, tmp_path: Path) -> None:
-    here = tmp_path / unit.name
-    here.write_text(unit.read_text().replace(f"/usr/bin/treenail {verb}", "/bin/true"))
-    run("systemd-analyze", "verify", "--man=no", here)
