@@ -18,8 +18,9 @@ from treenail.daemon.settings.settings import (
 from treenail.update.checks.health import ROLLBACK_RULES
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("**/*.md"))
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#]+)")
+ANCHOR = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
 MODULE = re.compile(r"`((?:[a-z0-9_]+/)+[a-z0-9_]+\.(?:py|md|service|toml))`")
 SETTINGS = (
     PartialSettings, LimitSettings, HealthSettings, PreflightSettings, DriftSettings,
@@ -36,6 +37,19 @@ def ids(path: Path) -> str:
 def test_link_in_document_names_existing_file(document: Path) -> None:
     links = LINK.findall(document.read_text())
     assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=ids)
+def test_anchor_in_document_names_existing_heading(document: Path) -> None:
+    for path, anchor in ANCHOR.findall(document.read_text()):
+        target = document.parent / path if path else document
+        assert anchor in list_anchors(target), f"{path}#{anchor}"
+
+
+def list_anchors(document: Path) -> set[str]:
+    """Return the anchors that a forge gives to the headings of a document."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=ids)

@@ -42,7 +42,7 @@ def parse_command(words: Sequence[str]) -> str:
         try:
             _, unknown = PARSERS[words[0]]().parse_known_args(arguments)
         except SystemExit as end:
-            return errors.getvalue().strip().splitlines()[-1] if end.code else ""
+            return errors.getvalue().strip() if end.code else ""
     return f"unknown arguments: {shlex.join(unknown)}" if unknown else ""
 
 
