@@ -2,6 +2,10 @@
 
 import json
 import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -322,6 +326,45 @@ def test_status_unreadable_ledger_is_no_failure(
 def test_status_exit_code_follows_state(state: str, is_running: bool, code: int) -> None:
     document = {"state": state, "agent": {"running": is_running}}
     assert compute_exit_code(document) == code
+
+
+@pytest.fixture
+def shared_root() -> Iterator[Path]:
+    """A root that other users can search, unlike tmp_path, with the modes of a node."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        root.chmod(0o755)
+        given(root, LedgerRecord(OLD, UPDATE), {**LIVE, "pid": os.getpid(), "firstBoot": False})
+        (root / "var/lib/treenail").chmod(0o700)
+        yield root
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_status_without_root_shows_what_is_readable(shared_root: Path) -> None:
+    def run_as_nobody(*arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-B", "-m", "treenail", *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True, text=True, check=False, timeout=50,
+            user=65534, group=65534, extra_groups=[],
+        )  # fmt: skip
+
+    if run_as_nobody("--version").returncode:
+        pytest.skip("other users cannot read these sources")
+    shown = run_as_nobody("status", "--root", shared_root)
+    assert shown.stderr == ""
+    assert "worker-0" in shown.stdout
+    assert "Permission denied; run the command as root" in shown.stdout
+    assert "Last update  unknown" in shown.stdout
+    (shared_root / "run/treenail").chmod(0o700)
+    hidden = run_as_nobody("status", "--root", shared_root)
+    assert (hidden.returncode, hidden.stderr) == (1, "")
+    assert "Agent        unknown" in hidden.stdout
+    assert "start the agent" not in hidden.stdout
+    refused = run_as_nobody("history", "--root", shared_root)
+    assert refused.returncode == 1
+    assert "run the command as root, for example with sudo" in refused.stderr
 
 
 @pytest.mark.parametrize(("age_s", "is_running"), [(0.0, True), (1e9, False)])

@@ -212,3 +212,13 @@ def test_lock_works_on_full_disk(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert ledger.find_lock_holder() is None
+
+
+def test_unreadable_state_directory_is_an_error_of_the_ledger(root, ledger):
+    # A loop of links is unreadable for every user, also for root.
+    directory = root.resolve_path("/var/lib") / "treenail"
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    directory.symlink_to("treenail")
+    for access in (ledger.read_document, ledger.find_lock_holder, ledger.hold_lock().__enter__):
+        with pytest.raises(LedgerError, match="symbolic links"):
+            access()

@@ -1,6 +1,7 @@
 """``treenail status``: show the state of a node, also without the API server and the agent."""
 
 import argparse
+import os
 import sys
 
 from treenail.cli.node.local_machine import open_machine
@@ -94,7 +95,7 @@ def collect_status(machine: Machine, config: str | None = None) -> Json:
         }
     return {
         "node": status.get("node"),
-        "agent": _inspect_agent(machine, status),
+        "agent": _inspect_agent(machine, status, unknown),
         "backend": status.get("backend"),
         "firstBoot": bool(status.get("firstBoot")),
         "state": _compute_state(status, failure, record),
@@ -139,9 +140,11 @@ def _read_record(machine: Machine, problems: list[str]) -> tuple[LedgerRecord | 
     try:
         return records.from_json(machine.ledger.read_document()), None
     except TreenailError as error:
-        problems.append(str(error))
         if isinstance(error.__cause__, FileError):
-            return None, None  # readable by root only: no damage
+            # No damage: only root can read the ledger.
+            problems.append(f"{error}; run the command as root" if os.geteuid() else str(error))
+            return None, None
+        problems.append(str(error))
         return None, {
             "message": str(error),
             "remedy": error.remedy,
@@ -160,13 +163,15 @@ def _read_deployments(machine: Machine, problems: list[str]) -> DeploymentStatus
         return None
 
 
-def _inspect_agent(machine: Machine, status: Json) -> Json:
+def _inspect_agent(machine: Machine, status: Json, unknown: list[str]) -> Json:
     """Return whether the agent runs; ``lastSeen`` is the time of its last status in this boot."""
     try:
         pid = machine.ledger.find_lock_holder()
         process = find_process(pid) if pid else None
     except LedgerError:
         # Only root can read the holder of the lock.
+        if "activity" in unknown:
+            unknown.append("agent")
         seen = status.get("pid")
         pid = seen if isinstance(seen, int) else None
         process = find_process(pid) if pid else None

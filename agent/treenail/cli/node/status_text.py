@@ -16,7 +16,7 @@ def format_status(document: Json, width: int | None = None) -> str:
     unknown = frozenset(map(str, as_list(document.get("unknown"))))
     rows = [
         ("Node", str(document["node"] or _UNKNOWN)),
-        *_format_activity(document),
+        *_format_activity(document, is_unknown="agent" in unknown),
         *_format_target("Current", document["current"], is_unknown="current" in unknown),
         *_format_target("Desired", document["desired"], is_unknown="desired" in unknown),
         *_format_backend(as_object(document.get("backend"))),
@@ -52,16 +52,18 @@ def _format_list(label: str, values: object, *, is_unknown: bool) -> Iterator[La
     yield from ((label, str(each)) for each in as_list(values))
 
 
-def _format_activity(document: Json) -> Iterator[LabelledLine]:
+def _format_activity(document: Json, *, is_unknown: bool) -> Iterator[LabelledLine]:
     """Format agent, state, activity and reasons."""
     agent, update = as_object(document["agent"]), as_object(document["update"])
-    yield "Agent", _format_agent(agent)
+    yield "Agent", _UNKNOWN if is_unknown else _format_agent(agent)
     state = str(document["state"])
     if document.get("firstBoot"):
         state = f"{state}, first boot: the kubelet does not start before it is complete"
     yield "State", f"{state}, {update['phase']} since {update['entered']}" if update else state
     activity = str(document["activity"] or _UNKNOWN)
-    if agent["running"]:
+    if is_unknown:
+        yield "Activity", activity
+    elif agent["running"]:
         yield "Activity", f"{activity}{_format_progress(as_object(document['progress']))}"
     else:
         yield "Activity", f"none; last activity: {activity}"
@@ -83,7 +85,8 @@ def _format_outcome(document: Json, *, is_unknown: bool) -> Iterator[LabelledLin
     if failure:
         yield "Last error", str(failure["message"])
         yield "Remedy", str(failure["remedy"] or "wait: the agent retries automatically")
-    if not as_object(document["agent"])["running"]:
+    is_running = as_object(document["agent"])["running"]
+    if not is_running and "agent" not in as_list(document.get("unknown")):
         yield (
             "Remedy",
             "start the agent: systemctl start treenail; if it stops again: journalctl -u treenail",

@@ -45,8 +45,9 @@ class Ledger:
         A document without a checksum is accepted: an older version wrote it. Raises `LedgerError`
         when the document is damaged or has another version.
         """
-        path = self._root.resolve_path(LEDGER_PATH)
         try:
+            # Without root the directory cannot be searched.
+            path = self._root.resolve_path(LEDGER_PATH)
             content = self._files.read_file(LEDGER_PATH, limit=_LIMIT)
         except FileError as error:
             raise LedgerError(str(error), remedy=error.remedy) from error
@@ -97,8 +98,8 @@ class Ledger:
 
         The kernel releases the lock when the process ends, also after SIGKILL.
         """
-        path = self._root.resolve_path(LOCK_PATH)
         try:
+            path = self._root.resolve_path(LOCK_PATH)
             # A power failure ends the lock, so its directory needs no fsync.
             self._files.make_directory(STATE_DIRECTORY, mode=0o700, needs_fsync=False)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -115,11 +116,13 @@ class Ledger:
 
         Raises `LedgerError`.
         """
-        path = self._root.resolve_path(LOCK_PATH)
         try:
+            path = self._root.resolve_path(LOCK_PATH)
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
+        except FileError as error:
+            raise LedgerError(f"cannot open the lock: {error}", remedy="run as root") from error
         except OSError as error:
             raise LedgerError(
                 f"cannot open the lock {path}: {error.strerror}", remedy="run as root"
