@@ -1,17 +1,37 @@
-"""Results of rpm-ostree's transactions, for the lab's daemon and for the real one.
+"""Properties, errors and transactions of rpm-ostree, for the lab's daemon and for the real one.
 
 A class of tests derives from `RpmOstreeContract`, and has the fixture ``machine``.
 """
 
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 import pytest
 
 from tests.contract.os_machines import OsMachine, digest, digests, go_on
-from treenail.errors import TransactionError
+from treenail.errors import BusError, TransactionError
 from treenail.host.ostree.deployments import DeploymentChange
 from treenail.host.rpmostree.transaction import TransactionFinished, TransactionOutcome
+from treenail.host.systemd.bus import BusInterface
 
+NAME = "org.projectatomic.rpmostree1"
+PATH = "/org/projectatomic/rpmostree1"
+OS_PATH = f"{PATH}/fedora_coreos"
+PROPERTIES = "org.freedesktop.DBus.Properties"
+OBJECTS = BusInterface(NAME, PATH, "org.freedesktop.DBus.ObjectManager")
+SYSROOT = BusInterface(NAME, f"{PATH}/Sysroot", f"{NAME}.Sysroot")
+OS = BusInterface(NAME, OS_PATH, f"{NAME}.OS")
+DEPLOYMENT_KEYS = {
+    "base-commit-meta", "base-local-replacements", "base-removals", "base-remote-replacements",
+    "booted", "checksum", "container-image-reference", "container-image-reference-digest", "id",
+    "osname", "packages", "pinned", "regenerate-initramfs", "requested-base-local-replacements",
+    "requested-base-removals", "requested-local-fileoverride-packages", "requested-local-packages",
+    "requested-packages", "serial", "staged", "timestamp", "unlocked", "version",
+}  # fmt: skip
+BOOT_CONFIG_KEYS = {"initrd", "linux", "options", "staged", "title", "version"}
+FAILED = "org.projectatomic.rpmostreed.Error.Failed"
+NOT_FOUND = "org.gtk.GDBus.UnmappedGError.Quark._g_2dio_2derror_2dquark.Code1"  # GDBus has no name
+OPENING = "Preparing import: Fetching manifest: failed to invoke method OpenImage: "
 PENDING = ["pending-deploy"]
 ROLLBACK = ["rollback-deploy"]
 INSANE = "Sanity-checking final rootfs: "
@@ -24,6 +44,12 @@ class RpmOstreeMachine(OsMachine, Protocol):
     def transact(self, method: str, *arguments: object) -> TransactionOutcome:
         """Follow the transaction of a method of the OS interface; options are a dictionary."""
 
+    def call(self, target: BusInterface, method: str, *arguments: object) -> Any:
+        """Return the result of a method on the system bus."""
+
+    def withhold_login(self) -> str:
+        """Return an image whose registry wants a login that the machine does not have."""
+
     def unlock_staged(self) -> None:
         """Let the next shutdown finalize the staged deployment."""
 
@@ -35,7 +61,36 @@ class RpmOstreeMachine(OsMachine, Protocol):
 
 
 class RpmOstreeContract:
-    """Transactions with staged, pinned and insane deployments."""
+    """Properties, errors, and transactions with staged, pinned and insane deployments."""
+
+    def test_booted_deployment_has_every_key(self, machine: RpmOstreeMachine) -> None:
+        shown = machine.call(replace(SYSROOT, interface=PROPERTIES), "GetAll", SYSROOT.interface)
+        assert (shown["Booted"], shown["Path"]) == (OS_PATH, "/")
+        assert shown["AutomaticUpdatePolicy"] == "none"
+        (booted,) = shown["Deployments"]
+        assert booted.keys() == DEPLOYMENT_KEYS
+        image = f"ostree-unverified-registry:{machine.images.here}"
+        assert booted["container-image-reference"] == image
+        assert booted["container-image-reference-digest"] == digest(machine.images.here)
+        assert (booted["booted"], booted["staged"], booted["unlocked"]) == (True, False, "none")
+        assert machine.call(OBJECTS, "GetManagedObjects").keys() == {SYSROOT.path, OS_PATH}
+
+    def test_unknown_names_and_indexes_are_refused(self, machine: RpmOstreeMachine) -> None:
+        config = machine.call(OS, "GetDeploymentBootConfig", "", False)
+        assert config.keys() == BOOT_CONFIG_KEYS
+        for index, text in (("1", "Out of range deployment index 1, expected < 1"), ("x", "Inv")):
+            with pytest.raises(BusError, match=text) as refused:
+                machine.call(OS, "GetDeploymentBootConfig", index, True)
+            assert refused.value.name == FAILED
+        with pytest.raises(BusError, match='OS name "rhcos" not found') as refused:
+            machine.call(SYSROOT, "GetOS", "rhcos")
+        assert refused.value.name == NOT_FOUND
+
+    def test_refused_pull_has_its_cause(self, machine: RpmOstreeMachine) -> None:
+        modifiers = {"set-refspec": f"ostree-unverified-registry:{machine.withhold_login()}"}
+        text = result(machine.transact("UpdateDeployment", modifiers, {}))
+        assert text.startswith(OPENING)
+        assert text.endswith("authentication required")
 
     def test_transactions_with_nothing_staged(self, machine: RpmOstreeMachine) -> None:
         here = [f"{digest(machine.images.here)} booted"]

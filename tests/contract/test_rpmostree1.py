@@ -19,8 +19,8 @@ from treenail.host.ostree.watch import TransactionLimits
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.rpmostree.client import RpmOstreeClient
 from treenail.host.rpmostree.transaction import TransactionOutcome
-from treenail.host.systemd.bus import SystemBus, make_options
-from treenail_lab.images import ARCHITECTURE, make_image, make_manifest_list
+from treenail.host.systemd.bus import BusInterface, SystemBus, make_options
+from treenail_lab.images import ARCHITECTURE, Credential, make_image, make_manifest_list
 from treenail_lab.machine.node.rpmostree_only import RpmOstreeHost
 from treenail_lab.machine.settings import MachineSettings
 
@@ -28,6 +28,9 @@ HERE = make_image("os/node", "1.0", 1_000_000)
 THERE = make_image("os/node", "2.0", 1_000_000)
 BROKEN = make_image("os/node", "2.1", 1_000_000, faults={"pull": "corrupt layer"})
 INSANE = make_image("os/node", "2.2", 1_000_000, faults={"sanity": "bwrap(/usr/bin/true): exit 1"})
+CLOSED = make_image(
+    "os/node", "2.3", 1_000_000, registry="r.example", credential=Credential("node", "secret")
+)
 LISTED, FOREIGN = make_manifest_list(
     make_image("os/node", "2.5", 1_000_000, architecture=ARCHITECTURE),
     make_image("os/node", "2.5", 1_000_000, architecture="s390x"),
@@ -62,6 +65,12 @@ class LabMachine:
         )
         values = [make_options(each) if isinstance(each, dict) else each for each in arguments]
         return client.run_transaction(method, *values)
+
+    def call(self, target: BusInterface, method: str, *arguments: object) -> object:
+        return self._connect().call_method(target, method, *arguments, timeout_s=10.0)
+
+    def withhold_login(self) -> str:
+        return CLOSED.pull_spec
 
     def reboot(self) -> None:
         self._opened.close()
@@ -99,7 +108,7 @@ def machine() -> Iterator[LabMachine]:
         RpmOstreeHost(
             Path(folder),
             booted=HERE,
-            images=(THERE, BROKEN, INSANE, LISTED, FOREIGN),
+            images=(THERE, BROKEN, INSANE, CLOSED, LISTED, FOREIGN),
             settings=QUICK,
         ) as host,
         ExitStack() as opened,

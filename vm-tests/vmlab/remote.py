@@ -22,6 +22,7 @@ from treenail.host.rpmostree.transaction import (
     TransactionOutcome,
     TransactionTimedOut,
 )
+from treenail.host.systemd.bus import BusInterface
 from vmlab import registry
 from vmlab.drivers import Driver
 from vmlab.image.build import Builder, Built
@@ -139,6 +140,14 @@ class RemoteMachine:
             TransactionFinished | TransactionDetached | TransactionLost | TransactionTimedOut,
         )
         return found
+
+    def call(self, target: BusInterface, method: str, *arguments: object) -> object:
+        """Return the result of a method on the guest's system bus."""
+        return _run_module(self._machine, "query", (target, method, arguments))
+
+    def withhold_login(self) -> str:
+        self.sh("rm /etc/ostree/auth.json")
+        return self.images.there
 
     def unlock_staged(self) -> None:
         self.sh("ostree admin lock-finalization --unlock")
