@@ -17,9 +17,10 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from tests.docs import send_command
 from treenail.errors import UsageError
 from treenail_lab.cluster import Lab
-from treenail_lab.control_socket import ControlSocketServer, LabCommands, send_command
+from treenail_lab.control_socket import CONTROL_SOCKET, ControlSocketServer, LabCommands
 from treenail_lab.lifetime.interpreter import PYTHON_MODULE, build_python_path
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.node.machine import LabMachine
@@ -54,7 +55,6 @@ exit 3
 """
 _JOURNALCTL_OPTIONS = {"-u", "--unit", "-n", "--lines", "-o", "--since", "--root"}
 _JOURNALCTL_FLAGS = {"-q", "--quiet", "--no-pager"}
-_SEND = "import sys; from tests.docs.lab_shell import main; main(sys.argv[1:])"
 
 
 class LabShells:
@@ -153,12 +153,13 @@ class LabShells:
             f'#!/bin/sh\nexec {shlex.join((*PYTHON_MODULE, "treenail"))} "$@"\n',
         )
         self._install_oc()
+        control = self._directory / CONTROL_SOCKET
         for name, machine in self._lab.machines.items():
             treenail = shlex.join((*PYTHON_MODULE, "treenail"))
             text = _ON_NODE.format(treenail=treenail, root=shlex.quote(str(machine.root)))
             self._install(name, "treenail", text)
             for program in ("systemctl", "journalctl"):
-                words = (*PYTHON, "-c", _SEND, str(self._directory), f"{program}-{name}")
+                words = (*PYTHON, send_command.__file__, str(control), f"{program}-{name}")
                 self._install(name, program, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
             # Health checks find it in the PATH of the agent, and have a time limit.
             is_active = _IS_ACTIVE.format(broken=shlex.quote(str(self._find_broken(machine))))
@@ -226,15 +227,6 @@ def _format_entry(host: str, entry: JournalEntry) -> str:
     moment = datetime.fromtimestamp(int(str(entry["__REALTIME_TIMESTAMP"])) / 1e6, UTC)
     source = f"{entry.get('SYSLOG_IDENTIFIER')}[{entry.get('_PID')}]"
     return f"{moment:%b %d %H:%M:%S} {host} {source}: {entry.get('MESSAGE')}"
-
-
-def main(words: Sequence[str]) -> None:
-    """Send a command to the lab whose directory is the first word, and print its answer."""
-    directory, *command = words
-    answer = json.loads(send_command(Path(directory), command))
-    if answer["output"]:
-        sys.stdout.write(f"{answer['output']}\n")
-    sys.exit(answer["code"])
 
 
 def _encode_answer(output: str = "", code: int = 0) -> str:
