@@ -2,6 +2,6 @@
 
 import sys
 
-from treenail.cli.main import main
+from treenail.cli.entry import run_treenail
 
-sys.exit(main())
+sys.exit(run_treenail())
