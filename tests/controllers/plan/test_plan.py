@@ -348,7 +348,7 @@ def test_plan_and_status_read_a_cluster(tmp_path: Path, capsys: pytest.CaptureFi
             {"wave": 1, "nodes": ["n0"]},
             {"wave": 1, "nodes": ["n1"]},
         ]
-        assert found["needs_drain"] is False
+        assert (found["needsDrain"], found["maxUnavailable"]) == (False, 1)
 
         assert command.main(["status", "--kubeconfig", kubeconfig]) == 0
         assert "n0" in capsys.readouterr().out

@@ -25,7 +25,31 @@ def format_plans(plans: Sequence[PoolPlan]) -> Iterator[str]:
 
 def convert_to_json(plans: Sequence[PoolPlan]) -> Json:
     """Convert the complete plan, with every node."""
-    return {"pools": [{**asdict(plan), "needs_drain": plan.needs_drain} for plan in plans]}
+    return {
+        "pools": [
+            {**_convert_fields(asdict(plan)), "needsDrain": plan.needs_drain} for plan in plans
+        ]
+    }
+
+
+def _convert_fields(fields: dict[str, object]) -> Json:
+    """Spell the names of fields as Kubernetes does: ``nodeCount`` for ``node_count``."""
+    return {_convert_name(name): _convert_value(value) for name, value in fields.items()}
+
+
+def _convert_name(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+def _convert_value(value: object) -> object:
+    match value:
+        case dict():
+            return _convert_fields(value)
+        case list() | tuple():
+            return [_convert_value(each) for each in value]
+        case _:
+            return value
 
 
 def _format_pool(plan: PoolPlan) -> Iterator[str]:
