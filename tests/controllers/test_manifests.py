@@ -135,3 +135,14 @@ def test_pods_meet_the_restricted_pod_security_standard() -> None:
     }
     assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
+
+
+def test_page_is_served_on_the_loopback_interface_of_the_pods(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (deployment,) = of_kind(printed(capsys, "--web"), "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["args"][-1] == "--web=127.0.0.1:8081"
+    assert {"name": "web", "containerPort": 8081} in container["ports"]
+    assert main(["manifests", "--only", "agent", "--web"]) == 64
+    assert "8081" not in str(printed(capsys))

@@ -3,6 +3,7 @@
 import http.client
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -29,7 +30,7 @@ from treenail.controllers.install.installation import NAME, build_documents
 from treenail.controllers.install.permissions import CONTROLLER_VERBS
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.workers import ControllerSettings
-from treenail.errors import NotLeaderError
+from treenail.errors import NotLeaderError, UsageError
 from treenail.kube.client import Client, Json
 from treenail.kube.resources import LEASES, NODES
 from treenail_lab.apiserver.serving.server import LabServer
@@ -276,3 +277,30 @@ def test_controller_without_the_lead_writes_nothing(server: LabServer, site: Sit
 
 def test_every_controller_has_its_permissions() -> None:
     assert CONTROLLER_BUILDERS.keys() == CONTROLLER_VERBS.keys()
+
+
+def test_page_needs_the_rollout_controller(server: LabServer) -> None:
+    kubeconfig = str(account_kubeconfig(server))
+    options = ("--metrics", "127.0.0.1:0", "--no-leader-election", "--web")
+    arguments = ("run", "--enable=drain", "--kubeconfig", kubeconfig, *options)
+    with pytest.raises(UsageError, match="only it may read rollout policies"):
+        ControllerProcess(create_parser().parse_args(arguments))
+
+
+def test_page_of_a_process_shows_pools_with_its_permissions(
+    server: LabServer, site: Site, tmp_path: Path
+) -> None:
+    site.node("a")
+    log = tmp_path / "page.log"
+    options = ("--enable=render,rollout,drain", "--web=127.0.0.1:0")
+    with running(account_kubeconfig(server), log, *options):
+
+        def read_page() -> str:
+            found = re.search(r"http://127\.0\.0\.1:([0-9]+)/", log.read_text())
+            if found is None:
+                return ""
+            connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=LIMIT_S)
+            connection.request("GET", "/status.json")
+            return connection.getresponse().read().decode()
+
+        wait_until(lambda: '"problem":""' in read_page(), limit_s=LIMIT_S)

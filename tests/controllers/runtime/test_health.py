@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from treenail.controllers.runtime.health import HealthServer, parse_address
+from treenail.controllers.runtime.health import HealthServer
+from treenail.controllers.runtime.http_listener import parse_address
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.errors import UsageError
 

@@ -63,6 +63,12 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="print also a Service, a PodMonitor and alerts for the Prometheus operator, and a "
         "dashboard for Grafana",
     )
+    parser.add_argument(
+        "--web",
+        action="store_true",
+        help="serve the read-only page on the loopback interface of the pods; see it with: kubectl "
+        f"port-forward -n NAMESPACE deployment/{installation.NAME} {installation.WEB_PORT}",
+    )
     parser.set_defaults(run=print_manifests)
 
 
@@ -78,9 +84,13 @@ def parse_namespace(text: str) -> str:
 
 def print_manifests(arguments: argparse.Namespace) -> int:
     """Print the manifests."""
+    if arguments.only and arguments.web:
+        raise UsageError("cannot use --web with --only: agents serve no page")
     if arguments.only and arguments.monitoring:
         raise UsageError("cannot use --monitoring with --only: agents have no Service")
-    options = InstallOptions(arguments.enable, arguments.namespace, arguments.image)
+    options = InstallOptions(
+        arguments.enable, arguments.namespace, arguments.image, has_web_page=arguments.web
+    )
     found = (
         installation.build_node_access()
         if arguments.only == "agent"

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from treenail.cli.controller.connect import create_pod_transport, create_transpo
 from treenail.cli.output import EXIT_FAILED
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import BootTimeClock, Clock, format_rfc3339
-from treenail.controllers.runtime.health import HealthServer, parse_address
+from treenail.controllers.install import installation
+from treenail.controllers.runtime.health import HealthServer
+from treenail.controllers.runtime.http_listener import parse_address
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.runtime import ControllerRuntime, MakeElector, make_sole_leader
@@ -32,6 +35,8 @@ from treenail.kube.resources import SECRETS
 log = logging.getLogger(__name__)
 
 COMPONENT_NAME = "treenail-controller"
+DEFAULT_WEB_ADDRESS = f"127.0.0.1:{installation.WEB_PORT}"
+"""`kubectl port-forward` connects to the loopback interface of the pod."""
 # Longer than the defaults of client-go: a leader survives a restart of the API server.
 _LEASE_S, _RENEW_S, _RETRY_S, _CALL_TIMEOUT_S = 60.0, 40.0, 5.0, 10.0
 _MAX_SECONDS = 3600.0
@@ -166,6 +171,14 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--metrics", metavar="HOST:PORT", default="127.0.0.1:8080",
         help="serve /metrics, /healthz and /readyz at this address (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--web",
+        metavar="HOST:PORT",
+        nargs="?",
+        const=DEFAULT_WEB_ADDRESS,
+        help="serve a read-only page about pools and nodes; it asks for no password (without "
+        "HOST:PORT: %(const)s; default: serve no page)",
+    )
     parser.add_argument("--namespace", help="namespace of the Lease (default: that of the pod)")
     parser.add_argument(
         "--no-leader-election",
@@ -250,9 +263,11 @@ class ControllerProcess:
             make_elector = self._create_election(
                 arguments.namespace or _read_own_namespace(), identity, clock
             )
+        informers = Informers(client, clock)
+        self._page = _create_page(arguments, informers, clock)
         self._runtime = ControllerRuntime(
             [each for name in arguments.enable for each in builders[name](context)],
-            Informers(client, clock),
+            informers,
             clock,
             metrics,
             make_elector=make_elector,
@@ -273,7 +288,7 @@ class ControllerProcess:
             signal.signal(number, lambda *_: self._stop.set())
         threading.excepthook = self._handle_thread_death
         try:
-            with self._health:
+            with self._health, self._page:
                 is_leader = self._runtime.run(self._stop)
             self._recorder.flush_pending()
         finally:
@@ -303,6 +318,26 @@ class ControllerProcess:
         log.critical("thread %s died", name, exc_info=death.exc_value)
         self._exit_code = EXIT_FAILED
         self._stop.set()
+
+
+def _create_page(
+    arguments: argparse.Namespace, informers: Informers, clock: Clock
+) -> AbstractContextManager[object]:
+    """Create the server of the page; it does nothing without ``--web``."""
+    if arguments.web is None:
+        return nullcontext()
+    if "rollout" not in arguments.enable:
+        raise UsageError(
+            "cannot use --web without the rollout controller: only it may read rollout policies",
+            remedy="add rollout to --enable, or leave --web out",
+        )
+    from treenail.api import annotations as key
+    from treenail.controllers.statuspage.server import StatusPageServer
+    from treenail.controllers.statuspage.source import StatusSource
+
+    host, port = parse_address(arguments.web)
+    source = StatusSource(informers, clock, image_key=key.PREFIX + arguments.image_annotation)
+    return StatusPageServer(host, port, source.read_document)
 
 
 def _create_transport(kubeconfig: str | None, context: str, clock: Clock) -> Transport:

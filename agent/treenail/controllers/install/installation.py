@@ -19,6 +19,7 @@ from treenail.controllers.install.permissions import (
 NAME = "treenail-controller"
 NODE_ROLE_NAME = "treenail-node"
 PORT = 8080
+WEB_PORT = 8081
 EVENTS_NAMESPACE = "default"
 """Namespace of Events about nodes and pools."""
 
@@ -35,6 +36,8 @@ class InstallOptions:
     controllers: Sequence[str] = tuple(CONTROLLER_VERBS)
     namespace: str = "treenail"
     image: str = f"localhost/{NAME}:{__version__}"
+    has_web_page: bool = False
+    """Serve the page, on the loopback interface of each pod."""
 
 
 def build_documents(options: InstallOptions) -> list[Json]:
@@ -182,13 +185,21 @@ def _build_container(options: InstallOptions) -> Json:
         "name": "controller",
         "image": options.image,
         "command": ["treenail-controller"],
-        "args": ["run", f"--enable={enabled}", f"--metrics=:{PORT}"],
+        "args": [
+            "run",
+            f"--enable={enabled}",
+            f"--metrics=:{PORT}",
+            *([f"--web=127.0.0.1:{WEB_PORT}"] if options.has_web_page else []),
+        ],
         "env": [
             _build_field_env("NODE_NAME", "spec.nodeName"),
             _build_field_env("POD_NAME", "metadata.name"),
             _build_field_env("POD_NAMESPACE", "metadata.namespace"),
         ],
-        "ports": [{"name": "metrics", "containerPort": PORT}],
+        "ports": [
+            {"name": "metrics", "containerPort": PORT},
+            *([{"name": "web", "containerPort": WEB_PORT}] if options.has_web_page else []),
+        ],
         "livenessProbe": {
             **_build_probe("/healthz"),
             "initialDelaySeconds": 15,

@@ -1,12 +1,11 @@
 """HTTP server of /healthz, /readyz and /metrics."""
 
 import logging
-import socket
-import socketserver
 from collections.abc import Callable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
+from treenail.controllers.runtime.http_listener import HttpListener
 from treenail.controllers.runtime.metrics import CONTENT_TYPE, ControllerMetrics
 from treenail.controllers.runtime.server_thread import ServerThread
 from treenail.errors import UsageError
@@ -52,37 +51,13 @@ class HealthServer(ServerThread):
         return self._server.server_port
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """Parse ``HOST:PORT``, ``[HOST]:PORT`` or ``:PORT``; raise `UsageError`."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise UsageError(
-            f"invalid address {text!r}: expected HOST:PORT, or :PORT for all addresses"
-        )
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
 _Page = Callable[[], tuple[HTTPStatus, str, str]]
 
 
-class _HealthHttpServer(ThreadingHTTPServer):
-    daemon_threads = True
-    # Shutdown does not wait for requests; each has its own time limit.
-    block_on_close = False
-
+class _HealthHttpServer(HttpListener):
     def __init__(self, address: tuple[str, int], pages: dict[str, _Page]) -> None:
         self.pages = pages
-        host, _ = address
-        if ":" in host or (not host and socket.has_dualstack_ipv6()):
-            self.address_family = socket.AF_INET6
         super().__init__(address, _HealthRequestHandler)
-
-    def server_bind(self) -> None:
-        if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        # HTTPServer.server_bind calls getfqdn, which may block on DNS (http/server.py).
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = "", self.socket.getsockname()[1]
 
 
 class _HealthRequestHandler(BaseHTTPRequestHandler):

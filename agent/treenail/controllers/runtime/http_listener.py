@@ -1,0 +1,38 @@
+"""The listener of a small HTTP server, and the address that a user gives it."""
+
+import socket
+import socketserver
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from treenail.errors import UsageError
+
+
+class HttpListener(ThreadingHTTPServer):
+    """Listens on one address; an empty host is all addresses, with IPv6 where the host has it."""
+
+    daemon_threads = True
+    # Shutdown does not wait for requests; each has its own time limit.
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        host, _ = address
+        if ":" in host or (not host and socket.has_dualstack_ipv6()):
+            self.address_family = socket.AF_INET6
+        super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        # HTTPServer.server_bind calls getfqdn, which may block on DNS (http/server.py).
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "", self.socket.getsockname()[1]
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Parse ``HOST:PORT``, ``[HOST]:PORT`` or ``:PORT``; raise `UsageError`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise UsageError(
+            f"invalid address {text!r}: expected HOST:PORT, or :PORT for all addresses"
+        )
+    return host.removeprefix("[").removesuffix("]"), int(port)

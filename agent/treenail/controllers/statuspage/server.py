@@ -1,0 +1,177 @@
+"""HTTP server of the read-only page: one static file and one JSON document, and nothing else."""
+
+import base64
+import hashlib
+import logging
+import re
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from importlib import resources
+from ipaddress import ip_address
+from typing import Self
+
+from treenail.controllers.runtime.http_listener import HttpListener
+from treenail.controllers.runtime.server_thread import ServerThread
+from treenail.controllers.statuspage.source import EncodedDocument
+from treenail.errors import UsageError
+
+log = logging.getLogger(__name__)
+
+MAX_REQUESTS = 16
+"""Requests at the same time; further ones get 503."""
+_REQUEST_LIMIT_S = 10.0
+_INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
+_LOOPBACK_NAMES = ("localhost", "")
+
+
+class StatusPageServer(ServerThread):
+    """Serves ``/`` and ``/status.json``; use it as a context manager.
+
+    It reads nothing but the document: no query, no body, no other path.
+    """
+
+    def __init__(self, host: str, port: int, read_document: Callable[[], EncodedDocument]) -> None:
+        try:
+            self._server = _PageListener((host, port), read_document)
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on {host or '*'}:{port}: {error.strerror or error}",
+                remedy="choose another address: --web HOST:PORT",
+            ) from error
+        super().__init__(self._server, "statuspage")
+        self._host = f"[{host}]" if ":" in host else host
+
+    def __enter__(self) -> Self:
+        log.info("serving a page at http://%s:%d/", self._host, self.port)
+        return super().__enter__()
+
+    @property
+    def port(self) -> int:
+        """The port in use, also after a request for port 0."""
+        return self._server.server_port
+
+
+def load_page() -> str:
+    """Load the static file."""
+    return (
+        resources.files("treenail.controllers.statuspage").joinpath("page.html").read_text("utf-8")
+    )
+
+
+def build_headers(page: str) -> dict[str, str]:
+    """Build the headers of every response; the policy permits the page's own style and script."""
+    hashes = {"style": "", "script": ""}
+    for kind, text in _INLINE.findall(page):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        hashes[kind] += f" 'sha256-{digest}'"
+    policy = (
+        f"default-src 'none'; script-src{hashes['script']}; style-src{hashes['style']}; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cache-Control": "no-store",
+    }
+
+
+def is_expected_host(header: str, *, is_loopback: bool) -> bool:
+    """Return whether a request for this Host may be answered.
+
+    A page of another site can make a browser resolve its own name to 127.0.0.1, and would then
+    read the answer. `kubectl port-forward` uses ``localhost``.
+    """
+    if not is_loopback:
+        return True
+    name = re.sub(r":[0-9]*$", "", header).strip("[]")
+    return name in _LOOPBACK_NAMES or _is_loopback_address(name)
+
+
+def _is_loopback_address(name: str) -> bool:
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+class _PageListener(HttpListener):
+    def __init__(
+        self, address: tuple[str, int], read_document: Callable[[], EncodedDocument]
+    ) -> None:
+        page = load_page()
+        self.page = page.encode()
+        self.headers = build_headers(page)
+        self.read_document = read_document
+        self.places = threading.BoundedSemaphore(MAX_REQUESTS)
+        self.is_loopback = address[0] == "localhost" or _is_loopback_address(address[0])
+        super().__init__(address, _PageRequestHandler)
+
+
+class _PageRequestHandler(BaseHTTPRequestHandler):
+    timeout = _REQUEST_LIMIT_S
+    server_version = "treenail"
+    sys_version = ""
+    error_content_type = "text/plain; charset=utf-8"
+    error_message_format = "%(code)d %(message)s\n"
+    server: _PageListener
+
+    def do_GET(self) -> None:
+        if not self.server.places.acquire(blocking=False):
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests")
+            return
+        try:
+            self._answer()
+        finally:
+            self.server.places.release()
+
+    do_HEAD = do_GET  # noqa: N815  # named by the base class
+
+    def _refuse_method(self) -> None:
+        self.send_error(HTTPStatus.METHOD_NOT_ALLOWED, "this page is read-only")
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse_method  # noqa: N815
+
+    def _answer(self) -> None:
+        host = self.headers.get("Host", "")
+        if not is_expected_host(host, is_loopback=self.server.is_loopback):
+            self.send_error(HTTPStatus.MISDIRECTED_REQUEST, "use the address localhost")
+            return
+        match self.path.partition("?")[0]:
+            case "/":
+                self._send(self.server.page, "text/html; charset=utf-8")
+            case "/status.json":
+                found = self.server.read_document()
+                is_compressed = "gzip" in self.headers.get("Accept-Encoding", "")
+                body = found.compressed if is_compressed else found.plain
+                self._send(body, "application/json", encoding="gzip" if is_compressed else "")
+            case _:
+                self.send_error(HTTPStatus.NOT_FOUND, "no such page")
+
+    def _send(self, body: bytes, content_type: str, *, encoding: str = "") -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", content_type)
+        if encoding:
+            self.send_header("Content-Encoding", encoding)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def end_headers(self) -> None:
+        for name, value in self.server.headers.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        if code == HTTPStatus.METHOD_NOT_ALLOWED:
+            self.close_connection = True
+        super().send_error(code, message, explain)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base's name
+        log.debug("%s %s", self.address_string(), format % args)

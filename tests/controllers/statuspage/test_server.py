@@ -1,0 +1,161 @@
+"""The read-only page over HTTP: two documents, strict headers, no other method, path or host."""
+
+import gzip
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.controllers.statuspage.samples import encode, make_document
+from treenail.controllers.statuspage.server import (
+    MAX_REQUESTS,
+    StatusPageServer,
+    build_headers,
+    is_expected_host,
+    load_page,
+)
+from treenail.controllers.statuspage.source import EncodedDocument, limit_nodes
+from treenail.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[StatusPageServer]:
+    document = encode(make_document())
+    with StatusPageServer("127.0.0.1", 0, lambda: document) as running:
+        yield running
+
+
+def ask(
+    server: StatusPageServer, method: str, path: str, **headers: str
+) -> tuple[http.client.HTTPResponse, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    try:
+        connection.request(
+            method, path, headers={k.replace("_", "-"): v for k, v in headers.items()}
+        )
+        answer = connection.getresponse()
+        return answer, answer.read()
+    finally:
+        connection.close()
+
+
+def test_page_and_document_are_served(server: StatusPageServer) -> None:
+    answer, body = ask(server, "GET", "/")
+    assert (answer.status, body.decode()) == (200, load_page())
+    answer, body = ask(server, "GET", "/status.json?any=1")
+    assert answer.headers["Content-Type"] == "application/json"
+    assert [pool["name"] for pool in json.loads(body)["pools"]] == ["gpu", "infra", "worker"]
+
+
+def test_document_is_compressed_on_request(server: StatusPageServer) -> None:
+    answer, body = ask(server, "GET", "/status.json", Accept_Encoding="gzip, br")
+    assert answer.headers["Content-Encoding"] == "gzip"
+    assert "pools" in json.loads(gzip.decompress(body))
+
+
+def test_head_has_headers_without_body(server: StatusPageServer) -> None:
+    answer, body = ask(server, "HEAD", "/")
+    assert (answer.status, body) == (200, b"")
+    assert int(answer.headers["Content-Length"]) == len(load_page().encode())
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+def test_other_methods_are_refused(server: StatusPageServer, method: str) -> None:
+    answer, body = ask(server, method, "/")
+    assert (answer.status, body) == (405, b"405 this page is read-only\n")
+
+
+def test_other_paths_do_not_exist(server: StatusPageServer) -> None:
+    for path in ("/index.html", "/../etc/passwd", "/status.json/", "/<script>"):
+        answer, body = ask(server, "GET", path)
+        assert (answer.status, body) == (404, b"404 no such page\n")
+
+
+@pytest.mark.parametrize("path", ["/", "/status.json", "/absent"])
+def test_every_answer_has_the_security_headers(server: StatusPageServer, path: str) -> None:
+    answer, _ = ask(server, "GET", path)
+    for name, value in build_headers(load_page()).items():
+        assert answer.headers[name] == value
+    assert "treenail" in answer.headers["Server"]
+    assert "Python" not in answer.headers["Server"]
+
+
+def test_policy_permits_only_the_own_style_and_script() -> None:
+    policy = build_headers(load_page())["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert policy.count("'sha256-") == 2
+    assert "unsafe" not in policy
+    assert "http" not in policy
+
+
+def test_page_builds_no_markup_from_texts() -> None:
+    page = load_page()
+    for name in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+        assert name not in page
+    assert "https://" not in page
+    assert "http://" not in page
+
+
+@pytest.mark.parametrize(
+    ("host", "is_expected"),
+    [
+        ("localhost:8081", True),
+        ("127.0.0.1:8081", True),
+        ("[::1]:8081", True),
+        ("", True),
+        ("evil.example.com:8081", False),
+        ("localhost.evil.example.com", False),
+        ("192.0.2.1", False),
+    ],
+)
+def test_loopback_answers_only_its_own_names(host: str, is_expected: bool) -> None:
+    assert is_expected_host(host, is_loopback=True) is is_expected
+    assert is_expected_host(host, is_loopback=False)
+
+
+def test_rebound_name_is_refused(server: StatusPageServer) -> None:
+    answer, _ = ask(server, "GET", "/status.json", Host="evil.example.com")
+    assert answer.status == 421
+
+
+def test_requests_beyond_the_limit_are_refused() -> None:
+    running, release = threading.Semaphore(0), threading.Event()
+
+    def read_slowly() -> EncodedDocument:
+        running.release()
+        release.wait(20.0)
+        return EncodedDocument(b"{}", b"")
+
+    with StatusPageServer("127.0.0.1", 0, read_slowly) as server:
+        threads = [
+            threading.Thread(target=ask, args=(server, "GET", "/status.json"))
+            for _ in range(MAX_REQUESTS)
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            assert running.acquire(timeout=20.0)
+        answer, _ = ask(server, "GET", "/status.json")
+        release.set()
+        for thread in threads:
+            thread.join(20.0)
+        assert answer.status == 503
+
+
+def test_address_in_use_names_the_option(server: StatusPageServer) -> None:
+    with pytest.raises(UsageError) as caught:
+        StatusPageServer("127.0.0.1", server.port, lambda: EncodedDocument(b"", b""))
+    assert "--web" in caught.value.remedy
+
+
+def test_nodes_beyond_the_limit_are_counted_idle_ones_first() -> None:
+    document = make_document(20)
+    assert limit_nodes(document, 5) == 17
+    (*_, worker) = document["pools"]  # type: ignore[misc]  # a list
+    assert [node["name"] for node in worker["nodes"]] == [
+        "worker-0001",
+        "worker-0002",
+        "worker-0003",
+    ]

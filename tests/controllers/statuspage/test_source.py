@@ -1,0 +1,49 @@
+"""The document of the page, from the watches of a controller process."""
+
+import json
+from pathlib import Path
+
+from tests.controllers.rollout.agents import add_nodes, add_pool, start_client
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.clock import SystemClock
+from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.statuspage.source import StatusSource
+from treenail.kube.resources import NODES
+from treenail_lab.apiserver.serving.server import LabServer
+
+
+class StillClock(SystemClock):
+    """A clock whose monotonic time a test sets."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+def test_document_follows_the_watches_and_is_built_once_a_second(tmp_path: Path) -> None:
+    with LabServer(tmp_path) as server:
+        client, transport = start_client(server)
+        add_nodes(client, ["n0"], "old")
+        add_pool(client, "worker", "old")
+        informers = Informers(client, SystemClock())
+        clock = StillClock()
+        source = StatusSource(informers, clock)
+        early = source.build_document()
+        assert "not listed yet" in str(early["problem"])
+        informers.start()
+        try:
+            wait_until(lambda: source.build_document()["problem"] == "")
+            clock.seconds += 10.0
+            first = source.read_document()
+            client.patch(NODES, "n0", {"metadata": {"annotations": {key.STATE: "Working"}}})
+            wait_until(lambda: '"Working"' in json.dumps(source.build_document()))
+            assert source.read_document() is first
+            clock.seconds += 1.0
+            found = json.loads(source.read_document().plain)
+            assert found["pools"][0]["nodes"][0]["state"] == "Working"
+        finally:
+            informers.stop()
+            transport.close()
