@@ -11,6 +11,7 @@ import pytest
 from tests.controllers.conftest import REAL
 from tests.controllers.rollout.test_schema import (
     INVALID_POLICIES,
+    MAX_UNAVAILABLE,
     REJECTED_BY_RULES,
     REJECTED_BY_THE_CONTROLLER,
     VALID_POLICIES,
@@ -321,6 +322,18 @@ def test_status_and_spec_are_written_apart(objects: Objects) -> None:
 def test_field_outside_of_a_kind_is_dropped(objects: Objects) -> None:
     made = objects.make(MACHINECONFIGPOOLS, spec={"paused": True, "pausd": True})
     assert made["spec"] == {"paused": True}
+
+
+def test_max_unavailable_is_judged_as_by_the_parser(objects: Objects) -> None:
+    accepted = []
+    for value, _ in MAX_UNAVAILABLE:
+        try:
+            objects.make(MACHINECONFIGPOOLS, spec={"maxUnavailable": value})
+        except InvalidError:
+            continue
+        accepted.append(value)
+        objects.remove()
+    assert accepted == [value for value, is_valid in MAX_UNAVAILABLE if is_valid]
 
 
 def test_policies_are_judged_as_by_the_parser(real_objects: Objects) -> None:
