@@ -54,6 +54,17 @@ def machine(built: Built, builder: Builder, chosen: Driver) -> Iterator[RemoteMa
         yield machine
 
 
+@pytest.fixture(scope="class")
+def shared(built: Built, builder: Builder) -> Iterator[RemoteMachine]:
+    """One machine for a class of tests."""
+    with (
+        # A socket's path must be short.
+        tempfile.TemporaryDirectory(prefix="tnvm", dir="/tmp") as directory,
+        booted(REPOSITORY / "build/vm/bootc", built, builder, driver(Path(directory))) as machine,
+    ):
+        yield machine
+
+
 class TestBootc(OperatingSystemContract):
     """On real deployments of a machine that really reboots."""
 
@@ -78,17 +89,6 @@ class GuestHost:
 
 class TestBootcProgram(BootcProgramContract):
     """The contract that the lab's bootc keeps, too; on one machine, as nothing reboots it."""
-
-    @pytest.fixture(scope="class")
-    def shared(self, built: Built, builder: Builder) -> Iterator[RemoteMachine]:
-        with (
-            # A socket's path must be short.
-            tempfile.TemporaryDirectory(prefix="tnvm", dir="/tmp") as directory,
-            booted(
-                REPOSITORY / "build/vm/bootc", built, builder, driver(Path(directory))
-            ) as machine,
-        ):
-            yield machine
 
     @pytest.fixture
     def host(self, shared: RemoteMachine) -> Iterator[GuestHost]:
