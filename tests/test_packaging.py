@@ -89,43 +89,6 @@ def test_manual_states_every_default() -> None:
         )
 
 
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("script", "command", "manual"),
-    [
-        ("treenail", "run", "treenail.8"),
-        ("treenail", "firstboot", "treenail.8"),
-        ("treenail", "status", "treenail.8"),
-        ("treenail", "plan", "treenail.8"),
-        ("treenail", "drift", "treenail.8"),
-        ("treenail", "why", "treenail.8"),
-        ("treenail", "history", "treenail.8"),
-        ("treenail", "cancel", "treenail.8"),
-        ("treenail", "retry", "treenail.8"),
-        ("treenail", "collect", "treenail.8"),
-        ("treenail", "handback", "treenail.8"),
-        ("treenail", "once", "treenail.8"),
-        ("treenail-controller", "run", "treenail-controller.8"),
-        ("treenail-controller", "manifests", "treenail-controller.8"),
-        ("treenail-controller", "render", "treenail-controller.8"),
-        ("treenail-controller", "plan", "treenail-controller.8"),
-        ("treenail-controller", "status", "treenail-controller.8"),
-        ("treenail-lab", "demo", "treenail-lab.1"),
-        ("treenail-lab", "up", "treenail-lab.1"),
-    ],
-)
-def test_manual_lists_every_option_and_help_has_examples(
-    script: str, command: str, manual: str
-) -> None:
-    module, function = PROJECT["scripts"][script].split(":")
-    call = f"import {module}; {module}.{function}()"
-    shown = run(sys.executable, "-c", call, command, "--help")
-    text = (ROOT / "rpm/man" / manual).read_text().replace("\\-", "-")
-    assert set(re.findall(r"--[a-z-]+", shown)) - set(re.findall(r"--[a-z-]+", text)) <= {"--help"}
-    assert script == "treenail-lab" or "\nexamples:\n  # " in shown
-    assert ".SH EXAMPLES\n" in text
-
-
 def test_manual_lists_every_rollout_policy_field() -> None:
     manual = (ROOT / "rpm/man/treenail-controller.8").read_text()
     section = manual.split(".SH ROLLOUT POLICY")[1].split(".SH")[0]

@@ -27,6 +27,7 @@ from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.controllers import ControllerReplicas
 from treenail_lab.demo import demo_text, pool
 from treenail_lab.demo.rollout import PODS_PER_NODE, DemoScenario, RolloutDemo
+from treenail_lab.help_text import LabParser
 from treenail_lab.images import Credential, Image, make_image
 from treenail_lab.lifetime.owner import OWNER_FILE, owner, remove_if_abandoned
 from treenail_lab.machine.node.machine import LabMachine
@@ -60,13 +61,24 @@ def main(arguments: list[str] | None = None) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """Create the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = LabParser(
         prog="treenail-lab",
         description="Run a cluster and its machines on this host, to try treenail with.",
+        examples=(
+            ("watch three nodes move to a new OS image", "treenail-lab demo"),
+            ("run a cluster for kubectl", "treenail-lab up"),
+        ),
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    demo = commands.add_parser("demo", help="show a rollout from one OS image to another")
+    demo = commands.add_parser(
+        "demo",
+        help="show a rollout from one OS image to another",
+        examples=(
+            ("watch five nodes", "treenail-lab demo --nodes 5"),
+            ("watch a rollout halt", "treenail-lab demo --fail stage"),
+        ),
+    )
     demo.set_defaults(run=_run_demo)
     _add_lab_options(demo)
     demo.add_argument("--image", metavar="PULLSPEC", help="request this image for the pool")
@@ -78,7 +90,11 @@ def create_parser() -> argparse.ArgumentParser:
     demo.add_argument("--journal", action="store_true", help="print the journal of one update, too")
     demo.add_argument("--json", action="store_true", help="print the result as one document")
 
-    up = commands.add_parser("up", help="keep a lab running for kubectl")
+    up = commands.add_parser(
+        "up",
+        help="keep a lab running for kubectl",
+        examples=(("run two nodes until Ctrl-C", "treenail-lab up --nodes 2"),),
+    )
     up.set_defaults(run=_run_lab)
     _add_lab_options(up)
 
@@ -86,11 +102,17 @@ def create_parser() -> argparse.ArgumentParser:
         ("reboot", "reboot a machine cleanly"),
         ("power-cut", "cut the power of a machine and restore it"),
     ):
-        command = commands.add_parser(name, help=text)
+        command = commands.add_parser(
+            name, help=text, examples=((text, f"treenail-lab {name} worker-0"),)
+        )
         command.set_defaults(run=_send_command, command=name)
         _add_directory_option(command)
         command.add_argument("words", nargs=1, metavar="NODE")
-    fault = commands.add_parser("fault", help="change how a machine behaves from now on")
+    fault = commands.add_parser(
+        "fault",
+        help="change how a machine behaves from now on",
+        examples=(("pull at 1 MB/s", "treenail-lab fault worker-0 pull_bytes_per_s=1000000"),),
+    )
     fault.set_defaults(run=_send_command, command="fault")
     _add_directory_option(fault)
     named = ", ".join(field.name for field in fields(MachineSettings))
@@ -128,7 +150,7 @@ def _parse_node_count(text: str) -> int:
 
 
 def _run_demo(arguments: argparse.Namespace) -> int:
-    plan, scenario = _build_scenario(arguments)
+    plan, scenario = build_scenario(arguments)
     stream = sys.stderr if arguments.json else sys.stdout
     versions = f"{plan.images[0].version} to {scenario.image.version}"
     print(f"starting {len(plan.nodes)} machines, which will move from {versions}", file=stream)
@@ -161,7 +183,7 @@ def _run_demo(arguments: argparse.Namespace) -> int:
 
 
 def _run_lab(arguments: argparse.Namespace) -> int:
-    plan, _ = _build_scenario(
+    plan, _ = build_scenario(
         argparse.Namespace(**vars(arguments), image=None, file=None, fail=None, limit=0)
     )
     stop = threading.Event()
@@ -233,7 +255,7 @@ def _parse_setting(word: str) -> tuple[str, object]:
         raise UsageError(f"cannot read {word!r}: the value is not a number") from error
 
 
-def _build_scenario(arguments: argparse.Namespace) -> tuple[LabPlan, DemoScenario]:
+def build_scenario(arguments: argparse.Namespace) -> tuple[LabPlan, DemoScenario]:
     """Return the lab and the scenario that the arguments describe."""
     login = Credential("lab", "let-me-pull")
     before = make_image(REPOSITORY, BEFORE_VERSION, 500 * _MB, credential=login)
