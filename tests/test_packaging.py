@@ -3,7 +3,6 @@
 import importlib.metadata
 import re
 import subprocess
-import sys
 import tomllib
 from dataclasses import fields
 from itertools import chain
