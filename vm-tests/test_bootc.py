@@ -186,7 +186,9 @@ def test_rollback_toggles_and_drops_staged_deployment(machine: RemoteMachine) ->
 
 
 def test_deployment_that_rpm_ostree_changed_is_incompatible(machine: RemoteMachine) -> None:
-    change = r'printf "\n[packages]\nrequested=usbguard;\n" >>/ostree/deploy/*/deploy/*.origin'
+    change = (
+        r'printf "\n[packages]\nrequested=usbguard;\n" | tee -a /ostree/deploy/*/deploy/*.origin'
+    )
     machine.sh(WRITABLE.format(change))
     booted = read_status(machine)["booted"]
     assert (booted["incompatible"], booted["image"]) == (True, None)
