@@ -16,7 +16,7 @@ def test_linters_find_nothing(tmp_path: Path) -> None:
 
 BROKEN = [
     ("mandoc", "x.8", '.TH X 8 "" "" ""\n.SH NAME\n.UNKNOWN y\n', ("-T", "lint", "-W", "warning")),
-    ("promtool", "x.yaml", "groups: [{name: a, rules: [{alert: A, expr: x(}]}]", ("check", "rules")),
+    ("promtool", "x.yaml", "groups: [{name: a, rules: [{alert: A, expr: (}]}]", ("check", "rules")),
     ("systemd-analyze", "x.service", "[Service]\nExecStart=relative\n", ("verify", "--man=no")),
     ("shellcheck", "x", 'echo $1 "\n', ("-s", "sh")),
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 
 from treenail.daemon.settings.settings import AgentSettings, PartialSettings, merge_settings
 from treenail.daemon.settings.settings import parse_settings as parse
@@ -161,6 +162,16 @@ def normalize(requirement: str) -> str:
 
 def test_spec_has_url_of_project() -> None:
     assert f"\nURL:            {PROJECT['urls']['Homepage']}\n" in SPEC
+
+
+def test_packit_builds_the_spec_from_tags_of_versions() -> None:
+    packit = yaml.safe_load((ROOT / ".packit.yaml").read_text())
+    assert (ROOT / packit["specfile_path"]).read_text() == SPEC
+    assert packit["upstream_tag_template"] == "v{version}"
+    for job in packit["jobs"]:
+        # Fedora's builds use branches of dist-git, and Copr's use targets.
+        assert ("targets" in job) == (job["job"] == "copr_build")
+        assert ("dist_git_branches" in job) != ("targets" in job)
 
 
 def test_manuals_have_the_date_of_the_changelog() -> None:
