@@ -20,7 +20,7 @@ from treenail_lab.images import Image, derive_image, make_image
 REGISTRY, REPOSITORY = "quay.io", "example/os"
 GUIDES = Path(__file__).parents[2] / "docs/guides"
 _IMAGE_BYTES = 50_000_000
-_LIMIT_S = 120.0
+_LIMIT_S = 300.0
 
 
 def make_os_image(version: str) -> Image:

@@ -28,7 +28,7 @@ from treenail_lab.machine.ostree.sysroot import SysrootDeployment
 from treenail_lab.machine.systemd.journal import JournalEntry
 
 CLUSTER = "cluster"
-_LIMIT_S = 120.0
+_LIMIT_S = 300.0
 _AGENT = "treenail"
 _ON_NODE = """#!/bin/sh
 case "$1" in
