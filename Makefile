@@ -22,7 +22,7 @@ RUN = $(BIN)/python -m
 VM = PYTHONPATH=.:vm-tests $(RUN) vmlab.run
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-fast test-long test-cluster test-mco check format bench vm-test vm-smoke diagrams rpm images clean
+.PHONY: help demo test test-fast test-long test-cluster test-mco check format bench vm-test vm-smoke diagrams picture rpm images clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -69,6 +69,9 @@ vm-smoke: $(READY)  ## of vm-test what takes a quarter of an hour at most
 
 diagrams: $(READY)  ## draw docs/*.svg again; needs dot, of the package graphviz
 	$(RUN) tools.diagrams
+
+picture: $(READY)  ## draw docs/picture.svg again, from a rollout in the lab: a minute
+	$(RUN) tools.picture
 
 rpm:  ## build the RPMs into build/rpm; on Fedora, with rpm-build and the spec's BuildRequires
 	tools/rpm build/rpm

@@ -31,7 +31,7 @@ from treenail_lab.workload import Workload
 PODS_PER_NODE = 4
 _POLL_S = 0.1
 _PLAN_TIMEOUT_S = 60.0
-_CONTROLLER_TIMEOUT_S = 60.0
+_CONTROLLER_TIMEOUT_S = 180.0
 """Limit for a step that takes the controllers one or two rounds."""
 
 

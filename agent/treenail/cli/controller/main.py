@@ -41,7 +41,7 @@ def _run_program(parser: CommandParser, argv: list[str] | None) -> int:
 
 
 def _run_command_line(parser: CommandParser, argv: list[str] | None) -> int:
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_command_line(argv)
     try:
         return _run_command(arguments)
     except UsageError as error:
@@ -59,7 +59,7 @@ def create_kubectl_parser() -> CommandParser:
         description="Show pools of nodes, their rollouts, and what a change does to them. Changes "
         "nothing. kubectl finds this plugin as kubectl-treenail in PATH.",
         epilog=format_examples(
-            ("follow a rollout", "kubectl treenail status"),
+            ("follow a rollout", "kubectl treenail status --watch"),
             ("show what a change costs", "kubectl treenail plan -f pool.yaml"),
             ("wait for a rollout in a script", "kubectl treenail rollout status --wait"),
         ),
@@ -80,8 +80,6 @@ def _add_version(parser: CommandParser) -> None:
         version=f"treenail {__version__}",
         help="print the version and exit",
     )
-    # Beside a command the same attribute has the name in errors and warnings.
-    parser.set_defaults(program=parser.prog)
 
 
 def _add_commands(
@@ -97,7 +95,7 @@ def create_parser() -> CommandParser:
         description="Render the configuration of pools of nodes, and roll it out.",
         epilog=format_examples(
             ("show what a change costs", "treenail-controller plan -f pool.yaml"),
-            ("follow a rollout", "treenail-controller status"),
+            ("follow a rollout", "treenail-controller status --watch"),
             ("wait for a rollout in a script", "treenail-controller rollout status --wait"),
         ),
         formatter_class=HelpFormatter,
@@ -158,12 +156,12 @@ def _run_command(arguments: argparse.Namespace) -> int:
 def _render_configs(arguments: argparse.Namespace) -> int:
     found = offline.read_manifests(read_documents(arguments.filename))
     for warning in found.warnings:
-        print(f"{arguments.program}: warning: {warning}", file=sys.stderr)
+        print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
     if found.warnings and arguments.strict:
         return EXIT_FAILED
     rendered, errors = offline.render_pools(found, arguments.pool)
     for error in errors:
-        _print_error(arguments.program, error, EXIT_FAILED)
+        _print_error(PROGRAM, error, EXIT_FAILED)
     if errors:
         return EXIT_FAILED
     configs = [each.config.to_json() for each in rendered]
