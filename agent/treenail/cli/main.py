@@ -27,13 +27,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run_command_line(arguments: list[str] | None) -> int:
-    parsed, unknown = create_parser().parse_known_args(arguments)
-    return _run_command(parsed, unknown)
-
-
-def _run_command(parsed: argparse.Namespace, unknown: list[str]) -> int:
+    parsed = create_parser().parse_command_line(arguments)
     try:
-        return _load_command(parsed.module, unknown)(parsed)
+        return _load_command(parsed.module)(parsed)
     except UsageError as error:
         return _print_error(error, EXIT_USAGE)
     except TreenailError as error:
@@ -42,9 +38,7 @@ def _run_command(parsed: argparse.Namespace, unknown: list[str]) -> int:
         return EXIT_INTERRUPTED
 
 
-def _load_command(module: str, unknown: list[str]) -> Command:
-    if unknown:
-        raise UsageError(f"unknown arguments: {' '.join(unknown)}", remedy="see: treenail --help")
+def _load_command(module: str) -> Command:
     # Imported late: a command loads only what it uses, and a command whose package is not
     # installed fails with an error instead of a traceback.
     module, _, name = module.partition(":")

@@ -2,14 +2,38 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from treenail.cli.output import EXIT_USAGE
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser whose help has the examples first, and that exits with `EXIT_USAGE`."""
+    """Parser whose help has the examples first, and that exits with `EXIT_USAGE`.
+
+    The parsed ``program`` is the command as users write it, such as ``treenail status``.
+    """
+
+    def parse_command_line(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+        """Parse the arguments of the process, or these; exit after an invalid one.
+
+        ``help COMMAND`` and ``version`` are other spellings of the options.
+        """
+        words = [*(sys.argv[1:] if arguments is None else arguments)]
+        if words[:1] == ["help"]:
+            words = [*words[1:], "--help"]
+        elif words == ["version"]:
+            words = ["--version"]
+        for each in list_parsers(self):
+            each.set_defaults(program=each.prog)
+        parsed, unknown = self.parse_known_args(words)
+        if unknown:
+            self.exit(
+                EXIT_USAGE,
+                f"{parsed.program}: unknown arguments: {' '.join(unknown)}\n"
+                f"  see: {parsed.program} --help\n",
+            )
+        return parsed
 
     def format_help(self) -> str:
         """Format usage, description, examples and options."""

@@ -86,6 +86,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument("pool", nargs="*", metavar="POOL", help="pools (default: all pools)")
     parser.add_argument(
+        "-w",
         "--wait",
         action="store_true",
         help="wait until the rollouts are complete, or one needs a user",
