@@ -36,10 +36,12 @@ class ControllerReplicas:
         *,
         enable: Sequence[str] = ALL_CONTROLLERS,
         arguments: Sequence[str] = QUICK_OPTIONS,
+        command: Sequence[str] = CONTROLLER_COMMAND,
     ) -> None:
         self._lab = lab
         self._options = InstallOptions(controllers=tuple(enable))
         self._arguments = tuple(arguments)
+        self._command = tuple(command)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def create_manifests(self) -> None:
@@ -52,7 +54,7 @@ class ControllerReplicas:
         with self.find_log(number).open("ab") as output:
             self._processes[number] = subprocess.Popen(
                 [
-                    *CONTROLLER_COMMAND,
+                    *self._command,
                     "run",
                     f"--enable={','.join(self._options.controllers)}",
                     f"--kubeconfig={kubeconfig}",
