@@ -10,7 +10,7 @@ from tests.controllers.rollout.agents import add_nodes, add_pool, start_client
 from tests.controllers.rollout.world import World
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.cli.controller.status import WatchedPools, follow_status
+from treenail.cli.controller.status import WatchedPools, choose_pools, follow_status
 from treenail.cli.controller.status_screen import (
     ChangeLog,
     LiveTable,
@@ -21,7 +21,7 @@ from treenail.cli.controller.status_screen import (
 from treenail.cli.controller.styled_line import StyledLine
 from treenail.clock import SystemClock
 from treenail.controllers.plan.status_table import PoolRow, build_rows
-from treenail.errors import ClusterError, UnreachableError
+from treenail.errors import ClusterError, UnreachableError, UsageError
 from treenail.kube.resources import NODES
 from treenail_lab.apiserver.serving.server import LabServer
 
@@ -177,6 +177,22 @@ def test_table_stays_while_the_api_server_is_unreachable() -> None:
         follow_status(pools, pools, LiveTable(terminal))
     assert terminal.screen[0] == "cannot update the table: no answer from the API server"
     assert terminal.screen[-1].split() == ["n0", "Done", "-", "░" * 6, "0%", "waiting"]
+
+
+def test_named_pools_are_chosen_and_a_missing_one_is_an_error() -> None:
+    pools = make_pools()
+    pools.world.set_pool("infra", "new")
+    pools.world.deliver()
+    rows = pools.read_rows()
+    assert [row.name for row in choose_pools(rows, ())] == ["infra", "worker"]
+    assert [row.name for row in choose_pools(rows, ("worker",))] == ["worker"]
+    with pytest.raises(UsageError) as raised:
+        choose_pools(rows, ("worker", "gpu"))
+    assert str(raised.value) == ("cannot find MachineConfigPool gpu: the cluster has infra, worker")
+    terminal = Terminal()
+    with pytest.raises(Ended):
+        follow_status(pools, pools, LiveTable(terminal), names=("infra",))
+    assert "worker" not in terminal.getvalue()
 
 
 def test_log_has_one_line_for_each_change() -> None:

@@ -10,7 +10,12 @@ from typing import Protocol, Self
 from treenail.cli.controller.connect import add_connection_arguments, connect_cluster
 from treenail.cli.controller.status_screen import StatusView, create_view, print_table
 from treenail.cli.controller.status_text import format_table
-from treenail.cli.output_format import OutputFormat, add_format_arguments, print_output
+from treenail.cli.output_format import (
+    OutputFormat,
+    add_format_arguments,
+    format_object_name,
+    print_output,
+)
 from treenail.cli.terminal import HelpFormatter, find_width, format_examples
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.plan import read, status_table
@@ -44,6 +49,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         ),
         formatter_class=HelpFormatter,
     )
+    parser.add_argument("pool", nargs="*", metavar="POOL", help="pools (default: all pools)")
     add_connection_arguments(parser)
     parser.add_argument(
         "-w",
@@ -83,8 +89,12 @@ def print_status(arguments: argparse.Namespace) -> int:
             logging.getLogger("treenail").addHandler(logging.NullHandler())
             with WatchedPools(client, clock) as pools:
                 view = create_view(sys.stdout, os.environ)
-                follow_status(pools, clock, view, interval_s=arguments.interval)
-        found = read_pool_rows(client, clock.now())
+                if arguments.pool:
+                    choose_pools(pools.read_rows(), arguments.pool)
+                follow_status(
+                    pools, clock, view, names=arguments.pool, interval_s=arguments.interval
+                )
+        found = choose_pools(read_pool_rows(client, clock.now()), arguments.pool)
     if chosen in (OutputFormat.TABLE, OutputFormat.WIDE):
         width = None if chosen is OutputFormat.WIDE else find_width(sys.stdout)
         print_table(format_table(found, width, is_wide=chosen is OutputFormat.WIDE), sys.stdout)
@@ -94,9 +104,8 @@ def print_status(arguments: argparse.Namespace) -> int:
         kind=DOCUMENT_KIND,
         content=lambda: build_status_document(found, now=clock.now()),
         lines=tuple,
-        names=lambda: [f"{MACHINECONFIGPOOLS.plural}.{MACHINECONFIGPOOLS.group}/{each.name}"
-                       for each in found],
-    )  # fmt: skip
+        names=lambda: [format_object_name(MACHINECONFIGPOOLS, each.name) for each in found],
+    )
     return 0
 
 
@@ -106,6 +115,19 @@ def read_pool_rows(client: Client, now: float) -> tuple[PoolRow, ...]:
     return status_table.build_rows(
         read.read_pools(client), read.read_nodes(client), policies, now=now
     )
+
+
+def choose_pools(found: Sequence[PoolRow], names: Sequence[str]) -> tuple[PoolRow, ...]:
+    """Return the rows of these pools, or all rows; raise `UsageError` for one that is missing."""
+    known = {each.name for each in found}
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"cannot find MachineConfigPool {name}: the cluster has "
+                f"{', '.join(sorted(known)) or 'none'}",
+                remedy="name one of these",
+            )
+    return tuple(each for each in found if not names or each.name in names)
 
 
 class PoolReader(Protocol):
@@ -156,14 +178,19 @@ class WatchedPools:
 
 
 def follow_status(
-    pools: PoolReader, clock: Clock, view: StatusView, *, interval_s: float = DEFAULT_INTERVAL_S
+    pools: PoolReader,
+    clock: Clock,
+    view: StatusView,
+    *,
+    names: Sequence[str] = (),
+    interval_s: float = DEFAULT_INTERVAL_S,
 ) -> None:
-    """Update the view, also after the API server was unreachable."""
+    """Update the view, also after the API server was unreachable; without names show all pools."""
     rows: Sequence[PoolRow] = ()
     while True:
         problem = ""
         try:
-            rows = pools.read_rows()
+            rows = tuple(each for each in pools.read_rows() if not names or each.name in names)
         except ClusterError as error:
             problem = str(error)
         view.show_rows(rows, now=clock.now(), problem=problem)
