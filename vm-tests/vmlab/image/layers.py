@@ -144,6 +144,19 @@ def release(version: str) -> dict[str, Entry]:
     return {"usr/lib/treenail-vm/version": Entry(f"{version}\n".encode())}
 
 
+def read_directory(directory: Path) -> dict[str, Entry]:
+    """Return the files and links below a directory; those of /etc are in /usr/etc of an image."""
+    entries = {}
+    for path in directory.rglob("*"):
+        name = str(path.relative_to(directory))
+        name = f"usr/{name}" if name.startswith("etc/") else name
+        if path.is_symlink():
+            entries[name] = Entry(link=str(path.readlink()))
+        elif path.is_file():
+            entries[name] = Entry(path.read_bytes(), path.stat().st_mode & 0o7777)
+    return entries
+
+
 def compiled(entries: Mapping[str, Entry], tree: Path) -> dict[str, Entry]:
     """The entries and their compiled Python modules, made by the interpreter of a root."""
     with tempfile.TemporaryDirectory(dir=tree / "tmp") as scratch:
