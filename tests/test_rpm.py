@@ -109,6 +109,7 @@ def unpack(folder: Path, root: Path, *packages: str) -> None:
         (NODE, ("treenail", "--version")),
         (NODE, ("treenail", "once", "--help")),
         (CONTROLLER, ("treenail-controller", "manifests", "--monitoring")),
+        (CONTROLLER, ("kubectl-treenail", "--help")),
         (PACKAGES, ("treenail-lab", "demo", "--help")),
     ],
 )
@@ -126,6 +127,14 @@ def test_commands_run_from_packages_in_an_empty_root(
     erased = [each.name.rsplit("-", 2)[0] for each in files]
     run("rpm", "--root", tmp_path, "--erase", "--noscripts", *erased)
     assert [path for path in tmp_path.rglob("*treenail*") if "/var/" not in str(path)] == []
+
+
+@pytest.mark.process
+@needs_rpmbuild
+@pytest.mark.skipif(shutil.which("rpmlint") is None, reason="no rpmlint here")
+def test_rpmlint_finds_nothing_in_rpms(rpms: Path) -> None:
+    found = run("rpmlint", "--config", "rpm/rpmlint.toml", rpms / "RPMS/noarch")
+    assert " 0 errors, 0 warnings" in found, found
 
 
 @pytest.mark.process
