@@ -73,6 +73,10 @@ class ControllerReplicas:
                 start_new_session=True,
             )
 
+    def find_exit_code(self, number: int = 0) -> int | None:
+        """Return the exit code of a replica that ended on its own; None while it runs."""
+        return self._processes[number].poll()
+
     def kill_replica(self, number: int = 0) -> None:
         """Kill a replica with SIGKILL."""
         process = self._processes.pop(number)
@@ -93,6 +97,11 @@ class ControllerReplicas:
         """Stop all replicas with SIGTERM."""
         for number in list(self._processes):
             self.stop_replica(number)
+
+    def read_last_line(self, number: int = 0) -> str:
+        """Return the last line of a replica's log."""
+        lines = self.find_log(number).read_text("utf-8", "replace").splitlines()
+        return lines[-1] if lines else "its log is empty"
 
     def find_log(self, number: int = 0) -> Path:
         """Return the path of a replica's log."""

@@ -175,6 +175,12 @@ class RolloutDemo:
         """Wait for the controllers; no node goes out of service meanwhile."""
         deadline = self._clock.monotonic() + _CONTROLLER_TIMEOUT_S
         while not reached():
+            code = self._controllers.find_exit_code()
+            if code is not None:
+                raise HostError(
+                    f"cannot prepare the pool: the controllers ended with exit code {code}: "
+                    f"{self._controllers.read_last_line()}"
+                )
             if self._clock.monotonic() > deadline:
                 raise HostError(
                     f"cannot prepare the pool: no progress within {_CONTROLLER_TIMEOUT_S:g} s",
