@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools.completions import create_parsers, format_completions
+from treenail.cli.controller.complete import main
 from treenail.cli.parser import list_actions, list_parsers
 
 # Calls the completion function as bash does, and prints one candidate a line.
@@ -90,3 +91,24 @@ def test_bash_completes_commands_options_and_files(
     found = set(done.stdout.split())
     assert found
     assert found <= candidates
+
+
+@pytest.mark.parametrize(
+    ("words", "candidates", "directive"),
+    [
+        ([], ["status", "plan", "rollout"], 4),
+        (["ro"], ["rollout"], 4),
+        (["rollout", ""], ["status"], 4),
+        (["rollout", "status", "--wa"], ["--wait"], 4),
+        (["rollout", "status", "worker", "-o", "y"], ["yaml"], 4),
+        (["plan", "-f", "pool"], [], 0),
+        (["plan", "--context", ""], [], 4),
+        (["unknown", "x"], [], 4),
+    ],
+)
+def test_kubectl_gets_candidates_and_a_directive(
+    words: list[str], candidates: list[str], directive: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert ([line.split("\t")[0] for line in lines], last) == (candidates, f":{directive}")

@@ -43,6 +43,17 @@ def run_kubectl_plugin() -> int:
     return _run_program(load)
 
 
+def complete_kubectl_plugin() -> int:
+    """Run ``kubectl_complete-treenail``; return its exit code."""
+
+    def load() -> Callable[[], int]:
+        from treenail.cli.controller.complete import main
+
+        return main
+
+    return _run_program(load)
+
+
 def _run_program(load: Callable[[], Callable[[], int]]) -> int:
     # A shell starts background jobs with SIGINT ignored: leave that as it is.
     is_interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
