@@ -116,6 +116,8 @@ def _make_stage(base: Base) -> Path:
         _call("cp", "-a", "--reflink=auto", make_base(base), new)
         # The stage need not survive a power cut.
         (new / "etc/dpkg/dpkg.cfg.d/fast").write_text("force-unsafe-io\n")
+        # A mirror may be weeks old.
+        (new / "etc/apt/apt.conf.d/old").write_text('Acquire::Check-Valid-Until "false";\n')
         shutil.copy(installer, new / "base_packages")
         # A proxy of the host may have certificates of its own.
         shutil.copy(ssl.get_default_verify_paths().cafile or "/dev/null", new / "host-certificates")
