@@ -15,8 +15,6 @@ ROOT = Path(__file__).parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "treenail-images"
 MIRROR = "http://deb.debian.org/debian"
 SOURCES = ("LICENSE", "pyproject.toml", "agent", "rpm", "systemd", "tools")
-# debootstrap knows no suites that are newer than itself; they all have the same script.
-SCRIPT = "/usr/share/debootstrap/scripts/sid"
 LIMIT_S = 1800
 
 # The first argument is the root directory. Nothing that is mounted here stays.
@@ -60,7 +58,7 @@ def make_base(base: Base) -> Path:
     if not place.exists():
         new = _clear(place.with_suffix(".new"))
         include = [f"--include={','.join(base.packages)}"] if base.packages else []
-        _call("debootstrap", "--variant=minbase", *include, base.suite, new, MIRROR, SCRIPT)
+        _call("debootstrap", "--variant=minbase", *include, base.suite, new, MIRROR)
         new.rename(place)
     return place
 
