@@ -85,8 +85,8 @@ clean:  ## remove what the targets wrote, except .venv
 	find agent lab tests bench tools vm-tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt tools/setup
-	tools/setup $(VENV) $(PYTHON)
-	echo "$(PYTHON)" > $@
+	@tools/setup $(VENV) $(PYTHON)
+	@echo "$(PYTHON)" > $@
 
 # The environment was made with another interpreter than the one named now.
 ifneq ($(strip $(PYTHON)),)
