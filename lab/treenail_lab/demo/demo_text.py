@@ -1,4 +1,4 @@
-"""What the demo prints beside the table: together they fit into 24 lines of 80 columns."""
+"""Texts that the demo prints beside the table: together they fit into 24 lines of 80 columns."""
 
 import shutil
 import textwrap

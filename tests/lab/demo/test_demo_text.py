@@ -1,4 +1,4 @@
-"""What the demo prints beside the table fits into 24 lines of 80 columns."""
+"""The texts that the demo prints beside the table fit into 24 lines of 80 columns."""
 
 import io
 

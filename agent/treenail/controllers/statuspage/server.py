@@ -135,7 +135,7 @@ class _PageRequestHandler(BaseHTTPRequestHandler):
     def _refuse_method(self) -> None:
         self.send_error(HTTPStatus.METHOD_NOT_ALLOWED, "this page is read-only")
 
-    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse_method  # noqa: N815
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse_method  # noqa: N815  # of http.server
 
     def _answer(self) -> None:
         host = self.headers.get("Host", "")
