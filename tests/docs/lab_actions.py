@@ -3,6 +3,7 @@
 Each is the text of a comment ``<!-- lab: … -->``, as `LabActions.run` lists them.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from tests.docs.guide import FILE, read_guide
 from tests.docs.lab_shell import LabShells
 from tests.waiting import wait_until
 from treenail.api import annotations as key
+from treenail.api.decode import Fields
 from treenail.controllers.install import installation
 from treenail.kube.client import Json
 from treenail.kube.resources import DAEMONSETS, MACHINECONFIGPOOLS, NAMESPACES, NODES
@@ -48,6 +50,7 @@ class LabActions:
             r"(\S+) is (Done|Working|Degraded)": self._wait_for_state,
             r"(\S+) boots (\S+)": self._wait_for_boot,
             r"(\S+) is blocked": self._wait_until_blocked,
+            r"the pool is rendered without (\S+)": self._wait_for_render,
             r"the pool is (\w+)": self._wait_for_condition,
             r"the image of the nodes is in (\S+)": self._write_booted_digest,
             r"CI publishes (\S+)": self._publish,
@@ -153,12 +156,23 @@ class LabActions:
 
         wait_until(is_booted, limit_s=_LIMIT_S)
 
+    def _wait_for_render(self, name: str) -> None:
+        """Wait until the rendered config of the pool no longer has this MachineConfig."""
+
+        def is_without() -> bool:
+            spec = self._lab.client.get(MACHINECONFIGPOOLS, POOL)["spec"]
+            return f'"{name}"' not in json.dumps(spec)
+
+        wait_until(is_without, limit_s=_LIMIT_S)
+
     def _wait_for_condition(self, kind: str) -> None:
         def is_true() -> bool:
-            status = self._lab.client.get(MACHINECONFIGPOOLS, POOL).get("status")
-            conditions = status.get("conditions") if isinstance(status, dict) else None
-            return any(
-                each["type"] == kind and each["status"] == "True" for each in conditions or ()
+            found = Fields.from_json(self._lab.client.get(MACHINECONFIGPOOLS, POOL), POOL)
+            status, metadata = found.get_object("status"), found.get_object("metadata")
+            # Before the controller has seen the present spec, conditions are those of the last one.
+            return status.values.get("observedGeneration") == metadata.values["generation"] and any(
+                each.get_text("type") == kind and each.get_text("status") == "True"
+                for each in status.iter_objects("conditions")
             )
 
         wait_until(is_true, limit_s=_LIMIT_S)
