@@ -42,8 +42,7 @@ def test_demo_shows_plan_then_status_then_what_to_try() -> None:
     assert plan.startswith("starting 1 machines, which will move from 41.20260101 to 42.20260601\n")
     assert "    drain and reboot\n" in plan
     assert "osImageURL changed" in plan
-    assert "Z worker-0: Done, 41.20260101, waiting\n" in rollout
-    assert "Z worker-0: Working, 42.20260601, verifying\n" in rollout
+    assert "Z worker: Updating, 0 of 1 nodes updated" in rollout
     assert "Z worker-0: Done, 42.20260601, updated\n" in rollout
     assert "\n1 nodes updated in " in rollout
     assert rollout.endswith("the same in your own cluster\n")
