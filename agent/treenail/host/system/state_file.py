@@ -125,7 +125,7 @@ class Ledger:
             raise LedgerError(f"cannot open the lock: {error}", remedy="run as root") from error
         except OSError as error:
             raise LedgerError(
-                f"cannot open the lock {path}: {error.strerror}", remedy="run as root"
+                f"cannot open the lock {error.filename}: {error.strerror}", remedy="run as root"
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
