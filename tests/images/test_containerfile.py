@@ -54,6 +54,12 @@ def test_every_copied_path_exists() -> None:
     assert [path for path in (*copied, *mounted) if not (ROOT / path).exists()] == []
 
 
+def test_mounts_of_build_context_are_relabeled_for_selinux() -> None:
+    mounts = re.findall(r"--mount=type=bind,(source=\S+)", CONTAINERFILE)
+    assert mounts
+    assert [mount for mount in mounts if "z" not in mount.split(",")] == []
+
+
 @pytest.mark.parametrize("target", ["agent", "controller"])
 def test_container_labels_name_version_and_license(target: str) -> None:
     labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]+)"', STAGES[target]))
