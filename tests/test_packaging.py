@@ -120,6 +120,19 @@ def test_units_are_ordered_without_network() -> None:
     assert not re.search(r"^(After|Wants)=.*network", first + agent, re.MULTILINE)
 
 
+def test_security_document_names_capabilities_and_writable_paths_of_unit() -> None:
+    document = (ROOT / "SECURITY.md").read_text()
+    for setting, label in (
+        ("CapabilityBoundingSet", "capabilities"),
+        ("ReadWritePaths", "writable"),
+    ):
+        value = re.search(rf"^{setting}=(.+)$", UNIT.read_text(), re.MULTILINE)
+        named = re.search(rf"^- {label}: (.+?) only;", document, re.MULTILINE | re.DOTALL)
+        assert value is not None
+        assert named is not None
+        assert re.findall(r"`(\S+)`", named[1]) == value[1].split()
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_unit_restarts_without_limit(unit: Path) -> None:
     text = unit.read_text()
