@@ -5,6 +5,7 @@ or the agent is bad.
 """
 
 import json
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -86,6 +87,18 @@ def test_bad_image_rolls_back_once_and_is_quarantined() -> None:
     boots = node.world.boots
     node.settle()
     assert (node.world.boots, node.world.returns) == (boots, 1)
+
+
+def test_quarantined_target_is_logged_as_refused_and_not_as_retried(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    node = started()
+    node.world.is_unhealthy = booted_b
+    move(node, B)
+    caplog.set_level(logging.INFO)
+    node.settle()
+    assert any("still refused for the same reason" in each for each in caplog.messages)
+    assert not any("retrying" in each for each in caplog.messages)
 
 
 def test_bad_config_rolls_back_with_its_image() -> None:

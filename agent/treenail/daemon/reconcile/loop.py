@@ -241,7 +241,8 @@ class ReconcileLoop:
                 facts = replace(self._observer.collect_facts(record), is_api_reachable=is_reachable)
                 decision = decide_action(facts)
         except TreenailError as error:
-            return self._observer.collect_cached_facts(record), RefuseAction(error)
+            facts = self._observer.collect_cached_facts(record)
+            return facts, RefuseAction(error, is_observation_failure=True)
         self._report_drift(facts)
         return facts, decision
 
@@ -325,6 +326,9 @@ class ReconcileLoop:
             delay_s = min(first_s * 2.0 ** min(count - 1, 20), delay_s, error.max_delay_s)
         if last is None or str(last.error) != str(error):
             log.error("%s", format_reason(error), extra={"message_id": MessageId.DEGRADED})
+        elif isinstance(decision, RefuseAction) and not decision.is_observation_failure:
+            # Nothing is tried before the cause of the refusal changes.
+            log.info("still refused for the same reason; checking again in %.0f s", delay_s)
         else:
             log.info("attempt %d failed with the same error; retrying in %.0f s", count, delay_s)
         self._failure = ActionFailure(

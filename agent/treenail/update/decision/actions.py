@@ -231,6 +231,8 @@ class RefuseAction:
     """Refuse to move to the desired target until the cause of the error changes."""
 
     error: TreenailError
+    is_observation_failure: bool = False
+    """Whether the facts could not be collected, which the next pass tries again."""
 
     def __str__(self) -> str:
         return "blocked"
