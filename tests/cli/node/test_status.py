@@ -13,7 +13,7 @@ import pytest
 from treenail.cli.main import main
 from treenail.cli.node.status import collect_status, compute_exit_code
 from treenail.cli.node.status_text import format_status
-from treenail.cli.output import EXIT_ATTENTION
+from treenail.cli.output import EXIT_ATTENTION, EXIT_PENDING
 from treenail.cli.output_format import API_VERSION
 from treenail.clock import SystemClock, format_rfc3339
 from treenail.host.filesystem.root import Root
@@ -117,6 +117,17 @@ def test_status_running_agent_is_detected_by_lock(
     assert not status(tmp_path, capsys)["agent"]["running"]  # type: ignore[index]  # as above
 
 
+def test_status_before_node_was_read_says_that_desired_is_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given(tmp_path, LedgerRecord(OLD), {"node": "worker-0", "desired": None})
+    with Ledger(Root(tmp_path)).hold_lock():
+        assert main(["status", "--root", str(tmp_path)]) == EXIT_PENDING
+    shown = capsys.readouterr().out
+    assert "Current      rendered-a\nDesired      unknown\n" in shown
+    assert "State        Working\n" in shown
+
+
 def test_status_quarantined_target_shows_remedy_and_returns_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,7 +214,7 @@ def test_status_without_bus_says_that_deployments_are_unknown(
     assert "Problem      the deployments: " in shown
     main(["status", "--json", "--root", str(tmp_path)])
     document = json.loads(capsys.readouterr().out)
-    assert document["unknown"] == ["deployments"]
+    assert document["unknown"] == ["desired", "deployments"]
     assert document["deployments"] == {"booted": None, "staged": None, "rollback": None}
 
 

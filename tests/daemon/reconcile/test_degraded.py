@@ -8,7 +8,7 @@ from tests.daemon.nodes import Node, assert_at_rest
 from tests.daemon.reconcile.test_walks import world_at
 from tests.fakes.clock import FakeClock
 from tests.fakes.world import FakeNotifier, World
-from tests.update.build import A, B, facts
+from tests.update.build import A, B, facts, observed_node
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.daemon.local.status_file import StatusFile
@@ -30,7 +30,9 @@ from treenail.errors import (
     TreenailError,
     UnreconcilableError,
 )
-from treenail.update.decision.actions import IdleAction, PlanAction, StageAction
+from treenail.update.decision.actions import IdleAction, PlanAction, RetryAction, StageAction
+from treenail.update.decision.facts import ObservedNode
+from treenail.update.state.record import Target
 from treenail.update.status import make_report
 
 FAULTS = (
@@ -225,3 +227,27 @@ def test_status_file_shows_state_of_overdue_wait() -> None:
     status.show_report(facts(), overdue, error)
     states = [each["failure"]["state"] for each in documents]  # type: ignore[index]  # a dict
     assert states == [None, "Degraded"]
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        (None, None),
+        (observed_node(Target()), {"config": "", "image": ""}),
+        (observed_node(B), {"config": B.config, "image": B.image}),
+    ],
+    ids=["unread", "no-request", "request"],
+)
+def test_status_file_during_instant_action_shows_request_of_node(
+    node: ObservedNode | None, expected: dict[str, str] | None
+) -> None:
+    documents: list[dict[str, object]] = []
+    status = StatusFile(
+        write=lambda content: documents.append(json.loads(content)),
+        notifier=FakeNotifier(),  # type: ignore[arg-type]  # records only
+        clock=FakeClock(),
+        node="n1",
+    )
+    at = facts(node=node)
+    status.show_report(at, make_report(at, RetryAction(), None), None)
+    assert documents[-1]["desired"] == expected

@@ -78,9 +78,12 @@ def collect_status(machine: Machine, config: str | None = None) -> Json:
     else:
         update = record.update
         current = _build_target_document(record.current)
-        desired = as_object(status.get("desired")) or _build_target_document(
-            update.target if update else record.current
-        )
+        desired = as_object(status.get("desired"))
+        if not desired and update is not None:
+            desired = _build_target_document(update.target)
+        elif not desired:
+            # Only the Node says it, and no agent of this boot has read the Node.
+            unknown.append("desired")
     deployments = _read_deployments(machine, problems)
     if deployments is None:
         unknown.append("deployments")
@@ -93,12 +96,17 @@ def collect_status(machine: Machine, config: str | None = None) -> Json:
             "remedy": record.quarantined.remedy,
             "state": "Degraded",
         }
+    agent = _inspect_agent(machine, status, unknown)
+    state = _compute_state(status, failure, record)
+    if state == "Done" and agent["running"] and "desired" in unknown:
+        # An agent that just started has not compared anything yet.
+        state = "Working"
     return {
         "node": status.get("node"),
-        "agent": _inspect_agent(machine, status, unknown),
+        "agent": agent,
         "backend": status.get("backend"),
         "firstBoot": bool(status.get("firstBoot")),
-        "state": _compute_state(status, failure, record),
+        "state": state,
         "activity": status.get("activity"),
         "current": current or _build_target_document(Target()),
         "desired": desired or _build_target_document(Target()),

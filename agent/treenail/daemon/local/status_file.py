@@ -15,6 +15,7 @@ from treenail.config.drift import Drift
 from treenail.errors import TreenailError
 from treenail.host.ostree.deployments import TransactionProgress
 from treenail.host.systemd.sd_notify import SystemdNotifier
+from treenail.update.decision.desired import DesiredTarget, InvalidTarget
 from treenail.update.decision.facts import Facts
 from treenail.update.state.record import LedgerRecord, Target
 from treenail.update.status import StatusReport
@@ -59,7 +60,7 @@ class StatusFile:
         """Show a report, and a failure even when it is too early to put it on the Node."""
         shown: Json = {
             "activity": report.summary,
-            "desired": _render_target(report.requested or report.desired),
+            "desired": _render_desired(facts),
             "failure": _render_failure(failure or report.failure, report),
             "progress": None,
             **_render_record(facts.record),
@@ -159,6 +160,19 @@ def _render_record(record: LedgerRecord) -> Json:
             "entered": format_rfc3339(update.entered),
         },
     }
+
+
+def _render_desired(facts: Facts) -> Json | None:
+    """Render what the Node requests; None before the Node is read, except during an update.
+
+    The report of an instant action has no target.
+    """
+    wanted = facts.node.desired if facts.node else None
+    if isinstance(wanted, DesiredTarget | InvalidTarget):
+        return _render_target(wanted.target)
+    if facts.record.update is not None:
+        return _render_target(facts.record.update.target)
+    return None if wanted is None else _render_target(Target())
 
 
 def _render_failure(failure: TreenailError | None, report: StatusReport) -> Json | None:
