@@ -54,6 +54,12 @@ def test_every_copied_path_exists() -> None:
     assert [path for path in (*copied, *mounted) if not (ROOT / path).exists()] == []
 
 
+def test_document_names_release_of_fedora() -> None:
+    release = re.search(r"^ARG FEDORA=(\d+)$", CONTAINERFILE, re.MULTILINE)
+    assert release is not None
+    assert f"builds on Fedora {release[1]}." in (ROOT / "docs/install.md").read_text()
+
+
 def test_mounts_of_build_context_are_relabeled_for_selinux() -> None:
     mounts = re.findall(r"--mount=type=bind,(source=\S+)", CONTAINERFILE)
     assert mounts
