@@ -22,3 +22,11 @@ def _find_input(block: str) -> str:
     """Return the block without prompts and output."""
     typed = re.findall(r"^\$ (.*(?:\\\n.*)*)", block, re.MULTILINE)
     return "\n".join(typed) if typed else block
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
+def test_applied_manifests_name_an_image(document: Path) -> None:
+    # The default is an image that only the machine of the build has.
+    text = document.read_text(encoding="utf-8")
+    applied = re.findall(r"^.*manifests .*\| kubectl apply.*$", text, re.MULTILINE)
+    assert [line for line in applied if not re.search("--image|--only", line)] == []
