@@ -36,6 +36,10 @@ def start(code: str, *arguments: str, **options: object) -> subprocess.Popen[str
     )
 
 
+# The tests themselves may be a background job, whose children ignore interrupts.
+HEEDED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+
 def call(entry: str) -> str:
     return f"import sys; from treenail.cli import entry; sys.exit(entry.{entry}())"
 
@@ -43,7 +47,9 @@ def call(entry: str) -> str:
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_interrupt_while_modules_load_prints_nothing(entry: str) -> None:
     module = "treenail.cli.main" if entry == "run_treenail" else "treenail.cli.controller.main"
-    with start(INTERRUPTED_IMPORT.format(module=module, entry=entry), "--version") as process:
+    with start(
+        HEEDED + INTERRUPTED_IMPORT.format(module=module, entry=entry), "--version"
+    ) as process:
         assert process.communicate(timeout=50) == ("", "")
     assert process.returncode == -signal.SIGINT
 
@@ -63,7 +69,7 @@ def test_interrupt_of_a_command_prints_nothing(
     os.mkfifo(file)
     arguments = [each.format(file=file) for each in command]
     # The pipe is opened for writing as soon as the command reads it.
-    with start(call(entry), *arguments) as process, file.open("wb"):
+    with start(HEEDED + call(entry), *arguments) as process, file.open("wb"):
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=50) == ("", "")
     assert process.returncode == 130

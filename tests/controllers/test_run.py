@@ -26,6 +26,7 @@ from treenail.cli.controller.run import (
     ControllerProcess,
     LineFormatter,
 )
+from treenail.cli.output import EXIT_USAGE
 from treenail.controllers.install.installation import NAME, build_documents
 from treenail.controllers.install.permissions import CONTROLLER_VERBS
 from treenail.controllers.runtime.informers import Informers
@@ -182,7 +183,7 @@ def test_process_with_lost_lease_fails(server: LabServer, tmp_path: Path, site: 
 def test_bad_argument_is_rejected_in_one_sentence(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", *arguments]) == 2
+    assert main(["run", *arguments]) == EXIT_USAGE
     error = capsys.readouterr().err
     assert said in error
     # A second line has the remedy, if there is one.
@@ -203,7 +204,7 @@ def test_unknown_argument_shows_the_usage(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["run", *arguments])
-    assert ended.value.code == 2
+    assert ended.value.code == EXIT_USAGE
     assert "usage: treenail-controller run" in capsys.readouterr().err
 
 
@@ -219,7 +220,7 @@ def test_unknown_lease_namespace_is_rejected(
     server: LabServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kubeconfig = str(account_kubeconfig(server))
-    assert main(["run", "--enable=drain", "--kubeconfig", kubeconfig]) == 2
+    assert main(["run", "--enable=drain", "--kubeconfig", kubeconfig]) == EXIT_USAGE
     assert "the namespace of the Lease is not set" in capsys.readouterr().err
 
 

@@ -25,7 +25,7 @@ STOCK = make_image("os/stock", "1", 1_000_000)
 WANTED = make_image("os/node", "2", 5_000_000, credential=Credential("puller", "canary-55"))
 RPM_OSTREED = "usr/lib/systemd/system/rpm-ostreed.service"
 LIMIT_S = 30.0
-USED_WRONGLY = 2
+USED_WRONGLY = 64
 
 
 @pytest.fixture
