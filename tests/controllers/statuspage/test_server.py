@@ -1,15 +1,20 @@
 """The read-only page over HTTP: two documents, strict headers, no other method, path or host."""
 
+import contextlib
 import gzip
 import http.client
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from tests.controllers.statuspage.samples import encode, make_document
+from tests.waiting import wait_until
 from treenail.controllers.statuspage.server import (
+    MAX_CONNECTIONS,
     MAX_REQUESTS,
     StatusPageServer,
     build_headers,
@@ -142,6 +147,43 @@ def test_requests_beyond_the_limit_are_refused() -> None:
         for thread in threads:
             thread.join(20.0)
         assert answer.status == 503
+
+
+def test_clients_that_hang_up_leave_no_traceback_and_no_connection(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    large = EncodedDocument(b" " * 16_000_000, b"")
+    with StatusPageServer("127.0.0.1", 0, lambda: large) as running:
+        for _ in range(MAX_CONNECTIONS + 1):
+            with socket.create_connection(("127.0.0.1", running.port), timeout=10) as client:
+                client.sendall(b"GET /status.json HTTP/1.0\r\n\r\n")
+                # Reset the connection instead of closing it in order.
+                linger = struct.pack("ii", 1, 0)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        wait_until(lambda: answers(running), limit_s=20.0)
+    assert capsys.readouterr().err == ""
+
+
+def test_connections_beyond_the_limit_are_closed() -> None:
+    with (
+        StatusPageServer("127.0.0.1", 0, lambda: EncodedDocument(b"{}", b"")) as running,
+        contextlib.ExitStack() as clients,
+    ):
+        address = ("127.0.0.1", running.port)
+        silent = [
+            clients.enter_context(socket.create_connection(address, timeout=10))
+            for _ in range(MAX_CONNECTIONS + 1)
+        ]
+        assert silent[-1].recv(1) == b""
+        silent[0].sendall(b"GET /status.json HTTP/1.0\r\n\r\n")
+        assert silent[0].recv(8) == b"HTTP/1.0"
+
+
+def answers(server: StatusPageServer) -> bool:
+    """Return whether the server accepts a further connection."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return ask(server, "HEAD", "/")[0].status == 200
+    return False
 
 
 def test_address_in_use_names_the_option(server: StatusPageServer) -> None:

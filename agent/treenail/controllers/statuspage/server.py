@@ -4,6 +4,7 @@ import base64
 import hashlib
 import logging
 import re
+import socket
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 
 MAX_REQUESTS = 16
 """Requests at the same time; further ones get 503."""
+MAX_CONNECTIONS = 64
+"""Open connections, each with a thread; further ones are closed."""
 _REQUEST_LIMIT_S = 10.0
 _INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 _LOOPBACK_NAMES = ("localhost", "")
@@ -109,8 +112,31 @@ class _PageListener(HttpListener):
         self.headers = build_headers(page)
         self.read_document = read_document
         self.places = threading.BoundedSemaphore(MAX_REQUESTS)
+        self._connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self.is_loopback = address[0] == "localhost" or _is_loopback_address(address[0])
         super().__init__(address, _PageRequestHandler)
+
+    def process_request(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
+    ) -> None:
+        # A client that sends its request slowly has a thread, and no place, for a long time.
+        if not self._connections.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:
+            # The system has no further thread.
+            self._connections.release()
+            raise
+
+    def process_request_thread(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
+    ) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._connections.release()
 
 
 class _PageRequestHandler(BaseHTTPRequestHandler):
