@@ -147,7 +147,7 @@ def _format_nodes(
         if node.name in hidden:
             continue
         yield columns.format_node(node)
-        if node.reason:
+        if node.reason and not _is_reason_in_heading(row, node):
             yield from _wrap(
                 node.reason, width, "    ", "bad" if node.phase == "failed" else "busy"
             )
@@ -160,6 +160,14 @@ def _format_nodes(
                 ),
             )
         )
+
+
+def _is_reason_in_heading(row: PoolRow, node: NodeRow) -> bool:
+    """Return whether the lines above the table have the reason: the node halted the rollout."""
+    return any(
+        each.kind == "halted" and each.node == node.name and node.reason in each.message
+        for each in row.blockers
+    )
 
 
 class _Columns:

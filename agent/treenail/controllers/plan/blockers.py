@@ -7,7 +7,7 @@ from treenail.api.meta import Condition
 from treenail.controllers.rollout.holders import describe_holder
 from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.controllers.rollout.pools import ObservedPool
-from treenail.controllers.rollout.progress import RolloutRecord
+from treenail.controllers.rollout.progress import NodeFailure, RolloutRecord
 from treenail.controllers.rollout.wait_reasons import classify_wait
 
 MAX_NODE_BLOCKERS = 50
@@ -35,13 +35,31 @@ def find_pool_blockers(
 ) -> tuple[RolloutBlocker, ...]:
     """Find what blocks the rollout of a pool; empty while nothing does."""
     return (
-        *_find_own_blockers(observed, conditions, record),
-        *list(_find_node_blockers(nodes, now))[:MAX_NODE_BLOCKERS],
+        *_find_own_blockers(observed, conditions, record, nodes),
+        *[
+            each
+            for each in _find_node_blockers(nodes, now)
+            # The blocker of the pool has this reason.
+            if each.kind != "failed" or each.node != _get_halting_node(record)
+        ][:MAX_NODE_BLOCKERS],
     )
 
 
+def _get_halting_node(record: RolloutRecord | None) -> str:
+    return "" if record is None or record.halted_by is None else record.halted_by.node
+
+
+def _complete_reason(failure: NodeFailure, nodes: Sequence[NodeFacts]) -> str:
+    """Return the reason of the failure as the node has it; the record has its beginning."""
+    reasons = (node.reason for node in nodes if node.name == failure.node)
+    return next((each for each in reasons if each.startswith(failure.reason)), failure.reason)
+
+
 def _find_own_blockers(
-    observed: ObservedPool, conditions: Mapping[str, Condition], record: RolloutRecord | None
+    observed: ObservedPool,
+    conditions: Mapping[str, Condition],
+    record: RolloutRecord | None,
+    nodes: Sequence[NodeFacts],
 ) -> Iterator[RolloutBlocker]:
     pool = observed.pool
     if observed.error is not None:
@@ -53,7 +71,9 @@ def _find_own_blockers(
     if record is not None and record.halted_by is not None:
         failure = record.halted_by
         yield RolloutBlocker(
-            "halted", f"node {failure.node} failed: {failure.reason}", failure.node
+            "halted",
+            f"node {failure.node} failed: {_complete_reason(failure, nodes)}",
+            failure.node,
         )
         return
     degraded, stalled = conditions.get("Degraded"), conditions.get("Stalled")

@@ -36,6 +36,10 @@ _PHASE_PERCENT = {
     "uncordoning": 92,
     "updated": 100,
 }
+_TIMED_BLOCKERS = frozenset({"maxUnavailable", "window", "soak", "wave"})
+"""Blockers whose end the estimate knows."""
+_LATE_FACTOR = 3.0
+"""A node that takes so many times the usual time makes the estimate worthless."""
 PHASE_WIDTH = max(map(len, _PHASE_PERCENT))
 
 
@@ -126,6 +130,7 @@ def _build_pool_row(
     policy = _find_policy(pool, policies)
     state = _choose_state(pool, conditions, record)
     blockers = find_pool_blockers(observed, conditions, record, nodes, now)
+    has_estimate = state == "Updating" and all(each.kind in _TIMED_BLOCKERS for each in blockers)
     window = find_window_state(policy.windows, now) if policy else None
     return PoolRow(
         name=pool.name,
@@ -141,7 +146,7 @@ def _build_pool_row(
         waves=len(policy.waves) + 1 if policy else 0,
         next_window_at=now + window.opens_in_s if isinstance(window, WindowClosed) else None,
         began_at=record.began_at if record else None,
-        remaining_s=_estimate_s(pool, policy, record, nodes, now) if state == "Updating" else None,
+        remaining_s=_estimate_s(pool, policy, record, nodes, now) if has_estimate else None,
         history=record.history if record else (),
     )
 
@@ -167,6 +172,12 @@ def _is_true(conditions: Mapping[str, Condition], name: str) -> bool:
     return name in conditions and conditions[name].status == "True"
 
 
+def _is_observed(pool: MachineConfigPool) -> bool:
+    """Return whether the conditions apply to the present spec."""
+    observed = pool.status.get("observedGeneration")
+    return isinstance(observed, int) and observed >= pool.metadata.generation
+
+
 def _choose_state(
     pool: MachineConfigPool, conditions: Mapping[str, Condition], record: RolloutRecord | None
 ) -> str:
@@ -176,7 +187,7 @@ def _choose_state(
         if _is_true(conditions, name):
             return name
     if _is_true(conditions, "Updated"):
-        return "Updated"
+        return "Updated" if _is_observed(pool) else "Unknown"
     if pool.paused:
         return "Paused"
     return "Updating" if _is_true(conditions, "Updating") else "Unknown"
@@ -188,6 +199,8 @@ def _choose_message(observed: ObservedPool, conditions: Mapping[str, Condition])
     for name in ("Degraded", "Stalled"):
         if _is_true(conditions, name):
             return conditions[name].message
+    if _is_true(conditions, "Updated") and not _is_observed(observed.pool):
+        return "the controller has not seen the change yet"
     updating = conditions.get("Updating")
     return updating.message if updating is not None else ""
 
@@ -202,15 +215,19 @@ def _estimate_s(
     """Estimate the time until the last node is updated, as the rollout controller does."""
     if policy is None or record is None:
         return None
-    remaining = sum(not node.is_updated_to(record.target) for node in nodes)
+    node_s = estimate_node_s(nodes, record.target)
+    waiting = [node for node in nodes if not node.is_updated_to(record.target)]
+    starts = [node.started_at for node in waiting if node.is_assigned(record.target)]
+    if any(at is not None and now - at > _LATE_FACTOR * node_s for at in starts):
+        return None
     try:
         limit = compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
     except ConfigError:
         return None
     left_s = estimate_remaining_s(
-        remaining,
+        len(waiting),
         limit_to_quorum(limit, nodes),
-        estimate_node_s(nodes, record.target),
+        node_s,
         policy.windows,
         now,
     )

@@ -94,4 +94,6 @@ def _parse_drain_begin(text: str | None) -> float | None:
 def _parse_outage_s(text: str) -> float | None:
     before, _, after = text.partition("/")
     began, ended = parse_rfc3339(before), parse_rfc3339(after)
-    return None if began is None or ended is None else max(0.0, ended - began)
+    if began is None or ended is None or ended < began:
+        return None
+    return ended - began
