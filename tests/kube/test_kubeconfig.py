@@ -226,6 +226,12 @@ def test_invalid_kubeconfig_text_is_not_quoted_in_errors(file: Path) -> None:
     assert caught.value.__suppress_context__
 
 
+def test_deeply_nested_kubeconfig_is_rejected_in_one_sentence(file: Path) -> None:
+    file.write_text('{"a":' * 100_000)
+    with pytest.raises(UsageError, match="nested too deeply"):
+        read_kubeconfig(str(file))
+
+
 def test_missing_kubeconfig_is_rejected_in_one_sentence(file: Path) -> None:
     with pytest.raises(UsageError) as caught:
         read_kubeconfig(str(file))

@@ -195,7 +195,7 @@ class _MergedKubeconfig:
     def load(cls, paths: Sequence[str], locate: LocatePath) -> Self:
         files = tuple(
             _KubeconfigSection(
-                f"kubeconfig {path}", _load_document(path, locate), path.rpartition("/")[0]
+                f"kubeconfig {path}", _load_document(path, locate), str(Path(path).parent)
             )
             for path in paths
         )
@@ -255,6 +255,8 @@ def _load_document(path: str, locate: LocatePath) -> Mapping[str, object]:
 def _parse_json(path: str, text: str) -> object:
     try:
         return json.loads(text)
+    except RecursionError:
+        raise UsageError(f"kubeconfig {path} is nested too deeply", remedy=_REMEDY) from None
     except ValueError:
         # A YAML mapping in flow style starts with a brace too.
         return _parse_yaml(path, text)
@@ -322,7 +324,7 @@ def _parse_pem(table: _KubeconfigSection, key: str) -> str | bytes:
 
 
 def _resolve_path(path: str, folder: str) -> str:
-    return f"{folder}/{path}" if path and folder and not path.startswith("/") else path
+    return str(Path(folder) / path) if path else ""
 
 
 def _parse_token(table: _KubeconfigSection, key: str) -> str:

@@ -10,6 +10,7 @@ from treenail.cli.controller.connect import (
     connect_cluster,
     create_pod_transport,
     create_transport,
+    find_kubeconfigs,
 )
 from treenail.clock import SystemClock
 from treenail.errors import UsageError
@@ -40,6 +41,15 @@ def write_kubeconfig(path: Path, user: dict[str, object]) -> str:
     }
     path.write_text(json.dumps(document))
     return str(path)
+
+
+def test_list_skips_missing_files_only(kubeconfig: str) -> None:
+    # The system refuses the long name, as it does a file of another user.
+    refused = "/" + "a" * 300
+    listed = f"/nonexistent:{refused}::{kubeconfig}"
+    assert find_kubeconfigs(None, {"KUBECONFIG": listed}) == [refused, kubeconfig]
+    with pytest.raises(UsageError, match="cannot read kubeconfig"):
+        create_transport([refused, kubeconfig], "", SystemClock())
 
 
 def test_token_needs_no_package(kubeconfig: str) -> None:

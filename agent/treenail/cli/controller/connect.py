@@ -47,8 +47,19 @@ def find_kubeconfigs(kubeconfig: str | None, environment: Mapping[str, str]) -> 
     if kubeconfig:
         return [kubeconfig]
     listed = [each for each in environment.get("KUBECONFIG", "").split(os.pathsep) if each]
-    existing = [each for each in listed if Path(each).exists()]
+    existing = [each for each in listed if not _is_missing(each)]
     return existing or listed[:1] or [str(_find_home() / ".kube/config")]
+
+
+def _is_missing(path: str) -> bool:
+    """Return whether the file does not exist; one that may not be read is not missing."""
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
 
 
 def _find_home() -> Path:
@@ -75,7 +86,7 @@ def connect_cluster(arguments: argparse.Namespace) -> Iterator[Client]:
 def _connect(kubeconfig: str | None, context: str, clock: Clock) -> Transport:
     paths = find_kubeconfigs(kubeconfig, os.environ)
     is_chosen = bool(kubeconfig or context or os.environ.get("KUBECONFIG"))
-    if not is_chosen and "KUBERNETES_SERVICE_HOST" in os.environ and not Path(paths[0]).exists():
+    if not is_chosen and "KUBERNETES_SERVICE_HOST" in os.environ and _is_missing(paths[0]):
         return create_pod_transport(clock)
     return create_transport(paths, context, clock)
 

@@ -48,7 +48,7 @@ _COLUMNS = (
 )
 _REFRESH_S = 5.0
 _DEFAULT_TIMEOUT = "2h"
-_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+_DURATION = re.compile(r"(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
 
 ReadResults = Callable[[], Sequence[RolloutResult]]
 
@@ -221,6 +221,8 @@ def _build_document(found: Sequence[RolloutResult]) -> dict[str, object]:
 def _parse_timeout(text: str) -> float:
     found = _DURATION.fullmatch(text)
     if not text or found is None:
-        raise argparse.ArgumentTypeError(f"expected a time such as 30m or 1h30m, found {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected a time such as 30m or 1h30m, found {text!r:.80}"
+        )
     hours, minutes, seconds = (int(each or 0) for each in found.groups())
     return float(hours * 3600 + minutes * 60 + seconds)
