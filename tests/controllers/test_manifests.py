@@ -146,3 +146,13 @@ def test_page_is_served_on_the_loopback_interface_of_the_pods(
     assert {"name": "web", "containerPort": 8081} in container["ports"]
     assert main(["manifests", "--only", "agent", "--web"]) == 64
     assert "8081" not in str(printed(capsys))
+
+
+def test_web_page_without_rollout_controller_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # The pods would refuse the same options at their start.
+    assert main(["manifests", "--enable", "render,drain", "--web"]) == 64
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "add rollout to --enable" in captured.err

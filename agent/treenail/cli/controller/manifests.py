@@ -86,6 +86,12 @@ def print_manifests(arguments: argparse.Namespace) -> int:
     """Print the manifests."""
     if arguments.only and arguments.web:
         raise UsageError("cannot use --web with --only: agents serve no page")
+    if arguments.web and "rollout" not in arguments.enable:
+        # The controllers would refuse --web at their start, and the pods restart forever.
+        raise UsageError(
+            "cannot use --web without the rollout controller: only it may read rollout policies",
+            remedy="add rollout to --enable, or leave --web out",
+        )
     if arguments.only and arguments.monitoring:
         raise UsageError("cannot use --monitoring with --only: agents have no Service")
     options = InstallOptions(
