@@ -46,7 +46,11 @@ def list_commands(folder: Path) -> Iterator[LintCommand]:
         yield LintCommand("systemd-analyze", "systemd", exposure)
     spec = ("--config", ROOT / "rpm/rpmlint.toml", ROOT / "rpm/treenail.spec")
     yield LintCommand("rpmlint", "rpmlint", spec)
-    scripts = [ROOT / "tools/rpm", ROOT / "rpm/health.d/data-volume.example"]
+    tools = ("rpm", "base_packages", "build_images", "finish_layer")
+    scripts = [
+        ROOT / "rpm/health.d/data-volume.example",
+        *(ROOT / "tools" / name for name in tools),
+    ]
     yield LintCommand("shellcheck", "shellcheck", ("-s", "sh", *scripts))
     policy = shutil.copytree(ROOT / "rpm/selinux", folder / "selinux")
     yield LintCommand(
