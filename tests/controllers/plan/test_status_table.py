@@ -261,6 +261,14 @@ def test_estimate_is_absent_when_a_node_takes_much_longer() -> None:
     assert (row.remaining_s, late.remaining_s) == (1200.0, None)
 
 
+def test_times_that_no_calendar_has_are_null_in_the_document() -> None:
+    world = make_world()
+    past = {"config": "older", "beganAt": 2**62, "endedAt": 2**62, "outcome": "Complete"}
+    set_conditions(world, rollout={"config": "new", "beganAt": 2**62, "history": [past]})
+    (pool,) = build_status_document(build(world), now=0.0)["pools"]  # type: ignore[misc]  # a list
+    assert (pool["began"], pool["history"][0]["began"]) == (None, None)
+
+
 def test_pool_with_unseen_change_is_not_updated() -> None:
     world = make_world()
     set_conditions(world, {"type": "Updated", "status": "True"}, observedGeneration=10**6)

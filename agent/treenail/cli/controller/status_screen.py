@@ -90,7 +90,9 @@ class LiveTable:
         lines: list[StyledLine] = []
         if problem:
             text = f"cannot update the table: {problem}"
-            lines = [StyledLine(((each, "bad"),)) for each in wrap_text(text, size.columns)]
+            lines = [
+                StyledLine(((each, "bad"),)) for each in wrap_text(escape_line(text), size.columns)
+            ]
         most = max(size.lines - 1 - len(lines), 1)
         self.draw_lines([*lines, *format_table(rows, size.columns, max_lines=most)])
 

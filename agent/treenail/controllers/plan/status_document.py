@@ -42,8 +42,8 @@ def _convert_pool(pool: PoolRow, now: float) -> Json:
             {
                 "config": past.config,
                 "image": past.image or "",
-                "began": format_rfc3339(past.began_at),
-                "ended": format_rfc3339(past.ended_at),
+                "began": _format_time(past.began_at),
+                "ended": _format_time(past.ended_at),
                 "outcome": str(past.outcome),
                 "reason": past.reason,
             }
@@ -76,4 +76,8 @@ def _convert_target(target: RolloutTarget) -> Json:
 
 
 def _format_time(seconds: float | None) -> str | None:
-    return None if seconds is None else format_rfc3339(seconds)
+    try:
+        return None if seconds is None else format_rfc3339(seconds)
+    except (OverflowError, OSError, ValueError):
+        # A number in the status of a pool, or a soak time, that no calendar has.
+        return None
