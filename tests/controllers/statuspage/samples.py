@@ -12,7 +12,7 @@ from treenail.controllers.statuspage.source import EncodedDocument
 
 IMAGE = "quay.io/example/os@sha256:" + "ab12" * 16
 BUDGET = '[{"pod": "shop/web-1", "message": "no", "budgets": [{"name": "web"}]}]'
-HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
+HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)>\u202egnp.\x1b"
 _PAST = {"config": "older", "image": IMAGE, "beganAt": 999_990_000, "endedAt": 999_993_600}
 PAST = [
     {**_PAST, "outcome": "Complete"},
