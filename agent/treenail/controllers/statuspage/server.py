@@ -119,6 +119,7 @@ class _PageListener(HttpListener):
     def process_request(
         self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
     ) -> None:
+        """Answer in a thread; close the connection beyond `MAX_CONNECTIONS`."""
         # A client that sends its request slowly has a thread, and no place, for a long time.
         if not self._connections.acquire(blocking=False):
             self.shutdown_request(request)
@@ -133,6 +134,7 @@ class _PageListener(HttpListener):
     def process_request_thread(
         self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
     ) -> None:
+        """Answer one connection, then free its place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
