@@ -112,33 +112,24 @@ class _PageListener(HttpListener):
         self.headers = build_headers(page)
         self.read_document = read_document
         self.places = threading.BoundedSemaphore(MAX_REQUESTS)
-        self._connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._connections: set[object] = set()
         self.is_loopback = address[0] == "localhost" or _is_loopback_address(address[0])
         super().__init__(address, _PageRequestHandler)
 
-    def process_request(
+    def verify_request(
         self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
-    ) -> None:
-        """Answer in a thread; close the connection beyond `MAX_CONNECTIONS`."""
+    ) -> bool:
+        """Return whether the connection gets a thread; socketserver closes it otherwise."""
         # A client that sends its request slowly has a thread, and no place, for a long time.
-        if not self._connections.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except RuntimeError:
-            # The system has no further thread.
-            self._connections.release()
-            raise
+        if len(self._connections) >= MAX_CONNECTIONS:
+            return False
+        self._connections.add(request)
+        return super().verify_request(request, client_address)
 
-    def process_request_thread(
-        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
-    ) -> None:
-        """Answer one connection, then free its place."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._connections.release()
+    def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
+        """Close the connection, also after an error."""
+        self._connections.discard(request)
+        super().shutdown_request(request)
 
 
 class _PageRequestHandler(BaseHTTPRequestHandler):
