@@ -50,6 +50,7 @@ class LabActions:
             r"(\S+) is (Done|Working|Degraded)": self._wait_for_state,
             r"(\S+) boots (\S+)": self._wait_for_boot,
             r"(\S+) is blocked": self._wait_until_blocked,
+            r"the pool is rendered with (\S+)": self._wait_for_render_with,
             r"the pool is rendered without (\S+)": self._wait_for_render,
             r"the pool is (\w+)": self._wait_for_condition,
             r"the image of the nodes is in (\S+)": self._write_booted_digest,
@@ -155,6 +156,15 @@ class LabActions:
             return booted is not None and booted.version == version
 
         wait_until(is_booted, limit_s=_LIMIT_S)
+
+    def _wait_for_render_with(self, name: str) -> None:
+        """Wait until the rendered config of the pool has this MachineConfig."""
+
+        def has_it() -> bool:
+            spec = self._lab.client.get(MACHINECONFIGPOOLS, POOL)["spec"]
+            return f'"{name}"' in json.dumps(spec)
+
+        wait_until(has_it, limit_s=_LIMIT_S)
 
     def _wait_for_render(self, name: str) -> None:
         """Wait until the rendered config of the pool no longer has this MachineConfig."""
