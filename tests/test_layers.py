@@ -23,7 +23,8 @@ ROWS = (
     {"label_selector", "log", "retry"},
     {"api"},
     {"config"},
-    {"update", "host", "kube"},
+    {"update", "host", "kube", "registry", "image"},
+    {"builder"},
     {"daemon", "controllers"},
     {"cli", "lab"},
     {"__main__"},
@@ -31,10 +32,14 @@ ROWS = (
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
 
 # Adapters know no MachineConfig: each could be a library of its own.
-ADAPTERS = {"host", "kube"}
+ADAPTERS = {"host", "kube", "registry"}
 ADAPTERS_MAY_IMPORT = ROWS[0] | ROWS[1]
 
-PURE = {"api", "config", "update"}
+# Packages that a row allows and a package must not import: the builder runs in a container
+# without a kubelet's machine, and talks to registries only.
+FORBIDDEN = {"builder": {"host", "kube", "update"}}
+
+PURE = {"api", "config", "update", "image"}
 IMPURE_MODULES = {
     "os", "pathlib", "shutil", "socket", "tempfile", "threading", "time", "urllib",
 }  # fmt: skip
@@ -52,7 +57,7 @@ OWNERS = {
     "pydbus": {"host.systemd.bus", "lab"},
     # Of the extras controller and lab: no node needs it.
     "rich": {"cli.controller.status_screen", "lab"},
-    "subprocess": {"host.system.process", "lab"},
+    "subprocess": {"host.system.process", "builder", "lab"},
     "tenacity": {"retry"},
     "time": {"clock", "lab"},
     "urllib3": {"kube.official"},
@@ -92,7 +97,7 @@ def test_every_import_goes_downwards() -> None:
         (
             "host/units.py",
             "import subprocess",
-            "imports subprocess, which is host.system.process and lab's",
+            "imports subprocess, which is builder and host.system.process and lab's",
         ),
         ("host/logind.py", "from gi.repository import Gio", "imports gi.repository, which is"),
         ("daemon/act.py", "import time", "imports time, which is"),
@@ -101,6 +106,11 @@ def test_every_import_goes_downwards() -> None:
         ("host/root.py", "from .files import write", "imports relatively"),
         ("host/__init__.py", "from treenail.host.filesystem.root import Root", "is not empty"),
         ("novelty/thing.py", "", "is in no row"),
+        ("registry/client.py", "from treenail.api import pullspec", "imports treenail.api"),
+        ("image/oci.py", "from treenail.registry import client", "imports treenail.registry"),
+        ("image/compose.py", "import pathlib", "is pure and imports pathlib"),
+        ("builder/fetch.py", "from treenail.kube import client", "imports treenail.kube"),
+        ("builder/fetch.py", "import treenail.controllers", "imports treenail.controllers"),
     ],
 )
 def test_a_planted_violation_is_found(tmp_path: Path, path: str, source: str, finding: str) -> None:
@@ -120,6 +130,8 @@ def test_a_planted_violation_is_found(tmp_path: Path, path: str, source: str, fi
         ("daemon/act.py", "from treenail.update import plan\nfrom treenail.host import files"),
         ("config/diff.py", "import json\nfrom treenail.config.merge import merge"),
         ("cli/agent.py", "import treenail.daemon.reconcile.loop\nfrom treenail import __version__"),
+        ("builder/push.py", "import subprocess\nfrom treenail.registry import client"),
+        ("controllers/build/job.py", "from treenail.builder import result"),
         ("lab/demo.py", "import aiohttp, time\nfrom gi.repository import Gio"),
         ("api/decode.py", "import datetime\nimport yaml\nx = datetime.datetime.fromtimestamp(0)"),
     ],
@@ -268,6 +280,8 @@ def _downwards(importer: str, imported: str) -> bool:
         return True
     if importer in ADAPTERS:
         return imported in ADAPTERS_MAY_IMPORT
+    if imported in FORBIDDEN.get(importer, ()):
+        return False
     return HEIGHT[imported] < HEIGHT[importer] and imported != "lab"
 
 
