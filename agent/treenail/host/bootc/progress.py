@@ -13,7 +13,7 @@ from pathlib import Path
 from treenail.codec import parse_json
 from treenail.errors import FileError
 from treenail.host.ostree.deployments import TransactionProgress
-from treenail.host.system.sanitize import sanitize_text
+from treenail.sanitize import sanitize_text
 
 _CHUNK = 64 * 1024
 _LINE_LIMIT = 256 * 1024

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from treenail.codec import parse_json
 from treenail.errors import HostError
 from treenail.host.ostree.deployments import OstreeDeployment, parse_digest
-from treenail.host.system.sanitize import sanitize_text
+from treenail.sanitize import sanitize_text
 
 Json = Mapping[str, object]
 

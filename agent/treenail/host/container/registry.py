@@ -10,8 +10,8 @@ from treenail.clock import Clock
 from treenail.codec import parse_json
 from treenail.errors import CommandError, CommandTimeoutError
 from treenail.host.system.process import ProgramRunner
-from treenail.host.system.sanitize import sanitize_text
 from treenail.retry import retry_registry_probe
+from treenail.sanitize import sanitize_text
 
 log = logging.getLogger(__name__)
 

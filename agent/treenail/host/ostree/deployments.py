@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from treenail.codec import parse_json
-from treenail.host.system.sanitize import sanitize_text
+from treenail.sanitize import sanitize_text
 
 _DIGEST = re.compile(r"@(sha256:[a-f0-9]{64})$")
 _REMOTES = ("ostree-remote-registry:", "ostree-remote-image:")

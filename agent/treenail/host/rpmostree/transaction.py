@@ -9,8 +9,8 @@ from treenail.clock import Clock
 from treenail.errors import BusError
 from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
 from treenail.host.ostree.watch import TransactionLimits, WatchCallback
-from treenail.host.system.sanitize import sanitize_text
 from treenail.host.systemd.bus import BusPeer, BusSignal
+from treenail.sanitize import sanitize_text
 
 log = logging.getLogger(__name__)
 

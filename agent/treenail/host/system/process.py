@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 from treenail.clock import Clock
 from treenail.errors import CommandError, CommandTimeoutError
-from treenail.host.system.sanitize import sanitize_text
+from treenail.sanitize import sanitize_text
 
 _STDERR_MESSAGE_LIMIT = 256  # characters
 _STDERR_LIMIT = 4096

@@ -14,7 +14,7 @@ from gi.repository import Gio, GLib
 from pydbus.bus import Bus
 
 from treenail.errors import BusError, BusyError
-from treenail.host.system.sanitize import sanitize_text
+from treenail.sanitize import sanitize_text
 
 _CONNECT_S = 25.0
 _TICK_S = 1.0

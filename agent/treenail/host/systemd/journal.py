@@ -6,7 +6,7 @@ from treenail.clock import Clock
 from treenail.errors import CommandError
 from treenail.host.filesystem.root import Root
 from treenail.host.system.process import ProgramRunner
-from treenail.host.system.sanitize import sanitize_text
+from treenail.sanitize import sanitize_text
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from treenail.host.system.sanitize import sanitize_text
+from treenail.sanitize import sanitize_text
 
 DIGEST = "sha256:" + "ab" * 32
 
