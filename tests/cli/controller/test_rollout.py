@@ -65,6 +65,14 @@ def test_outcome_follows_the_conditions(
     assert (result.updated, result.total) == (1, 3)
 
 
+@pytest.mark.parametrize("counts", [{}, {"machineCount": "many"}])
+def test_unknown_counts_are_not_zero(counts: dict[str, str]) -> None:
+    result = compute_rollout_result(
+        MachineConfigPool.from_json({"metadata": {"name": "worker"}, "status": counts})
+    )
+    assert str(result) == "worker: in progress, number of updated nodes unknown: no status yet"
+
+
 def result(outcome: RolloutOutcome, message: str = "m") -> RolloutResult:
     return RolloutResult("worker", outcome, message, 1, 3)
 
@@ -128,7 +136,9 @@ def test_rollout_status_reads_a_context_of_a_list_of_kubeconfigs(
         ]
         context = context.strip('",')
         assert main(["rollout", "status", "worker", "--context", context]) == 2
-        assert capsys.readouterr().out.startswith("worker: in progress, 0 of 0 nodes updated: ")
+        assert capsys.readouterr().out.startswith(
+            "worker: in progress, number of updated nodes unknown: "
+        )
         assert main(["rollout", "status", "web", "--context", context]) == 64
         assert "cannot find MachineConfigPool web: the cluster has worker" in (
             capsys.readouterr().err

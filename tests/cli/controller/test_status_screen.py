@@ -201,7 +201,7 @@ def test_log_has_one_line_for_each_change() -> None:
     with pytest.raises(Ended):
         follow_status(pools, pools, ChangeLog(stream))
     assert stream.getvalue().splitlines() == [
-        "1970-01-01T00:00:00Z worker: Unknown, 0 of 0 nodes updated",
+        "1970-01-01T00:00:00Z worker: Unknown, number of updated nodes unknown",
         "1970-01-01T00:00:00Z n0: Done, -, waiting",
         "1970-01-01T00:00:00Z cannot update the table: no answer from the API server",
     ]

@@ -84,7 +84,7 @@ def test_halt_reason_is_complete_at_80_columns() -> None:
     lines = show(world, 80)
     assert max(map(len, lines)) <= 80
     text = " ".join(map(str.strip, lines))
-    assert "worker: Halted, 0 of 0 nodes updated" in text
+    assert "worker: Halted, number of updated nodes unknown" in text
     assert text.count("cannot stage quay.example/os@sha256:111111111111…: no space left") == 1
     assert text.count("remove it") == 1
     assert "ip-10-0-131-207  Degraded  -       ░░░░░░   0% failed" in text
@@ -232,6 +232,15 @@ def test_estimate_counts_batches_and_soak_times() -> None:
     assert (row.wave, row.waves, row.remaining_s) == (1, 2, 3 * 600.0 + 300.0)
 
 
+def test_estimate_counts_what_is_left_of_a_running_soak() -> None:
+    world = make_world("n0", "n1", "n2", policy="{canary: {nodes: 1, soak: 5m}, maxFailures: 0}")
+    annotate(world, "n0", CURRENT_CONFIG="new", DESIRED_CONFIG="new")
+    updating = {"type": "Updating", "status": "True", "reason": "RollingOut"}
+    set_conditions(world, updating, rollout={"config": "new", "settledAt": 1_000_000_000})
+    estimates = [build(world, 1e9 + over_s)[0].remaining_s for over_s in (-60, 0, 120, 600)]
+    assert estimates == [1500.0, 1500.0, 1380.0, 1200.0]
+
+
 def test_estimate_is_absent_without_the_policy() -> None:
     world = make_world(policy="{maxFailures: 0}")
     updating = {"type": "Updating", "status": "True", "reason": "RollingOut"}
@@ -283,7 +292,46 @@ def test_invalid_record_and_counts_are_tolerated() -> None:
     world = make_world()
     set_conditions(world, rollout={"wave": "x"}, machineCount="many")
     (row,) = build(world)
-    assert (row.state, row.counts["total"]) == ("Unknown", 0)
+    assert (row.state, row.counts) == ("Unknown", None)
+
+
+def test_counts_that_no_controller_reported_are_unknown() -> None:
+    world = make_world()
+    (pool,) = build_status_document(build(world), now=0.0)["pools"]  # type: ignore[misc]  # a list
+    assert set(pool["counts"].values()) == {None}
+    assert show(world)[0] == "worker: Unknown, number of updated nodes unknown"
+    set_conditions(world, machineCount=0)
+    assert show(world)[0] == "worker: Unknown, 0 of 0 nodes updated"
+
+
+def make_disputed_world() -> World:
+    world = make_world()
+    for name in ("gpu", "infra"):
+        world.set_pool(name, "new")
+    roles = {f"node-role.kubernetes.io/{name}": "" for name in ("gpu", "infra")}
+    world.add_node("n1", "old", labels=roles)
+    return world
+
+
+def test_node_of_two_custom_pools_has_a_row_in_each_pool_that_selects_it() -> None:
+    rows = {row.name: row.nodes for row in build(make_disputed_world())}
+    assert {name: [node.name for node in nodes] for name, nodes in rows.items()} == {
+        "gpu": ["n1"],
+        "infra": ["n1"],
+        "worker": ["n0", "n1"],
+    }
+    (row,) = rows["gpu"]
+    assert (row.phase, row.percent, row.is_idle) == ("conflict", 0, False)
+    assert row.reason.startswith("node n1 is selected by 2 custom pools: gpu, infra; change the")
+
+
+def test_reason_of_a_disputed_node_is_shown_once() -> None:
+    world = make_disputed_world()
+    reason = build(world)[0].nodes[0].reason
+    degraded = {"type": "Degraded", "status": "True", "reason": "NodeInTwoPools"}
+    set_conditions(world, {**degraded, "message": reason})
+    # In the tables of gpu and infra, and above that of worker.
+    assert len([line for line in show(world) if reason in line]) == 3
 
 
 def test_rows_of_a_small_pool_keep_their_places() -> None:

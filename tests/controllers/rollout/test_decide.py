@@ -160,6 +160,15 @@ def test_canary_soaks_before_next_wave() -> None:
     assert after.nodes_to_assign == ("n1", "n2", "n3")
 
 
+def test_estimate_counts_only_the_rest_of_a_soak() -> None:
+    careful = pool({"canary": {"soak": "30m"}}, maxUnavailable=3)
+    nodes = [node("n0", NEW), node("n1"), node("n2")]
+    soaking = decide(careful, nodes, decide(careful, nodes).record)
+    assert "about 40 min left" in soaking.progress_message
+    later = decide_rollout(careful, nodes, proceed(), soaking.record, now=1000.0 + 1200.0)
+    assert "about 20 min left" in later.progress_message
+
+
 def test_canary_not_ready_during_soak_restarts_the_soak() -> None:
     careful = pool({"canary": {"soak": "10m"}})
     nodes = [node("n0", NEW), node("n1")]

@@ -150,7 +150,7 @@ def read_rollouts(client: Client, names: Sequence[str]) -> Sequence[RolloutResul
                 raise observed.error
             results.append(compute_rollout_result(observed.pool))
         except ConfigError as error:
-            results.append(RolloutResult(name, RolloutOutcome.BLOCKED, str(error), 0, 0))
+            results.append(RolloutResult(name, RolloutOutcome.BLOCKED, str(error), None, None))
     return results
 
 
@@ -199,7 +199,7 @@ def _print_result(result: RolloutResult) -> None:
 
 
 def _build_row(result: RolloutResult) -> tuple[str, ...]:
-    counts = str(result.updated), str(result.total)
+    counts = ["" if each is None else str(each) for each in (result.updated, result.total)]
     return result.pool, result.outcome, *counts, result.message
 
 

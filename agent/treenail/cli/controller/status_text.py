@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from treenail.cli.controller.styled_line import StyledLine, style_text
 from treenail.cli.terminal import format_duration, wrap_text
 from treenail.controllers.plan.blockers import RolloutBlocker
-from treenail.controllers.plan.status_table import PHASE_WIDTH, NodeRow, PoolRow
+from treenail.controllers.plan.status_table import CONFLICT, PHASE_WIDTH, NodeRow, PoolRow
 from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.controllers.rollout.wait_reasons import WAIT_REASONS
 from treenail.escape import escape_line
@@ -33,7 +33,8 @@ _STATE_STYLES = {
     "Halted": "bad",
     "Stalled": "bad",
 }
-_PHASE_STYLES = {"updated": "good", "failed": "bad", "waiting": ""}
+_PHASE_STYLES = {"updated": "good", "failed": "bad", "waiting": "", CONFLICT: "bad"}
+_REASON_STYLES = {"failed": "bad", CONFLICT: "bad"}
 
 
 def format_table(
@@ -58,12 +59,14 @@ def format_table(
 def format_summary(row: PoolRow) -> str:
     """Format state, counts and estimate of a pool in one sentence, without its name."""
     counts = row.counts
-    parts = [f"{row.state}, {counts['updated']} of {counts['total']} nodes updated"]
-    if counts["unavailable"]:
-        parts.append(f"{counts['unavailable']} unavailable")
-    if counts["degraded"]:
-        parts.append(f"{counts['degraded']} degraded")
-    if row.remaining_s is not None and counts["updated"] < counts["total"]:
+    if counts is None:
+        return f"{row.state}, number of updated nodes unknown"
+    parts = [f"{row.state}, {counts.updated} of {counts.total} nodes updated"]
+    if counts.unavailable:
+        parts.append(f"{counts.unavailable} unavailable")
+    if counts.degraded:
+        parts.append(f"{counts.degraded} degraded")
+    if row.remaining_s is not None and counts.updated < counts.total:
         parts.append(f"about {format_rough_duration(row.remaining_s)} left")
     return ", ".join(parts)
 
@@ -148,9 +151,7 @@ def _format_nodes(
             continue
         yield columns.format_node(node)
         if node.reason and not _is_reason_in_heading(row, node):
-            yield from _wrap(
-                node.reason, width, "    ", "bad" if node.phase == "failed" else "busy"
-            )
+            yield from _wrap(node.reason, width, "    ", _REASON_STYLES.get(node.phase, "busy"))
     if hidden:
         updated = sum(node.phase == "updated" for node in idle[max_idle:])
         yield StyledLine(
@@ -163,9 +164,10 @@ def _format_nodes(
 
 
 def _is_reason_in_heading(row: PoolRow, node: NodeRow) -> bool:
-    """Return whether the lines above the table have the reason: the node halted the rollout."""
+    """Return whether the lines above the table have the reason of this node."""
     return any(
-        each.kind == "halted" and each.node == node.name and node.reason in each.message
+        node.reason in each.message
+        and (node.phase == CONFLICT or (each.kind == "halted" and each.node == node.name))
         for each in row.blockers
     )
 

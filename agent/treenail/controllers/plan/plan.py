@@ -103,7 +103,7 @@ def plan_pools(snapshot: PlanInput, *, now: float, only: str | None = None) -> t
         if only not in (None, name):
             continue
         nodes = grouping.members.get(name, ())
-        disputes = tuple(map(_format_error, grouping.membership_errors.get(name, ())))
+        disputes = tuple(_format_error(each.error) for each in grouping.disputed.get(name, ()))
         try:
             planned = _plan_pool(snapshot, snapshot.pools[name], nodes, now)
         except ConfigError as error:

@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from treenail.api.decode import Fields
 from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.controllers.rollout.status import read_reported_counts
 
 
 class RolloutOutcome(StrEnum):
@@ -23,11 +24,14 @@ class RolloutResult:
     pool: str
     outcome: RolloutOutcome
     message: str
-    updated: int
-    total: int
+    updated: int | None
+    """None if unknown, as ``total``."""
+    total: int | None
 
     def __str__(self) -> str:
-        counts = f"{self.updated} of {self.total} nodes updated"
+        counts = "number of updated nodes unknown"
+        if self.updated is not None:
+            counts = f"{self.updated} of {self.total} nodes updated"
         return f"{self.pool}: {self.outcome}, {counts}: {self.message}"
 
 
@@ -37,6 +41,7 @@ def compute_rollout_result(pool: MachineConfigPool) -> RolloutResult:
     It is in progress while the rollout controller has not observed the pool's last change.
     """
     status = Fields.from_json(pool.status, "status")
+    counts = read_reported_counts(pool)
     conditions = {each.type: each for each in pool.conditions}
     stuck = [
         found
@@ -60,6 +65,6 @@ def compute_rollout_result(pool: MachineConfigPool) -> RolloutResult:
         pool.name,
         outcome,
         message,
-        status.get_optional_integer("updatedMachineCount") or 0,
-        status.get_optional_integer("machineCount") or 0,
+        None if counts is None else counts.updated,
+        None if counts is None else counts.total,
     )

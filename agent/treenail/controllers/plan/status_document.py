@@ -6,6 +6,7 @@ from treenail.api.decode import Json
 from treenail.clock import format_rfc3339
 from treenail.controllers.plan.status_table import NodeRow, PoolRow
 from treenail.controllers.rollout.nodes import RolloutTarget
+from treenail.controllers.rollout.status import PoolCounts
 
 
 def build_status_document(found: Sequence[PoolRow], *, now: float) -> Json:
@@ -21,7 +22,7 @@ def _convert_pool(pool: PoolRow, now: float) -> Json:
         "state": pool.state,
         "config": pool.target.config,
         "image": pool.target.image or "",
-        "counts": dict(pool.counts),
+        "counts": _convert_counts(pool.counts),
         "updated": statuses.get("Updated", ""),
         "updating": statuses.get("Updating", ""),
         "degraded": statuses.get("Degraded", ""),
@@ -69,6 +70,11 @@ def _convert_node(node: NodeRow) -> Json:
         "stagingPercent": node.staging_percent,
         "prestage": node.prestage,
     }
+
+
+def _convert_counts(counts: PoolCounts | None) -> Json:
+    names = "total", "updated", "unavailable", "degraded"
+    return {name: None if counts is None else getattr(counts, name) for name in names}
 
 
 def _convert_target(target: RolloutTarget) -> Json:

@@ -4,25 +4,27 @@ The command ``status``, the page of the controllers and the demo show these rows
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import Condition
 from treenail.controllers.plan.blockers import RolloutBlocker, find_pool_blockers
+from treenail.controllers.rollout.decide import build_config_problem
 from treenail.controllers.rollout.gates.windows import WindowClosed, find_window_state
 from treenail.controllers.rollout.history import PastRollout
 from treenail.controllers.rollout.holders import describe_holder
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 from treenail.controllers.rollout.policy import ObservedPolicy, RolloutPolicy
-from treenail.controllers.rollout.pools import ObservedPool, group_nodes
+from treenail.controllers.rollout.pools import DisputedNode, ObservedPool, group_nodes
 from treenail.controllers.rollout.progress import (
     ROLLOUT_STATUS,
     RolloutRecord,
+    compute_remaining_soaks_s,
     estimate_node_s,
     estimate_remaining_s,
 )
 from treenail.controllers.rollout.select import compute_max_unavailable, limit_to_quorum
-from treenail.controllers.rollout.status import read_reported_status
+from treenail.controllers.rollout.status import PoolCounts, read_reported_counts
 from treenail.errors import ConfigError
 
 # Percent of an update at which each phase begins; staging fills its part by its own percentage.
@@ -40,6 +42,7 @@ _TIMED_BLOCKERS = frozenset({"maxUnavailable", "window", "soak", "wave"})
 """Blockers whose end the estimate knows."""
 _LATE_FACTOR = 3.0
 """A node that takes so many times the usual time makes the estimate worthless."""
+CONFLICT = "conflict"
 PHASE_WIDTH = max(map(len, _PHASE_PERCENT))
 
 
@@ -57,7 +60,8 @@ class NodeRow:
     """What blocks the node, or why it failed."""
     phase: str = ""
     """Of the update: ``waiting``, ``staging``, ``draining``, ``applying``, ``rebooting``,
-    ``verifying``, ``uncordoning``, ``failed`` or ``updated``."""
+    ``verifying``, ``uncordoning``, ``failed`` or ``updated``; ``conflict`` for a node of two custom
+    pools."""
     percent: int = 0
     """Of the whole update."""
     staging_percent: int | None = None
@@ -79,7 +83,8 @@ class PoolRow:
     state: str
     """``Updated``, ``Updating``, ``Paused``, ``Halted``, ``Stalled``, ``Degraded``, ``Unknown``."""
     conditions: Mapping[str, Condition]
-    counts: Mapping[str, int]
+    counts: PoolCounts | None
+    """As the rollout controller reported them; None if unknown."""
     message: str
     nodes: tuple[NodeRow, ...]
     blockers: tuple[RolloutBlocker, ...] = ()
@@ -110,7 +115,13 @@ def build_rows(
     """
     grouping = group_nodes(pools, nodes)
     return tuple(
-        _build_pool_row(pools[name], grouping.members.get(name, ()), policies, now)
+        _build_pool_row(
+            pools[name],
+            grouping.members.get(name, ()),
+            grouping.disputed.get(name, ()),
+            policies,
+            now,
+        )
         for name in sorted(pools)
     )
 
@@ -118,6 +129,7 @@ def build_rows(
 def _build_pool_row(
     observed: ObservedPool,
     nodes: Sequence[NodeFacts],
+    disputed: Sequence[DisputedNode],
     policies: Mapping[str, ObservedPolicy] | None,
     now: float,
 ) -> PoolRow:
@@ -137,9 +149,12 @@ def _build_pool_row(
         target=target,
         state=state,
         conditions=conditions,
-        counts=_count_nodes(pool),
+        counts=read_reported_counts(pool),
         message=_choose_message(observed, conditions),
-        nodes=tuple(_build_node_row(node, target, now) for node in nodes),
+        nodes=(
+            *(_build_node_row(node, target, now) for node in nodes),
+            *(_build_disputed_row(each, target, now) for each in disputed),
+        ),
         blockers=blockers,
         policy=pool.rollout_policy,
         wave=0 if record is None else record.wave + 1,
@@ -231,21 +246,7 @@ def _estimate_s(
         policy.windows,
         now,
     )
-    soaks_s = sum(wave.soak_s for wave in policy.waves[record.wave :])
-    return None if left_s is None else left_s + soaks_s
-
-
-def _count_nodes(pool: MachineConfigPool) -> Mapping[str, int]:
-    try:
-        found = read_reported_status(pool).counts
-    except ConfigError:
-        return {"total": 0, "updated": 0, "unavailable": 0, "degraded": 0}
-    return {
-        "total": found.total,
-        "updated": found.updated,
-        "unavailable": found.unavailable,
-        "degraded": found.degraded,
-    }
+    return None if left_s is None else left_s + compute_remaining_soaks_s(record, policy, now)
 
 
 def _build_node_row(node: NodeFacts, target: RolloutTarget, now: float) -> NodeRow:
@@ -265,6 +266,13 @@ def _build_node_row(node: NodeFacts, target: RolloutTarget, now: float) -> NodeR
         out_of_service_s=_compute_outage_s(node, now),
         prestage=_format_prestage(node),
     )
+
+
+def _build_disputed_row(disputed: DisputedNode, target: RolloutTarget, now: float) -> NodeRow:
+    """Build the row of a node that two custom pools select: no pool updates or counts it."""
+    row = _build_node_row(disputed.node, target, now)
+    reason = build_config_problem(disputed.error).message
+    return replace(row, is_idle=False, reason=reason, phase=CONFLICT, percent=0)
 
 
 def _choose_reason(node: NodeFacts, now: float) -> str:

@@ -266,8 +266,8 @@ class _RolloutState:
                 f"the {format_duration(self.node_duration_s)} that a node takes: lengthen the "
                 "windows"
             )
-        soaks_s = sum(wave.soak_s for wave in self.policy.waves[self.record.wave :])
-        left = format_duration(left_s + soaks_s)
+        left_s += progress.compute_remaining_soaks_s(self.record, self.policy, self.now)
+        left = format_duration(left_s)
         return f"{quorum}{done} of {total} nodes are updated, about {left} left"
 
 

@@ -128,12 +128,21 @@ class PoolSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class DisputedNode:
+    """A node that two custom pools select, so that it is a member of none."""
+
+    node: NodeFacts
+    error: ConfigError
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
     """All pools with their nodes."""
 
     pools: Mapping[str, ObservedPool]
     members: Mapping[str, tuple[NodeFacts, ...]]
-    membership_errors: Mapping[str, tuple[ConfigError, ...]] = field(default_factory=dict)
+    disputed: Mapping[str, tuple[DisputedNode, ...]] = field(default_factory=dict)
+    """By each pool that selects the node."""
 
     def find_pool(self, pool: str) -> PoolSnapshot | None:
         """Return the snapshot of the pool; None when it does not exist."""
@@ -145,7 +154,7 @@ class ClusterSnapshot:
         return PoolSnapshot(
             observed,
             self.members.get(pool, ()),
-            self.membership_errors.get(pool, ()),
+            tuple(each.error for each in self.disputed.get(pool, ())),
             tuple(unreadable),
         )
 
@@ -156,20 +165,20 @@ def group_nodes(
     """Group the nodes by the pool that determines their config, sorted by name."""
     readable = [observed.pool for observed in pools.values()]
     members: dict[str, list[NodeFacts]] = {}
-    errors: dict[str, list[ConfigError]] = {}
+    disputed: dict[str, list[DisputedNode]] = {}
     for name, node in sorted(nodes.items(), key=_get_name):
         match try_find_membership(name, node.labels, readable):
             case Membership() as found:
                 members.setdefault(found.primary, []).append(node)
             case ConfigError() as error:
                 for pool in find_selecting_pools(node.labels, readable):
-                    errors.setdefault(pool, []).append(error)
+                    disputed.setdefault(pool, []).append(DisputedNode(node, error))
             case None:
                 pass
     return ClusterSnapshot(
         pools,
         {pool: tuple(found) for pool, found in members.items()},
-        {pool: tuple(found) for pool, found in errors.items()},
+        {pool: tuple(found) for pool, found in disputed.items()},
     )
 
 

@@ -232,6 +232,17 @@ def compute_soak_end(record: RolloutRecord, policy: RolloutPolicy) -> float:
     return (record.settled_at or 0.0) + wave.soak_s
 
 
+def compute_remaining_soaks_s(record: RolloutRecord, policy: RolloutPolicy, now: float) -> float:
+    """Compute the soak time of all waves that is not over yet, in seconds."""
+    waves = policy.waves[record.wave :]
+    total_s = sum(wave.soak_s for wave in waves)
+    if not waves or record.settled_at is None:
+        return total_s
+    # Not negative, and not more than the whole time after the clock was set back.
+    over_s = min(max(0.0, now - record.settled_at), waves[0].soak_s)
+    return total_s - over_s
+
+
 def find_failures(
     nodes: Iterable[NodeFacts], target: RolloutTarget, policy: RolloutPolicy, *, now: float
 ) -> tuple[NodeFailure, ...]:

@@ -19,6 +19,7 @@ from treenail.api.meta import Condition, merge_conditions
 from treenail.controllers.rollout.gates import building
 from treenail.controllers.rollout.gates.os_image import MachineOSBuild, MachineOSConfig
 from treenail.controllers.rollout.nodes import NodeFacts, NodeReport, RolloutTarget
+from treenail.errors import ConfigError
 
 UPDATED = "Updated"
 UPDATING = "Updating"
@@ -304,6 +305,16 @@ def read_reported_status(pool: MachineConfigPool) -> PoolStatus:
         pool.conditions,
         fields.get_optional_integer("observedGeneration") or 0,
     )
+
+
+def read_reported_counts(pool: MachineConfigPool) -> PoolCounts | None:
+    """Return the counts in the pool's status; None before the first report, and if invalid."""
+    if "machineCount" not in pool.status:
+        return None
+    try:
+        return read_reported_status(pool).counts
+    except ConfigError:
+        return None
 
 
 def compute_write_delay_s(
