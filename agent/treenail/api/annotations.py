@@ -53,6 +53,10 @@ DRAIN_BLOCKED = OWN_PREFIX + "drain-blocked"
 LAST_OUTAGE = OWN_PREFIX + "last-outage"
 """Begin and end of the last drain, as two RFC 3339 times with a slash between; for tables."""
 
+# Of a MachineOSConfig. The build controller writes the first one, users the second.
+CURRENT_BUILD = PREFIX + "current-machine-os-build"
+REBUILD = PREFIX + "rebuild"
+
 # The three spellings of the desired OS image, and the annotation that reports the current one.
 IMAGE_SPELLINGS: dict[str, str] = {
     DESIRED_OS_IMAGE: CURRENT_OS_IMAGE,

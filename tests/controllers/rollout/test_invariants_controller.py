@@ -533,7 +533,7 @@ DEFECTS: dict[str, tuple[str, Build]] = {
 }  # fmt: skip
 
 
-def images_too_late(pool: Any) -> GateOpen:
+def images_too_late(pool: Any, _build: Any) -> GateOpen:
     """A target that lags behind the pool."""
     return GateOpen(RolloutTarget(pool.status_configuration.name or pool.configuration.name), "")
 

@@ -27,6 +27,7 @@ from treenail.controllers.rollout.reconcile import (
 )
 from treenail.controllers.rollout.status import COUNTS_INTERVAL_S
 from treenail.errors import ForbiddenError, UnreachableError
+from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS
 
 IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"
 LOCKS = "{fleetLock: {url: 'http://locks.example.com', group: workers}}"
@@ -634,3 +635,79 @@ def test_lock_of_node_in_another_pool_is_released_by_that_pool() -> None:
         found.deliver()
         controlled.sync_pool("infra")
     assert (locks.held, read_locks(found, "infra")) == (set(), [])
+
+
+def put_build(found: World, state: str, digest: str = "", *, served: str = "") -> None:
+    """Create the MachineOSConfig of the pool and the build of its config in a state."""
+    found.put(
+        MACHINEOSCONFIGS,
+        {
+            "metadata": {"name": "worker"},
+            "spec": {"machineConfigPool": {"name": "worker"}},
+            "status": {"currentImagePullSpec": served or digest},
+        },
+    )
+    found.put(
+        MACHINEOSBUILDS,
+        {
+            "metadata": {"name": "worker-b"},
+            "spec": {"machineConfig": {"name": "new"}, "machineOSConfig": {"name": "worker"}},
+            "status": {
+                "digestedImagePushSpec": digest,
+                "conditions": [{"type": state, "status": "True", "message": "no such package"}],
+            },
+        },
+    )
+
+
+def test_built_image_is_assigned_side_by_side_with_its_config() -> None:
+    found = world()
+    put_build(found, "Building")
+    controlled = controller(found)
+    turn(found, controlled)
+    assert node_writes(found) == []
+    assert found.conditions()["Updating"]["reason"] == "Building"
+    put_build(found, "Succeeded", IMAGE)
+    turn(found, controlled)
+    (written,) = node_writes(found)
+    assert written["metadata"]["annotations"] == {  # type: ignore[index]
+        key.DESIRED_CONFIG: "new",
+        key.DESIRED_OS_IMAGE: IMAGE,
+        STARTED_AT: "2001-09-09T01:46:40Z",
+    }
+
+
+def test_status_is_written_after_a_failed_build() -> None:
+    found = world()
+    put_build(found, "Succeeded", IMAGE)
+    controlled = controller(found)
+    for _ in range(12):
+        turn(found, controlled, after_s=200.0)
+    assert found.status()["updatedMachineCount"] == 3
+    put_build(found, "Failed", served=IMAGE)
+    found.flap("n1", healthy=False)
+    turn(found, controlled, after_s=10.0)
+    assert found.status()["unavailableMachineCount"] == 1
+    assert found.conditions()["Degraded"]["message"] == (
+        "image build worker-b for MachineConfigPool worker failed: no such package"
+    )
+
+
+def test_late_success_of_another_build_is_not_rolled_out() -> None:
+    found = world()
+    put_build(found, "Succeeded", f"{IMAGE[:-1]}2", served=IMAGE)
+    turn(found, controller(found))
+    assert node_writes(found) == []
+    assert found.conditions()["Updating"]["reason"] == "RollingOut"
+
+
+def test_nodes_lose_the_image_when_the_machineosconfig_is_deleted() -> None:
+    found = world()
+    put_build(found, "Succeeded", IMAGE)
+    controlled = controller(found)
+    for _ in range(12):
+        turn(found, controlled, after_s=200.0)
+    assert found.status()["updatedMachineCount"] == 3
+    found.remove(MACHINEOSCONFIGS.plural, "worker")
+    turn(found, controlled, after_s=10.0)
+    assert [node.desired_image for node in found.truth.values()] == [None, IMAGE, IMAGE]

@@ -11,7 +11,15 @@ from typing import Any
 import yaml
 
 from treenail.api import annotations as key
+from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import format_rfc3339
+from treenail.controllers.rollout.gates.os_image import (
+    NO_BUILD,
+    MachineOSBuild,
+    MachineOSConfig,
+    PoolBuild,
+    find_pool_build,
+)
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 from treenail.controllers.rollout.policy import ObservedPolicy
 from treenail.controllers.rollout.pool_index import PoolIndex
@@ -27,6 +35,8 @@ from treenail.kube.events import ObjectReference
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,
+    MACHINEOSBUILDS,
+    MACHINEOSCONFIGS,
     NODES,
     ROLLOUTPOLICIES,
     Resource,
@@ -87,6 +97,13 @@ class World:
     def list_policies(self) -> Mapping[str, ObservedPolicy]:
         found = self.delivered.get(ROLLOUTPOLICIES.plural, {})
         return {name: ObservedPolicy.from_json(document) for name, document in found.items()}
+
+    def find_build(self, pool: MachineConfigPool) -> PoolBuild:
+        configs = self.delivered.get(MACHINEOSCONFIGS.plural, {}).values()
+        builds = self.delivered.get(MACHINEOSBUILDS.plural, {}).values()
+        return find_pool_build(
+            pool, map(MachineOSConfig.from_json, configs), map(MachineOSBuild.from_json, builds)
+        )
 
     def deliver(self, plural: str = "", count: int | None = None) -> None:
         """Deliver pending watch events, all of them or the first ``count``."""
@@ -389,6 +406,7 @@ def build_reconciler(
             lambda: str(getattr(observed, "stale_reason", "")),
             lambda name: observed.list_nodes().get(name),
             observed.list_policies,
+            getattr(observed, "find_build", lambda _pool: NO_BUILD),
         ),
         world,
         gates or OpenGates(),

@@ -38,6 +38,8 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         f"rolloutpolicies.{ROLLOUTPOLICIES.group}": _WATCH_VERBS,
         f"rolloutpolicies/status.{ROLLOUTPOLICIES.group}": ("patch",),
         f"machineconfignodes.{GROUP}": ("create", "patch", *_WATCH_VERBS),
+        f"machineosbuilds.{GROUP}": _WATCH_VERBS,
+        f"machineosconfigs.{GROUP}": _WATCH_VERBS,
         "nodes": ("patch", *_WATCH_VERBS),
         "pods": ("list",),
         "poddisruptionbudgets.policy": _WATCH_VERBS,

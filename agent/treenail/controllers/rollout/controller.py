@@ -6,13 +6,20 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from treenail.api.decode import Json
-from treenail.api.machineconfigpool import ARBITER, MASTER
+from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
 from treenail.clock import Clock
 from treenail.controllers.rollout.disruption_budgets import BudgetWatcher
 from treenail.controllers.rollout.gates.background import (
     MAX_PARALLEL_REQUESTS,
     BackgroundGates,
     Gates,
+)
+from treenail.controllers.rollout.gates.os_image import (
+    NO_BUILD,
+    MachineOSBuild,
+    MachineOSConfig,
+    PoolBuild,
+    find_pool_build,
 )
 from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.controllers.rollout.policy import ObservedPolicy
@@ -28,13 +35,25 @@ from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
-from treenail.kube.resources import MACHINECONFIGPOOLS, NODES, ROLLOUTPOLICIES
+from treenail.kube.resources import (
+    MACHINECONFIGPOOLS,
+    MACHINEOSBUILDS,
+    MACHINEOSCONFIGS,
+    NODES,
+    ROLLOUTPOLICIES,
+)
 from treenail.kube.watch import WatchScope
 
 MAX_PARALLEL_WRITES = 16
 _ORPHAN_PREFIX = "node/"
 """Prefix of keys that are nodes with a lock. The name of a pool contains no slash."""
-_DECISIVE = (NODES.plural, MACHINECONFIGPOOLS.plural, ROLLOUTPOLICIES.plural)
+_DECISIVE = (
+    NODES.plural,
+    MACHINECONFIGPOOLS.plural,
+    ROLLOUTPOLICIES.plural,
+    MACHINEOSCONFIGS.plural,
+    MACHINEOSBUILDS.plural,
+)
 """Kinds whose watches must be current for an assignment."""
 PAUSE_FACTOR = 4.0
 """Pause of a pool after a reconciliation, as a multiple of its duration.
@@ -75,6 +94,7 @@ class RolloutController:
                 self._find_stale_reason,
                 self._find_node,
                 self._list_policies,
+                self._find_build,
             ),
             clock,
             BackgroundGates(gates, clock, self._gate_executor),
@@ -90,6 +110,8 @@ class RolloutController:
         self._pools: InformerView[ObservedPool] | None = None
         self._nodes: InformerView[NodeFacts] | None = None
         self._policies: InformerView[ObservedPolicy] | None = None
+        self._image_configs: InformerView[MachineOSConfig] | None = None
+        self._builds: InformerView[MachineOSBuild] | None = None
         self._lock = threading.Lock()
         self._not_before: dict[str, float] = {}
 
@@ -128,6 +150,7 @@ class RolloutController:
                 enqueue(each)
 
         self._watch_policies(informers, pools, enqueue)
+        self._watch_builds(informers, enqueue)
         informers.add_loss_handler(partial(self._enqueue_pools, enqueue))
         pools.add_handler(on_pool)
         nodes.add_handler(on_node)
@@ -154,6 +177,33 @@ class RolloutController:
                     enqueue(each)
 
         policies.add_handler(on_policy)
+
+    def _watch_builds(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
+        # A cluster without image builds need not have the kinds.
+        configs = informers.add_view(
+            WatchScope(MACHINEOSCONFIGS), MachineOSConfig.from_json, optional=True
+        )
+        builds = informers.add_view(
+            WatchScope(MACHINEOSBUILDS), MachineOSBuild.from_json, optional=True
+        )
+        self._image_configs, self._builds = configs, builds
+
+        def on_config(
+            _name: str, before: MachineOSConfig | None, after: MachineOSConfig | None
+        ) -> None:
+            for pool in {each.pool for each in (before, after) if each is not None}:
+                enqueue(pool)
+
+        def on_build(
+            _name: str, before: MachineOSBuild | None, after: MachineOSBuild | None
+        ) -> None:
+            build = after or before
+            config = None if build is None else configs.find(build.image_config)
+            if config is not None:
+                enqueue(config.pool)
+
+        configs.add_handler(on_config)
+        builds.add_handler(on_build)
 
     def sync_key(self, key: str) -> float | None:
         """One pass; see `RolloutReconciler.sync_pool`."""
@@ -193,6 +243,13 @@ class RolloutController:
 
     def _list_policies(self) -> Mapping[str, ObservedPolicy]:
         return {} if self._policies is None else self._policies.get_all()
+
+    def _find_build(self, pool: MachineConfigPool) -> PoolBuild:
+        configs = {} if self._image_configs is None else self._image_configs.get_all()
+        if not configs:
+            return NO_BUILD
+        builds = {} if self._builds is None else self._builds.get_all()
+        return find_pool_build(pool, configs.values(), builds.values())
 
     def _enqueue_lock_holders(self, enqueue: Callable[[str], None]) -> None:
         """Look at all nodes with a lock after a pool is deleted."""

@@ -127,6 +127,24 @@ class PoolSnapshot:
     """Other pools with an invalid spec: their nodes are unknown."""
 
 
+def is_unusable(snapshot: PoolSnapshot) -> bool:
+    """Return whether the nodes of the pool cannot be determined."""
+    selector = snapshot.observed.pool.node_selector
+    return snapshot.observed.error is not None or (selector is not None and selector.is_empty)
+
+
+def validate_pool(snapshot: PoolSnapshot) -> None:
+    """Raise `ConfigError` for a pool whose nodes cannot be determined."""
+    if snapshot.observed.error is not None:
+        raise snapshot.observed.error
+    if is_unusable(snapshot):
+        raise ConfigError(
+            f"spec.nodeSelector of pool {snapshot.observed.pool.name} is empty, so the pool "
+            "selects no node",
+            remedy="write a nodeSelector with at least one requirement",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class DisputedNode:
     """A node that two custom pools select, so that it is a member of none."""

@@ -29,11 +29,13 @@ from treenail.controllers.rollout.gates.background import (
 )
 from treenail.controllers.rollout.gates.external import LockServer
 from treenail.controllers.rollout.gates.os_image import (
+    NO_BUILD,
     GateBlocked,
     GateOpen,
     GatePending,
     GateVerdict,
     GateWaiting,
+    PoolBuild,
 )
 from treenail.controllers.rollout.lock_keeper import LockKeeper
 from treenail.controllers.rollout.node_settings import build_settings, find_settings_changes
@@ -41,7 +43,12 @@ from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 from treenail.controllers.rollout.policy import ObservedPolicy, RolloutPolicy, find_policy
 from treenail.controllers.rollout.policy_reporter import PolicyReporter
 from treenail.controllers.rollout.policy_status import PolicyStatusInput
-from treenail.controllers.rollout.pools import PoolSnapshot, check_supported_fields
+from treenail.controllers.rollout.pools import (
+    PoolSnapshot,
+    check_supported_fields,
+    is_unusable,
+    validate_pool,
+)
 from treenail.controllers.rollout.progress import ROLLOUT_STATUS, RolloutRecord
 from treenail.controllers.rollout.status import (
     DEGRADED,
@@ -81,8 +88,8 @@ class RolloutSettings:
     """The node that runs this process. The rollout assigns it last."""
     image_settle_s: float = 0.0
     """How long no node gets a new image. Longer than the settle time of the render controller."""
-    image_gate: Callable[[MachineConfigPool], GateVerdict] = os_image.read_pool_image
-    """Finds the target of a pool. The gate for images built in the cluster goes here."""
+    image_gate: Callable[[MachineConfigPool, PoolBuild], GateVerdict] = os_image.decide_pool_image
+    """Finds the target of a pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,8 @@ class RolloutCaches:
     """Returns a node of any pool or none; None when it does not exist."""
     list_policies: Callable[[], Mapping[str, ObservedPolicy]] = dict
     """Returns the RolloutPolicies by name."""
+    find_build: Callable[[MachineConfigPool], PoolBuild] = lambda _: NO_BUILD
+    """Returns what builds the image of a pool."""
 
 
 @dataclass(slots=True)
@@ -109,6 +118,7 @@ class _PoolSync:
     now: float
     target: RolloutTarget
     stale_reason: str = ""
+    image: PoolBuild = NO_BUILD
     policy: RolloutPolicy = NO_POLICY
     decision: RolloutDecision = field(default_factory=RolloutDecision)
     requeue_after_s: list[float] = field(default_factory=list)
@@ -171,8 +181,14 @@ class RolloutReconciler:
             return self._forget_pool(name)
         pool = self._pools.get_latest(snapshot.observed.pool)
         overlaid = self._expected.overlay_nodes(snapshot.nodes)
-        target = RolloutTarget(pool.configuration.name, "")
-        sync = _PoolSync(snapshot, pool, overlaid, self._clock.now(), target, stale_reason)
+        image = self._caches.find_build(pool)
+        # Counts and messages refer to the built image also while the gate is closed.
+        target = (
+            RolloutTarget(pool.configuration.name, "")
+            if image.config is None
+            else os_image.compute_build_target(pool, image.config, image.build)
+        )
+        sync = _PoolSync(snapshot, pool, overlaid, self._clock.now(), target, stale_reason, image)
         sync.decision = self._decide_pool(sync)
         self._apply_decision(sync)
         self._report_status(sync)
@@ -208,10 +224,10 @@ class RolloutReconciler:
     def _decide_pool(self, sync: _PoolSync) -> RolloutDecision:
         pool = sync.pool
         try:
-            _validate_pool(sync.snapshot)
+            validate_pool(sync.snapshot)
             check_supported_fields(pool)
             sync.policy = find_policy(pool, self._caches.list_policies())
-            image_verdict = self._settings.image_gate(pool)
+            image_verdict = self._settings.image_gate(pool, sync.image)
             stored = pool.status.get(ROLLOUT_STATUS)
             record = None if stored is None else RolloutRecord.from_json(stored)
             if isinstance(image_verdict, GateOpen):
@@ -267,7 +283,8 @@ class RolloutReconciler:
             return
         masters = self._expected.overlay_nodes(master.nodes)
         arbiters = self._expected.overlay_nodes(arbiter.nodes)
-        verdict = self._settings.image_gate(self._pools.get_latest(master.observed.pool))
+        pool = self._pools.get_latest(master.observed.pool)
+        verdict = self._settings.image_gate(pool, self._caches.find_build(pool))
         target = verdict.target if isinstance(verdict, GateOpen) else RolloutTarget("", "")
         waiting = os_image.check_control_plane(name, masters, arbiters, target)
         if waiting is not None:
@@ -432,12 +449,14 @@ class RolloutReconciler:
     def _compute_status(self, sync: _PoolSync) -> PoolStatus:
         problem = sync.decision.problem or _find_problem(sync)
         now = format_rfc3339(sync.now)
-        if problem is not None and _is_unusable(sync.snapshot):
+        if problem is not None and is_unusable(sync.snapshot):
             return status.build_unusable_status(sync.pool, problem, now=now)
         status_input = PoolStatusInput(
             pool=sync.pool,
             target=sync.target,
             nodes=sync.nodes,
+            image_config=sync.image.config,
+            image_build=sync.image.build,
             waiting_reason=sync.decision.waiting_reason,
             progress_message=sync.decision.progress_message,
             stalled_message=sync.decision.stalled_message,
@@ -457,23 +476,6 @@ class RolloutReconciler:
                     KIND, pool.name, uid=pool.metadata.uid, api_version=API_VERSION
                 )
                 self._events.record_warning(regarding, condition.reason, condition.message)
-
-
-def _is_unusable(snapshot: PoolSnapshot) -> bool:
-    selector = snapshot.observed.pool.node_selector
-    return snapshot.observed.error is not None or (selector is not None and selector.is_empty)
-
-
-def _validate_pool(snapshot: PoolSnapshot) -> None:
-    """Raise `ConfigError` for a pool whose nodes cannot be determined."""
-    if snapshot.observed.error is not None:
-        raise snapshot.observed.error
-    if _is_unusable(snapshot):
-        raise ConfigError(
-            f"spec.nodeSelector of pool {snapshot.observed.pool.name} is empty, so the pool "
-            "selects no node",
-            remedy="write a nodeSelector with at least one requirement",
-        )
 
 
 def _apply_gate_verdict(

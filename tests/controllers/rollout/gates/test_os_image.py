@@ -21,9 +21,13 @@ from treenail.controllers.rollout.gates.os_image import (
     GateWaiting,
     MachineOSBuild,
     MachineOSConfig,
+    PoolBuild,
     check_control_plane,
     compute_build_target,
     decide_built_image,
+    decide_pool_image,
+    find_pool_build,
+    find_pool_owner,
     read_pool_image,
 )
 from treenail.controllers.rollout.nodes import RolloutTarget
@@ -49,7 +53,7 @@ def test_build_gate_agrees_with_the_mco() -> None:
 def test_failed_build_names_build_and_pool() -> None:
     failed_build = MachineOSBuild("b-1", "new", "", BuildState.FAILED)
     assert decide_built_image(pool(), READY, failed_build) == GateBlocked(
-        "image build b-1 for MachineConfigPool worker failed"
+        "image build b-1 for MachineConfigPool worker failed", "ImageBuildDegraded"
     )
 
 
@@ -132,3 +136,88 @@ def test_masters_and_arbiters_wait_for_each_other(
 ) -> None:
     expected = None if reason is None else GateWaiting(reason)
     assert check_control_plane(name, masters, arbiters, NEW) == expected
+
+
+def image_config(name: str = "worker", **more: str) -> MachineOSConfig:
+    return MachineOSConfig(name, **{"pool": "worker", **more})
+
+
+def image_build(name: str, created: str = "", config: str = "new") -> MachineOSBuild:
+    return MachineOSBuild(name, config, image_config="worker", created=created)
+
+
+def test_pool_without_machineosconfig_takes_its_own_image() -> None:
+    assert decide_pool_image(pool(osImage=SPEC), PoolBuild()) == read_pool_image(pool(osImage=SPEC))
+
+
+def test_pool_with_image_and_machineosconfig_is_blocked() -> None:
+    found = decide_pool_image(pool(osImage=SPEC), PoolBuild(image_config()))
+    assert isinstance(found, GateBlocked)
+    assert found.kind == "InvalidConfiguration"
+    assert "kubectl delete machineosconfig worker" in found.reason
+
+
+def test_rejected_machineosconfig_without_build_blocks_with_its_problem() -> None:
+    rejected = image_config(problem="Secret push does not exist")
+    assert decide_pool_image(pool(), PoolBuild(rejected)) == GateBlocked(
+        "Secret push does not exist", "ImageBuildDegraded"
+    )
+    built = MachineOSBuild("b", "new", SPEC, BuildState.SUCCEEDED)
+    found = decide_pool_image(pool(), PoolBuild(image_config(problem="x", pull_spec=SPEC), built))
+    assert isinstance(found, GateOpen)
+
+
+def test_failed_build_reports_its_cause_once() -> None:
+    build = MachineOSBuild("b-1", "new", "", BuildState.FAILED, message="line 3: no such package")
+    found = decide_built_image(pool(), READY, build)
+    assert found.reason == (
+        "image build b-1 for MachineConfigPool worker failed: line 3: no such package"
+    )
+
+
+def test_build_named_by_the_annotation_wins_over_a_newer_one() -> None:
+    builds = [image_build("b-1", "2026-01-01"), image_build("b-2", "2026-01-02")]
+    named = image_config(current_build="b-1")
+    assert find_pool_build(pool(), [named], builds).build == builds[0]
+    assert find_pool_build(pool(), [image_config()], builds).build == builds[1]
+
+
+def test_build_of_another_config_is_not_that_of_the_pool() -> None:
+    builds = [image_build("b-1", config="older")]
+    named = image_config(current_build="b-1")
+    assert find_pool_build(pool(), [named], builds) == PoolBuild(named, None)
+    foreign = [MachineOSBuild("b-2", "new", image_config="other")]
+    assert find_pool_build(pool(), [named], foreign) == PoolBuild(named, None)
+
+
+def test_builds_without_machineosconfig_are_ignored() -> None:
+    assert find_pool_build(pool(), [], [image_build("b-1")]) == PoolBuild()
+
+
+def test_second_machineosconfig_of_a_pool_never_wins() -> None:
+    oldest = image_config("legacy", created="2025-01-01T00:00:00Z")
+    newer = image_config("legacy-2", created="2026-01-01T00:00:00Z")
+    namesake = image_config("worker", created="2026-02-01T00:00:00Z")
+    assert find_pool_owner("worker", [newer, oldest]) == oldest
+    assert find_pool_owner("worker", [newer, oldest, namesake]) == namesake
+    assert find_pool_owner("infra", [newer, oldest]) is None
+
+
+def test_machineosconfig_is_parsed_with_its_problem() -> None:
+    document = {
+        "metadata": {
+            "name": "worker",
+            "annotations": {"machineconfiguration.openshift.io/current-machine-os-build": "b"},
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        },
+        "spec": {"machineConfigPool": {"name": "worker"}},
+        "status": {
+            "currentImagePullSpec": SPEC,
+            "conditions": [
+                {"type": "Accepted", "status": "False", "reason": "PoolTaken", "message": "taken"}
+            ],
+        },
+    }
+    assert MachineOSConfig.from_json(document) == MachineOSConfig(
+        "worker", SPEC, "worker", "b", "2026-01-01T00:00:00Z", "taken"
+    )

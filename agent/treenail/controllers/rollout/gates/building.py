@@ -57,7 +57,7 @@ def compute_build_degraded(
         yield Condition(
             IMAGE_BUILD_DEGRADED, "False", "BuildSuccess", "Build completed successfully"
         )
-    elif build is None and has_failed:
+    elif build is None and has_failed and not (config is not None and config.problem):
         reason, message = (
             ("NoLayeredObjects", "No layered pool objects found")
             if config is None

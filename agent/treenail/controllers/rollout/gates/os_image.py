@@ -9,11 +9,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from treenail.api import annotations as key
 from treenail.api import pullspec
 from treenail.api.decode import Fields
 from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
 from treenail.api.meta import Condition, ObjectMeta
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
+
+ACCEPTED = "Accepted"
+"""Condition of a MachineOSConfig: False while it cannot be built."""
+_BUILD_FAILED_MESSAGE = "Build Failed"
+"""What the MCO writes into each failed build; it adds nothing."""
 
 
 class BuildState(StrEnum):
@@ -34,14 +40,32 @@ class MachineOSConfig:
     name: str
     pull_spec: str = ""
     """The last built image; empty before the first build."""
+    pool: str = ""
+    current_build: str = ""
+    """Name of the MachineOSBuild that the build controller works towards or has finished."""
+    created: str = ""
+    """Creation time in RFC 3339, to order the objects."""
+    problem: str = ""
+    """Why the build controller does not accept the object; empty when it does."""
 
     @classmethod
     def from_json(cls, document: object) -> "MachineOSConfig":
         """Parse a MachineOSConfig; raises `ConfigError`."""
         fields = Fields.from_json(document, "MachineOSConfig")
+        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        status = fields.get_object("status")
+        rejections = (
+            found.message or found.reason
+            for found in status.map_objects("conditions", Condition.from_fields)
+            if (found.type, found.status) == (ACCEPTED, "False")
+        )
         return cls(
-            ObjectMeta.from_fields(fields.get_object("metadata")).name,
-            fields.get_object("status").get_text("currentImagePullSpec"),
+            meta.name,
+            status.get_text("currentImagePullSpec"),
+            fields.get_object("spec").get_object("machineConfigPool").get_text("name"),
+            meta.annotations.get(key.CURRENT_BUILD, ""),
+            str(meta.others.get("creationTimestamp", "")),
+            next(rejections, ""),
         )
 
 
@@ -54,6 +78,11 @@ class MachineOSBuild:
     """The rendered config in the image."""
     pull_spec: str = ""
     state: BuildState = BuildState.INITIAL
+    image_config: str = ""
+    """Name of the MachineOSConfig."""
+    created: str = ""
+    message: str = ""
+    """Message of the condition that is True."""
 
     @classmethod
     def from_json(cls, document: object) -> "MachineOSBuild":
@@ -61,16 +90,32 @@ class MachineOSBuild:
         fields = Fields.from_json(document, "MachineOSBuild")
         spec, status = fields.get_object("spec"), fields.get_object("status")
         true = {
-            found.type
+            found.type: found.message
             for found in status.map_objects("conditions", Condition.from_fields)
             if found.status == "True"
         }
+        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        state = next((each for each in _STATES_LATEST_FIRST if each in true), BuildState.INITIAL)
         return cls(
-            ObjectMeta.from_fields(fields.get_object("metadata")).name,
+            meta.name,
             spec.get_object("machineConfig").get_text("name"),
             status.get_text("digestedImagePushSpec"),
-            next((state for state in _STATES_LATEST_FIRST if state in true), BuildState.INITIAL),
+            state,
+            spec.get_object("machineOSConfig").get_text("name"),
+            str(meta.others.get("creationTimestamp", "")),
+            true.get(state, ""),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolBuild:
+    """The MachineOSConfig of a pool and the build of the pool's target; None without one."""
+
+    config: MachineOSConfig | None = None
+    build: MachineOSBuild | None = None
+
+
+NO_BUILD = PoolBuild()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +166,55 @@ def read_pool_image(pool: MachineConfigPool) -> GateOpen:
     )
 
 
+def find_pool_build(
+    pool: MachineConfigPool,
+    configs: Iterable[MachineOSConfig],
+    builds: Iterable[MachineOSBuild],
+) -> PoolBuild:
+    """Find the pool's MachineOSConfig and the build of the pool's rendered config.
+
+    The build is the one that the annotation names, as long as it contains the rendered config.
+    Otherwise it is the newest one that does: the build controller has not moved the annotation yet.
+    """
+    config = find_pool_owner(pool.name, configs)
+    if config is None:
+        return NO_BUILD
+    target = pool.configuration.name
+    own = [each for each in builds if (each.image_config, each.config) == (config.name, target)]
+    named = next((each for each in own if each.name == config.current_build), None)
+    newest = max(own, key=lambda each: (each.created, each.name), default=None)
+    return PoolBuild(config, named or newest)
+
+
+def find_pool_owner(pool: str, configs: Iterable[MachineOSConfig]) -> MachineOSConfig | None:
+    """Find the MachineOSConfig that builds for the pool: its namesake, otherwise the oldest.
+
+    A new MachineOSConfig has the name of its pool; only older ones may have another.
+    """
+    own = (each for each in configs if each.pool == pool)
+    return min(own, key=lambda each: (each.name != pool, each.created, each.name), default=None)
+
+
+def decide_pool_image(pool: MachineConfigPool, found: PoolBuild) -> GateVerdict:
+    """Return the target of the pool, from a build if a MachineOSConfig requests one.
+
+    Raises `ConfigError` when ``spec.osImage`` is not a pull spec by digest.
+    """
+    if found.config is None:
+        return read_pool_image(pool)
+    if pool.os_image is not None:
+        return GateBlocked(
+            f"pool {pool.name} names an image in spec.osImage, and MachineOSConfig "
+            f"{found.config.name} builds one for it; remove one of the two: kubectl patch mcp "
+            f'{pool.name} --type=json -p \'[{{"op": "remove", "path": "/spec/osImage"}}]\', '
+            f"or kubectl delete machineosconfig {found.config.name}",
+            "InvalidConfiguration",
+        )
+    if found.build is None and found.config.problem:
+        return GateBlocked(found.config.problem, "ImageBuildDegraded")
+    return decide_built_image(pool, found.config, found.build)
+
+
 def decide_built_image(
     pool: MachineConfigPool, config: MachineOSConfig | None, build: MachineOSBuild | None
 ) -> GateVerdict:
@@ -140,7 +234,9 @@ def decide_built_image(
         case BuildState.PREPARED | BuildState.BUILDING:
             return GateWaiting("Image build pending")
         case BuildState.FAILED:
-            return GateBlocked(f"image build {build.name} for MachineConfigPool {pool.name} failed")
+            cause = "" if build.message == _BUILD_FAILED_MESSAGE else build.message
+            failed = f"image build {build.name} for MachineConfigPool {pool.name} failed"
+            return GateBlocked(": ".join(filter(None, (failed, cause))), "ImageBuildDegraded")
         case BuildState.INTERRUPTED | BuildState.INITIAL:
             return GateWaiting("Image is not ready yet")
 
