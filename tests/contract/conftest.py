@@ -18,6 +18,8 @@ KUBECONFIG = os.environ.get("TREENAIL_TEST_KUBECONFIG", "")
 @pytest.fixture(scope="session")
 def lab_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with LabServer(tmp_path_factory.mktemp("lab")) as server:
+        # The real one, which only the real cluster keeps, is 10 seconds.
+        server.api.controllers.jobs.first_backoff_s = 0.2
         yield Cluster.of_kubeconfig(server.admin_kubeconfig)
 
 

@@ -1,4 +1,4 @@
-"""The controllers behind the API: garbage collection, disruption budgets and kubelets.
+"""The controllers behind the API: garbage collection, Jobs, disruption budgets and kubelets.
 
 They run before the next request is read, so that clients see the effects of their requests.
 """
@@ -6,6 +6,7 @@ They run before the next request is read, so that clients see the effects of the
 import asyncio
 
 from treenail_lab.apiserver.controllers.garbage_collector import GarbageCollector
+from treenail_lab.apiserver.controllers.jobs import JobController
 from treenail_lab.apiserver.controllers.kubelets import KubeletEmulator
 from treenail_lab.apiserver.registry.disruption_budgets import DisruptionController
 from treenail_lab.apiserver.registry.registry import ObjectRegistry
@@ -18,8 +19,10 @@ class ControllerLoop:
 
     def __init__(self, registry: ObjectRegistry) -> None:
         self.kubelets = KubeletEmulator(registry)
+        self.jobs = JobController(registry)
         self._collector = GarbageCollector(registry)
         self._disruption = DisruptionController(registry)
+        self._controllers = (self._collector, self.jobs, self.kubelets, self._disruption)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._run_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -44,12 +47,12 @@ class ControllerLoop:
 
     def reload(self) -> None:
         """Process all objects, after the store was loaded."""
-        for controller in (self._collector, self.kubelets, self._disruption):
+        for controller in self._controllers:
             controller.reload()
         self.schedule_run()
 
     def _note_event(self, storage: StorageKey, event: StoreEvent) -> None:
-        for controller in (self._collector, self.kubelets, self._disruption):
+        for controller in self._controllers:
             if controller.note_event(storage, event):
                 self.schedule_run()
 
@@ -58,10 +61,11 @@ class ControllerLoop:
             return
         self._run_handle = None
         self._collector.sync()
-        wait_s = self.kubelets.sync()
+        waits_s = [self.jobs.sync(), self.kubelets.sync()]
         self._disruption.sync()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        wait_s = min((each for each in waits_s if each is not None), default=None)
         if wait_s is not None:
             self._timer = self._loop.call_later(wait_s, self.schedule_run)

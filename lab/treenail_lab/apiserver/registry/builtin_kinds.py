@@ -11,6 +11,7 @@ from typing import Any
 from treenail_lab.apiserver.errors import StatusCause
 from treenail_lab.apiserver.objects import Json, copy_json, find_value
 from treenail_lab.apiserver.registry import crds
+from treenail_lab.apiserver.registry.jobs import find_job_problems, prepare_new_job
 from treenail_lab.apiserver.schema.kinds import ResourceKind
 
 _POD = {
@@ -37,6 +38,8 @@ def prepare_new(kind: ResourceKind, obj: Json) -> Json:
     match kind.kind:
         case "Pod":
             return obj | {"spec": _default_pod_spec(obj), "status": {"phase": "Pending"}}
+        case "Job":
+            return prepare_new_job(obj)
         case "Namespace":
             return obj | {
                 "spec": {"finalizers": ["kubernetes"]},
@@ -190,6 +193,7 @@ def _find_binding_problems(obj: Json, old: Json | None) -> list[StatusCause]:
 
 _CHECKS: dict[str, Callable[[Json, Json | None], list[StatusCause]]] = {
     "Pod": _find_pod_problems,
+    "Job": find_job_problems,
     "PodDisruptionBudget": _find_budget_problems,
     "Lease": _find_lease_problems,
     "Event": _find_event_problems,

@@ -25,14 +25,22 @@ class DeleteOptions:
     is_dry_run: bool = False
 
 
-def parse_delete_options(body: Json, *, dry_run: bool = False) -> DeleteOptions:
+def parse_delete_options(
+    body: Json, *, dry_run: bool = False, default_policy: str = "Background"
+) -> DeleteOptions:
     """Parse a DeleteOptions document; raise 400 for invalid values."""
     grace = body.get("gracePeriodSeconds")
     if grace is not None and not isinstance(grace, int):
         raise bad_request_error("gracePeriodSeconds: expected a number")
     policy = body.get("propagationPolicy")
     if policy is None:
-        policy = "Orphan" if body.get("orphanDependents") else "Background"
+        match body.get("orphanDependents"):
+            case True:
+                policy = "Orphan"
+            case False:
+                policy = "Background"
+            case _:
+                policy = default_policy
     if policy not in {"Background", "Foreground", "Orphan"}:
         raise bad_request_error(f'propagationPolicy: Unsupported value: "{policy}"')
     preconditions = body.get("preconditions") or {}
@@ -56,7 +64,7 @@ def delete_object(
     """Delete an object or mark it for deletion; return the body of the answer."""
     old = registry.find_object(kind, namespace, name)
     registry.restrict_write(user, kind, old, None)
-    _check_preconditions(kind, old, options)
+    check_preconditions(kind, old, options)
     marked = _mark_for_deletion(registry, kind, old, options)
     stays = bool(read_finalizers(marked)) or is_awaiting_removal(kind, marked)
     if options.is_dry_run:
@@ -80,7 +88,8 @@ def _build_answer(kind: ResourceKind, gone: Json) -> Json:
     }
 
 
-def _check_preconditions(kind: ResourceKind, obj: Json, options: DeleteOptions) -> None:
+def check_preconditions(kind: ResourceKind, obj: Json, options: DeleteOptions) -> None:
+    """Raise 409 when the options name another object, or another version of it."""
     metadata = obj["metadata"]
     preconditions = (
         ("UID", options.uid, metadata["uid"]),

@@ -1,5 +1,7 @@
 """The eviction subresource of pods, which honours PodDisruptionBudgets."""
 
+from dataclasses import replace
+
 from treenail_lab.apiserver.access.node_authorizer import restrict_eviction
 from treenail_lab.apiserver.errors import (
     ApiError,
@@ -10,6 +12,7 @@ from treenail_lab.apiserver.errors import (
 from treenail_lab.apiserver.objects import Json, find_value, is_deleting
 from treenail_lab.apiserver.registry.deletion import (
     DeleteOptions,
+    check_preconditions,
     delete_object,
     parse_delete_options,
 )
@@ -46,6 +49,11 @@ def evict_pod(
         restrict_eviction(write.user.node_name, kind, pod)
     if not _can_ignore_budgets(pod):
         _spend_disruption(registry, pod, options, write)
+    if not options.is_dry_run:
+        check_preconditions(kind, pod, options)
+        _mark_disrupted(registry, kind, pod, write)
+        # The mark is a new version of the pod.
+        options = replace(options, resource_version="")
     delete_object(registry, kind, namespace, name, options, write.user)
     return {
         "kind": "Status",
@@ -54,6 +62,31 @@ def evict_pod(
         "status": "Success",
         "code": 201,
     }
+
+
+def _mark_disrupted(
+    registry: ObjectRegistry, kind: ResourceKind, pod: Json, write: WriteContext
+) -> None:
+    """Add the condition DisruptionTarget, which podFailurePolicy of a Job matches."""
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "EvictionByEvictionAPI",
+        "message": "Eviction API: evicting",
+        "lastTransitionTime": registry.now,
+    }
+    before = find_value(pod, "status", "conditions") or []
+    if any(each.get("type") == condition["type"] for each in before):
+        return
+    status = (pod.get("status") or {}) | {"conditions": [*before, condition]}
+    registry.update_object(
+        kind,
+        pod["metadata"]["namespace"],
+        pod["metadata"]["name"],
+        lambda old: old | {"status": status},
+        write,
+        "status",
+    )
 
 
 def _can_ignore_budgets(pod: Json) -> bool:

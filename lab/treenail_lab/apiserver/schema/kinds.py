@@ -23,7 +23,9 @@ class ResourceKind:
     The booleans are those of Kubernetes' rest strategies: AllowUnconditionalUpdate (a PUT needs no
     resourceVersion), AllowCreateOnUpdate (a PUT creates) and ReturnDeletedObject. ``fields`` are
     the labels that a field selector may use beside name and namespace. ``has_generation`` kinds
-    count the changes of their spec. ``is_custom`` kinds have the ``schema`` of their definition.
+    count the changes of their spec. Dependents of ``should_orphan_dependents`` kinds survive a
+    deletion that names no propagation policy. ``is_custom`` kinds have the ``schema`` of their
+    definition.
     """
 
     group: str
@@ -38,6 +40,7 @@ class ResourceKind:
     can_update_unconditionally: bool = True
     can_create_on_update: bool = False
     should_return_deleted: bool = False
+    should_orphan_dependents: bool = False
     is_custom: bool = False
     schema: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -167,6 +170,7 @@ BUILT_IN: tuple[ResourceKind, ...] = (
         is_namespaced=True,
         subresources=STATUS_SUBRESOURCE,
         has_generation=True,
+        should_orphan_dependents=True,
         fields=_build_paths("status.successful"),
     ),
     ResourceKind(

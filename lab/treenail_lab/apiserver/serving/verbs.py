@@ -18,7 +18,11 @@ from treenail_lab.apiserver.errors import (
 from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.patch.json_patch import apply_json_patch, apply_merge_patch
 from treenail_lab.apiserver.patch.strategic_merge import apply_strategic_merge
-from treenail_lab.apiserver.registry.deletion import delete_object, parse_delete_options
+from treenail_lab.apiserver.registry.deletion import (
+    DeleteOptions,
+    delete_object,
+    parse_delete_options,
+)
 from treenail_lab.apiserver.registry.eviction import evict_pod
 from treenail_lab.apiserver.registry.lists import build_selection, list_objects
 from treenail_lab.apiserver.registry.metadata import check_uid
@@ -115,9 +119,7 @@ class VerbDispatcher:
             case "patch", "" | "status":
                 return self._patch_object(request, kind, body, write)
             case "delete", "":
-                options = parse_delete_options(
-                    self._read_delete_options(request, body), dry_run=request.is_dry_run
-                )
+                options = self._parse_delete_options(request, kind, body)
                 obj = delete_object(
                     self._registry, kind, request.namespace, request.name, options, user
                 )
@@ -185,6 +187,15 @@ class VerbDispatcher:
         )
         return ApiAnswer(201 if new else 200, obj)
 
+    def _parse_delete_options(
+        self, request: ServerRequest, kind: ResourceKind, body: RequestBody
+    ) -> DeleteOptions:
+        return parse_delete_options(
+            self._read_delete_options(request, body),
+            dry_run=request.is_dry_run,
+            default_policy="Orphan" if kind.should_orphan_dependents else "Background",
+        )
+
     def _read_delete_options(self, request: ServerRequest, body: RequestBody) -> Json:
         """Read the DeleteOptions from the body and the query parameters."""
         options = dict(body.parse_object())
@@ -197,9 +208,7 @@ class VerbDispatcher:
     def _delete_collection(
         self, request: ServerRequest, kind: ResourceKind, body: RequestBody, user: ApiUser
     ) -> ApiAnswer:
-        options = parse_delete_options(
-            self._read_delete_options(request, body), dry_run=request.is_dry_run
-        )
+        options = self._parse_delete_options(request, kind, body)
         selected = build_selection(request, kind)
         selected_objects = [
             obj for obj in self._registry.store.list_objects(kind.storage) if selected(obj)
