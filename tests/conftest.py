@@ -15,8 +15,8 @@ LIMIT_S = 60.0
 
 WITHOUT_PROCESSES = "--without-processes"
 PROCESS_MARKERS = {"integration", "system", "cluster", "process"}
-# Fixtures that start a D-Bus daemon.
-PROCESS_FIXTURES = {"private_bus"}
+# Fixtures that start a D-Bus daemon or a registry.
+PROCESS_FIXTURES = {"any_registry", "lab_registry", "private_bus", "real_registry"}
 PROCESS_EVENTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.exec"}
 
 # Tests set these variables themselves: they must not reach the service manager, bus, cluster or
