@@ -3,7 +3,7 @@
     PYTHON tools/python_tree.py {node,controller} ROOT [--packages distribution] [--base DIRECTORY]
 
 PYTHON is the interpreter that will run treenail, 3.11 or newer. ROOT receives `usr/lib/treenail`
-and the command in `usr/bin`; for a node also units, presets, manuals and the package's other files.
+and the command in `usr/bin`; for a node also units, manuals and the package's other files.
 Nothing in the tree uses the Python packages of the machine that it is copied to.
 
 The packages have the versions and hashes of `tools/locks`. PyGObject is compiled, and so is every
@@ -39,7 +39,6 @@ TYPELIBS = LIBRARIES / "girepository-1.0"
 NODE_FILES = {
     "systemd/treenail.service": "usr/lib/systemd/system/treenail.service",
     "systemd/treenail-firstboot.service": "usr/lib/systemd/system/treenail-firstboot.service",
-    "systemd/treenail.preset": "usr/lib/systemd/system-preset/90-treenail.preset",
     "systemd/treenail.tmpfiles": "usr/lib/tmpfiles.d/treenail.conf",
     "systemd/treenail.catalog": "usr/lib/systemd/catalog/treenail.catalog",
     "rpm/man/treenail.8": "usr/share/man/man8/treenail.8",

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -35,6 +37,12 @@ def read_locked_versions(lock: str) -> dict[str, str]:
 
 def normalize(name: str) -> str:
     return name.lower().replace("_", "-")
+
+
+def run(*command: str | Path) -> None:
+    """Run the command; its errors are the message of the assertion."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_containerfile_has_documented_targets() -> None:
@@ -104,16 +112,27 @@ def test_node_has_neither_lab_nor_controllers() -> None:
 
 
 def test_layer_masks_every_known_update_agent() -> None:
-    masked = re.search(r"^systemctl mask (.+)$", FINISH, re.MULTILINE)
+    masked = re.search(r"^systemctl .+ mask (.+)$", FINISH, re.MULTILINE)
     assert masked is not None
     assert set(masked[1].split()) == set(KNOWN_AGENTS)
 
 
-def test_layer_enables_units_of_preset() -> None:
-    enabled = re.search(r"^systemctl enable (.+)$", FINISH, re.MULTILINE)
-    preset = (ROOT / "systemd/treenail.preset").read_text()
-    assert enabled is not None
-    assert set(enabled[1].split()) == set(re.findall(r"^enable (\S+)$", preset, re.MULTILINE))
+@pytest.mark.process
+def test_finished_layer_keeps_its_units_at_first_boot_of_fedora_coreos(tmp_path: Path) -> None:
+    units, presets = tmp_path / "usr/lib/systemd/system", tmp_path / "usr/lib/systemd/system-preset"
+    for folder in (units, presets):
+        folder.mkdir(parents=True)
+    for path in (ROOT / "systemd").glob("*.service"):
+        shutil.copy(path, units)
+    (units / "zincati.service").write_text("[Install]\nWantedBy=multi-user.target\n")
+    (presets / "40-coreos.preset").write_text("enable zincati.service\n")
+    (presets / "99-default-disable.preset").write_text("disable *\n")
+    run(ROOT / "tools/finish_layer", tmp_path)
+    run("systemctl", f"--root={tmp_path}", "preset-all", "--preset-mode=full")
+    links = tmp_path / "etc/systemd/system"
+    enabled = {path.name for path in links.glob("*.*/*")}
+    assert enabled == {path.name for path in (ROOT / "systemd").glob("*.service")}
+    assert (links / "zincati.service").readlink() == Path("/dev/null")
 
 
 def test_locks_name_the_tested_versions() -> None:

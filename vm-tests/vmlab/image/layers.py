@@ -98,12 +98,14 @@ def agent(version: str, *, emulated: bool = True) -> dict[str, Entry]:
     )
     entries["usr/bin/treenail"] = Entry(start.encode(), 0o755)
     units = REPOSITORY / "systemd"
-    for name in ("treenail.service", "treenail-firstboot.service"):
+    own_units = ("treenail.service", "treenail-firstboot.service")
+    for name in own_units:
         entries[f"usr/lib/systemd/system/{name}"] = _file(units / name)
+    preset = "".join(f"enable {name}\n" for name in own_units)
+    entries["usr/lib/systemd/system-preset/80-treenail.preset"] = Entry(preset.encode())
     requires = "usr/lib/systemd/system/kubelet.service.requires"
     entries[f"{requires}/treenail-firstboot.service"] = Entry(link="../treenail-firstboot.service")
     entries["usr/lib/tmpfiles.d/treenail.conf"] = _file(units / "treenail.tmpfiles")
-    entries["usr/lib/systemd/system-preset/80-treenail.preset"] = _file(units / "treenail.preset")
     entries["usr/lib/systemd/catalog/treenail.catalog"] = _file(units / "treenail.catalog")
     entries["usr/lib/systemd/system.conf.d/busy-host.conf"] = Entry(_BUSY_HOST)
     for name in ("crio", "kubelet", "vm-shell", "vm-boot"):
