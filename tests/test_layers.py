@@ -19,7 +19,7 @@ PACKAGES = {"agent/treenail": "treenail", "lab/treenail_lab": "treenail_lab"}
 
 # From the lowest up. Imports go downwards only, and never sideways into another name of a row.
 ROWS = (
-    {"errors", "clock", "codec", "escape", "sanitize"},
+    {"errors", "clock", "codec", "escape", "text_width", "sanitize"},
     {"label_selector", "log", "retry"},
     {"api"},
     {"config"},

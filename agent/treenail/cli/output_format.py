@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from treenail.cli.terminal import find_width, print_lines
 from treenail.escape import escape_line
+from treenail.text_width import measure_text, pad_text, shorten_text
 
 if TYPE_CHECKING:
     from treenail.kube.resources import Resource
@@ -164,7 +165,7 @@ def format_table_lines(
     shown = [index for index, column in enumerate(columns) if is_wide or not column.is_wide]
     cells = [[columns[index].heading for index in shown]]
     cells += [[escape_line(row[index]) or "-" for index in shown] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(measure_text, column)) for column in zip(*cells, strict=True)]
     for row in cells:
-        line = _GAP.join(f"{cell:<{size}}" for cell, size in zip(row, widths, strict=True)).rstrip()
-        yield line if width is None or len(line) <= width else f"{line[: width - 1]}…"
+        line = _GAP.join(map(pad_text, row, widths)).rstrip()
+        yield line if width is None else shorten_text(line, width)

@@ -4,13 +4,13 @@ import argparse
 import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import TextIO
 
 from treenail.cli.safe_output import BOLD, CYAN, GREEN, RED, RESET, YELLOW, has_colours
 from treenail.clock import format_rfc3339
+from treenail.text_width import measure_text, wrap_words
 
 _DURATION_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 _COLOUR_MARKS = {"+": GREEN, "-": RED, "~": YELLOW, "@": CYAN, "!": BOLD}
@@ -77,19 +77,12 @@ def wrap_text(
     are shortened when the text does not fit.
     """
     line = " ".join(text.split())
-    if width is None or len(indent) + len(line) <= width:
+    if width is None or measure_text(indent) + measure_text(line) <= width:
         yield f"{indent}{line}"
         return
     hanging = indent if hanging is None else hanging
     width = max(width, len(hanging) + _MIN_TEXT_WIDTH)
-    yield from textwrap.wrap(
-        _LONG_DIGEST.sub(r"\1…", line),
-        width,
-        initial_indent=indent,
-        subsequent_indent=hanging,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    yield from wrap_words(_LONG_DIGEST.sub(r"\1…", line), width, indent=indent, hanging=hanging)
 
 
 class VerbatimLine(str):
@@ -120,20 +113,13 @@ def wrap_line(line: str, width: int | None, *, hanging_columns: int = 2) -> Iter
     Unlike `wrap_text` it keeps the spaces of the line. A newline in it becomes a space.
     """
     line = line.replace("\n", " ")
-    if width is not None and len(line) > width:
+    if width is not None and measure_text(line) > width:
         line = _LONG_DIGEST.sub(r"\1…", line)
-    if width is None or len(line) <= width:
+    if width is None or measure_text(line) <= width:
         yield line
         return
     hanging = " " * (len(line) - len(line.lstrip(" ")) + hanging_columns)
-    yield from textwrap.wrap(
-        line,
-        max(width, len(hanging) + _MIN_TEXT_WIDTH),
-        subsequent_indent=hanging,
-        break_long_words=False,
-        break_on_hyphens=False,
-        replace_whitespace=False,
-    )
+    yield from wrap_words(line, max(width, len(hanging) + _MIN_TEXT_WIDTH), hanging=hanging)
 
 
 def format_labelled(label: str, text: str, width: int | None) -> Iterator[str]:

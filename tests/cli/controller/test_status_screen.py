@@ -36,7 +36,8 @@ class Terminal(io.StringIO):
     def screen(self) -> list[str]:
         lines: list[str] = []
         at = 0
-        for part in re.split(r"(\x1b\[\d*[AKJ]|\n)", self.getvalue()):
+        text = re.sub(r"\x1b\[\?7[hl]", "", self.getvalue())
+        for part in re.split(r"(\x1b\[\d*[AKJ]|\n)", text):
             if part.endswith("A") and part.startswith("\x1b"):
                 at -= int(part[2:-1])
             elif part == "\x1b[J":

@@ -10,6 +10,7 @@ from treenail.controllers.plan.blockers import RolloutBlocker
 from treenail.controllers.plan.status_document import build_status_document
 from treenail.controllers.plan.status_table import NodeRow, PoolRow, build_rows
 from treenail.controllers.rollout.nodes import STARTED_AT
+from treenail.text_width import measure_text
 
 HASH = "0123456789abcdef" * 2
 REASON = "cannot stage quay.example/os@sha256:" + "1" * 64 + ": no space left on /boot; remove it"
@@ -354,6 +355,21 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     world = make_world("a" * 60 + ".example.com", "b" * 60 + ".example.com")
     annotate(world, "a" * 60 + ".example.com", STATE=str(NodeState.UNRECONCILABLE), REASON=REASON)
     assert max(map(len, show(world, width))) <= width
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_wide_and_combining_characters_keep_the_columns(width: int) -> None:
+    world = make_world("n0", "n1", "n2")
+    booted = {"n0": "龙蜥操作系统", "n1": "e\u0301\u0301dition", "n2": "a\u200b\u202eb"}
+    for name, image in booted.items():
+        world.change("nodes", name, {"status": {"nodeInfo": {"osImage": image}}})
+    annotate(world, "n0", STATE="Degraded", REASON="无法拉取镜像" * 30 + " remedy")
+    lines = show(world, width)
+    assert max(map(measure_text, lines)) <= width
+    assert sum(line.count("无法拉取镜像") for line in lines) >= 25
+    rows = [line for line in lines if line.startswith("  n")]
+    assert len({measure_text(line[: line.index("%")]) for line in rows}) == 1
+    assert r"a\u200b\u202eb" in rows[-1]
 
 
 def test_last_rollouts_are_in_the_document() -> None:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _CURSOR_UP = "\x1b[{}A"
 _CLEAR_LINE = "\x1b[K"
 _CLEAR_BELOW = "\x1b[J"
+# Terminals disagree about the width of a few characters. A line that is wider than expected is
+# clipped, and the next drawing still begins in the right row.
+_WRAP_OFF, _WRAP_ON = "\x1b[?7l", "\x1b[?7h"
 
 
 class StatusView(Protocol):
@@ -113,7 +116,7 @@ class LiveTable:
         count = min(self._drawn_count, size.lines - 1)
         up = _CURSOR_UP.format(count) if count else ""
         text = "".join(f"{line}{_CLEAR_LINE}\n" for line in shown)
-        self._stream.write(f"{up}{text}{_CLEAR_BELOW}")
+        self._stream.write(f"{_WRAP_OFF}{up}{text}{_CLEAR_BELOW}{_WRAP_ON}")
         self._stream.flush()
         self._drawn_count, self._shown = len(shown), shown
 

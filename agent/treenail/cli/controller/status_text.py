@@ -10,6 +10,7 @@ from treenail.controllers.plan.status_table import CONFLICT, PHASE_WIDTH, NodeRo
 from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.controllers.rollout.wait_reasons import WAIT_REASONS
 from treenail.escape import escape_line
+from treenail.text_width import measure_text, pad_text, shorten_middle, shorten_text
 
 MAX_IDLE_NODES = 10
 """Maximum number of idle nodes listed for a pool; the others are only counted."""
@@ -181,8 +182,9 @@ class _Columns:
         is_narrow = width is not None and width < _NARROW
         self._has_target = not is_narrow
         self._bar = _NARROW_BAR_WIDTH if is_narrow else _BAR_WIDTH
-        self._states = max(len(s) for s in [*(escape_line(n.state) for n in row.nodes), "STATE"])
-        booted = [len(_format_booted(node)) for node in row.nodes]
+        states = [escape_line(node.state) for node in row.nodes]
+        self._states = max(map(measure_text, [*states, "STATE"]))
+        booted = [measure_text(_format_booted(node)) for node in row.nodes]
         self._booted = min(max([*booted, len("BOOTED")]), _MAX_BOOTED)
         self._progress = self._bar + len(" 100% ") + PHASE_WIDTH
         others = self._states + self._booted + self._progress + _OUTAGE_WIDTH + 10
@@ -191,7 +193,7 @@ class _Columns:
         if width is not None:
             names = _shorten_names(names, max(_MIN_NAME, width - others))
         self._names = dict(zip((node.name for node in row.nodes), names, strict=True))
-        self._name = max(map(len, [*names, "NODE"]))
+        self._name = max(map(measure_text, [*names, "NODE"]))
 
     def format_heading(self) -> StyledLine:
         text = (
@@ -208,10 +210,10 @@ class _Columns:
         percent = f" {node.percent:>3}% "
         booted = _format_booted(node)
         parts = [
-            (f"  {self._names[node.name]:<{self._name}}  ", ""),
+            (f"  {pad_text(self._names[node.name], self._name)}  ", ""),
             style_text(state, _STATE_STYLES.get(node.state, "")),
-            (" " * (self._states - len(state) + 2), ""),
-            (f"{_shorten(booted, self._booted):<{self._booted}}  ", ""),
+            (" " * (self._states - measure_text(state) + 2), ""),
+            (f"{pad_text(shorten_text(booted, self._booted), self._booted)}  ", ""),
             style_text("█" * full, style),
             style_text("░" * (self._bar - full), "faint"),
             (f"{percent}{node.phase:<{PHASE_WIDTH}}  ", ""),
@@ -249,19 +251,14 @@ def _format_outage(node: NodeRow) -> str:
     return format_duration(node.out_of_service_s).replace(" min", "m").replace(" s", "s")
 
 
-def _shorten(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
-
-
 def _shorten_names(names: Sequence[str], limit: int) -> list[str]:
     """Shorten names that do not fit: first without their domain, if all have the same one."""
-    if max(map(len, names)) <= limit:
+    if max(map(measure_text, names)) <= limit:
         return [*names]
     domains = {name.partition(".")[2] for name in names}
     if len(domains) == 1:
         names = [name.partition(".")[0] for name in names]
-    half = (limit - 1) // 2
-    return [name if len(name) <= limit else f"{name[:half]}…{name[-half:]}" for name in names]
+    return [shorten_middle(name, limit) for name in names]
 
 
 def _wrap(text: str, width: int | None, indent: str, style: str) -> Iterator[StyledLine]:

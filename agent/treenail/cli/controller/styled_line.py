@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from treenail.text_width import cut_text, measure_text
+
 StyledSpan = tuple[str, str]
 """A text and its style: ``good``, ``busy``, ``bad``, ``strong``, ``faint`` or empty."""
 
@@ -32,12 +34,14 @@ class StyledLine:
 
     def cut(self, width: int | None) -> "StyledLine":
         """Return the line with at most ``width`` columns; an ellipsis shows that it is longer."""
-        if width is None or len(str(self)) <= width:
+        if width is None or measure_text(str(self)) <= width:
             return self
         spans, left = [], width - 1
         for text, style in self.spans:
-            spans.append((text[:left], style))
-            left -= len(spans[-1][0])
+            part = cut_text(text, left)
+            spans.append((part, style))
+            # Nothing follows a part: a character of two columns may leave one column free.
+            left = left - measure_text(part) if part == text else 0
         return StyledLine((*spans, ("…", "")))
 
 
