@@ -57,6 +57,25 @@ LAST_OUTAGE = OWN_PREFIX + "last-outage"
 CURRENT_BUILD = PREFIX + "current-machine-os-build"
 REBUILD = PREFIX + "rebuild"
 
+# Of a MachineOSConfig, written by users.
+BUILD_SEES_CONFIG = OWN_PREFIX + "build-sees-config"
+"""``true``: the files of the rendered config lie below the user's Containerfile too."""
+BUILD_CONTEXT = OWN_PREFIX + "context"
+"""Name of a ConfigMap with files for COPY."""
+BUILD_DEADLINE = OWN_PREFIX + "build-deadline"
+"""Seconds until a Job is ended."""
+BASE_IMAGE = OWN_PREFIX + "base-image"
+"""Pull spec of the base image in place of that of the rendered config; may be a tag."""
+REBUILD_SCHEDULE = OWN_PREFIX + "rebuild-schedule"
+"""Windows for builds of a new base image, in the format of a RolloutPolicy."""
+
+# Of a MachineOSBuild, written by the build controller.
+JOB_UID = PREFIX + "job-uid"
+CONTENT_KEY = OWN_PREFIX + "content-key"
+"""16 hex digits over everything that the image is built from, without the config's files."""
+BUILD_REPORT = OWN_PREFIX + "build-report"
+"""JSON of at most 8 KiB: last output, attempts, seconds per phase."""
+
 # The three spellings of the desired OS image, and the annotation that reports the current one.
 IMAGE_SPELLINGS: dict[str, str] = {
     DESIRED_OS_IMAGE: CURRENT_OS_IMAGE,

@@ -4,11 +4,14 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from treenail.api.annotations import DESIRED_IMAGE
+from treenail.api.annotations import CURRENT_BUILD, DESIRED_IMAGE
 from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineosbuild import BuildState, MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api.meta import Condition, ObjectMeta
 from treenail.controllers.rollout import decide
 from treenail.controllers.rollout.decide import RolloutContext, RolloutDecision
-from treenail.controllers.rollout.gates.os_image import GateOpen, MachineOSBuild, MachineOSConfig
+from treenail.controllers.rollout.gates.os_image import GateOpen
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 from treenail.controllers.rollout.policy import RolloutPolicy, parse_policy
 
@@ -87,4 +90,38 @@ def recorded_image(record: dict[str, Any]) -> tuple[MachineOSConfig | None, Mach
     return (
         None if config is None else MachineOSConfig.from_json(config),
         None if build is None else MachineOSBuild.from_json(build),
+    )
+
+
+def image_config(name: str = "worker", pull_spec: str = "", **more: str) -> MachineOSConfig:
+    """A MachineOSConfig; ``current_build``, ``created`` and ``problem`` are properties."""
+    annotations = {CURRENT_BUILD: more["current_build"]} if "current_build" in more else {}
+    problem = more.get("problem")
+    return MachineOSConfig(
+        ObjectMeta(
+            name,
+            annotations=annotations,
+            others={"creationTimestamp": more["created"]} if "created" in more else {},
+        ),
+        pool=more.get("pool", "worker"),
+        pull_spec=pull_spec,
+        conditions=(Condition("Accepted", "False", "PoolTaken", problem),) if problem else (),
+    )
+
+
+def image_build(
+    name: str,
+    config: str = "new",
+    pull_spec: str = "",
+    state: BuildState = BuildState.INITIAL,
+    **more: str,
+) -> MachineOSBuild:
+    """A MachineOSBuild of the MachineOSConfig worker."""
+    message = more.get("message", "")
+    return MachineOSBuild(
+        ObjectMeta(name, others={"creationTimestamp": more.get("created", "")}),
+        config=config,
+        image_config=more.get("image_config", "worker"),
+        pull_spec=pull_spec,
+        conditions=(Condition(state, "True", state, message),) if state else (),
     )

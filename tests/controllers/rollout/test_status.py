@@ -9,6 +9,8 @@ from tests.controllers.rollout.builders import (
     OLD,
     failed,
     image,
+    image_build,
+    image_config,
     node,
     on_its_way,
     pool,
@@ -17,12 +19,10 @@ from tests.controllers.rollout.builders import (
 )
 from tests.oracle import needs_oracle, records
 from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineosbuild import BuildState
 from treenail.api.meta import Condition
 from treenail.controllers.rollout.gates.os_image import (
-    BuildState,
     GateBlocked,
-    MachineOSBuild,
-    MachineOSConfig,
     compute_build_target,
     decide_built_image,
 )
@@ -155,8 +155,8 @@ def test_every_reason_is_camel_case() -> None:
         )
         for paused in (False, True)
         for target, nodes in ((NEW, [node("a", NEW)]), (OLD, [failed("a")]), (NEW, [node("b")]))
-        for config in (None, MachineOSConfig("c"), MachineOSConfig("c", "image"))
-        for build in (None, *(MachineOSBuild("b", "new", "image", state) for state in BuildState))
+        for config in (None, image_config("c"), image_config("c", "image"))
+        for build in (None, *(image_build("b", "new", "image", state) for state in BuildState))
         for waiting in ("", "the window opens later")
         for problem in (None, PoolProblem("Halted", "node a failed first"))
     ]
@@ -210,8 +210,8 @@ def test_degraded_repeats_conditions_of_other_controllers(
 ) -> None:
     known = {"type": kind, "status": "True", "message": message}
     found = MachineConfigPool.from_json({"metadata": {}, "status": {"conditions": [known]}})
-    config = MachineOSConfig("c") if kind == "ImageBuildDegraded" else None
-    build = MachineOSBuild("b", state=BuildState.FAILED) if config else None
+    config = image_config("c") if kind == "ImageBuildDegraded" else None
+    build = image_build("b", state=BuildState.FAILED) if config else None
     assert read_condition(PoolStatusInput(found, NEW, [], config, build), "Degraded") == (
         "True",
         kind,
@@ -226,15 +226,15 @@ def test_failed_build_is_reset_without_machineosbuild() -> None:
         "False",
         "NoLayeredObjects",
     )
-    waiting = PoolStatusInput(found, NEW, [], MachineOSConfig("c"))
+    waiting = PoolStatusInput(found, NEW, [], image_config("c"))
     assert read_condition(waiting, "ImageBuildDegraded")[:2] == ("False", "BuildPending")
     assert read_condition(waiting, "Degraded")[0] == "False"
 
 
 def test_failed_build_does_not_stop_counting() -> None:
     # The reference returns the build's error before it writes any status.
-    build = MachineOSBuild("b-1", "new", state=BuildState.FAILED)
-    config = MachineOSConfig("c", image("new", "1").image or "")
+    build = image_build("b-1", "new", state=BuildState.FAILED)
+    config = image_config("c", image("new", "1").image or "")
     verdict = decide_built_image(pool(), config, build)
     assert isinstance(verdict, GateBlocked)
     nodes = [node("a", image("new", "1")), on_its_way("b"), failed("c")]
@@ -339,8 +339,8 @@ def test_degraded_node_without_a_target_is_counted() -> None:
 
 def test_paused_pool_at_a_built_image_reports_the_build() -> None:
     target = image("new", "1")
-    config = MachineOSConfig("mosc", str(target.image))
-    build = MachineOSBuild("mosb", "new", str(target.image), BuildState.SUCCEEDED)
+    config = image_config("mosc", str(target.image))
+    build = image_build("mosb", "new", str(target.image), BuildState.SUCCEEDED)
     view = PoolStatusInput(pool(paused=True), target, [node("a", target)], config, build)
     assert read_condition(view, "Updating")[2] == (
         "Pool is paused; OS image build completed successfully (mosb: mosb)"

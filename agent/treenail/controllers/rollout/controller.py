@@ -7,6 +7,8 @@ from functools import partial
 
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
+from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import Clock
 from treenail.controllers.rollout.disruption_budgets import BudgetWatcher
 from treenail.controllers.rollout.gates.background import (
@@ -16,8 +18,6 @@ from treenail.controllers.rollout.gates.background import (
 )
 from treenail.controllers.rollout.gates.os_image import (
     NO_BUILD,
-    MachineOSBuild,
-    MachineOSConfig,
     PoolBuild,
     find_pool_build,
 )

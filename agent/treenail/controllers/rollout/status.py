@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import API_VERSION, MachineConfigPool, PoolConfiguration
+from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import Condition, merge_conditions
 from treenail.controllers.rollout.gates import building
-from treenail.controllers.rollout.gates.os_image import MachineOSBuild, MachineOSConfig
 from treenail.controllers.rollout.nodes import NodeFacts, NodeReport, RolloutTarget
 from treenail.errors import ConfigError
 

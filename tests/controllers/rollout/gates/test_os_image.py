@@ -8,19 +8,20 @@ from tests.controllers.rollout.builders import (
     NEW,
     OLD,
     failed,
+    image_build,
+    image_config,
     node,
     on_its_way,
     pool,
     recorded_image,
 )
 from tests.oracle import needs_oracle, records
+from treenail.api.machineosbuild import BuildState, MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
 from treenail.controllers.rollout.gates.os_image import (
-    BuildState,
     GateBlocked,
     GateOpen,
     GateWaiting,
-    MachineOSBuild,
-    MachineOSConfig,
     PoolBuild,
     check_control_plane,
     compute_build_target,
@@ -34,7 +35,7 @@ from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.errors import ConfigError
 
 SPEC = "registry.example.com/os@sha256:" + "1" * 64
-READY = MachineOSConfig("c", SPEC)
+READY = image_config("c", SPEC)
 
 
 @needs_oracle
@@ -51,20 +52,20 @@ def test_build_gate_agrees_with_the_mco() -> None:
 
 
 def test_failed_build_names_build_and_pool() -> None:
-    failed_build = MachineOSBuild("b-1", "new", "", BuildState.FAILED)
+    failed_build = image_build("b-1", "new", "", BuildState.FAILED)
     assert decide_built_image(pool(), READY, failed_build) == GateBlocked(
         "image build b-1 for MachineConfigPool worker failed", "ImageBuildDegraded"
     )
 
 
 def test_orphaned_build_names_build_and_pool() -> None:
-    assert decide_built_image(pool(), None, MachineOSBuild("b-1", "new")) == GateBlocked(
+    assert decide_built_image(pool(), None, image_build("b-1", "new")) == GateBlocked(
         'orphaned MachineOSBuild "b-1" found, but no MachineOSConfig for pool worker'
     )
 
 
 def test_built_image_is_the_target() -> None:
-    build = MachineOSBuild("b-1", "new", SPEC, BuildState.SUCCEEDED)
+    build = image_build("b-1", "new", SPEC, BuildState.SUCCEEDED)
     assert decide_built_image(pool(), READY, build) == GateOpen(
         RolloutTarget("new", SPEC), f"Image built successfully, pullspec: {SPEC}"
     )
@@ -73,7 +74,7 @@ def test_built_image_is_the_target() -> None:
 
 @pytest.mark.parametrize(
     ("config", "build"),
-    [(READY, None), (None, MachineOSBuild("b")), (READY, MachineOSBuild("b", "older", SPEC))],
+    [(READY, None), (None, image_build("b")), (READY, image_build("b", "older", SPEC))],
 )
 def test_target_without_build_has_an_empty_image(
     config: MachineOSConfig | None, build: MachineOSBuild | None
@@ -138,14 +139,6 @@ def test_masters_and_arbiters_wait_for_each_other(
     assert check_control_plane(name, masters, arbiters, NEW) == expected
 
 
-def image_config(name: str = "worker", **more: str) -> MachineOSConfig:
-    return MachineOSConfig(name, **{"pool": "worker", **more})
-
-
-def image_build(name: str, created: str = "", config: str = "new") -> MachineOSBuild:
-    return MachineOSBuild(name, config, image_config="worker", created=created)
-
-
 def test_pool_without_machineosconfig_takes_its_own_image() -> None:
     assert decide_pool_image(pool(osImage=SPEC), PoolBuild()) == read_pool_image(pool(osImage=SPEC))
 
@@ -162,13 +155,13 @@ def test_rejected_machineosconfig_without_build_blocks_with_its_problem() -> Non
     assert decide_pool_image(pool(), PoolBuild(rejected)) == GateBlocked(
         "Secret push does not exist", "ImageBuildDegraded"
     )
-    built = MachineOSBuild("b", "new", SPEC, BuildState.SUCCEEDED)
+    built = image_build("b", "new", SPEC, BuildState.SUCCEEDED)
     found = decide_pool_image(pool(), PoolBuild(image_config(problem="x", pull_spec=SPEC), built))
     assert isinstance(found, GateOpen)
 
 
 def test_failed_build_reports_its_cause_once() -> None:
-    build = MachineOSBuild("b-1", "new", "", BuildState.FAILED, message="line 3: no such package")
+    build = image_build("b-1", "new", "", BuildState.FAILED, message="line 3: no such package")
     found = decide_built_image(pool(), READY, build)
     assert found.reason == (
         "image build b-1 for MachineConfigPool worker failed: line 3: no such package"
@@ -176,7 +169,7 @@ def test_failed_build_reports_its_cause_once() -> None:
 
 
 def test_build_named_by_the_annotation_wins_over_a_newer_one() -> None:
-    builds = [image_build("b-1", "2026-01-01"), image_build("b-2", "2026-01-02")]
+    builds = [image_build("b-1", created="2026-01-01"), image_build("b-2", created="2026-01-02")]
     named = image_config(current_build="b-1")
     assert find_pool_build(pool(), [named], builds).build == builds[0]
     assert find_pool_build(pool(), [image_config()], builds).build == builds[1]
@@ -186,7 +179,7 @@ def test_build_of_another_config_is_not_that_of_the_pool() -> None:
     builds = [image_build("b-1", config="older")]
     named = image_config(current_build="b-1")
     assert find_pool_build(pool(), [named], builds) == PoolBuild(named, None)
-    foreign = [MachineOSBuild("b-2", "new", image_config="other")]
+    foreign = [image_build("b-2", "new", image_config="other")]
     assert find_pool_build(pool(), [named], foreign) == PoolBuild(named, None)
 
 
@@ -218,6 +211,7 @@ def test_machineosconfig_is_parsed_with_its_problem() -> None:
             ],
         },
     }
-    assert MachineOSConfig.from_json(document) == MachineOSConfig(
-        "worker", SPEC, "worker", "b", "2026-01-01T00:00:00Z", "taken"
-    )
+    found = MachineOSConfig.from_json(document)
+    assert (found.name, found.pull_spec, found.pool) == ("worker", SPEC, "worker")
+    assert (found.current_build, found.created) == ("b", "2026-01-01T00:00:00Z")
+    assert found.problem == "taken"

@@ -5,8 +5,9 @@ The messages are those of the Machine Config Operator, word for word.
 
 from collections.abc import Iterator
 
+from treenail.api.machineosbuild import BuildState, MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import Condition
-from treenail.controllers.rollout.gates.os_image import BuildState, MachineOSBuild, MachineOSConfig
 
 IMAGE_BUILD_DEGRADED = "ImageBuildDegraded"
 

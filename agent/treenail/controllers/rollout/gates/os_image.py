@@ -7,104 +7,15 @@ of the Machine Config Operator (canLayeredContinue in node_controller.go).
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 
-from treenail.api import annotations as key
 from treenail.api import pullspec
-from treenail.api.decode import Fields
 from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
-from treenail.api.meta import Condition, ObjectMeta
+from treenail.api.machineosbuild import BuildState, MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 
-ACCEPTED = "Accepted"
-"""Condition of a MachineOSConfig: False while it cannot be built."""
 _BUILD_FAILED_MESSAGE = "Build Failed"
 """What the MCO writes into each failed build; it adds nothing."""
-
-
-class BuildState(StrEnum):
-    """State of a MachineOSBuild: the type of the condition that is True."""
-
-    INITIAL = ""
-    PREPARED = "Prepared"
-    BUILDING = "Building"
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-    INTERRUPTED = "Interrupted"
-
-
-@dataclass(frozen=True, slots=True)
-class MachineOSConfig:
-    """A MachineOSConfig, which requests image builds for a pool."""
-
-    name: str
-    pull_spec: str = ""
-    """The last built image; empty before the first build."""
-    pool: str = ""
-    current_build: str = ""
-    """Name of the MachineOSBuild that the build controller works towards or has finished."""
-    created: str = ""
-    """Creation time in RFC 3339, to order the objects."""
-    problem: str = ""
-    """Why the build controller does not accept the object; empty when it does."""
-
-    @classmethod
-    def from_json(cls, document: object) -> "MachineOSConfig":
-        """Parse a MachineOSConfig; raises `ConfigError`."""
-        fields = Fields.from_json(document, "MachineOSConfig")
-        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
-        status = fields.get_object("status")
-        rejections = (
-            found.message or found.reason
-            for found in status.map_objects("conditions", Condition.from_fields)
-            if (found.type, found.status) == (ACCEPTED, "False")
-        )
-        return cls(
-            meta.name,
-            status.get_text("currentImagePullSpec"),
-            fields.get_object("spec").get_object("machineConfigPool").get_text("name"),
-            meta.annotations.get(key.CURRENT_BUILD, ""),
-            str(meta.others.get("creationTimestamp", "")),
-            next(rejections, ""),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class MachineOSBuild:
-    """A MachineOSBuild: one image build of one rendered config."""
-
-    name: str
-    config: str = ""
-    """The rendered config in the image."""
-    pull_spec: str = ""
-    state: BuildState = BuildState.INITIAL
-    image_config: str = ""
-    """Name of the MachineOSConfig."""
-    created: str = ""
-    message: str = ""
-    """Message of the condition that is True."""
-
-    @classmethod
-    def from_json(cls, document: object) -> "MachineOSBuild":
-        """Parse a MachineOSBuild; raises `ConfigError`."""
-        fields = Fields.from_json(document, "MachineOSBuild")
-        spec, status = fields.get_object("spec"), fields.get_object("status")
-        true = {
-            found.type: found.message
-            for found in status.map_objects("conditions", Condition.from_fields)
-            if found.status == "True"
-        }
-        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
-        state = next((each for each in _STATES_LATEST_FIRST if each in true), BuildState.INITIAL)
-        return cls(
-            meta.name,
-            spec.get_object("machineConfig").get_text("name"),
-            status.get_text("digestedImagePushSpec"),
-            state,
-            spec.get_object("machineOSConfig").get_text("name"),
-            str(meta.others.get("creationTimestamp", "")),
-            true.get(state, ""),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,15 +188,6 @@ def check_control_plane(
         if outdated:
             return GateWaiting(f"waiting: master {outdated[0]} updates first")
     return None
-
-
-_STATES_LATEST_FIRST = (
-    BuildState.SUCCEEDED,
-    BuildState.FAILED,
-    BuildState.INTERRUPTED,
-    BuildState.BUILDING,
-    BuildState.PREPARED,
-)
 
 
 def _check_succeeded_build(

@@ -1,0 +1,148 @@
+"""MachineOSConfig: a request to build the OS image of a pool in the cluster."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from treenail.api import annotations as key
+from treenail.api.decode import Fields, Json
+from treenail.api.meta import Condition, ObjectMeta
+from treenail.errors import ConfigError
+
+API_VERSION = "machineconfiguration.openshift.io/v1"
+KIND = "MachineOSConfig"
+
+CONTAINERFILE_LIMIT = 4096
+"""Maximum characters of one Containerfile."""
+
+
+class ContainerfileArch(StrEnum):
+    """Architectures of an entry in ``spec.containerFile``."""
+
+    ARM64 = "ARM64"
+    AMD64 = "AMD64"
+    PPC64LE = "PPC64LE"
+    S390X = "S390X"
+    NO_ARCH = "NoArch"
+    """Every architecture without an entry of its own."""
+
+
+class ImageConfigCondition(StrEnum):
+    """Condition types of a MachineOSConfig."""
+
+    ACCEPTED = "Accepted"
+    """False while the object cannot be built."""
+    IMAGE_READY = "ImageReady"
+    """True while the image of the pool's rendered config exists."""
+    BUILD_PROGRESSING = "BuildProgressing"
+    """True while a build runs or is retried automatically."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerfileEntry:
+    """The user's Containerfile for one architecture."""
+
+    architecture: str
+    content: str = field(repr=False)
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "ContainerfileEntry":
+        architecture = fields.get_text("containerfileArch") or ContainerfileArch.NO_ARCH
+        return cls(architecture, fields.get_text("content"))
+
+
+@dataclass(frozen=True, slots=True)
+class MachineOSConfig:
+    """Snapshot of a MachineOSConfig; an empty name of a Secret or object is unset."""
+
+    metadata: ObjectMeta
+    pool: str = ""
+    containerfiles: tuple[ContainerfileEntry, ...] = ()
+    push_spec: str = ""
+    """Where images are pushed to; each build replaces the tag by its own name."""
+    push_secret: str = ""
+    base_pull_secret: str = ""
+    builder_type: str = ""
+    pull_spec: str = ""
+    """The last built image by digest; empty before the first build."""
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    spec: Json = field(default_factory=dict, repr=False)
+    """The original spec: names of builds contain its hash."""
+    status: Json = field(default_factory=dict, repr=False)
+    """The original status, with the fields of other writers."""
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def is_deleting(self) -> bool:
+        return self.metadata.others.get("deletionTimestamp") is not None
+
+    @property
+    def created(self) -> str:
+        """Creation time in RFC 3339, to order the objects."""
+        return str(self.metadata.others.get("creationTimestamp", ""))
+
+    @property
+    def current_build(self) -> str:
+        """Name of the MachineOSBuild that the build controller works towards or has finished."""
+        return self.metadata.annotations.get(key.CURRENT_BUILD, "")
+
+    @property
+    def problem(self) -> str:
+        """Why the build controller does not accept the object; empty when it does."""
+        rejections = (
+            each.message or each.reason
+            for each in self.conditions
+            if (each.type, each.status) == (ImageConfigCondition.ACCEPTED, "False")
+        )
+        return next(rejections, "")
+
+    @property
+    def needs_rebuild(self) -> bool:
+        """True while a user requests another build of unchanged inputs."""
+        return key.REBUILD in self.metadata.annotations
+
+    @property
+    def sees_config(self) -> bool:
+        """True when the user's Containerfile reads files of the rendered config."""
+        return self.metadata.annotations.get(key.BUILD_SEES_CONFIG) == "true"
+
+    @property
+    def context_name(self) -> str:
+        """Name of the ConfigMap with files for COPY; empty for none."""
+        return self.metadata.annotations.get(key.BUILD_CONTEXT, "")
+
+    @property
+    def base_image(self) -> str:
+        """Pull spec of the base image, by digest or by tag; empty for that of the config."""
+        return self.metadata.annotations.get(key.BASE_IMAGE, "")
+
+    def find_containerfile(self, architecture: str) -> ContainerfileEntry | None:
+        """Return the entry of an architecture, or the one of every other architecture."""
+        found = {entry.architecture: entry for entry in reversed(self.containerfiles)}
+        return found.get(architecture) or found.get(ContainerfileArch.NO_ARCH)
+
+    @classmethod
+    def from_json(cls, document: object) -> "MachineOSConfig":
+        """Read an API object or a file; raise `ConfigError`."""
+        fields = Fields.from_json(document, "")
+        kind = fields.get_text("kind")
+        if kind not in ("", KIND):
+            raise ConfigError(f"kind: expected {KIND}, found {kind!r:.60}")
+        spec, status = fields.get_object("spec"), fields.get_object("status")
+        return cls(
+            metadata=ObjectMeta.from_fields(fields.get_object("metadata")),
+            pool=spec.get_object("machineConfigPool").get_text("name"),
+            containerfiles=spec.map_objects("containerFile", ContainerfileEntry.from_fields),
+            push_spec=spec.get_text("renderedImagePushSpec"),
+            push_secret=spec.get_object("renderedImagePushSecret").get_text("name"),
+            base_pull_secret=spec.get_object("baseImagePullSecret").get_text("name"),
+            builder_type=spec.get_object("imageBuilder").get_text("imageBuilderType"),
+            pull_spec=status.get_text("currentImagePullSpec"),
+            observed_generation=status.get_optional_integer("observedGeneration") or 0,
+            conditions=status.map_objects("conditions", Condition.from_fields),
+            spec=spec.get_other_fields(),
+            status=status.get_other_fields(),
+        )
