@@ -137,6 +137,37 @@ def test_pods_meet_the_restricted_pod_security_standard() -> None:
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "namespaces"),
+    [
+        ((), None),
+        (("--monitoring",), ["monitoring"]),
+        (("--metrics-from", "openshift-monitoring,ops"), ["openshift-monitoring", "ops"]),
+        (("--monitoring", "--metrics-from", "ops"), ["ops"]),
+    ],
+)
+def test_network_policy_admits_only_prometheus_to_the_metrics(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], namespaces: list[str] | None
+) -> None:
+    found = printed(capsys, *arguments)
+    (policy,), (deployment,) = of_kind(found, "NetworkPolicy"), of_kind(found, "Deployment")
+    spec = policy["spec"]
+    assert spec["podSelector"] == deployment["spec"]["selector"]
+    assert spec["policyTypes"] == ["Ingress"]
+    if namespaces is None:
+        assert "ingress" not in spec
+        return
+    (rule,) = spec["ingress"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    (served,) = [each["name"] for each in container["ports"] if each["containerPort"] == 8080]
+    assert rule["ports"] == [{"port": served, "protocol": "TCP"}]
+    (source,) = rule["from"]
+    (label,) = source["namespaceSelector"]["matchExpressions"]
+    assert label == {
+        "key": "kubernetes.io/metadata.name", "operator": "In", "values": namespaces
+    }  # fmt: skip
+
+
 def test_page_is_served_on_the_loopback_interface_of_the_pods(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

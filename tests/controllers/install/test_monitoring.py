@@ -72,6 +72,7 @@ def test_monitoring_is_printed_on_request_only(capsys: pytest.CaptureFixture[str
     more = ["Service", "PodMonitor", "PrometheusRule", "ConfigMap"]
     assert kinds("--monitoring") == [*kinds(), *more]
     assert main(["manifests", "--monitoring", "--only", "agent"]) == 64
+    assert main(["manifests", "--metrics-from", "monitoring", "--only", "agent"]) == 64
 
 
 def test_dashboard_is_json_with_one_panel_per_expression() -> None:

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.controllers.statuspage.samples import encode, make_document
+from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
+from treenail.controllers.runtime.http_listener import HEAD_LIMIT_S, RESPONSE_LIMIT_S
 from treenail.controllers.statuspage.server import (
     MAX_CONNECTIONS,
     MAX_REQUESTS,
@@ -117,7 +119,70 @@ def test_page_builds_no_markup_from_texts() -> None:
 )
 def test_loopback_answers_only_its_own_names(host: str, is_expected: bool) -> None:
     assert is_expected_host(host, is_loopback=True) is is_expected
-    assert is_expected_host(host, is_loopback=False)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_expected"),
+    [
+        ("localhost:8081", True),
+        ("192.0.2.1:8081", True),
+        ("[2001:db8::1]:8081", True),
+        ("", True),
+        ("Rollouts.example.com:443", True),
+        ("rollouts.example.com.", True),
+        ("evil.example.com:8081", False),
+        ("rollouts.example.com.evil.example", False),
+        ("192.0.2.1.evil.example", False),
+    ],
+)
+def test_page_in_a_network_answers_addresses_and_allowed_names(
+    host: str, is_expected: bool
+) -> None:
+    names = {"rollouts.example.com"}
+    assert is_expected_host(host, is_loopback=False, allowed_hosts=names) is is_expected
+
+
+def test_allowed_name_is_answered_and_another_one_is_told_the_option() -> None:
+    document = EncodedDocument(b"{}", b"")
+    with StatusPageServer(
+        "0.0.0.0", 0, lambda: document, allowed_hosts=["rollouts.example.com"]
+    ) as server:
+        assert ask(server, "GET", "/status.json", Host="rollouts.example.com")[0].status == 200
+        answer, body = ask(server, "GET", "/status.json", Host="evil.example.com")
+    assert answer.status == 421
+    assert b"--web-host" in body
+    assert b"evil" not in body
+
+
+def test_request_sent_byte_by_byte_ends_at_the_limit_of_the_head() -> None:
+    clock = FakeClock()
+    document = EncodedDocument(b"{}", b"")
+    with (
+        StatusPageServer("127.0.0.1", 0, lambda: document, clock=clock) as running,
+        socket.create_connection(("127.0.0.1", running.port), timeout=20) as client,
+    ):
+        wait_until(lambda: answers(running))
+        for byte in b"GE":
+            client.sendall(bytes([byte]))
+            clock.move(HEAD_LIMIT_S / 2)
+        assert client.recv(1) == b""
+
+
+def test_response_that_nobody_reads_ends_at_its_limit() -> None:
+    clock = FakeClock()
+    large = EncodedDocument(b" " * 16_000_000, b"")
+    with (
+        StatusPageServer("127.0.0.1", 0, lambda: large, clock=clock) as running,
+        contextlib.ExitStack() as clients,
+    ):
+        for _ in range(MAX_REQUESTS):
+            address = ("127.0.0.1", running.port)
+            client = clients.enter_context(socket.create_connection(address, timeout=20))
+            client.sendall(b"GET /status.json HTTP/1.0\r\n\r\n")
+            assert client.recv(1) == b"H"
+        assert not answers(running)
+        clock.move(RESPONSE_LIMIT_S)
+        wait_until(lambda: answers(running), limit_s=20.0)
 
 
 def test_rebound_name_is_refused(server: StatusPageServer) -> None:

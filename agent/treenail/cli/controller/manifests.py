@@ -12,6 +12,8 @@ from treenail.controllers.install.installation import InstallOptions
 from treenail.controllers.install.monitoring import build_monitoring
 from treenail.errors import UsageError
 
+_MONITORING_NAMESPACE = "monitoring"
+"""Where kube-prometheus installs Prometheus."""
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -64,6 +66,13 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "dashboard for Grafana",
     )
     parser.add_argument(
+        "--metrics-from",
+        type=_parse_namespaces,
+        metavar="NAMESPACE,...",
+        help="let the NetworkPolicy admit the pods of these namespaces to the metrics (default: "
+        f"{_MONITORING_NAMESPACE} with --monitoring, else none)",
+    )
+    parser.add_argument(
         "--web",
         action="store_true",
         help="serve the read-only page on the loopback interface of the pods; see it with: kubectl "
@@ -82,6 +91,10 @@ def parse_namespace(text: str) -> str:
     return text
 
 
+def _parse_namespaces(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(parse_namespace, text.split(","))))
+
+
 def print_manifests(arguments: argparse.Namespace) -> int:
     """Print the manifests."""
     if arguments.only and arguments.web:
@@ -94,8 +107,17 @@ def print_manifests(arguments: argparse.Namespace) -> int:
         )
     if arguments.only and arguments.monitoring:
         raise UsageError("cannot use --monitoring with --only: agents have no Service")
+    if arguments.only and arguments.metrics_from is not None:
+        raise UsageError("cannot use --metrics-from with --only: agents have no NetworkPolicy")
+    readers = arguments.metrics_from
+    if readers is None:
+        readers = (_MONITORING_NAMESPACE,) if arguments.monitoring else ()
     options = InstallOptions(
-        arguments.enable, arguments.namespace, arguments.image, has_web_page=arguments.web
+        arguments.enable,
+        arguments.namespace,
+        arguments.image,
+        has_web_page=arguments.web,
+        metrics_namespaces=readers,
     )
     found = (
         installation.build_node_access()

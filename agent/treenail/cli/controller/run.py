@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -40,6 +41,8 @@ DEFAULT_WEB_ADDRESS = f"127.0.0.1:{installation.WEB_PORT}"
 # Longer than the defaults of client-go: a leader survives a restart of the API server.
 _LEASE_S, _RENEW_S, _RETRY_S, _CALL_TIMEOUT_S = 60.0, 40.0, 5.0, 10.0
 _MAX_SECONDS = 3600.0
+_HOST_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?\.?")
+_MAX_HOST_LENGTH = 253
 _MAX_KEPT_CONNECTIONS = 64
 """As many as there are threads that send requests and drains that watch pods."""
 _IMAGE_SETTLE_FACTOR = 2.0
@@ -178,6 +181,15 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         const=DEFAULT_WEB_ADDRESS,
         help="serve a read-only page about pools and nodes; it asks for no password (without "
         "HOST:PORT: %(const)s; default: serve no page)",
+    )
+    parser.add_argument(
+        "--web-host",
+        action="append",
+        default=[],
+        type=_parse_host,
+        metavar="NAME",
+        help="serve the page also to browsers that use this host name; repeatable (default: "
+        "localhost, and IP addresses unless the page is on the loopback interface)",
     )
     parser.add_argument("--namespace", help="namespace of the Lease (default: that of the pod)")
     parser.add_argument(
@@ -325,6 +337,8 @@ def _create_page(
 ) -> AbstractContextManager[object]:
     """Create the server of the page; it does nothing without ``--web``."""
     if arguments.web is None:
+        if arguments.web_host:
+            raise UsageError("cannot use --web-host without --web", remedy="add --web")
         return nullcontext()
     if "rollout" not in arguments.enable:
         raise UsageError(
@@ -337,7 +351,7 @@ def _create_page(
 
     host, port = parse_address(arguments.web)
     source = StatusSource(informers, clock, image_key=key.PREFIX + arguments.image_annotation)
-    return StatusPageServer(host, port, source.read_document)
+    return StatusPageServer(host, port, source.read_document, allowed_hosts=arguments.web_host)
 
 
 def _create_transport(kubeconfig: str | None, context: str, clock: Clock) -> Transport:
@@ -358,6 +372,14 @@ def _read_own_namespace() -> str:
             "cannot elect a leader: not in a pod, and the namespace of the Lease is not set",
             remedy="set it with --namespace, or use --no-leader-election",
         ) from error
+
+
+def _parse_host(text: str) -> str:
+    if len(text) > _MAX_HOST_LENGTH or not _HOST_NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"expected a host name without scheme and port, found {text!r:.80}"
+        )
+    return text
 
 
 def _parse_count(text: str) -> int:

@@ -38,6 +38,8 @@ class InstallOptions:
     image: str = f"localhost/{NAME}:{__version__}"
     has_web_page: bool = False
     """Serve the page, on the loopback interface of each pod."""
+    metrics_namespaces: Sequence[str] = ()
+    """Namespaces whose pods may read the metrics."""
 
 
 def build_documents(options: InstallOptions) -> list[Json]:
@@ -49,6 +51,7 @@ def build_documents(options: InstallOptions) -> list[Json]:
         *_build_controller_access(options),
         _build_deployment(options),
         _build_disruption_budget(options),
+        _build_network_policy(options),
     ]
 
 
@@ -225,6 +228,41 @@ def _build_disruption_budget(options: InstallOptions) -> Json:
             "selector": {"matchLabels": SELECTOR},
             # A pod that never becomes ready must not block the drain of its node.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+
+
+def _build_network_policy(options: InstallOptions) -> Json:
+    """Admit only Prometheus to the pods: metrics and probes ask for no password.
+
+    A NetworkPolicy never blocks the node of a pod, so the kubelet still probes, and
+    `kubectl port-forward` still works. Egress stays open: policies name alert and lock servers.
+    """
+    rule: Json = {
+        "from": [
+            {
+                "namespaceSelector": {
+                    "matchExpressions": [
+                        {
+                            # The API server sets this label on every namespace.
+                            "key": "kubernetes.io/metadata.name",
+                            "operator": "In",
+                            "values": list(options.metrics_namespaces),
+                        }
+                    ]
+                }
+            }
+        ],
+        "ports": [{"port": "metrics", "protocol": "TCP"}],
+    }
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _build_metadata(options.namespace),
+        "spec": {
+            "podSelector": {"matchLabels": SELECTOR},
+            "policyTypes": ["Ingress"],
+            **({"ingress": [rule]} if options.metrics_namespaces else {}),
         },
     }
 

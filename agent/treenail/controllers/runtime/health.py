@@ -1,21 +1,16 @@
 """HTTP server of /healthz, /readyz and /metrics."""
 
-import logging
 from collections.abc import Callable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
 
-from treenail.controllers.runtime.http_listener import HttpListener
+from treenail.controllers.runtime.http_listener import HttpListener, LimitedRequestHandler
 from treenail.controllers.runtime.metrics import CONTENT_TYPE, ControllerMetrics
 from treenail.controllers.runtime.server_thread import ServerThread
 from treenail.errors import UsageError
 
-log = logging.getLogger(__name__)
-
 ReadinessCheck = Callable[[], str]
 """Returns the problem in one sentence; empty without a problem."""
 
-_REQUEST_LIMIT_S = 10.0
 _PLAIN = "text/plain; charset=utf-8"
 
 
@@ -60,13 +55,10 @@ class _HealthHttpServer(HttpListener):
         super().__init__(address, _HealthRequestHandler)
 
 
-class _HealthRequestHandler(BaseHTTPRequestHandler):
-    timeout = _REQUEST_LIMIT_S
-    server_version = "treenail"
-    sys_version = ""
+class _HealthRequestHandler(LimitedRequestHandler):
     server: _HealthHttpServer
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  # named by the base class
         page = self.server.pages.get(self.path.partition("?")[0])
         if page is None:
             self.send_error(HTTPStatus.NOT_FOUND)
@@ -78,9 +70,6 @@ class _HealthRequestHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base's name
-        log.debug("%s %s", self.address_string(), format % args)
 
 
 def _render_check(problem: str) -> tuple[HTTPStatus, str, str]:

@@ -4,11 +4,20 @@ import logging
 import socket
 import socketserver
 import sys
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from treenail.clock import Clock, SystemClock
 from treenail.errors import UsageError
 
 log = logging.getLogger(__name__)
+
+HEAD_LIMIT_S = 10.0
+"""Time from the connection to the end of the request's head."""
+RESPONSE_LIMIT_S = 30.0
+"""Time for the response, until the client has received it."""
+
+_Request = socket.socket | tuple[bytes, socket.socket]
 
 
 class HttpListener(ThreadingHTTPServer):
@@ -20,7 +29,17 @@ class HttpListener(ThreadingHTTPServer):
     # With the 5 of socketserver, a client among many waits a second until it tries again.
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: "type[LimitedRequestHandler]",
+        *,
+        clock: Clock | None = None,
+        max_connections: int | None = None,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._max_connections = max_connections
+        self._deadlines: dict[object, float] = {}
         host, _ = address
         if ":" in host or (not host and socket.has_dualstack_ipv6()):
             self.address_family = socket.AF_INET6
@@ -33,15 +52,58 @@ class HttpListener(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "", self.socket.getsockname()[1]
 
-    def handle_error(
-        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
-    ) -> None:
+    def verify_request(self, request: _Request, client_address: object) -> bool:
+        """Return whether the connection gets a thread; socketserver closes it otherwise."""
+        # A client that sends its request slowly has a thread for a long time.
+        if self._max_connections is not None and len(self._deadlines) >= self._max_connections:
+            return False
+        self._deadlines[request] = self._clock.monotonic() + HEAD_LIMIT_S
+        return super().verify_request(request, client_address)
+
+    def begin_response(self, request: object) -> None:
+        """Give the connection the time of a response: its request is complete."""
+        self._deadlines[request] = self._clock.monotonic() + RESPONSE_LIMIT_S
+
+    def service_actions(self) -> None:
+        """End connections whose time is over; `serve_forever` calls this twice a second."""
+        now = self._clock.monotonic()
+        for request, deadline in [*self._deadlines.items()]:
+            if now >= deadline and isinstance(request, socket.socket):
+                # The thread of the connection wakes up, and closes it.
+                with suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: _Request) -> None:
+        """Close the connection, also after an error."""
+        self._deadlines.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: _Request, client_address: object) -> None:
         """Log a client that hung up; socketserver would print a traceback."""
         error = sys.exc_info()[1]
         if isinstance(error, OSError):
             log.debug("a client ended its connection: %s", error.strerror or error)
         else:
             super().handle_error(request, client_address)
+
+
+class LimitedRequestHandler(BaseHTTPRequestHandler):
+    """Handles one request of a connection, within the limits of `HttpListener`."""
+
+    # Of one read or write. A client that sends a byte now and then never exceeds it.
+    timeout = HEAD_LIMIT_S
+    server_version = "treenail"
+    sys_version = ""
+    server: HttpListener
+
+    def parse_request(self) -> bool:
+        """Parse the request; it is complete when this returns."""
+        is_valid = super().parse_request()
+        self.server.begin_response(self.request)
+        return is_valid
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base's name
+        log.debug("%s %s", self.address_string(), format % args)
 
 
 def parse_address(text: str) -> tuple[str, int]:

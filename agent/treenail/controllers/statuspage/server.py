@@ -4,16 +4,15 @@ import base64
 import hashlib
 import logging
 import re
-import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
 from importlib import resources
 from ipaddress import ip_address
 from typing import Self
 
-from treenail.controllers.runtime.http_listener import HttpListener
+from treenail.clock import Clock
+from treenail.controllers.runtime.http_listener import HttpListener, LimitedRequestHandler
 from treenail.controllers.runtime.server_thread import ServerThread
 from treenail.controllers.statuspage.source import EncodedDocument
 from treenail.errors import UsageError
@@ -24,7 +23,6 @@ MAX_REQUESTS = 16
 """Requests at the same time; further ones get 503."""
 MAX_CONNECTIONS = 64
 """Open connections, each with a thread; further ones are closed."""
-_REQUEST_LIMIT_S = 10.0
 _INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 _LOOPBACK_NAMES = ("localhost", "")
 
@@ -35,9 +33,18 @@ class StatusPageServer(ServerThread):
     It reads nothing but the document: no query, no body, no other path.
     """
 
-    def __init__(self, host: str, port: int, read_document: Callable[[], EncodedDocument]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        read_document: Callable[[], EncodedDocument],
+        *,
+        allowed_hosts: Iterable[str] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        names = frozenset(map(_normalize_host, allowed_hosts))
         try:
-            self._server = _PageListener((host, port), read_document)
+            self._server = _PageListener((host, port), read_document, names, clock)
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {host or '*'}:{port}: {error.strerror or error}",
@@ -84,16 +91,32 @@ def build_headers(page: str) -> dict[str, str]:
     }
 
 
-def is_expected_host(header: str, *, is_loopback: bool) -> bool:
+def is_expected_host(
+    header: str, *, is_loopback: bool, allowed_hosts: Collection[str] = ()
+) -> bool:
     """Return whether a request for this Host may be answered.
 
-    A page of another site can make a browser resolve its own name to 127.0.0.1, and would then
-    read the answer. `kubectl port-forward` uses ``localhost``.
+    A page of another site can make a browser resolve its own name to the address of this page, and
+    would then read the answer. So a name must be ``localhost``, which `kubectl port-forward` uses,
+    or an allowed one. An address is no name, and a page that is not on the loopback interface
+    answers to every address.
     """
-    if not is_loopback:
+    name = _normalize_host(re.sub(r":[0-9]*$", "", header).strip("[]"))
+    if name in _LOOPBACK_NAMES or name in allowed_hosts:
         return True
-    name = re.sub(r":[0-9]*$", "", header).strip("[]")
-    return name in _LOOPBACK_NAMES or _is_loopback_address(name)
+    return _is_loopback_address(name) if is_loopback else _is_address(name)
+
+
+def _normalize_host(name: str) -> str:
+    return name.lower().removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_loopback_address(name: str) -> bool:
@@ -105,42 +128,28 @@ def _is_loopback_address(name: str) -> bool:
 
 class _PageListener(HttpListener):
     def __init__(
-        self, address: tuple[str, int], read_document: Callable[[], EncodedDocument]
+        self,
+        address: tuple[str, int],
+        read_document: Callable[[], EncodedDocument],
+        allowed_hosts: frozenset[str],
+        clock: Clock | None,
     ) -> None:
         page = load_page()
         self.page = page.encode()
         self.headers = build_headers(page)
         self.read_document = read_document
         self.places = threading.BoundedSemaphore(MAX_REQUESTS)
-        self._connections: set[object] = set()
+        self.allowed_hosts = allowed_hosts
         self.is_loopback = address[0] == "localhost" or _is_loopback_address(address[0])
-        super().__init__(address, _PageRequestHandler)
-
-    def verify_request(
-        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
-    ) -> bool:
-        """Return whether the connection gets a thread; socketserver closes it otherwise."""
-        # A client that sends its request slowly has a thread, and no place, for a long time.
-        if len(self._connections) >= MAX_CONNECTIONS:
-            return False
-        self._connections.add(request)
-        return super().verify_request(request, client_address)
-
-    def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
-        """Close the connection, also after an error."""
-        self._connections.discard(request)
-        super().shutdown_request(request)
+        super().__init__(address, _PageRequestHandler, clock=clock, max_connections=MAX_CONNECTIONS)
 
 
-class _PageRequestHandler(BaseHTTPRequestHandler):
-    timeout = _REQUEST_LIMIT_S
-    server_version = "treenail"
-    sys_version = ""
+class _PageRequestHandler(LimitedRequestHandler):
     error_content_type = "text/plain; charset=utf-8"
     error_message_format = "%(code)d %(message)s\n"
     server: _PageListener
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  # named by the base class
         if not self.server.places.acquire(blocking=False):
             self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests")
             return
@@ -158,8 +167,12 @@ class _PageRequestHandler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         host = self.headers.get("Host", "")
-        if not is_expected_host(host, is_loopback=self.server.is_loopback):
-            self.send_error(HTTPStatus.MISDIRECTED_REQUEST, "use the address localhost")
+        if not is_expected_host(
+            host, is_loopback=self.server.is_loopback, allowed_hosts=self.server.allowed_hosts
+        ):
+            use = "localhost" if self.server.is_loopback else "an IP address"
+            message = f"unknown host name: use {use}, or allow the name with --web-host"
+            self.send_error(HTTPStatus.MISDIRECTED_REQUEST, message)
             return
         match self.path.partition("?")[0]:
             case "/":
@@ -191,6 +204,3 @@ class _PageRequestHandler(BaseHTTPRequestHandler):
         if code == HTTPStatus.METHOD_NOT_ALLOWED:
             self.close_connection = True
         super().send_error(code, message, explain)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base's name
-        log.debug("%s %s", self.address_string(), format % args)

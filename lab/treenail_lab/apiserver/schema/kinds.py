@@ -154,6 +154,15 @@ BUILT_IN: tuple[ResourceKind, ...] = (
         can_update_unconditionally=False,
     ),
     ResourceKind(
+        "networking.k8s.io",
+        "v1",
+        "NetworkPolicy",
+        "networkpolicies",
+        is_namespaced=True,
+        short_names=("netpol",),
+        has_generation=True,
+    ),
+    ResourceKind(
         "coordination.k8s.io",
         "v1",
         "Lease",
