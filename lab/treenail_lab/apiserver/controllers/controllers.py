@@ -1,4 +1,4 @@
-"""The controllers behind the API: garbage collection, Jobs, disruption budgets and kubelets.
+"""The controllers behind the API: garbage collection, Jobs, scheduling, budgets and kubelets.
 
 They run before the next request is read, so that clients see the effects of their requests.
 """
@@ -8,6 +8,7 @@ import asyncio
 from treenail_lab.apiserver.controllers.garbage_collector import GarbageCollector
 from treenail_lab.apiserver.controllers.jobs import JobController
 from treenail_lab.apiserver.controllers.kubelets import KubeletEmulator
+from treenail_lab.apiserver.controllers.scheduler import Scheduler
 from treenail_lab.apiserver.registry.disruption_budgets import DisruptionController
 from treenail_lab.apiserver.registry.registry import ObjectRegistry
 from treenail_lab.apiserver.schema.kinds import StorageKey
@@ -22,7 +23,14 @@ class ControllerLoop:
         self.jobs = JobController(registry)
         self._collector = GarbageCollector(registry)
         self._disruption = DisruptionController(registry)
-        self._controllers = (self._collector, self.jobs, self.kubelets, self._disruption)
+        self._scheduler = Scheduler(registry)
+        self._controllers = (
+            self._collector,
+            self.jobs,
+            self._scheduler,
+            self.kubelets,
+            self._disruption,
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._run_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -61,7 +69,9 @@ class ControllerLoop:
             return
         self._run_handle = None
         self._collector.sync()
-        waits_s = [self.jobs.sync(), self.kubelets.sync()]
+        waits_s = [self.jobs.sync()]
+        self._scheduler.sync()
+        waits_s.append(self.kubelets.sync())
         self._disruption.sync()
         if self._timer is not None:
             self._timer.cancel()

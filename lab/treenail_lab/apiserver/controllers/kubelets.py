@@ -1,17 +1,25 @@
 """Kubelets: they start the pods bound to their node and end those that are being deleted.
 
-A kubelet can be stopped, as when its machine is off: then its pods stay unchanged.
+A kubelet can be stopped, as when its machine is off: then its pods stay unchanged. Nodes of the
+role ``builder`` have a kubelet of their own, in `treenail_lab.kubelet`.
 """
 
 from treenail_lab.apiserver.access.authentication import MASTERS, ApiUser
-from treenail_lab.apiserver.objects import Json, ObjectKey, find_value, is_deleting, read_key
+from treenail_lab.apiserver.controllers.scheduler import BUILDER_LABEL, NODES
+from treenail_lab.apiserver.objects import (
+    Json,
+    ObjectKey,
+    find_value,
+    is_deleting,
+    read_key,
+    read_labels,
+)
 from treenail_lab.apiserver.registry.deletion import DeleteOptions, delete_object
 from treenail_lab.apiserver.registry.disruption_budgets import PODS
 from treenail_lab.apiserver.registry.registry import ObjectRegistry, WriteContext
 from treenail_lab.apiserver.schema.kinds import StorageKey
 from treenail_lab.apiserver.storage.store import StoreEvent
 
-NODES: StorageKey = ("", "nodes")
 # Annotation of a pod: seconds that it takes to stop (default: its whole grace period).
 STOP_SECONDS_ANNOTATION = "lab.treenail/stop-seconds"
 _WRITE_CONTEXT = WriteContext(ApiUser("system:kubelet", (MASTERS,)), "kubelet")
@@ -71,7 +79,10 @@ class KubeletEmulator:
         node = find_value(pod, "spec", "nodeName")
         if node in self._stopped:
             return None
-        is_node_present = self._registry.store.find_object(NODES, ("", node)) is not None
+        found = self._registry.store.find_object(NODES, ("", node))
+        if found is not None and BUILDER_LABEL in read_labels(found):
+            return None
+        is_node_present = found is not None
         if not is_deleting(pod):
             if is_node_present:
                 self._start_pod(pod)

@@ -1,0 +1,151 @@
+"""The scheduler: it binds pending pods to the Nodes that run containers as processes.
+
+These Nodes have the role ``builder``. Pods that tests bind to other Nodes stay theirs.
+"""
+
+from collections.abc import Iterator
+
+from treenail_lab.apiserver.objects import (
+    Json,
+    ObjectKey,
+    find_value,
+    is_deleting,
+    read_key,
+    read_labels,
+)
+from treenail_lab.apiserver.registry.disruption_budgets import PODS, is_ready
+from treenail_lab.apiserver.registry.registry import ObjectRegistry
+from treenail_lab.apiserver.schema.kinds import StorageKey
+from treenail_lab.apiserver.storage.store import StoreEvent
+
+BUILDER_LABEL = "node-role.kubernetes.io/builder"
+NODES: StorageKey = ("", "nodes")
+_SCHEDULER = "default-scheduler"
+
+
+class Scheduler:
+    """Binds pods: `note_event` records changes, `sync` acts on them."""
+
+    def __init__(self, registry: ObjectRegistry) -> None:
+        self._registry = registry
+        self._pending: dict[ObjectKey, None] = {}
+
+    def note_event(self, storage: StorageKey, event: StoreEvent) -> bool:
+        """Record the pods to bind; return whether there may be any."""
+        if storage == NODES:
+            return bool(self._pending) and BUILDER_LABEL in read_labels(event.object)
+        if storage != PODS:
+            return False
+        where = read_key(event.object)
+        if event.type == "DELETED" or not _needs_node(event.object):
+            self._pending.pop(where, None)
+            return False
+        self._pending[where] = None
+        return True
+
+    def reload(self) -> None:
+        """Record all pods, after the store was loaded."""
+        pods = self._registry.store.list_objects(PODS)
+        self._pending = {read_key(pod): None for pod in pods if _needs_node(pod)}
+
+    def sync(self) -> None:
+        """Bind the recorded pods that a Node can take, and report why others wait."""
+        nodes = [
+            node
+            for node in self._registry.store.list_objects(NODES)
+            if BUILDER_LABEL in read_labels(node)
+        ]
+        for where in list(self._pending):
+            pod = self._registry.store.find_object(PODS, where)
+            if pod is None or not nodes:
+                continue
+            refusals = {node["metadata"]["name"]: _find_refusal(pod, node) for node in nodes}
+            fitting = [name for name, why in refusals.items() if not why]
+            if fitting:
+                self._bind_pod(pod, min(fitting, key=self._count_pods))
+            else:
+                self._report_unschedulable(pod, sorted(set(refusals.values())))
+
+    def _count_pods(self, node: str) -> int:
+        pods = self._registry.store.list_objects(PODS)
+        return sum(1 for pod in pods if find_value(pod, "spec", "nodeName") == node)
+
+    def _bind_pod(self, pod: Json, node: str) -> None:
+        # Stored directly: only the subresource pods/binding, which the lab lacks, may set the node.
+        bound = pod | {"spec": pod["spec"] | {"nodeName": node}}
+        self._store_condition(bound, {"status": "True"})
+
+    def _report_unschedulable(self, pod: Json, reasons: list[str]) -> None:
+        message = f"0 nodes of the role builder are available: {', '.join(reasons)}."
+        found = {"status": "False", "reason": "Unschedulable", "message": message}
+        for condition in find_value(pod, "status", "conditions") or []:
+            if condition.get("message") == message:
+                return
+        self._store_condition(pod, found)
+
+    def _store_condition(self, pod: Json, condition: Json) -> None:
+        named = {"type": "PodScheduled", "lastTransitionTime": self._registry.now} | condition
+        status = pod.get("status") or {}
+        kept = [each for each in status.get("conditions") or [] if each["type"] != named["type"]]
+        self._registry.store.put_object(
+            PODS, pod | {"status": status | {"conditions": [*kept, named]}}
+        )
+
+
+def _needs_node(pod: Json) -> bool:
+    spec = pod["spec"]
+    is_ours = spec.get("schedulerName") == _SCHEDULER and not spec.get("nodeName")
+    return bool(
+        is_ours and find_value(pod, "status", "phase") == "Pending" and not is_deleting(pod)
+    )
+
+
+def _find_refusal(pod: Json, node: Json) -> str:
+    """Return why a pod cannot run on a Node; empty if it can."""
+    if not is_ready(node):
+        return "node(s) were not ready"
+    if find_value(node, "spec", "unschedulable"):
+        return "node(s) were unschedulable"
+    labels, spec = read_labels(node), pod["spec"]
+    wanted = spec.get("nodeSelector") or {}
+    if any(labels.get(name) != value for name, value in wanted.items()):
+        return "node(s) didn't match Pod's node affinity/selector"
+    if not _matches_affinity(spec, labels):
+        return "node(s) didn't match Pod's node affinity/selector"
+    for taint in find_value(node, "spec", "taints") or []:
+        if taint.get("effect") != "PreferNoSchedule" and not _is_tolerated(spec, taint):
+            return f"node(s) had untolerated taint {{{taint['key']}: {taint.get('value', '')}}}"
+    return ""
+
+
+def _matches_affinity(spec: Json, labels: dict[str, str]) -> bool:
+    rule = "requiredDuringSchedulingIgnoredDuringExecution"
+    terms = find_value(spec, "affinity", "nodeAffinity", rule, "nodeSelectorTerms")
+    return terms is None or any(all(_match_expressions(term, labels)) for term in terms)
+
+
+def _match_expressions(term: Json, labels: dict[str, str]) -> Iterator[bool]:
+    for each in term.get("matchExpressions") or []:
+        value, values = labels.get(each.get("key", "")), each.get("values") or []
+        match each.get("operator"):
+            case "In":
+                yield value in values
+            case "NotIn":
+                yield value not in values
+            case "Exists":
+                yield value is not None
+            case "DoesNotExist":
+                yield value is None
+            case _:
+                yield False
+
+
+def _is_tolerated(spec: Json, taint: Json) -> bool:
+    for each in spec.get("tolerations") or []:
+        if each.get("effect") not in {None, "", taint.get("effect")}:
+            continue
+        if each.get("operator") == "Exists" and each.get("key") in {None, "", taint["key"]}:
+            return True
+        if each.get("key") == taint["key"] and each.get("value", "") == taint.get("value", ""):
+            return True
+    return False

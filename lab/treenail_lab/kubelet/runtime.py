@@ -1,0 +1,273 @@
+"""Sandboxes and containers of pods as processes of this host."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from treenail.errors import HostError
+from treenail_lab.kubelet.cgroups import MemoryGroup, create_memory_group
+from treenail_lab.kubelet.forward import PortForward
+from treenail_lab.kubelet.pod_spec import CAPABILITIES, Container
+from treenail_lab.kubelet.processes import container_process, sandbox_process
+from treenail_lab.lifetime.interpreter import PYTHON_MODULE, build_python_path
+from treenail_lab.lifetime.owner import owner
+
+IMAGE = "lab.treenail.example/host"
+"""The image that every container of the lab has: the tree of this host, with this Python."""
+_START_TIMEOUT_S = 10.0
+# What the lab's host has there is no part of an image.
+_HIDDEN = ("/tmp", "/var/tmp", "/run", "/root", "/home", "/mnt", "/media", "/srv")  # noqa: S108
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_MESSAGE_LIMIT = 4096
+_LOG_MESSAGE_LIMIT = 2048
+
+
+def find_refusal() -> str:
+    """Return why this host cannot run containers; empty if it can."""
+    if os.geteuid() != 0:
+        return "only root can create the namespaces of containers; run the lab as root"
+    command = ["unshare", "--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "true"]
+    if shutil.which("unshare") is None:
+        return "unshare is not installed; install the package util-linux"
+    done = subprocess.run(command, capture_output=True, check=False, timeout=_START_TIMEOUT_S)
+    if done.returncode != 0:
+        return f"this host refuses namespaces: {done.stderr.decode(errors='replace').strip()}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerEnd:
+    """How a container ended."""
+
+    code: int
+    reason: str
+    message: str
+
+
+class Sandbox:
+    """The namespaces that the containers of a pod share, between `start` and `stop`."""
+
+    def __init__(self, hostname: str, forward: PortForward | None) -> None:
+        self._hostname = hostname[:63]
+        self._forward = forward
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise HostError("cannot start a container: its sandbox has ended")
+        return self._process.pid
+
+    def start(self) -> None:
+        forward = self._forward
+        words = () if forward is None else (str(forward.port), str(forward.path))
+        process = subprocess.Popen(
+            [*PYTHON_MODULE, sandbox_process.__name__, self._hostname, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=_build_environment(),
+            start_new_session=True,
+        )
+        self._process = process
+        timer = threading.Timer(_START_TIMEOUT_S, process.kill)
+        timer.start()
+        ready = process.stdout.readline() if process.stdout is not None else b""
+        timer.cancel()
+        if ready.strip() != b"ready":
+            process.kill()
+            _, errors = process.communicate()
+            last = errors.decode(errors="replace").strip().splitlines()[-1:]
+            raise HostError(f"cannot create the sandbox of a pod: {' '.join(last)}")
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerPlace:
+    """Directories and files of one container on the host."""
+
+    directory: Path
+    log: Path
+
+    @property
+    def message(self) -> Path:
+        return self.directory / "message"
+
+    @property
+    def failure(self) -> Path:
+        return self.directory / "failure"
+
+    @property
+    def scratch(self) -> Path:
+        return self.directory / "scratch"
+
+
+class ContainerProcess:
+    """One container, from its start to its end."""
+
+    def __init__(
+        self,
+        container: Container,
+        place: ContainerPlace,
+        *,
+        environment: Mapping[str, str],
+        volumes: Mapping[str, Path],
+        hidden: Sequence[Path],
+        files: Mapping[str, str],
+        name: str,
+    ) -> None:
+        self._container = container
+        self._place = place
+        self._environment = environment
+        self._volumes = volumes
+        self._hidden = hidden
+        self._files = files
+        self._name = name
+        self._group: MemoryGroup | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, sandbox: Sandbox) -> None:
+        """Start the container; its output goes into the log."""
+        place = self._place
+        place.scratch.mkdir(parents=True)
+        place.message.touch(mode=0o666)
+        place.message.chmod(0o666)
+        place.log.parent.mkdir(parents=True, exist_ok=True)
+        if self._container.memory_limit:
+            self._group = create_memory_group(self._name, self._container.memory_limit)
+        document = json.dumps(self._build_start_document(sandbox)).encode()
+        with place.log.open("ab") as log:
+            process = subprocess.Popen(
+                [*PYTHON_MODULE, container_process.__name__],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=_build_environment(),
+                start_new_session=True,
+            )
+        self._process = process
+        with contextlib.suppress(BrokenPipeError):
+            if process.stdin is not None:
+                process.stdin.write(document)
+                process.stdin.close()
+
+    def find_end(self) -> ContainerEnd | None:
+        """Return how the container ended; None while it runs."""
+        code = None if self._process is None else self._process.poll()
+        if code is None:
+            return None
+        code = code if code >= 0 else 128 - code
+        failure = self._read_failure()
+        if failure:
+            return ContainerEnd(container_process.EXIT_NOT_STARTED, "StartError", failure)
+        reason = "Completed" if code == 0 else "Error"
+        if self._group is not None and code != 0 and self._group.is_out_of_memory():
+            reason = "OOMKilled"
+        return ContainerEnd(code, reason, self._read_message(code))
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send SIGTERM to the container, or kill it."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def close(self) -> None:
+        """Kill the container if it runs, and remove what only it used."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        if self._group is not None:
+            self._group.remove()
+        shutil.rmtree(self._place.directory, ignore_errors=True)
+
+    def _build_start_document(self, sandbox: Sandbox) -> dict[str, object]:
+        """Return what `container_process` reads."""
+        security = self._container.security
+        kept = security.capabilities
+        mounts = [
+            {
+                "source": str(self._volumes[each.volume] / each.sub_path),
+                "target": each.target,
+                "is_read_only": each.is_read_only,
+            }
+            for each in self._container.mounts
+        ]
+        message = {
+            "source": str(self._place.message),
+            "target": self._container.termination_path,
+            "is_read_only": False,
+        }
+        return {
+            "sandbox": sandbox.pid,
+            "failure": str(self._place.failure),
+            "scratch": str(self._place.scratch),
+            "cgroup": str(self._group.path) if self._group else "",
+            "hidden": [*_HIDDEN, *map(str, self._hidden)],
+            "shared": list_shared_directories(),
+            "files": dict(self._files),
+            # A mount below another one comes after it.
+            "mounts": sorted([*mounts, message], key=lambda each: str(each["target"])),
+            "command": list(self._container.command),
+            "environment": dict(self._environment),
+            "directory": self._container.directory,
+            "user": security.user,
+            "group": security.group,
+            "groups": list(security.groups),
+            "capabilities": None
+            if kept is None
+            else [number for number, name in enumerate(CAPABILITIES) if name in kept],
+            "has_no_new_privileges": security.has_no_new_privileges,
+            "is_read_only": security.is_read_only,
+            "is_unmasked": security.is_unmasked,
+        }
+
+    def _read_failure(self) -> str:
+        with contextlib.suppress(OSError):
+            return self._place.failure.read_text("utf-8", "replace")[:_MESSAGE_LIMIT]
+        return ""
+
+    def _read_message(self, code: int) -> str:
+        """Return the termination message: the first 4096 bytes of its file, or the log's end."""
+        with contextlib.suppress(OSError), self._place.message.open("rb") as file:
+            content = file.read(_MESSAGE_LIMIT)
+            if content or not self._container.has_log_as_message or code == 0:
+                return content.decode("utf-8", "replace")
+        with contextlib.suppress(OSError):
+            return self._place.log.read_bytes()[-_LOG_MESSAGE_LIMIT:].decode("utf-8", "replace")
+        return ""
+
+
+def _build_environment() -> dict[str, str]:
+    """Return the variables of this module's processes; a container gets none of them."""
+    return {"PATH": _PATH, "PYTHONPATH": build_python_path(), **owner.mark_environment()}
+
+
+def build_image_environment(hostname: str) -> dict[str, str]:
+    """Return the variables that the image and the kubelet set."""
+    programs = Path(sys.executable).parent
+    return {"PATH": f"{programs}:{_PATH}", "HOME": "/root", "HOSTNAME": hostname}
+
+
+def list_shared_directories() -> list[str]:
+    """Return the directories of this Python that the image shares with the host."""
+    found = [sys.prefix, sys.base_prefix, *build_python_path().split(os.pathsep)]
+    paths = {str(Path(each).resolve()) for each in found if Path(each).is_dir()}
+    # The overlay has what is below /usr; the others may be in a hidden directory.
+    needed = sorted(path for path in paths if not f"{path}/".startswith("/usr/"))
+    kept: list[str] = []
+    for path in needed:
+        if not any(path.startswith(f"{each}/") for each in kept) and path != "/":
+            kept.append(path)
+    return kept
