@@ -19,7 +19,7 @@ def test_each_reason_has_a_remedy_and_a_retry_class() -> None:
     }
     assert {reason for reason in BuildReason if classify_retry(reason) is RetryClass.EXTERNAL} == {
         "RegistryFull", "RegistryBusy", "RegistryUnreachable", "DiskFull", "Evicted",
-        "DigestMismatch", "BaseLoginRefused", "PushLoginRefused",
+        "DigestMismatch", "BaseLoginRefused", "PushLoginRefused", "BuilderFailed",
     }  # fmt: skip
 
 

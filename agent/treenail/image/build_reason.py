@@ -25,6 +25,8 @@ class BuildReason(StrEnum):
     CANCELLED = "Cancelled"
     DIGEST_MISMATCH = "DigestMismatch"
     CONFIG_NOT_BAKEABLE = "ConfigNotBakeable"
+    BUILDER_FAILED = "BuilderFailed"
+    """The builder cannot work on this node, or failed in a way that no other reason names."""
 
 
 class RetryClass(StrEnum):
@@ -70,7 +72,7 @@ _RETRY_LIMIT = timedelta(hours=24)
 _EXTERNAL = frozenset({
     BuildReason.REGISTRY_FULL, BuildReason.REGISTRY_BUSY, BuildReason.REGISTRY_UNREACHABLE,
     BuildReason.DISK_FULL, BuildReason.EVICTED, BuildReason.DIGEST_MISMATCH,
-    BuildReason.BASE_LOGIN_REFUSED, BuildReason.PUSH_LOGIN_REFUSED,
+    BuildReason.BASE_LOGIN_REFUSED, BuildReason.PUSH_LOGIN_REFUSED, BuildReason.BUILDER_FAILED,
 })  # fmt: skip
 _ONCE = frozenset({BuildReason.OUT_OF_MEMORY, BuildReason.DEADLINE_EXCEEDED})
 
@@ -126,6 +128,9 @@ REMEDIES: dict[BuildReason, str] = {
     ),
     BuildReason.CONFIG_NOT_BAKEABLE: (
         "remove the named paths from the MachineConfigs of the pool, or move them"
+    ),
+    BuildReason.BUILDER_FAILED: (
+        "check that nodes for builds allow user namespaces, and that the builder image has buildah"
     ),
 }
 """Remedy of each reason, in the imperative."""

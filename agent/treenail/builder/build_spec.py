@@ -1,0 +1,155 @@
+"""Inputs of a build beside its Containerfile: ``build.json``, and the directories of a build.
+
+The controller writes ``Containerfile``, ``build.json`` and ``context/`` into the directory of
+inputs, which no container of the Job can write. The containers share one work directory::
+
+    WORK/fetched.json   images that `fetch` wrote, for `build` and `push`
+    WORK/layout         an OCI layout: the images of `fetch`, and the one of `build`
+    WORK/storage, run   buildah's storage; `push` needs neither
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from treenail.api.decode import Fields, Json, load_json
+from treenail.errors import ConfigError, FileError
+
+BUILT_IMAGE = "built"
+"""Name in the layout of the image that `build` made."""
+CACHE_PREFIX = "cache-"
+"""Names in the layout of images of single instructions begin with this."""
+
+_LIMIT = 1024 * 1024  # bytes of one input file
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSpec:
+    """Facts that all containers of a build need; holds no credential."""
+
+    push_spec: str
+    """``REGISTRY/REPOSITORY:TAG`` that the image is pushed to."""
+    architecture: str = "amd64"
+    """Architecture of the images and of the node, as in image indexes."""
+    cache_repository: str = ""
+    """``REGISTRY/REPOSITORY`` with the layers of earlier builds; empty without a cache."""
+    user_line: int = 1
+    """First line of the user's text in the composed Containerfile."""
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "pushSpec": self.push_spec,
+                "architecture": self.architecture,
+                "cacheRepository": self.cache_repository,
+                "userLine": self.user_line,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "BuildSpec":
+        fields = Fields.from_json(load_json(text, where="build.json"), "build.json")
+        if not (push_spec := fields.get_text("pushSpec")):
+            raise fields.make_error("pushSpec", "REGISTRY/REPOSITORY:TAG")
+        return cls(
+            push_spec=push_spec,
+            architecture=fields.get_text("architecture") or "amd64",
+            cache_repository=fields.get_text("cacheRepository"),
+            user_line=fields.get_optional_integer("userLine") or 1,
+        )
+
+    def convert_line(self, line: int) -> int:
+        """Convert a line of the composed Containerfile to the user's; 0 before the user's text."""
+        return max(0, line - self.user_line + 1) if line else 0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedImage:
+    """An image that `fetch` wrote to the layout."""
+
+    reference: str
+    """The image as the Containerfile names it; empty for an image of the cache."""
+    name: str
+    """Name in the layout."""
+    repository: str
+    """``REGISTRY/REPOSITORY`` that it came from."""
+    digest: str
+    """Digest of the architecture's manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedImages:
+    """Content of ``fetched.json``."""
+
+    images: tuple[FetchedImage, ...] = ()
+
+    def to_json(self) -> str:
+        images: list[Json] = [
+            {
+                "reference": image.reference,
+                "name": image.name,
+                "repository": image.repository,
+                "digest": image.digest,
+            }
+            for image in self.images
+        ]
+        return json.dumps({"images": images})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "FetchedImages":
+        fields = Fields.from_json(load_json(text, where="fetched.json"), "fetched.json")
+        return cls(
+            tuple(
+                FetchedImage(
+                    reference=image.get_text("reference"),
+                    name=image.get_text("name"),
+                    repository=image.get_text("repository"),
+                    digest=image.get_text("digest"),
+                )
+                for image in fields.iter_objects("images")
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BuildDirectories:
+    """The directory of inputs and the work directory of one build."""
+
+    inputs: Path
+    work: Path
+
+    @property
+    def layout(self) -> Path:
+        return self.work / "layout"
+
+    def read_containerfile(self) -> str:
+        try:
+            return self._read_file(self.inputs / "Containerfile").decode()
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"cannot read the Containerfile: expected UTF-8, found another encoding at byte "
+                f"{error.start}"
+            ) from error
+
+    def read_spec(self) -> BuildSpec:
+        return BuildSpec.from_json(self._read_file(self.inputs / "build.json"))
+
+    def read_fetched(self) -> FetchedImages:
+        return FetchedImages.from_json(self._read_file(self.work / "fetched.json"))
+
+    def write_fetched(self, fetched: FetchedImages) -> None:
+        path = self.work / "fetched.json"
+        try:
+            path.write_text(fetched.to_json())
+        except OSError as error:
+            raise FileError(f"cannot write {path}: {error.strerror}") from error
+
+    def _read_file(self, path: Path) -> bytes:
+        try:
+            with path.open("rb") as file:
+                content = file.read(_LIMIT + 1)
+        except OSError as error:
+            raise FileError(f"cannot read {path}: {error.strerror}") from error
+        if len(content) > _LIMIT:
+            raise FileError(f"cannot read {path}: it is longer than {_LIMIT} bytes")
+        return content

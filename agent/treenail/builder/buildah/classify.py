@@ -1,0 +1,118 @@
+"""Reason of a failed build, from buildah's exit code and last output.
+
+buildah exits with 125 for invalid text, a missing file and its own failures, and with the code of
+the command for a failed ``RUN``. So the text decides. The patterns match the output of buildah
+1.28, in lower case.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treenail.image.build_reason import BuildReason
+
+_CONTAINERFILE_INVALID = (
+    r"unknown instruction",
+    r"parsing main dockerfile",
+    r"no from statement found",
+    r"no contents in \"",
+    r"only supports the --mount flag",
+    r"flag provided but not defined",
+    r"no stage or image found with that name",
+    r"failed to parse",
+    r"invalid (?:containerfile|dockerfile|instruction|mount type|reference format)",
+    r"must have (?:two|at least|exactly) ",
+    r"requires (?:at least|exactly) ",
+    r"mounting .* unsupported|invalid mount option",
+)
+_BASE_NOT_FOUND = (r"image not known", r"creating build container: .*(?:not found|no such image)")
+_NO_SPACE = (r"no space left on device", r"disk quota exceeded")
+# The texts of the kernel's error in a program's own output, such as tar, dd, rpm and dnf.
+_NO_SPACE_IN_OUTPUT = (
+    *_NO_SPACE,
+    r"not enough (?:free )?(?:disk )?space",
+    r"needs \d+ ?[kmg]b on the / filesystem",
+)
+_STEP_FAILED = re.compile(r'building at STEP "(.*)": ((?:exit status|while running).*)', re.DOTALL)
+_ERROR = re.compile(r"(?:^|\s)Error: (.*)")
+_SIGNAL = re.compile(r"subprocess exited on (\w+)")
+_OWN_LOG = re.compile(r'^time="[^"]*" level=(?:error|fatal) ')
+_HERE_DOCUMENT = re.compile(r"STEP \d+/\d+: (?:RUN|COPY|ADD)\b.*<<")
+_BY_SIGNAL = 128
+_SIGKILL_CODE = 137
+# Lines before the end in which a program reports a full disk: rpm and dnf add a summary.
+_OUTPUT_LINES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class BuildFailure:
+    """Why buildah failed: reason and one sentence for users."""
+
+    reason: BuildReason
+    cause: str
+
+
+def classify_failure(exit_code: int, tail: Sequence[str], *, oom_kills: int = 0) -> BuildFailure:
+    """Classify a failed run of buildah by its exit code and its last lines.
+
+    ``oom_kills`` counts the processes of this build that the kernel killed for lack of memory.
+    """
+    error = find_error(tail)
+    own_text = "\n".join([error, *filter(_OWN_LOG.match, tail)]).lower()
+    step = _STEP_FAILED.search(error)
+    if oom_kills:
+        return BuildFailure(BuildReason.OUT_OF_MEMORY, _describe_oom(error, oom_kills))
+    if _matches(own_text, _NO_SPACE) or (
+        step and _matches("\n".join(tail[-_OUTPUT_LINES:]).lower(), _NO_SPACE_IN_OUTPUT)
+    ):
+        return BuildFailure(
+            BuildReason.DISK_FULL, f"no space left on the builder's disk: {error or tail[-1]}"
+        )
+    if step:
+        return BuildFailure(BuildReason.INSTRUCTION_FAILED, _describe_step(step, tail))
+    if _matches(own_text, _CONTAINERFILE_INVALID):
+        return BuildFailure(BuildReason.CONTAINERFILE_INVALID, _describe_text_error(error, tail))
+    if _matches(own_text, _BASE_NOT_FOUND):
+        return BuildFailure(BuildReason.BASE_NOT_FOUND, error)
+    if exit_code > _BY_SIGNAL and not error:
+        cause = f"buildah was killed by signal {exit_code - _BY_SIGNAL}"
+        is_kill = exit_code == _SIGKILL_CODE
+        reason = BuildReason.OUT_OF_MEMORY if is_kill else BuildReason.CANCELLED
+        return BuildFailure(reason, cause)
+    if "building at step" in own_text or re.search(r"^(copy|add) ", own_text):
+        return BuildFailure(BuildReason.INSTRUCTION_FAILED, error)
+    return BuildFailure(
+        BuildReason.BUILDER_FAILED, error or f"buildah failed with exit code {exit_code}"
+    )
+
+
+def find_error(tail: Sequence[str]) -> str:
+    """Return buildah's own error, the last line that begins with ``Error:``; empty without one."""
+    for line in reversed(tail):
+        if found := _ERROR.search(line):
+            return found[1]
+    return ""
+
+
+def _describe_step(step: re.Match[str], tail: Sequence[str]) -> str:
+    signals = [found[1] for line in tail[-_OUTPUT_LINES:] if (found := _SIGNAL.search(line))]
+    outcome = f"the command was {signals[-1]} by a signal" if signals else step[2]
+    return f"{step[1]}: {outcome}"
+
+
+def _describe_oom(error: str, oom_kills: int) -> str:
+    processes = "process" if oom_kills == 1 else "processes"
+    cause = f"the kernel killed {oom_kills} {processes} of the build for lack of memory"
+    return f"{cause}: {error}" if error else cause
+
+
+def _describe_text_error(error: str, tail: Sequence[str]) -> str:
+    """Remove the dump of an internal structure that buildah appends, and name here-documents."""
+    cause = error.partition(" &imagebuilder.")[0]
+    if "nknown instruction" in cause and any(map(_HERE_DOCUMENT.search, tail)):
+        return f"{cause}: here-documents need buildah 1.33, so write the command with && and \\"
+    return cause
+
+
+def _matches(text: str, patterns: Sequence[str]) -> bool:
+    return any(re.search(pattern, text) for pattern in patterns)

@@ -1,0 +1,165 @@
+"""OCI image layout on disk: blobs by digest, and an index of named manifests."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from treenail.api.decode import Json, load_json
+from treenail.errors import FileError
+
+OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+_REF_NAME = "org.opencontainers.image.ref.name"
+_LIMIT = 4 * 1024 * 1024  # bytes of a manifest or config
+_CHUNK = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutImage:
+    """A manifest of a layout, with its bytes as the registry stores them."""
+
+    digest: str
+    media_type: str
+    content: bytes
+
+
+class ImageLayout:
+    """Reads and writes one OCI image layout, a directory that ``oci:DIR:NAME`` names."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._blobs = path / "blobs/sha256"
+
+    def create(self) -> None:
+        """Create the layout unless it exists."""
+        try:
+            self._blobs.mkdir(parents=True, exist_ok=True)
+            (self.path / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+            if not self._index.exists():
+                self._write_index([])
+        except OSError as error:
+            raise _make_file_error("create", self.path, error) from error
+
+    @property
+    def _index(self) -> Path:
+        return self.path / "index.json"
+
+    def find_blob(self, digest: str) -> Path | None:
+        """Return the file of this blob; None if it is absent."""
+        path = self._get_path(digest)
+        return path if path.is_file() else None
+
+    def read_blob(self, digest: str) -> bytes:
+        """Read a manifest or config of this layout, and verify its digest."""
+        path = self._get_path(digest)
+        try:
+            with path.open("rb") as file:
+                content = file.read(_LIMIT + 1)
+        except OSError as error:
+            raise _make_file_error("read", path, error) from error
+        if len(content) > _LIMIT or compute_digest(content) != digest:
+            raise FileError(f"cannot read {path}: its content does not have this digest")
+        return content
+
+    def write_blob(self, content: bytes) -> str:
+        """Write a blob; return its digest."""
+        digest = compute_digest(content)
+        with self.open_blob(digest) as file:
+            file.write(content)
+        return digest
+
+    @contextmanager
+    def open_blob(self, digest: str) -> Iterator[BinaryIO]:
+        """Open a new blob; it gets its name when the block ends without an error."""
+        path = self._get_path(digest)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with partial.open("wb") as file:
+                yield file
+            partial.rename(path)
+        except OSError as error:
+            raise _make_file_error("write", path, error) from error
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+    def write_placeholder(self, digest: str) -> bool:
+        """Create an empty file in place of a blob that buildah must not write again.
+
+        Returns False if the blob exists. `remove_blob` removes it.
+        """
+        if self.find_blob(digest) is not None:
+            return False
+        try:
+            self._get_path(digest).touch()
+        except OSError as error:
+            raise _make_file_error("write", self._get_path(digest), error) from error
+        return True
+
+    def remove_blob(self, digest: str) -> None:
+        with suppress(OSError):
+            self._get_path(digest).unlink(missing_ok=True)
+
+    def set_name(self, name: str, digest: str, media_type: str, size: int) -> None:
+        """Name a manifest; the name moves from another manifest."""
+        entries = [entry for entry in self._read_index() if _get_name(entry) != name]
+        entry: Json = {
+            "mediaType": media_type,
+            "digest": digest,
+            "size": size,
+            "annotations": {_REF_NAME: name},
+        }
+        self._write_index([*entries, entry])
+
+    def read_named(self, name: str) -> LayoutImage | None:
+        """Read the manifest with this name; None without one."""
+        for entry in self._read_index():
+            if _get_name(entry) == name:
+                digest = str(entry.get("digest", ""))
+                media_type = str(entry.get("mediaType", OCI_MANIFEST))
+                return LayoutImage(digest, media_type, self.read_blob(digest))
+        return None
+
+    def list_names(self) -> list[str]:
+        return [name for entry in self._read_index() if (name := _get_name(entry))]
+
+    def _read_index(self) -> list[Json]:
+        try:
+            document = load_json(self._index.read_bytes(), where=str(self._index))
+        except OSError as error:
+            raise _make_file_error("read", self._index, error) from error
+        entries = document.get("manifests") if isinstance(document, dict) else None
+        return [each for each in entries or () if isinstance(each, dict)]
+
+    def _write_index(self, entries: list[Json]) -> None:
+        content = json.dumps({"schemaVersion": 2, "manifests": entries})
+        partial = self.path / ".index.json"
+        try:
+            partial.write_text(content)
+            partial.rename(self._index)
+        except OSError as error:
+            raise _make_file_error("write", self._index, error) from error
+
+    def _get_path(self, digest: str) -> Path:
+        algorithm, _, value = digest.partition(":")
+        if algorithm != "sha256" or not value.isalnum():
+            raise FileError(f"cannot find blob {digest!r:.80}: expected a digest of SHA-256")
+        return self._blobs / value
+
+
+def compute_digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def _get_name(entry: Json) -> str:
+    annotations = entry.get("annotations")
+    name = annotations.get(_REF_NAME) if isinstance(annotations, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def _make_file_error(verb: str, path: Path, error: OSError) -> FileError:
+    return FileError(f"cannot {verb} {error.filename or path}: {error.strerror or error}")
