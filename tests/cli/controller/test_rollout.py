@@ -9,14 +9,17 @@ import pytest
 from tests.controllers.rollout.agents import client_of, install_kinds
 from tests.fakes.clock import FakeClock
 from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.meta import ObjectMeta
 from treenail.cli.controller.connect import find_kubeconfigs
 from treenail.cli.controller.main import main
 from treenail.cli.controller.rollout import await_rollouts, compute_exit_code
 from treenail.controllers.plan.rollout_result import (
     RolloutOutcome,
     RolloutResult,
+    check_render_inputs,
     compute_rollout_result,
 )
+from treenail.controllers.render.inputs import hash_render_inputs
 from treenail.errors import UnreachableError
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail_lab.apiserver.serving.server import LabServer
@@ -71,6 +74,84 @@ def test_unknown_counts_are_not_zero(counts: dict[str, str]) -> None:
         MachineConfigPool.from_json({"metadata": {"name": "worker"}, "status": counts})
     )
     assert str(result) == "worker: in progress, number of updated nodes unknown: no status yet"
+
+
+def meta(name: str, generation: int = 1, role: str = "worker") -> ObjectMeta:
+    return ObjectMeta(name, uid=f"uid-{name}", generation=generation, labels={"role": role})
+
+
+def rendered_pool(*sources: str, inputs: str | None) -> MachineConfigPool:
+    return MachineConfigPool.from_json(
+        {
+            "metadata": {"name": "worker"},
+            "spec": {
+                "machineConfigSelector": {"matchLabels": {"role": "worker"}},
+                "configuration": {"source": [{"name": name} for name in sources]},
+            },
+            "status": {} if inputs is None else {"renderInputs": inputs},
+        }
+    )
+
+
+def test_hash_of_the_inputs_follows_every_change_of_a_selected_config() -> None:
+    found = rendered_pool(inputs=None)
+    base = [meta("a"), meta("b")]
+    known = hash_render_inputs(found, base, [meta("cluster")])
+    assert hash_render_inputs(found, [*reversed(base), meta("c", role="x")], [meta("cluster")]) == (
+        known
+    )
+    others = (
+        hash_render_inputs(found, [meta("a"), meta("b", 2)], [meta("cluster")]),
+        hash_render_inputs(found, [meta("a")], [meta("cluster")]),
+        hash_render_inputs(found, base, [meta("cluster", 2)]),
+    )
+    assert known not in others
+
+
+@pytest.mark.parametrize(
+    ("inputs", "configs", "before", "after"),
+    [
+        ("current", ["a"], COMPLETE, COMPLETE),
+        ("old", ["a"], COMPLETE, IN_PROGRESS),
+        ("old", ["a"], BLOCKED, IN_PROGRESS),
+        ("current", ["a"], BLOCKED, BLOCKED),
+        # Under the Machine Config Operator.
+        (None, ["a"], COMPLETE, COMPLETE),
+        (None, ["a", "b"], COMPLETE, IN_PROGRESS),
+        (None, ["a", "b"], BLOCKED, BLOCKED),
+    ],
+)
+def test_outcome_waits_for_the_render_controller(
+    inputs: str | None, configs: list[str], before: RolloutOutcome, after: RolloutOutcome
+) -> None:
+    metas = [meta(name) for name in configs]
+    if inputs == "current":
+        inputs = hash_render_inputs(rendered_pool(inputs=None), metas, ())
+    found = check_render_inputs(result(before), rendered_pool("a", inputs=inputs), metas, ())
+    assert found.outcome is after
+    assert ("render controller" in found.message) is (before is not after)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "outcome"),
+    [
+        ({"RenderDegraded": "True", "Updated": "True"}, BLOCKED),
+        ({"RenderDegraded": "False", "Degraded": "True", "Updated": "True"}, COMPLETE),
+    ],
+)
+def test_condition_of_the_render_controller_is_newer_than_the_one_that_repeats_it(
+    conditions: dict[str, str], outcome: RolloutOutcome
+) -> None:
+    listed = [
+        {"type": kind, "status": status, "reason": "RenderDegraded", "message": "m"}
+        for kind, status in conditions.items()
+    ]
+    found = compute_rollout_result(
+        MachineConfigPool.from_json(
+            {"metadata": {"name": "worker"}, "status": {"conditions": listed}}
+        )
+    )
+    assert found.outcome is outcome
 
 
 def result(outcome: RolloutOutcome, message: str = "m") -> RolloutResult:

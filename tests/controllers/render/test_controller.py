@@ -10,9 +10,14 @@ import pytest
 
 from tests.controllers.rollout.agents import add_nodes, client_of, install_kinds
 from tests.waiting import wait_until
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.cli.controller.rollout import read_rollouts
 from treenail.clock import SystemClock
 from treenail.controllers.install import installation
+from treenail.controllers.plan.read import read_metadata
+from treenail.controllers.plan.rollout_result import RolloutOutcome
 from treenail.controllers.render.controller import KEPT_CONFIGS, RenderController
+from treenail.controllers.render.inputs import hash_render_inputs
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.runtime import ControllerRuntime
@@ -194,6 +199,69 @@ def test_failed_write_or_lost_response_is_retried(
     with running(server):
         wait_until(lambda: degraded(client)[0] == "False")
         assert rendered(client) == {target(client)}
+
+
+def report_updated(client: Client) -> None:
+    """Report the pool as updated, as the rollout controller does when it has seen the spec."""
+    found: Any = client.get(MACHINECONFIGPOOLS, "worker")
+    updated = {
+        "type": "Updated",
+        "status": "True",
+        "message": "All nodes are updated",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    conditions = [each for each in found["status"]["conditions"] if each["type"] != "Updated"]
+    status = {
+        "observedGeneration": found["metadata"]["generation"],
+        "machineCount": 0,
+        "conditions": [*conditions, updated],
+    }
+    client.patch(MACHINECONFIGPOOLS, "worker", {"status": status}, subresource="status")
+
+
+def test_rollout_is_complete_only_when_the_newest_machineconfigs_were_observed(
+    server: LabServer, client: Client
+) -> None:
+    def read_outcome() -> RolloutOutcome:
+        ((found,),) = [read_rollouts(client, ["worker"])]
+        return found.outcome
+
+    def await_render() -> None:
+        wait_until(lambda: read_outcome() is not RolloutOutcome.IN_PROGRESS)
+
+    add_config(client, "00-base", files=[file("/etc/a", "1")])
+    add_pool(client)
+    with running(server):
+        wait_until(lambda: degraded(client)[0] == "False")
+    report_updated(client)
+    assert read_outcome() is RolloutOutcome.COMPLETE
+    changes: list[Callable[[], object]] = [
+        lambda: change(client, "00-base", "2"),
+        # A change back, and one without effect, give no other rendered config.
+        lambda: change(client, "00-base", "1"),
+        lambda: add_config(client, "99-empty"),
+        lambda: client.delete(MACHINECONFIGS, "99-empty"),
+    ]
+    for make_change in changes:
+        make_change()
+        assert read_outcome() is RolloutOutcome.IN_PROGRESS
+        with running(server):
+            wait_until(lambda: is_observed(client))
+        report_updated(client)
+        assert read_outcome() is RolloutOutcome.COMPLETE
+    add_config(client, "99-wrong", files=[{"path": "relative"}])
+    assert read_outcome() is RolloutOutcome.IN_PROGRESS
+    with running(server):
+        await_render()
+        assert read_outcome() is RolloutOutcome.BLOCKED
+        client.delete(MACHINECONFIGS, "99-wrong")
+        wait_until(lambda: read_outcome() is RolloutOutcome.COMPLETE)
+
+
+def is_observed(client: Client) -> bool:
+    pool = MachineConfigPool.from_json(client.get(MACHINECONFIGPOOLS, "worker"))
+    configs = read_metadata(client, MACHINECONFIGS)
+    return pool.status["renderInputs"] == hash_render_inputs(pool, configs, ())
 
 
 def test_invalid_config_degrades_only_its_pool(server: LabServer, client: Client) -> None:

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
+from treenail.api.meta import ObjectMeta
 from treenail.cli.controller.connect import add_connection_arguments, connect_cluster
 from treenail.cli.output import EXIT_AT_TARGET, EXIT_ATTENTION, EXIT_PENDING
 from treenail.cli.output_format import (
@@ -27,11 +28,14 @@ from treenail.controllers.plan import read
 from treenail.controllers.plan.rollout_result import (
     RolloutOutcome,
     RolloutResult,
+    check_render_inputs,
     compute_rollout_result,
+    needs_render_inputs,
 )
-from treenail.errors import ConfigError, UnreachableError, UsageError
+from treenail.controllers.rollout.pools import ObservedPool
+from treenail.errors import ConfigError, ForbiddenError, UnreachableError, UsageError
 from treenail.kube.client import Client
-from treenail.kube.resources import MACHINECONFIGPOOLS
+from treenail.kube.resources import CONTROLLERCONFIGS, MACHINECONFIGPOOLS, MACHINECONFIGS
 
 _EXIT_CODES = {
     RolloutOutcome.COMPLETE: EXIT_AT_TARGET,
@@ -142,16 +146,42 @@ def read_rollouts(client: Client, names: Sequence[str]) -> Sequence[RolloutResul
                 f"cannot find MachineConfigPool {name}: the cluster has {known}",
                 remedy="name one of these",
             )
-    results = []
-    for name in dict.fromkeys(names or sorted(pools)):
-        observed = pools[name]
-        try:
-            if observed.error is not None:
-                raise observed.error
-            results.append(compute_rollout_result(observed.pool))
-        except ConfigError as error:
-            results.append(RolloutResult(name, RolloutOutcome.BLOCKED, str(error), None, None))
-    return results
+    chosen = [pools[name] for name in dict.fromkeys(names or sorted(pools))]
+    results = [_read_result(each) for each in chosen]
+    if not any(map(needs_render_inputs, results)):
+        return results
+    configs, controller_configs = _read_render_inputs(client)
+    return [
+        check_render_inputs(result, observed.pool, configs, controller_configs)
+        if needs_render_inputs(result) and observed.error is None
+        else result
+        for result, observed in zip(results, chosen, strict=True)
+    ]
+
+
+def _read_result(observed: ObservedPool) -> RolloutResult:
+    try:
+        if observed.error is not None:
+            raise observed.error
+        return compute_rollout_result(observed.pool)
+    except ConfigError as error:
+        name = observed.pool.name
+        return RolloutResult(name, RolloutOutcome.BLOCKED, str(error), None, None)
+
+
+def _read_render_inputs(client: Client) -> tuple[Sequence[ObjectMeta], Sequence[ObjectMeta]]:
+    """Read the metadata of all MachineConfigs and ControllerConfigs."""
+    try:
+        return (
+            read.read_metadata(client, MACHINECONFIGS),
+            read.read_metadata(client, CONTROLLERCONFIGS),
+        )
+    except ForbiddenError as error:
+        raise ForbiddenError(
+            f"cannot tell whether the last change of the MachineConfigs is rolled out: {error}",
+            remedy="permit this user to list machineconfigs and controllerconfigs of the group "
+            f"{MACHINECONFIGS.group}",
+        ) from error
 
 
 def await_rollouts(

@@ -8,6 +8,7 @@ from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json
 from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy, DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
+from treenail.api.meta import ObjectMeta
 from treenail.controllers.plan.budgets import (
     BlockingBudget,
     find_blocking_budget,
@@ -18,7 +19,7 @@ from treenail.controllers.render.render import ControllerConfig
 from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.controllers.rollout.policy import ObservedPolicy
 from treenail.controllers.rollout.pools import ObservedPool
-from treenail.errors import ClusterError, ForbiddenError, NotFoundError
+from treenail.errors import ClusterError, ForbiddenError, GoneError, NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
@@ -39,6 +40,21 @@ def read_pools(client: Client) -> dict[str, ObservedPool]:
     """Read all pools by name; raise `ClusterError`."""
     found = _list_parsed(client, MACHINECONFIGPOOLS, ObservedPool.from_json)
     return {each.pool.name: each for each in found}
+
+
+def read_metadata(client: Client, resource: Resource) -> list[ObjectMeta]:
+    """Read the metadata of all objects of a kind; nothing when the cluster lacks the kind."""
+    try:
+        pages = [*client.list_pages(resource, has_metadata_only=True)]
+    except GoneError:
+        pages = [*client.list_pages(resource, has_metadata_only=True, is_paged=False)]
+    except NotFoundError:
+        return []
+    return [
+        ObjectMeta.from_fields(Fields.from_json(each, "").get_object("metadata"))
+        for page in pages
+        for each in page.items
+    ]
 
 
 def read_nodes(client: Client, *, image_key: str = key.DESIRED_OS_IMAGE) -> dict[str, NodeFacts]:

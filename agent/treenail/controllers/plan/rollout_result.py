@@ -1,11 +1,14 @@
 """Decides from the conditions of a pool whether its rollout is complete, blocked or in progress."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from treenail.api.decode import Fields
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.status import read_reported_counts
+from treenail.api.meta import ObjectMeta
+from treenail.controllers.render.inputs import RENDER_INPUTS, hash_render_inputs, select_sources
+from treenail.controllers.rollout.status import RENDER_DEGRADED, read_reported_counts
 
 
 class RolloutOutcome(StrEnum):
@@ -35,18 +38,54 @@ class RolloutResult:
         return f"{self.pool}: {self.outcome}, {counts}: {self.message}"
 
 
+def needs_render_inputs(result: RolloutResult) -> bool:
+    """Return True when the outcome is final only if every MachineConfig was observed."""
+    return result.outcome is not RolloutOutcome.IN_PROGRESS
+
+
+def check_render_inputs(
+    result: RolloutResult,
+    pool: MachineConfigPool,
+    configs: Sequence[ObjectMeta],
+    controller_configs: Sequence[ObjectMeta],
+) -> RolloutResult:
+    """Return the result as in progress if the render controller has not observed a change yet.
+
+    The objects must have been read after the pool. Without the hash of treenail's render
+    controller, as under the Machine Config Operator, the names of the sources decide.
+    """
+    observed = pool.status.get(RENDER_INPUTS)
+    if observed is not None:
+        is_current = observed == hash_render_inputs(pool, configs, controller_configs)
+    elif result.outcome is RolloutOutcome.COMPLETE:
+        selected = {each.name for each in select_sources(pool, configs)}
+        is_current = selected == set(pool.configuration.source)
+    else:
+        is_current = True
+    message = "the render controller has not seen the last change of the MachineConfigs yet"
+    if is_current:
+        return result
+    return replace(result, outcome=RolloutOutcome.IN_PROGRESS, message=message)
+
+
 def compute_rollout_result(pool: MachineConfigPool) -> RolloutResult:
     """Return the outcome of the pool's rollout.
 
     It is in progress while the rollout controller has not observed the pool's last change.
+    `check_render_inputs` compares the MachineConfigs.
     """
     status = Fields.from_json(pool.status, "status")
     counts = read_reported_counts(pool)
     conditions = {each.type: each for each in pool.conditions}
+    rendering = conditions.get(RENDER_DEGRADED)
+    is_rendered = rendering is not None and rendering.status == "False"
     stuck = [
         found
-        for name in ("Degraded", "Stalled")
-        if (found := conditions.get(name)) is not None and found.status == "True"
+        for name in ("Degraded", "Stalled", RENDER_DEGRADED)
+        if (found := conditions.get(name)) is not None
+        and found.status == "True"
+        # The rollout controller has not seen yet that the config is rendered again.
+        and not (found.reason == RENDER_DEGRADED and is_rendered)
     ]
     updated, updating = conditions.get("Updated"), conditions.get("Updating")
     observed = status.get_optional_integer("observedGeneration") or 0

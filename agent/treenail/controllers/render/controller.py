@@ -17,6 +17,7 @@ from treenail.api.machineconfigpool import API_VERSION, KIND, MachineConfigPool
 from treenail.api.meta import Condition, merge_conditions
 from treenail.clock import Clock, format_rfc3339
 from treenail.config.rendered_name import rendered_name
+from treenail.controllers.render.inputs import RENDER_INPUTS, hash_render_inputs
 from treenail.controllers.render.render import (
     ControllerConfig,
     RenderedConfig,
@@ -151,16 +152,25 @@ class RenderController:
         pool = self._expected_pools.get_latest(cached)
         if (early_s := self._get_remaining_settle_s(key)) > 0:
             return early_s
+        observed, cluster = self._configs.get_all(), self._controller_configs.get_all()
+        inputs = hash_render_inputs(
+            pool,
+            (each.config.metadata for each in observed.values()),
+            (each.metadata for each in cluster.values()),
+        )
         try:
-            rendered = self._render_pool(pool)
+            rendered = self._render_pool(
+                pool, observed, next(iter(cluster.values()), ControllerConfig())
+            )
         except ConfigError as error:
-            self._write_condition(pool, _build_failure_condition(pool, error))
+            self._write_condition(pool, _build_failure_condition(pool, error), inputs)
             return None
         self._create_config(rendered)
         self._report_ignored_fields(pool, rendered)
         pool = self._update_pool(pool, rendered)
         message = f"Rendered {rendered.name}"
-        self._write_condition(pool, Condition(RENDER_DEGRADED, "False", "Rendered", message))
+        condition = Condition(RENDER_DEGRADED, "False", "Rendered", message)
+        self._write_condition(pool, condition, inputs)
         self._prune_configs(pool, rendered.name)
         return _PRUNE_S
 
@@ -172,10 +182,13 @@ class RenderController:
             changed = self._changed_at.get(name)
         return 0.0 if changed is None else changed + self._settle_s - self._clock.monotonic()
 
-    def _render_pool(self, pool: MachineConfigPool) -> RenderedConfig:
-        observed = self._configs.get_all()
+    def _render_pool(
+        self,
+        pool: MachineConfigPool,
+        observed: Mapping[str, ObservedConfig],
+        cluster: ControllerConfig,
+    ) -> RenderedConfig:
         configs = [each.config for each in observed.values() if not each.is_rendered]
-        cluster = next(iter(self._controller_configs.get_all().values()), ControllerConfig())
         rendered = render_pool(pool, configs, cluster)
         current = pool.configuration.name
         if current and current != rendered.name:
@@ -237,10 +250,14 @@ class RenderController:
         self._events.record_normal(regarding, "RenderedConfigGenerated", text)
         return self._expected_pools.record_write(pool, MachineConfigPool.from_json(found))
 
-    def _write_condition(self, pool: MachineConfigPool, condition: Condition) -> None:
-        """Write the condition RenderDegraded if it differs, and no other condition."""
+    def _write_condition(self, pool: MachineConfigPool, condition: Condition, inputs: str) -> None:
+        """Write the condition RenderDegraded and the hash of the inputs if one differs.
+
+        Both in one write: a client that reads the hash also reads the result.
+        """
         known = next((each for each in pool.conditions if each.type == RENDER_DEGRADED), None)
-        if known is not None and replace(known, last_transition_time="") == condition:
+        is_known = known is not None and replace(known, last_transition_time="") == condition
+        if is_known and pool.status.get(RENDER_INPUTS) == inputs:
             return
         conditions = merge_conditions(
             pool.conditions, [condition], now=format_rfc3339(self._clock.now())
@@ -248,11 +265,14 @@ class RenderController:
         body: Json = {
             # A merge patch replaces the whole list, so it must fail if another writer changed it.
             "metadata": {"resourceVersion": pool.metadata.resource_version},
-            "status": {"conditions": [each.to_json() for each in conditions]},
+            "status": {
+                RENDER_INPUTS: inputs,
+                "conditions": [each.to_json() for each in conditions],
+            },
         }
         found = self._client.patch(MACHINECONFIGPOOLS, pool.name, body, subresource="status")
         self._expected_pools.record_write(pool, MachineConfigPool.from_json(found))
-        if condition.status == "True":
+        if condition.status == "True" and not is_known:
             log.warning("%s", condition.message)
             regarding = ObjectReference(
                 KIND, pool.name, uid=pool.metadata.uid, api_version=API_VERSION

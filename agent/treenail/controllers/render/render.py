@@ -29,6 +29,7 @@ from treenail.config.validation import (
     find_ignored_fields,
     validate_config,
 )
+from treenail.controllers.render.inputs import is_owned_by_pool
 from treenail.errors import ConfigError, UnreconcilableError
 
 CONTROLLER_CONFIG_KIND = "ControllerConfig"
@@ -45,6 +46,7 @@ class ControllerConfig:
 
     base_images: BaseImages = field(default_factory=BaseImages)
     release_version: str = ""
+    metadata: ObjectMeta = field(default_factory=ObjectMeta, compare=False)
 
     @classmethod
     def from_json(cls, document: object) -> "ControllerConfig":
@@ -58,6 +60,7 @@ class ControllerConfig:
                 spec.get_text("baseOSExtensionsContainerImage"),
             ),
             annotations.get(RELEASE_VERSION, ""),
+            ObjectMeta.from_fields(fields.get_object("metadata")),
         )
 
 
@@ -168,8 +171,7 @@ def select_configs(
 
 def is_rendered(config: MachineConfig) -> bool:
     """Return True for a rendered config: a pool is its controller."""
-    owners = config.metadata.owner_references
-    return any(owner.kind == machineconfigpool.KIND and owner.controller for owner in owners)
+    return is_owned_by_pool(config.metadata)
 
 
 def _build_owner_references(pool: MachineConfigPool) -> tuple[OwnerReference, ...]:
