@@ -1,0 +1,236 @@
+"""Facts about the image builds of one MachineOSConfig, the input of `decide`.
+
+A build has two parts. The system part needs a Job where the MachineOSConfig has a Containerfile or
+the config has extensions or another kernel; otherwise it is the base image. The config part is one
+layer on top, added through the registry alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from treenail.api.machineosbuild import BuildState
+from treenail.api.meta import Condition
+from treenail.image.build_reason import BuildReason
+
+POOL_TAKEN = "PoolTaken"
+"""Reason of a MachineOSConfig that lost its pool to another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildProblem:
+    """Why nothing can be built now: a CamelCase reason and a message with the remedy."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class BuildFailure:
+    """Why one attempt of a build failed."""
+
+    reason: BuildReason
+    message: str
+    line: int = 0
+    """Line of the user's Containerfile, from 1; 0 for none."""
+    log: str = ""
+    """The last output of the instruction, without credentials."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Duration of each phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """Attempts of a build; stored in an annotation of the build."""
+
+    attempts: int = 0
+    """Failed attempts."""
+    failure: BuildFailure | None = None
+    """Of the last failed attempt."""
+    retry_at: float | None = None
+    """When the next attempt begins; None without another one."""
+    job: str = ""
+    """Job of the last counted attempt. A failure is counted once."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Duration of each phase of the attempt that succeeded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageConfigFacts:
+    """A MachineOSConfig."""
+
+    name: str
+    uid: str = ""
+    generation: int = 0
+    pool: str = ""
+    current_build: str = ""
+    """Name of the MachineOSBuild in the annotation."""
+    rebuild_requested: bool = False
+    rebuild_of: str = ""
+    """UID of the build that a requested rebuild replaces; empty without a rebuild."""
+    pull_spec: str = ""
+    """The image that the pool gets."""
+    pull_spec_build: str = ""
+    """Name of the build in the status."""
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BuildFacts:
+    """A MachineOSBuild."""
+
+    name: str
+    uid: str = ""
+    image_config: str = ""
+    config: str = ""
+    """The rendered config."""
+    push_spec: str = ""
+    state: BuildState = BuildState.INITIAL
+    reason: str = ""
+    """Reason of the condition that is True."""
+    message: str = ""
+    created: str = ""
+    share_key: str = ""
+    report: BuildReport = BuildReport()
+    system_image: str = ""
+    """Pull spec of the system part; empty while it is unknown."""
+    digest: str = ""
+    """Pull spec of the complete image."""
+    job: str = ""
+    """Name of the Job in the status."""
+    rebuild_of: str = ""
+    """UID of the build that it replaces; then no earlier image is used again."""
+    started: str = ""
+    """Begin in RFC 3339; empty before it."""
+    is_deleting: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state.has_ended
+
+
+class JobState(StrEnum):
+    """State of a Job."""
+
+    PREPARED = "Prepared"
+    """No pod runs yet."""
+    BUILDING = "Building"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """A Job and what its pods reported."""
+
+    name: str
+    uid: str = ""
+    resource_version: str = ""
+    share_key: str = ""
+    image_config: str = ""
+    build: str = ""
+    """The MachineOSBuild that created it."""
+    attempt: int = 1
+    state: JobState = JobState.PREPARED
+    is_deleting: bool = False
+    owners: tuple[str, ...] = ()
+    """UIDs of the builds that wait for it."""
+    is_orphan: bool = False
+    """None of these builds exists any longer, so the garbage collector deletes it."""
+    digest: str = ""
+    """Of the pushed system part, as the pod reported it."""
+    failure: BuildFailure | None = None
+    """Of the last pod that failed; the Job may still run."""
+    phase: str = ""
+    """The container that runs."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    retries: int = 0
+    """Pods that failed."""
+    started_at: float | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.state in (JobState.PREPARED, JobState.BUILDING) and not self.is_deleting
+
+
+@dataclass(frozen=True, slots=True)
+class WantedBuild:
+    """The build that config, pool and rendered config request now."""
+
+    name: str
+    config: str
+    push_spec: str
+    content_key: str = ""
+    share_key: str = ""
+    """Builds with the same one share a Job: content key, push repository and push Secret."""
+    needs_job: bool = False
+    base_image: str = ""
+    system_push_spec: str = ""
+    """Where the Job pushes the system part."""
+    push_secret: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckImage:
+    """Question to a registry whether it has an image."""
+
+    build: str
+    """UID of the build."""
+    image: str
+    """Pull spec by digest."""
+    attempt: int = 0
+    """Another number asks again."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendConfig:
+    """Order to a registry: add the config to an image, and push it under the tag of the build."""
+
+    build: str
+    """UID of the build."""
+    attempt: int
+    source: str
+    """Pull spec of the system part."""
+    push_spec: str
+    config: str
+    """The rendered config."""
+
+
+Question = CheckImage | AppendConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer of a registry."""
+
+    at: float
+    failure: BuildFailure | None = None
+    pull_spec: str = ""
+    """The image; empty with a failure, and when the registry has no such image."""
+    count: int = 1
+    """Failures in a row."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSituation:
+    """All inputs that determine the next writes for one MachineOSConfig."""
+
+    config: ImageConfigFacts
+    now: float
+    wanted: WantedBuild | None = None
+    """None while a problem leaves it unknown."""
+    problem: BuildProblem | None = None
+    """Why no build may begin. A running build of the same inputs continues."""
+    builds: tuple[BuildFacts, ...] = ()
+    """Builds of this MachineOSConfig."""
+    jobs: tuple[JobFacts, ...] = ()
+    """Jobs of these builds, and Jobs with the share key of the wanted build."""
+    needed_keys: frozenset[str] = frozenset()
+    """Share keys that running builds of other MachineOSConfigs need."""
+    system_images: tuple[str, ...] = ()
+    """System parts of earlier builds with the share key of the wanted build, newest first."""
+    answers: Mapping[Question, Answer] = field(default_factory=dict)
+    pool_condition: Condition | None = None
+    """ImageBuildDegraded of the pool."""

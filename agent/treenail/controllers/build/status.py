@@ -1,0 +1,105 @@
+"""Texts and conditions that describe image builds."""
+
+from treenail.api.machineosbuild import BuildState
+from treenail.api.machineosconfig import ImageConfigCondition as Kind
+from treenail.api.meta import Condition
+from treenail.clock import format_rfc3339
+from treenail.controllers.build.facts import (
+    BuildFacts,
+    BuildFailure,
+    BuildProblem,
+    BuildReport,
+    JobFacts,
+)
+from treenail.image.build_reason import REMEDIES
+
+MESSAGE_LIMIT = 2000
+"""Maximum characters of a message. The API permits 32768, but users read it in tables."""
+
+
+def format_failure(failure: BuildFailure, attempts: int) -> str:
+    """Format why a build failed, with its line and the remedy."""
+    tried = f" after {attempts} attempts" if attempts > 1 else ""
+    remedy = REMEDIES[failure.reason]
+    return _join(f"{_format_cause(failure)}{tried}", remedy)
+
+
+def format_retry(report: BuildReport) -> tuple[str, str]:
+    """Return reason and message of a build that waits for its next attempt."""
+    failure = report.failure
+    if failure is None or report.retry_at is None:
+        return "", ""
+    wait = f"attempt {report.attempts} failed; next attempt at {format_rfc3339(report.retry_at)}"
+    return failure.reason, _join(f"{_format_cause(failure)}; {wait}", REMEDIES[failure.reason])
+
+
+def format_job_progress(job: JobFacts, report: BuildReport) -> str:
+    """Format what a Job does."""
+    what = f"Job {job.name} waits for a node"
+    if job.phase:
+        what = f"Job {job.name} runs {job.phase}"
+    if report.attempts:
+        what += f" (attempt {report.attempts + 1})"
+    if job.failure is not None:
+        what += f"; pod {job.retries} failed: {_format_cause(job.failure)}"
+    return what[:MESSAGE_LIMIT]
+
+
+def compute_config_conditions(
+    problem: BuildProblem | None, build: BuildFacts | None, *, is_served: bool, pull_spec: str
+) -> tuple[Condition, ...]:
+    """Compute the conditions of a MachineOSConfig, without times."""
+    accepted = Condition(Kind.ACCEPTED, "True", "Accepted", "The build inputs are valid")
+    if problem is not None:
+        accepted = Condition(Kind.ACCEPTED, "False", problem.reason, problem.message)
+    return (
+        accepted,
+        *_compute_build_conditions(problem, build, is_served=is_served, pull_spec=pull_spec),
+    )
+
+
+def _compute_build_conditions(
+    problem: BuildProblem | None, build: BuildFacts | None, *, is_served: bool, pull_spec: str
+) -> tuple[Condition, Condition]:
+    previous = f"; the pool keeps {pull_spec}" if pull_spec else ""
+    if build is None:
+        reason = "Waiting" if problem is None else problem.reason
+        message = f"No image is built for the present inputs{previous}"
+        return (
+            Condition(Kind.IMAGE_READY, "False", reason, message),
+            Condition(Kind.BUILD_PROGRESSING, "False", reason, "No build runs"),
+        )
+    name = f"MachineOSBuild {build.name}"
+    if build.state is BuildState.SUCCEEDED:
+        ready = (
+            Condition(Kind.IMAGE_READY, "True", "Ready", f"{name} built {pull_spec}")
+            if is_served
+            else Condition(Kind.IMAGE_READY, "False", "Verifying", f"{name} is being verified")
+        )
+        return ready, Condition(Kind.BUILD_PROGRESSING, "False", "Succeeded", f"{name} succeeded")
+    reason = build.reason or build.state.value or "Created"
+    message = f"{name}: {build.message}" if build.message else f"{name} was created"
+    if build.has_ended:
+        return (
+            Condition(Kind.IMAGE_READY, "False", reason, f"{message}{previous}"),
+            Condition(Kind.BUILD_PROGRESSING, "False", reason, message),
+        )
+    return (
+        Condition(
+            Kind.IMAGE_READY,
+            "False",
+            "Building",
+            f"{name} is in progress{previous}",
+        ),
+        Condition(Kind.BUILD_PROGRESSING, "True", reason, message),
+    )
+
+
+def _format_cause(failure: BuildFailure) -> str:
+    line = f"line {failure.line}: " if failure.line else ""
+    return f"{line}{failure.message}"[:MESSAGE_LIMIT]
+
+
+def _join(cause: str, remedy: str) -> str:
+    room = max(MESSAGE_LIMIT - len(remedy) - 2, 0)
+    return f"{cause[:room]}; {remedy}" if remedy else cause[:MESSAGE_LIMIT]
