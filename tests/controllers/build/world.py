@@ -26,8 +26,8 @@ from treenail.controllers.build.decide import BuildDecision, decide_builds
 from treenail.controllers.build.facts import (
     Answer,
     AppendConfig,
+    AttemptFailure,
     BuildFacts,
-    BuildFailure,
     BuildProblem,
     BuildSituation,
     CheckImage,
@@ -135,7 +135,7 @@ class World:
         self._set_job(name, state=JobState.SUCCEEDED, digest=digest, seconds={"build": 2.0})
 
     def fail_job(self, name: str, reason: BuildReason) -> None:
-        failure = BuildFailure(reason, "it failed", line=3)
+        failure = AttemptFailure(reason, "it failed", line=3)
         self._set_job(name, state=JobState.FAILED, failure=failure)
 
     def delete_job(self, name: str) -> None:
@@ -150,7 +150,7 @@ class World:
         known = self.answers.setdefault(name, {})
         if failure is not None:
             count = known[question].count + 1 if question in known else 1
-            found = BuildFailure(failure, "the registry failed")
+            found = AttemptFailure(failure, "the registry failed")
             known[question] = Answer(self.now, found, count=count)
         elif isinstance(question, CheckImage):
             found_image = question.image if question.image in self.images else ""

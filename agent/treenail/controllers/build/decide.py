@@ -30,8 +30,8 @@ from treenail.controllers.build.facts import (
     POOL_TAKEN,
     Answer,
     AppendConfig,
+    AttemptFailure,
     BuildFacts,
-    BuildFailure,
     BuildReport,
     BuildSituation,
     CheckImage,
@@ -285,7 +285,7 @@ class _Decider:
             return self._fail(build, job.failure, job.name)
         if job.state is JobState.FAILED:
             message = f"Job {job.name} failed, and its pods are gone"
-            return self._fail(build, BuildFailure(BuildReason.EVICTED, message), job.name)
+            return self._fail(build, AttemptFailure(BuildReason.EVICTED, message), job.name)
         if job.is_deleting:
             if job.build != build.name:
                 return build
@@ -299,7 +299,7 @@ class _Decider:
         image = f"{repository}@{job.digest}"
         if not job.digest:
             message = f"Job {job.name} succeeded, but its pod reported no digest"
-            failure = BuildFailure(BuildReason.DIGEST_MISMATCH, message)
+            failure = AttemptFailure(BuildReason.DIGEST_MISMATCH, message)
             return self._fail(build, failure, job.name)
         question = CheckImage(build.uid, image)
         answer = self._ask(question)
@@ -315,7 +315,7 @@ class _Decider:
             )
         if not answer.pull_spec:
             message = f"Job {job.name} reported {image}, but the registry does not have it"
-            failure = BuildFailure(BuildReason.DIGEST_MISMATCH, message)
+            failure = AttemptFailure(BuildReason.DIGEST_MISMATCH, message)
             return self._fail(build, failure, job.name)
         report = replace(build.report, seconds={**build.report.seconds, **job.seconds})
         self._set_report(build, report)
@@ -329,7 +329,7 @@ class _Decider:
             build = self._set_status(build, BuildState.BUILDING, "", f"reusing {image}")
         return self._append(wanted, build, image)
 
-    def _fail(self, build: BuildFacts, failure: BuildFailure, job: str = "") -> BuildFacts:
+    def _fail(self, build: BuildFacts, failure: AttemptFailure, job: str = "") -> BuildFacts:
         """Count a failed attempt; end the build, or schedule the next attempt."""
         report = build.report
         attempts = report.attempts + 1

@@ -26,7 +26,7 @@ class BuildProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class BuildFailure:
+class AttemptFailure:
     """Why one attempt of a build failed."""
 
     reason: BuildReason
@@ -45,7 +45,7 @@ class BuildReport:
 
     attempts: int = 0
     """Failed attempts."""
-    failure: BuildFailure | None = None
+    failure: AttemptFailure | None = None
     """Of the last failed attempt."""
     retry_at: float | None = None
     """When the next attempt begins; None without another one."""
@@ -140,7 +140,7 @@ class JobFacts:
     """None of these builds exists any longer, so the garbage collector deletes it."""
     digest: str = ""
     """Of the pushed system part, as the pod reported it."""
-    failure: BuildFailure | None = None
+    failure: AttemptFailure | None = None
     """Of the last pod that failed; the Job may still run."""
     phase: str = ""
     """The container that runs."""
@@ -205,7 +205,7 @@ class Answer:
     """Answer of a registry."""
 
     at: float
-    failure: BuildFailure | None = None
+    failure: AttemptFailure | None = None
     pull_spec: str = ""
     """The image; empty with a failure, and when the registry has no such image."""
     count: int = 1

@@ -5,8 +5,8 @@ from treenail.api.machineosconfig import ImageConfigCondition as Kind
 from treenail.api.meta import Condition
 from treenail.clock import format_rfc3339
 from treenail.controllers.build.facts import (
+    AttemptFailure,
     BuildFacts,
-    BuildFailure,
     BuildProblem,
     BuildReport,
     JobFacts,
@@ -17,7 +17,7 @@ MESSAGE_LIMIT = 2000
 """Maximum characters of a message. The API permits 32768, but users read it in tables."""
 
 
-def format_failure(failure: BuildFailure, attempts: int) -> str:
+def format_failure(failure: AttemptFailure, attempts: int) -> str:
     """Format why a build failed, with its line and the remedy."""
     tried = f" after {attempts} attempts" if attempts > 1 else ""
     remedy = REMEDIES[failure.reason]
@@ -95,7 +95,7 @@ def _compute_build_conditions(
     )
 
 
-def _format_cause(failure: BuildFailure) -> str:
+def _format_cause(failure: AttemptFailure) -> str:
     line = f"line {failure.line}: " if failure.line else ""
     return f"{line}{failure.message}"[:MESSAGE_LIMIT]
 
