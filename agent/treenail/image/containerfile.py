@@ -1,0 +1,308 @@
+"""Containerfile reader: instructions with their lines, here-documents and stages.
+
+It reads as BuildKit and buildah do: parser directives at the top, an escape character, comments
+between continued lines, here-documents in ADD, COPY and RUN. It never fails: what is wrong with a
+text is found by `treenail.image.inputs.containerfile_problems`.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+_DIRECTIVE = re.compile(r"#[ \t]*([a-zA-Z][a-zA-Z0-9]*)[ \t]*=[ \t]*(.+?)[ \t]*")
+_KNOWN_DIRECTIVES = frozenset({"escape", "syntax", "check"})
+_HEREDOC = re.compile(r"(\d*)<<(-?)([^<]*)")
+_WITH_HEREDOC = frozenset({"ADD", "COPY", "RUN"})
+_FLAG = re.compile(r"--[a-zA-Z][a-zA-Z0-9-]*(=|$)")
+_VARIABLE = re.compile(
+    r"\$(?:(?P<plain>\w+)|\{(?P<name>\w+)(?::?(?P<operator>[-+])(?P<word>[^}]*))?\})"
+)
+_BLANK = " \t\v\f\r"
+MAX_EXPANDED = 4096
+"""Maximum characters of an expanded text: variables in the values of others multiply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heredoc:
+    """A here-document: the text up to a line with its name."""
+
+    name: str
+    content: str
+    is_closed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction; ``line`` and ``end_line`` count from 1."""
+
+    line: int
+    keyword: str
+    """In capitals."""
+    arguments: str
+    """Flags and arguments as one line, without here-documents."""
+    end_line: int = 0
+    heredocs: tuple[Heredoc, ...] = ()
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flags before the arguments: ``--from=base``."""
+        return _split_flags(self.arguments)[0]
+
+    @property
+    def operands(self) -> str:
+        """The arguments after the flags."""
+        return _split_flags(self.arguments)[1]
+
+    def find_flag(self, name: str) -> str:
+        """Return the value of a flag; empty without it."""
+        prefix = f"--{name}="
+        found = (each.removeprefix(prefix) for each in self.flags if each.startswith(prefix))
+        return next(found, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One build stage, from its FROM to the next one."""
+
+    index: int
+    line: int
+    image: str
+    """The name after FROM, with the values of global arguments; may name an earlier stage."""
+    name: str = ""
+    """The name after AS in lower case; empty for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Containerfile:
+    """A parsed Containerfile."""
+
+    instructions: tuple[Instruction, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    escape: str = "\\"
+    directives: tuple[str, ...] = ()
+    """The lines with parser directives at the top."""
+    length: int = 0
+    """Characters of the text."""
+
+    @property
+    def global_arguments(self) -> tuple[Instruction, ...]:
+        """The ARG instructions before the first FROM; they apply to every FROM."""
+        found = []
+        for instruction in self.instructions:
+            if instruction.keyword == "FROM":
+                break
+            if instruction.keyword == "ARG":
+                found.append(instruction)
+        return tuple(found)
+
+    @property
+    def heredoc_line(self) -> int:
+        """Line of the first instruction with a here-document; 0 for none.
+
+        buildah reads here-documents from version 1.33 on.
+        """
+        return next((each.line for each in self.instructions if each.heredocs), 0)
+
+    def find_instruction(self, line: int) -> Instruction | None:
+        """Return the instruction that a line belongs to."""
+        found = (each for each in self.instructions if each.line <= line <= each.end_line)
+        return next(found, None)
+
+
+def parse_containerfile(text: str) -> Containerfile:
+    """Read a Containerfile; any text has a result."""
+    lines = text.removeprefix("\ufeff").split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    lines = [line.removesuffix("\r") for line in lines]
+    directives, escape = _read_directives(lines)
+    instructions = tuple(_read_instructions(lines, escape))
+    return Containerfile(
+        instructions, tuple(_read_stages(instructions)), escape, directives, len(text)
+    )
+
+
+def expand_variables(text: str, values: Mapping[str, str]) -> str:
+    """Expand ``$NAME``, ``${NAME}``, ``${NAME:-DEFAULT}`` and ``${NAME:+OTHER}``."""
+
+    def expand(found: re.Match[str]) -> str:
+        value = values.get(found["plain"] or found["name"], "")
+        if found["operator"] == "-":
+            return value or found["word"]
+        if found["operator"] == "+":
+            return found["word"] if value else ""
+        return value
+
+    return _VARIABLE.sub(expand, text)[:MAX_EXPANDED]
+
+
+def split_words(text: str, escape: str = "\\") -> list[str]:
+    """Split at white space outside of quotes; quotes and escapes stay."""
+    words: list[str] = []
+    word, quote, position = "", "", 0
+    while position < len(text):
+        char = text[position]
+        if char == escape and quote != "'" and position + 1 < len(text):
+            word += char + text[position + 1]
+            position += 2
+            continue
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        elif char.isspace():
+            if word:
+                words.append(word)
+            word = ""
+            position += 1
+            continue
+        word += char
+        position += 1
+    return [*words, word] if word else words
+
+
+def has_open_quote(text: str, escape: str = "\\") -> bool:
+    """Return whether a quote is not closed."""
+    quote, position = "", 0
+    while position < len(text):
+        char = text[position]
+        if char == escape and quote != "'":
+            position += 1
+        elif quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        position += 1
+    return bool(quote)
+
+
+def strip_quotes(word: str, escape: str = "\\") -> str:
+    """Return a word as a shell reads it, without its quotes and escapes."""
+    out, quote, position = "", "", 0
+    while position < len(word):
+        char = word[position]
+        if char == escape and quote != "'" and position + 1 < len(word):
+            position += 1
+            out += word[position]
+        elif quote:
+            out += "" if char == quote else char
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        else:
+            out += char
+        position += 1
+    return out
+
+
+def _read_directives(lines: list[str]) -> tuple[tuple[str, ...], str]:
+    """Return the lines with directives, and the escape character."""
+    found: list[str] = []
+    escape = "\\"
+    for line in lines:
+        match = _DIRECTIVE.fullmatch(line.strip(_BLANK))
+        if match is None:
+            break
+        name = match[1].lower()
+        if name not in _KNOWN_DIRECTIVES:
+            break
+        if name == "escape" and match[2] in ("\\", "`"):
+            escape = match[2]
+        found.append(line)
+    return tuple(found), escape
+
+
+def _read_instructions(lines: list[str], escape: str) -> Iterator[Instruction]:
+    escaped = re.escape(escape)
+    continued = re.compile(rf"(.*[^{escaped}])?{escaped}[ \t]*", re.DOTALL)
+    position = 0
+    while position < len(lines):
+        start = position
+        position += 1
+        text = lines[start].lstrip(_BLANK)
+        if not text or text.startswith("#"):
+            continue
+        match = continued.fullmatch(text)
+        text, is_open = ((match[1] or ""), True) if match else (text, False)
+        while is_open and position < len(lines):
+            line = lines[position]
+            position += 1
+            # Comments and empty lines between continued lines are left out.
+            if not line.strip(_BLANK) or line.lstrip(_BLANK).startswith("#"):
+                continue
+            match = continued.fullmatch(line)
+            more, is_open = ((match[1] or ""), True) if match else (line, False)
+            text += more
+        heredocs, position = _read_heredocs(text, lines, position)
+        keyword, _, arguments = _partition_space(text.strip())
+        yield Instruction(start + 1, keyword.upper(), arguments, position, heredocs)
+
+
+def _partition_space(text: str) -> tuple[str, str, str]:
+    match = re.search(r"\s+", text)
+    if match is None:
+        return text, "", ""
+    return text[: match.start()], " ", text[match.end() :].strip()
+
+
+def _read_heredocs(text: str, lines: list[str], position: int) -> tuple[tuple[Heredoc, ...], int]:
+    """Read the here-documents that an instruction begins; return them and the next position."""
+    keyword, _, arguments = _partition_space(text.strip())
+    if keyword.upper() == "ONBUILD":
+        keyword, _, arguments = _partition_space(arguments)
+    if keyword.upper() not in _WITH_HEREDOC or "<<" not in arguments or _is_exec_form(arguments):
+        return (), position
+    found: list[Heredoc] = []
+    # A shell reads these words: its escape character is that of no directive.
+    if has_open_quote(arguments):
+        return (), position
+    for word in split_words(arguments):
+        match = _HEREDOC.fullmatch(word)
+        name = strip_quotes(match[3]) if match else ""
+        if match is None or not name:
+            continue
+        content: list[str] = []
+        is_closed = False
+        while position < len(lines) and not is_closed:
+            line = lines[position]
+            position += 1
+            is_closed = (line.lstrip("\t") if match[2] else line) == name
+            if not is_closed:
+                content.append(line + "\n")
+        found.append(Heredoc(name, "".join(content), is_closed))
+    return tuple(found), position
+
+
+def _is_exec_form(arguments: str) -> bool:
+    operands = _split_flags(arguments)[1]
+    return operands.startswith("[") and operands.endswith("]")
+
+
+def _split_flags(arguments: str) -> tuple[tuple[str, ...], str]:
+    flags: list[str] = []
+    rest = arguments
+    while True:
+        word, _, after = _partition_space(rest)
+        if not _FLAG.match(word):
+            return tuple(flags), rest
+        flags.append(word)
+        rest = after
+
+
+def _read_stages(instructions: Iterable[Instruction]) -> Iterator[Stage]:
+    values: dict[str, str] = {}
+    index = 0
+    for instruction in instructions:
+        if instruction.keyword == "ARG" and not index:
+            for word in split_words(instruction.arguments):
+                name, _, value = word.partition("=")
+                values[name] = expand_variables(strip_quotes(value), values)
+        if instruction.keyword == "FROM":
+            words = instruction.operands.split()
+            has_name = len(words) == _FROM_AS_WORDS and words[1].upper() == "AS"
+            image = strip_quotes(expand_variables(words[0], values)) if words else ""
+            yield Stage(index, instruction.line, image, words[2].lower() if has_name else "")
+            index += 1
+
+
+_FROM_AS_WORDS = 3
