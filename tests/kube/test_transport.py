@@ -441,6 +441,16 @@ def test_closed_transport_wakes_waiting_requests(tmp_path: Path) -> None:
     assert len(failures) == 1
 
 
+def test_closed_transport_keeps_no_connection(tmp_path: Path) -> None:
+    with serving(tmp_path, ok) as server:
+        transport = thin(kubeconfig(server))
+        transport.close()
+        for _ in range(2):
+            transport.send(GET)
+
+        assert len({seen.peer for seen in server.seen}) == 2
+
+
 def test_trickling_server_is_unreachable_after_the_limit(
     tmp_path: Path, opened: list[Transport]
 ) -> None:

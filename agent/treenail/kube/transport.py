@@ -48,6 +48,7 @@ class HttpTransport:
         self._clock = clock
         self._max_kept = max_kept
         self._lock = threading.Lock()
+        self._is_closed = False
         self._idle: list[TlsConnection] = []
         self._busy: set[TlsConnection] = set()
 
@@ -74,8 +75,12 @@ class HttpTransport:
         return HttpStream(self, self._wire, self._clock, request, duration_s)
 
     def close(self) -> None:
-        """Close all connections; running requests and streams fail at once."""
+        """Close all connections; running requests and streams fail at once.
+
+        A request that another thread sends later closes its connection itself.
+        """
         with self._lock:
+            self._is_closed = True
             idle, self._idle = self._idle, []
             for link in self._busy:
                 link.abort()
@@ -118,7 +123,7 @@ class HttpTransport:
         """Keep the connection for another request, or close it."""
         with self._lock:
             self._busy.discard(link)
-            if keep and len(self._idle) < self._max_kept:
+            if keep and not self._is_closed and len(self._idle) < self._max_kept:
                 self._idle.append(link)
                 return
         link.close()
