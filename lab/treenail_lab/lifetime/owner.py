@@ -5,6 +5,7 @@ claimed by `Owner.claim_directory`. When the owner ends, the reaper kills and re
 the reaper ended too, as in a container that is killed, the next start removes what is left.
 """
 
+import atexit
 import contextlib
 import fcntl
 import os
@@ -24,6 +25,8 @@ PREFIX = "tn"
 """Prefix of directory names: short, because a socket's path has at most 107 bytes (unix(7))."""
 OWNER_FILE = ".treenail-lab"
 """The file that holds the owner's token, and the owner's lock while the owner lives."""
+
+_REAPER_TIMEOUT_S = 10.0
 
 
 class Owner:
@@ -88,9 +91,20 @@ class Owner:
             cwd="/",
             start_new_session=True,
         )
+        atexit.register(self._end_reaper)
+
+    def _end_reaper(self) -> None:
+        """Let the reaper clean up, so that this process leaves no child and no open pipe."""
+        with self._guard:
+            if self._reaper is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    # It closes the pipe first, by which the reaper knows.
+                    self._reaper.communicate(timeout=_REAPER_TIMEOUT_S)
 
     def _notify_reaper(self, change: str, directory: Path) -> None:
-        if self._reaper is not None and self._reaper.stdin is not None:
+        if self._reaper is None or self._reaper.stdin is None:
+            return
+        if not self._reaper.stdin.closed:
             # Without a reaper the directory is still removed by the next start.
             with contextlib.suppress(BrokenPipeError):
                 self._reaper.stdin.write(os.fsencode(f"{change}{directory.absolute()}\n"))

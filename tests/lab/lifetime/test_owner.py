@@ -95,6 +95,17 @@ def test_owner_exits_or_crashes_children_and_directory_are_gone(arguments: tuple
         wait_until(lambda: not directory.exists())
 
 
+def test_owner_exits_without_a_warning_after_reaper_cleaned_up() -> None:
+    script = "from treenail_lab.lifetime.owner import owner; print(owner.make_directory())"
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True, text=True, check=True, timeout=30,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert not Path(done.stdout.strip()).exists()
+
+
 def test_reaper_ignores_the_signals_of_a_terminal() -> None:
     with running_owner() as (process, directory, token):
         reaper = find_reaper(token)
