@@ -120,7 +120,7 @@ class Cluster:
     ) -> Answer:
         """Send one request and return its response."""
         connection, response = self._send(method, path, body, content_type, query)
-        with contextlib.closing(connection):
+        with contextlib.closing(connection), response:
             text = response.read()
             try:
                 document = json.loads(text)

@@ -344,6 +344,25 @@ def test_endless_line_is_rejected(tmp_path: Path, connect: Connect) -> None:
             next(found.iter_lines())
 
 
+def test_rejected_stream_with_endless_body_closes_its_connection(
+    tmp_path: Path, connect: Connect
+) -> None:
+    ended = threading.Event()
+
+    def reject(exchange: Exchange) -> None:
+        try:
+            exchange.reply(b"x" * 1_000_000, 403)
+            exchange.wait_for_the_end()
+        finally:
+            ended.set()
+
+    with serving(tmp_path, reject) as server:
+        found = connect(server).open_stream(GET, duration_s=10)
+        with pytest.raises(ClusterError, match="longer than 10000"):
+            found.read_response()
+        assert ended.wait(10)
+
+
 def test_closed_stream_wakes_its_reader_at_once(tmp_path: Path, connect: Connect) -> None:
     def stream(exchange: Exchange) -> None:
         exchange.begin_stream()

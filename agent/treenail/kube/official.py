@@ -5,6 +5,7 @@ costs six times the processor time. Its generated methods changed between versio
 configuration and its connection pool did not, so this module uses only those two.
 """
 
+import contextlib
 import socket
 from collections.abc import Iterator
 from typing import cast
@@ -199,9 +200,8 @@ class OfficialStream:
         try:
             response = self._transport.begin_response(self._request, self._lasts_s, gzip=False)
             if response.status != 200:
-                reply = self._transport.read_response(self._request, response)
-                response.close()
-                return reply
+                with contextlib.closing(response):
+                    return self._transport.read_response(self._request, response)
         except (HTTPError, OSError) as error:
             raise self._transport.make_unreachable(self._request, error, self._lasts_s) from error
         self._response = response

@@ -180,6 +180,10 @@ class HttpStream:
             raise self._wire.make_unreachable(
                 self._request, error, self._request.limit_s
             ) from error
+        except BaseException:
+            # For example a body of an error that is too long.
+            self._release_connection(keep=False)
+            raise
         self._end_reading()
         self._response = response
         return ApiResponse(response.status)

@@ -96,8 +96,9 @@ class WebClient:
             headers["Content-Type"] = "application/json"
         target = f"{path}?{query}" if query else path
         connection.request("POST" if request.body else "GET", target, request.body or None, headers)
-        response = connection.getresponse()
-        body = response.read(self._max_bytes + 1)
+        # A response that ends with the connection keeps the socket open until it is closed, too.
+        with connection.getresponse() as response:
+            body = response.read(self._max_bytes + 1)
         if len(body) > self._max_bytes:
             return WebFailure(
                 f"{connection.host}: the response is longer than {self._max_bytes} bytes"
