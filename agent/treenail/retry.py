@@ -57,6 +57,28 @@ def retry_registry_probe(
     )
 
 
+def retry_registry_call(
+    call: Callable[[], T],
+    clock: Clock,
+    should_retry: Callable[[BaseException], bool],
+    get_retry_after_s: Callable[[BaseException], float],
+) -> T:
+    """Call a request to an image registry up to 5 times, with at most 40 s of pauses.
+
+    ``get_retry_after_s`` returns the pause that the registry requests, which counts up to 10 s.
+    Raise the last error.
+    """
+    return _call_with_retries(
+        call,
+        clock,
+        should_retry,
+        get_retry_after_s,
+        attempts=5,
+        first_pause_s=0.5,
+        max_pause_s=10.0,
+    )
+
+
 def compute_event_pause_s(failures: int) -> float:
     """Return the pause after this many failed Event writes in a row, in seconds.
 
@@ -77,6 +99,10 @@ def _is_temporary(error: BaseException) -> bool:
     return isinstance(error, UnreachableError | TooManyRequestsError)
 
 
+def _get_retry_after_s(error: BaseException) -> float:
+    return error.retry_after_s if isinstance(error, TooManyRequestsError) else 0.0
+
+
 def _is_service_starting(error: BaseException) -> bool:
     return isinstance(error, BusError) and (
         error.name in _STARTING_ERRORS or error.name.startswith(f"{_BUS_ERROR_PREFIX}Spawn.")
@@ -87,6 +113,7 @@ def _call_with_retries(
     call: Callable[[], T],
     clock: Clock,
     should_retry: Callable[[BaseException], bool],
+    get_retry_after_s: Callable[[BaseException], float] | None = None,
     *,
     attempts: int,
     first_pause_s: float,
@@ -114,7 +141,8 @@ def _call_with_retries(
 
     def pause_s(state: "RetryCallState") -> float:
         error = state.outcome.exception() if state.outcome else None
-        retry_after_s = error.retry_after_s if isinstance(error, TooManyRequestsError) else 0.0
+        get_s = get_retry_after_s or _get_retry_after_s
+        retry_after_s = get_s(error) if error is not None else 0.0
         return min(max(exponential(state) + jitter(state), retry_after_s), max_pause_s)
 
     retrying = tenacity.Retrying(

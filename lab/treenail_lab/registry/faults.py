@@ -45,6 +45,8 @@ class RegistryFault:
     code: str = ""
     """The error code in the body of the answer."""
     retry_after: str = ""
+    challenge: str = 'Basic realm="lab"'
+    """WWW-Authenticate of an answer with the status 401."""
     after_bytes: int = 0
     location: str = ""
 

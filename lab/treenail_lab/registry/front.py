@@ -142,7 +142,7 @@ class _FrontHandler(BaseHTTPRequestHandler):
     def _fail_early(self, fault: RegistryFault) -> None:
         if fault.kind is FaultKind.STATUS:
             retry_after = {"Retry_After": fault.retry_after} if fault.retry_after else {}
-            challenge = {"WWW_Authenticate": 'Basic realm="lab"'} if fault.status == 401 else {}
+            challenge = {"WWW_Authenticate": fault.challenge} if fault.status == 401 else {}
             raise RefusedRequest(
                 fault.status, fault.code or "UNKNOWN", fault.text, **retry_after, **challenge
             )

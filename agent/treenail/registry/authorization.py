@@ -1,0 +1,217 @@
+"""Logins of requests: HTTP Basic, and tokens of a token server (bearer).
+
+A registry answers 401 with a challenge. For a bearer challenge, the token server that it names
+receives the login and returns a token for a repository and actions.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlencode
+
+from treenail.clock import Clock
+from treenail.escape import escape_line
+from treenail.registry.errors import AnswerInvalid, LoginRefused, make_status_error
+from treenail.registry.logins import Login
+from treenail.registry.transport import (
+    RegistryAnswer,
+    RegistryLimits,
+    RegistryTransport,
+    Url,
+    parse_url,
+)
+
+WITHHELD = "<withheld>"
+_TEXT_LIMIT = 300
+_CHALLENGES, _CHALLENGE_LIMIT = 4, 4096
+_CHALLENGE = re.compile(r'\s*,?\s*([A-Za-z0-9_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+_CLIENT_ID = "treenail"
+# The lifetime of a token without expires_in, of the token protocol.
+_DEFAULT_LIFETIME_S = 60.0
+_LIFETIME_LIMIT_S = 86400.0
+_EARLY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class BearerChallenge:
+    """The token server of a registry."""
+
+    realm: Url
+    service: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    text: str = field(repr=False)
+    end: float
+
+
+class Authorization:
+    """Chooses the Authorization of each request to one registry, and learns from its challenges."""
+
+    def __init__(
+        self, transport: RegistryTransport, login: Login, limits: RegistryLimits, clock: Clock
+    ) -> None:
+        self._transport = transport
+        self._login = login
+        self._limits = limits
+        self._clock = clock
+        self._challenge: BearerChallenge | None = None
+        self._is_basic = False
+        self._tokens: dict[tuple[str, ...], _Token] = {}
+
+    def get_header(self, scopes: tuple[str, ...], *, action: str) -> str:
+        """Return the value of Authorization; empty before the first challenge."""
+        if self._is_basic:
+            return self._login.basic
+        if self._challenge is None:
+            return ""
+        token = self._tokens.get(scopes)
+        if token is None or token.end <= self._clock.monotonic():
+            token = self._fetch_token(self._challenge, scopes, action=action)
+            self._tokens[scopes] = token
+        return f"Bearer {token.text}"
+
+    def accept_challenge(
+        self, answer: RegistryAnswer, scopes: tuple[str, ...], *, had_header: bool, action: str
+    ) -> bool:
+        """Return whether the request can be sent again with another Authorization.
+
+        A token may have expired early, so that a refused one is fetched once more.
+        """
+        if had_header and self._is_basic:
+            return False
+        challenges = dict(_parse_challenges(answer.get_headers("WWW-Authenticate")))
+        if "bearer" in challenges:
+            self._challenge = _read_bearer(challenges["bearer"], answer.url, action=action)
+            return self._tokens.pop(scopes, None) is None or had_header
+        if "basic" in challenges and not self._login.is_anonymous:
+            if not self._login.password and self._login.identity_token:
+                return False
+            self._is_basic = True
+            return True
+        return False
+
+    def withhold(self, text: str) -> str:
+        """Return text of the registry, bounded, escaped and without credentials."""
+        secrets = [*self._login.list_secrets(), *(each.text for each in self._tokens.values())]
+        for secret in sorted(secrets, key=len, reverse=True):
+            text = text.replace(secret, WITHHELD)
+        return escape_line(text)[:_TEXT_LIMIT]
+
+    def _fetch_token(
+        self, challenge: BearerChallenge, scopes: tuple[str, ...], *, action: str
+    ) -> _Token:
+        """Fetch a token. Redirects are not followed: they would carry the login elsewhere."""
+        realm = challenge.realm
+        fields = [("service", challenge.service), *(("scope", each) for each in scopes)]
+        headers = {"Accept": "application/json"}
+        if self._login.identity_token:
+            form = [
+                ("grant_type", "refresh_token"),
+                ("service", challenge.service),
+                ("client_id", _CLIENT_ID),
+                ("scope", " ".join(scopes)),
+                ("refresh_token", self._login.identity_token),
+            ]
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+            content = urlencode(form).encode()
+            answer = self._transport.send("POST", realm, headers, content, action=action)
+        else:
+            if not self._login.is_anonymous:
+                headers["Authorization"] = self._login.basic
+            joint = "&" if "?" in realm.target else "?"
+            target = f"{realm.target}{joint}{urlencode(fields)}"
+            place = Url(realm.scheme, realm.host, realm.port, target)
+            answer = self._transport.send("GET", place, headers, action=action)
+        if answer.status != 200:
+            raise self._make_token_error(answer, action=action)
+        return self._read_token(answer.read(self._limits.token_bytes), realm, action=action)
+
+    def _make_token_error(self, answer: RegistryAnswer, *, action: str) -> Exception:
+        address = answer.url.address
+        code, text = read_error_text(answer, self._limits)
+        if answer.status in {400, 401, 403}:
+            return LoginRefused(
+                f"cannot {action}: the token server {address} refuses the login "
+                f"({answer.status}{self._format(code, text)})",
+                status=401,
+                remedy="check the login in the Secret, with: podman login REGISTRY",
+            )
+        found = self._format(code, text).removeprefix(": ")
+        return make_status_error(action, f"the token server {address}", answer.status, found)
+
+    def _format(self, code: str, text: str) -> str:
+        said = self.withhold(" ".join(filter(None, (code, text))))
+        return f": {said}" if said else ""
+
+    def _read_token(self, content: bytes, realm: Url, *, action: str) -> _Token:
+        try:
+            document = json.loads(content)
+        except (ValueError, RecursionError):
+            document = None
+        found = document if isinstance(document, dict) else {}
+        text = found.get("token") or found.get("access_token")
+        if not isinstance(text, str) or not _TOKEN.fullmatch(text):
+            raise AnswerInvalid(
+                f"cannot {action}: the token server {realm.address} returned no token"
+            )
+        found_s = found.get("expires_in")
+        seconds = _DEFAULT_LIFETIME_S
+        if isinstance(found_s, int | float) and 0 < found_s < _LIFETIME_LIMIT_S:
+            seconds = float(found_s)
+        return _Token(text, self._clock.monotonic() + seconds - min(_EARLY_S, seconds / 2))
+
+
+def read_error_text(answer: RegistryAnswer, limits: RegistryLimits) -> tuple[str, str]:
+    """Return code and message of the first error in an answer's body; empty without them."""
+    try:
+        content = answer.read(limits.error_bytes)
+    except AnswerInvalid:
+        return "", ""
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        return "", ""
+    errors = document.get("errors") if isinstance(document, dict) else None
+    first = errors[0] if isinstance(errors, list) and errors else None
+    if not isinstance(first, dict):
+        return "", ""
+    code, message, detail = (first.get(name) for name in ("code", "message", "detail"))
+    texts = [message] if isinstance(message, str) else []
+    # docker-registry has the error of its storage only here: "no space left on device".
+    if isinstance(detail, dict):
+        texts.append(json.dumps(detail, sort_keys=True))
+    return code if isinstance(code, str) else "", " ".join(texts)
+
+
+def _read_bearer(parameters: Mapping[str, str], url: Url, *, action: str) -> BearerChallenge:
+    try:
+        realm = parse_url(parameters.get("realm", ""))
+    except ValueError:
+        realm = None
+    # The login goes there: never without TLS when the registry has TLS.
+    if realm is None or (realm.scheme != "https" and url.scheme == "https"):
+        raise AnswerInvalid(
+            f"cannot {action}: {url.address} names no token server with an https URL", status=401
+        )
+    return BearerChallenge(realm, parameters.get("service", ""))
+
+
+def _parse_challenges(headers: list[str]) -> list[tuple[str, dict[str, str]]]:
+    """Return the schemes, in lower case, with their parameters (RFC 9110, 11.6.1)."""
+    found: list[tuple[str, dict[str, str]]] = []
+    for header in headers[:_CHALLENGES]:
+        rest = header[:_CHALLENGE_LIMIT].strip()
+        while rest:
+            scheme, _, rest = rest.lstrip(", ").partition(" ")
+            parameters: dict[str, str] = {}
+            while match := _CHALLENGE.match(rest):
+                quoted = re.sub(r"\\(.)", r"\1", match[2]) if match[2] is not None else match[3]
+                parameters.setdefault(match[1].lower(), quoted)
+                rest = rest[match.end() :]
+            found.append((scheme.lower(), parameters))
+            rest = rest.lstrip(", ")
+    return found

@@ -1,0 +1,202 @@
+"""Images: the instance of an architecture, its config, and copies between repositories."""
+
+import json
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Self
+
+from treenail.registry.client import RegistryClient
+from treenail.registry.errors import (
+    AnswerInvalid,
+    Denied,
+    LoginRefused,
+    NotFound,
+    RegistryError,
+    Unsupported,
+)
+from treenail.registry.names import Descriptor, Manifest, parse_descriptor
+from treenail.registry.uploads import mount_blob, upload_blob
+
+_LAYERS_LIMIT = 500
+_INSTANCES_LIMIT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedImage:
+    """An image of one architecture. ``index_digest`` is empty if no list of manifests names it."""
+
+    repository: str
+    index_digest: str
+    manifest: Manifest
+    config: bytes = field(repr=False)
+    architecture: str
+    config_blob: Descriptor
+    layers: tuple[Descriptor, ...]
+
+    @property
+    def digest(self) -> str:
+        """The digest of the manifest, not of the list."""
+        return self.manifest.digest
+
+
+def resolve_image(
+    client: RegistryClient, repository: str, reference: str, architecture: str
+) -> ResolvedImage:
+    """Return the image of a tag or digest; of a list of manifests, that of the architecture.
+
+    ``architecture`` is Go's name, such as ``amd64``. Raises `NotFound` if a list lacks it.
+    """
+    manifest = client.get_manifest(repository, reference)
+    index_digest = ""
+    if manifest.is_index:
+        index_digest = manifest.digest
+        where = client.format_image(repository, index_digest)
+        found = find_instance(manifest.content, architecture, where=where)
+        manifest = client.get_manifest(repository, found.digest)
+        if manifest.is_index:
+            raise AnswerInvalid(f"cannot use {where}: its instance is a list of manifests again")
+    return _read_image(client, repository, index_digest, manifest, architecture)
+
+
+def find_instance(content: bytes, architecture: str, *, where: str) -> Descriptor:
+    """Return the manifest of an architecture in a list; raise `NotFound` if the list lacks it."""
+    entries = json.loads(content).get("manifests")
+    present: set[str] = set()
+    for entry in entries[:_INSTANCES_LIMIT] if isinstance(entries, list) else ():
+        platform = entry.get("platform") if isinstance(entry, dict) else None
+        if not isinstance(platform, dict) or platform.get("os") != "linux":
+            continue
+        if platform.get("architecture") == architecture:
+            return parse_descriptor(entry, where=where)
+        present.add(str(platform.get("architecture"))[:20])
+    listed = ", ".join(sorted(present)) or "none"
+    raise NotFound(
+        f"cannot use {where}: it has no image for linux/{architecture}; it has: {listed}",
+        status=404,
+    )
+
+
+def copy_image(
+    image: ResolvedImage,
+    source: RegistryClient,
+    target: RegistryClient,
+    repository: str,
+    reference: str,
+) -> str:
+    """Copy an image; blobs of the same registry are mounted. Return the manifest's digest."""
+    blobs = (image.config_blob, *image.layers)
+    copy_blobs(blobs, source, image.repository, target, repository)
+    manifest = image.manifest
+    return target.put_manifest(repository, reference, manifest.media_type, manifest.content)
+
+
+def copy_blobs(
+    blobs: Iterable[Descriptor],
+    source: RegistryClient,
+    source_repository: str,
+    target: RegistryClient,
+    repository: str,
+) -> int:
+    """Make the target repository have these blobs; return the number of bytes that were moved."""
+    is_same = source.host == target.host
+    if is_same and source_repository == repository:
+        return 0
+    moved = 0
+    for blob in {each.digest: each for each in blobs}.values():
+        if target.has_blob(repository, blob.digest):
+            continue
+        if is_same and _try_mount(target, repository, blob, source_repository):
+            continue
+        upload_blob(target, repository, blob, RemoteBlob(source, source_repository, blob).reopen)
+        moved += blob.size
+    return moved
+
+
+class RemoteBlob:
+    """A blob of a registry as a file that is read from any position.
+
+    The registry that receives it verifies the digest.
+    """
+
+    def __init__(self, client: RegistryClient, repository: str, descriptor: Descriptor) -> None:
+        self._client = client
+        self._repository = repository
+        self._blob = descriptor
+        self._position = 0
+        self._pieces: Iterator[bytes] | None = None
+        self._rest = b""
+
+    def reopen(self) -> Self:
+        """Begin again, without a connection until the first read."""
+        self.close()
+        self._position = 0
+        return self
+
+    def seek(self, position: int) -> None:
+        if position != self._position:
+            self.close()
+            self._position = position
+
+    def read(self, limit: int) -> bytes:
+        """Return at most ``limit`` bytes, none at the end; raise `RegistryError`."""
+        if not self._rest:
+            self._rest = self._client.retry(self._read_piece)
+        piece, self._rest = self._rest[:limit], self._rest[limit:]
+        self._position += len(piece)
+        return piece
+
+    def close(self) -> None:
+        pieces, self._pieces, self._rest = self._pieces, None, b""
+        if isinstance(pieces, Generator):
+            pieces.close()
+
+    def _read_piece(self) -> bytes:
+        if self._pieces is None:
+            self._pieces = self._client.iter_blob(self._repository, self._blob, self._position)
+        try:
+            return next(self._pieces, b"")
+        except RegistryError:
+            self._pieces = None
+            raise
+
+
+def _try_mount(client: RegistryClient, repository: str, blob: Descriptor, source: str) -> bool:
+    """Mount a blob; False where the registry or the login cannot."""
+    try:
+        return mount_blob(client, repository, blob.digest, source)
+    except (Denied, LoginRefused, NotFound, Unsupported):
+        # The login for pushes may not read the source: another client does.
+        return False
+
+
+def _read_image(
+    client: RegistryClient,
+    repository: str,
+    index_digest: str,
+    manifest: Manifest,
+    architecture: str,
+) -> ResolvedImage:
+    where = client.format_image(repository, manifest.digest)
+    document = json.loads(manifest.content)
+    layers = document.get("layers")
+    if not isinstance(layers, list) or len(layers) > _LAYERS_LIMIT:
+        raise AnswerInvalid(f"cannot use {where}: expected at most {_LAYERS_LIMIT} layers")
+    config_blob = parse_descriptor(document.get("config"), where=where)
+    found = tuple(parse_descriptor(each, where=where) for each in layers)
+    config = client.read_small_blob(repository, config_blob)
+    try:
+        described = json.loads(config)
+    except (ValueError, RecursionError):
+        described = None
+    if not isinstance(described, dict):
+        raise AnswerInvalid(f"cannot use {where}: its config is no JSON object")
+    actual = described.get("architecture")
+    if actual != architecture:
+        raise NotFound(
+            f"cannot use {where}: expected an image for linux/{architecture}, found "
+            f"{str(actual)[:20]!r}",
+            status=404,
+        )
+    return ResolvedImage(
+        repository, index_digest, manifest, config, architecture, config_blob, found
+    )

@@ -1,0 +1,161 @@
+"""Artifacts that refer to an image: signatures and provenance (OCI distribution API 1.1).
+
+Registries without the referrers API keep the list in an index under the tag ``sha256-…``.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+
+from treenail.registry.client import RegistryClient
+from treenail.registry.errors import AnswerInvalid, NotFound, Unsupported
+from treenail.registry.names import (
+    OCI_INDEX,
+    OCI_MANIFEST,
+    Descriptor,
+    check_digest,
+    check_repository,
+    compute_digest,
+    parse_descriptor,
+)
+from treenail.registry.transport import Url
+from treenail.registry.uploads import upload_bytes
+
+EMPTY = b"{}"
+EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
+_REFERRERS_LIMIT = 1000
+_WRITE_TRIES = 4
+
+
+def get_referrers(
+    client: RegistryClient, repository: str, digest: str, artifact_type: str = ""
+) -> tuple[Descriptor, ...]:
+    """Return the artifacts that refer to a manifest; all types if ``artifact_type`` is empty."""
+    check_repository(repository)
+    check_digest(digest)
+    action = f"list the referrers of {client.format_image(repository, digest)}"
+    try:
+        found = _list_by_api(client, repository, digest, action=action)
+    except (NotFound, Unsupported):
+        found = _list_by_tag(client, repository, digest)
+    return tuple(each for each in found if artifact_type in ("", each.artifact_type))
+
+
+def attach(
+    client: RegistryClient,
+    repository: str,
+    subject: Descriptor,
+    *,
+    artifact_type: str,
+    media_type: str,
+    content: bytes,
+    annotations: Mapping[str, str] | None = None,
+) -> Descriptor:
+    """Push ``content`` as an artifact that refers to ``subject``; return its manifest."""
+    layer = upload_bytes(client, repository, media_type, content)
+    config = upload_bytes(client, repository, EMPTY_TYPE, EMPTY)
+    document = {
+        "schemaVersion": 2,
+        "mediaType": OCI_MANIFEST,
+        "artifactType": artifact_type,
+        "config": encode_descriptor(config),
+        "layers": [encode_descriptor(layer)],
+        "subject": encode_descriptor(subject),
+        "annotations": dict(annotations or {}),
+    }
+    manifest = encode_document(document)
+    digest, is_listed = client.push_manifest(
+        repository, compute_digest(manifest), OCI_MANIFEST, manifest
+    )
+    artifact = Descriptor(
+        OCI_MANIFEST, digest, len(manifest), dict(annotations or {}), artifact_type
+    )
+    if not is_listed:
+        _add_to_tag(client, repository, subject.digest, artifact)
+    return artifact
+
+
+def make_referrers_tag(digest: str) -> str:
+    """Return the tag of the list of referrers in registries without the API."""
+    return digest.replace(":", "-", 1)
+
+
+def encode_descriptor(descriptor: Descriptor) -> dict[str, object]:
+    """Return a descriptor as JSON object."""
+    document: dict[str, object] = {
+        "mediaType": descriptor.media_type,
+        "digest": descriptor.digest,
+        "size": descriptor.size,
+    }
+    if descriptor.artifact_type:
+        document["artifactType"] = descriptor.artifact_type
+    if descriptor.annotations:
+        document["annotations"] = dict(descriptor.annotations)
+    return document
+
+
+def encode_document(document: Mapping[str, object]) -> bytes:
+    """Encode a manifest; equal documents give equal bytes."""
+    return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
+
+
+def _list_by_api(
+    client: RegistryClient, repository: str, digest: str, *, action: str
+) -> list[Descriptor]:
+    found: list[Descriptor] = []
+    url: Url | None = client.make_url(repository, f"referrers/{digest}")
+    for _page in range(client.limits.pages):
+        if url is None:
+            return found
+        answer, content = client.retry(partial(client.get_page, repository, url, action))
+        found += _read_index(content, where=action)
+        if len(found) > _REFERRERS_LIMIT:
+            break
+        url = client.find_next_page(answer, action=action)
+    raise AnswerInvalid(f"cannot {action}: more than {_REFERRERS_LIMIT} referrers")
+
+
+def _list_by_tag(client: RegistryClient, repository: str, digest: str) -> list[Descriptor]:
+    try:
+        manifest = client.get_manifest(repository, make_referrers_tag(digest))
+    except NotFound:
+        return []
+    where = client.format_image(repository, make_referrers_tag(digest))
+    return _read_index(manifest.content, where=where)
+
+
+def _add_to_tag(client: RegistryClient, repository: str, digest: str, artifact: Descriptor) -> None:
+    """Add an artifact to the list under the tag.
+
+    A registry has no conditional write: another writer may replace the list, so it is read again.
+    """
+    tag = make_referrers_tag(digest)
+    for _try in range(_WRITE_TRIES):
+        listed = _list_by_tag(client, repository, digest)
+        if any(each.digest == artifact.digest for each in listed):
+            return
+        if len(listed) >= _REFERRERS_LIMIT:
+            break
+        index = {
+            "schemaVersion": 2,
+            "mediaType": OCI_INDEX,
+            "manifests": [encode_descriptor(each) for each in (*listed, artifact)],
+        }
+        client.put_manifest(repository, tag, OCI_INDEX, encode_document(index))
+    listed = _list_by_tag(client, repository, digest)
+    if not any(each.digest == artifact.digest for each in listed):
+        raise AnswerInvalid(
+            f"cannot add {artifact.digest} to {client.format_image(repository, tag)}: "
+            "the list is full, or another client replaces it"
+        )
+
+
+def _read_index(content: bytes, *, where: str) -> list[Descriptor]:
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        document = None
+    entries = document.get("manifests") if isinstance(document, dict) else None
+    if not isinstance(entries, list):
+        raise AnswerInvalid(f"cannot read {where}: it is no index")
+    return [parse_descriptor(each, where=where) for each in entries[: _REFERRERS_LIMIT + 1]]

@@ -1,0 +1,157 @@
+"""HTTPS_PROXY and NO_PROXY: which hosts go through the proxy, and a real CONNECT."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fakes.clock import FakeClock
+from tests.registry.images import push_image
+from tests.registry.real_registry import PUSHER, RegistryService
+from treenail.config.pullsecret import parse_pull_secret
+from treenail.errors import ConfigError
+from treenail.registry.client import RegistryClient
+from treenail.registry.errors import Unreachable
+from treenail.registry.logins import select_login
+from treenail.registry.proxies import ProxySettings, read_proxy_settings
+from treenail.registry.transport import TlsSettings
+
+
+class TunnelProxy:
+    """Opens tunnels by CONNECT for one login, and remembers the requests."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.heads: list[str] = []
+        self._status = status
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._accept)]
+
+    def __enter__(self) -> "TunnelProxy":
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self._serve, args=(connection,))
+            thread.start()
+            self._threads.append(thread)
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += connection.recv(4096)
+            self.heads.append(head.decode())
+            connection.sendall(f"HTTP/1.1 {self._status} X\r\n\r\n".encode())
+            if self._status != 200:
+                return
+            host, _, port = head.split()[1].decode().rpartition(":")
+            with socket.create_connection((host, int(port))) as upstream:
+                back = threading.Thread(target=_copy, args=(upstream, connection))
+                back.start()
+                _copy(connection, upstream)
+                back.join(10)
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while piece := source.recv(65536):
+            target.sendall(piece)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+
+
+@pytest.fixture
+def proxy() -> Iterator[TunnelProxy]:
+    with TunnelProxy() as proxy:
+        yield proxy
+
+
+def make_client(service: RegistryService, proxies: ProxySettings) -> RegistryClient:
+    secret = parse_pull_secret(service.make_auth_json(PUSHER), where="the test")
+    return RegistryClient(
+        service.host,
+        FakeClock(),
+        login=select_login(secret.credentials, service.host, "os/node"),
+        tls=TlsSettings(service.ca_file.read_text()),
+        proxies=proxies,
+    )
+
+
+def test_requests_go_through_the_proxy_with_its_login(
+    lab_registry: RegistryService, proxy: TunnelProxy
+) -> None:
+    url = f"http://user:pa%40ss@{proxy.address}"
+    client = make_client(lab_registry, read_proxy_settings({"HTTPS_PROXY": url}))
+    push_image(client)
+    client.close()
+    assert proxy.heads
+    assert proxy.heads[0].startswith(f"CONNECT {lab_registry.host} HTTP/1.1\r\n")
+    assert "Proxy-Authorization: Basic dXNlcjpwYUBzcw==" in proxy.heads[0]
+    assert not any("Authorization: Basic cHVzaGVy" in head for head in proxy.heads)
+
+
+def test_excepted_host_is_reached_directly(
+    lab_registry: RegistryService, proxy: TunnelProxy
+) -> None:
+    settings = {"https_proxy": f"http://{proxy.address}", "no_proxy": "10.0.0.0/8,127.0.0.0/8"}
+    push_image(make_client(lab_registry, read_proxy_settings(settings)))
+    assert proxy.heads == []
+
+
+def test_refusal_of_the_proxy_is_unreachable_without_its_password(
+    lab_registry: RegistryService,
+) -> None:
+    with TunnelProxy(407) as proxy:
+        settings = read_proxy_settings({"HTTPS_PROXY": f"http://user:canary@{proxy.address}"})
+        with pytest.raises(Unreachable, match="answered 407") as raised:
+            make_client(lab_registry, settings).get_manifest("os/node", "base")
+    assert "canary" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("exceptions", "host", "is_direct"),
+    [
+        ("", "quay.io", False),
+        ("*", "quay.io", True),
+        ("quay.io", "quay.io", True),
+        ("quay.io", "cdn.quay.io", True),
+        (".quay.io", "cdn.quay.io", True),
+        ("*.quay.io", "cdn.quay.io", True),
+        ("quay.io", "evilquay.io", False),
+        ("QUAY.io", "quay.IO", True),
+        ("quay.io:443", "quay.io", True),
+        ("quay.io:5000", "quay.io", False),
+        ("a.example, quay.io ,", "quay.io", True),
+        ("10.0.0.0/8", "10.1.2.3", True),
+        ("10.0.0.0/8", "11.1.2.3", False),
+        ("10.1.2.3", "10.1.2.3", True),
+        ("fd00::/8", "fd00::1", True),
+        ("::1", "::1", True),
+    ],
+)
+def test_exceptions_name_domains_addresses_and_networks(
+    exceptions: str, host: str, is_direct: bool
+) -> None:
+    settings = read_proxy_settings({"HTTPS_PROXY": "http://p:1", "NO_PROXY": exceptions})
+    assert (settings.find_proxy(host, 443) is None) == is_direct
+
+
+@pytest.mark.parametrize("url", ["https://p:1", "socks5://p:1", "http://", "http://p:x", "://"])
+def test_unusable_proxy_is_refused_without_its_url(url: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_proxy_settings({"HTTPS_PROXY": url.replace("p:1", "user:canary@p:1")})
+    assert "canary" not in str(raised.value)
