@@ -60,6 +60,7 @@ class LeaderElector:
         self._renewed_at = 0.0
         self._observed_spec: Json = {}
         self._observed_at = 0.0
+        self._read_at = float("-inf")
 
     @property
     def is_leader(self) -> bool:
@@ -72,6 +73,12 @@ class LeaderElector:
             self._is_leading
             and self._clock.monotonic() < self._renewed_at + self._config.renew_deadline_s
         )
+
+    @property
+    def observed_spec(self) -> Json | None:
+        """Spec of the Lease; None when the last read is older than the renew deadline."""
+        is_known = self._clock.monotonic() < self._read_at + self._config.renew_deadline_s
+        return self._observed_spec if is_known and self._observed_spec else None
 
     def run(self, stop: threading.Event) -> None:
         """Acquire and renew until ``stop``, then release the Lease."""
@@ -131,6 +138,7 @@ class LeaderElector:
             self._client.create(LEASES, body, namespace=self._config.namespace)
             return self._config.identity
         spec = get_object(lease, "spec")
+        self._read_at = self._clock.monotonic()
         if spec != self._observed_spec:
             self._observed_spec, self._observed_at = spec, self._clock.monotonic()
         holder = str(spec.get("holderIdentity") or "")

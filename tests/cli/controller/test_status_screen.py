@@ -20,6 +20,7 @@ from treenail.cli.controller.status_screen import (
 )
 from treenail.cli.controller.styled_line import StyledLine
 from treenail.clock import SystemClock
+from treenail.controllers.plan.leader import LeaderReport, LeaderState
 from treenail.controllers.plan.status_table import PoolRow, build_rows
 from treenail.errors import ClusterError, UnreachableError, UsageError
 from treenail.kube.resources import NODES
@@ -59,12 +60,18 @@ class Pools:
     def __init__(self, world: World) -> None:
         self.world = world
         self.reads = 0
+        self.leader = LeaderReport(LeaderState.LEADING)
 
     def read_rows(self) -> tuple[PoolRow, ...]:
         self.reads += 1
         if self.reads == 2:
             raise UnreachableError("no answer from the API server")
-        return build_rows(self.world.list_pools(), self.world.list_nodes(), now=0.0)
+        return build_rows(
+            self.world.list_pools(), self.world.list_nodes(), now=0.0, leader=self.leader
+        )
+
+    def read_leader(self) -> LeaderReport:
+        return self.leader
 
     def now(self) -> float:
         return 0.0
@@ -178,6 +185,28 @@ def test_table_stays_while_the_api_server_is_unreachable() -> None:
         follow_status(pools, pools, LiveTable(terminal))
     assert terminal.screen[0] == "cannot update the table: no answer from the API server"
     assert terminal.screen[-1].split() == ["n0", "Done", "-", "░" * 6, "0%", "waiting"]
+
+
+def test_live_table_says_since_when_no_controller_leads() -> None:
+    pools, terminal = make_pools(), Terminal()
+    pools.leader = LeaderReport(LeaderState.NONE, holder="a", renewed_at=0.0)
+    LiveTable(terminal).show_rows(pools.read_rows(), now=0.0, leader=pools.leader)
+    assert terminal.screen[:4] == [
+        "no controller leads since 1970-01-01 00:00:00 UTC: what pools report is from",
+        "before",
+        "  run: kubectl -n treenail get pods -l",
+        "  app.kubernetes.io/name=treenail-controller",
+    ]
+    assert terminal.screen[4].startswith("worker: Unknown, last reported Unknown, ")
+
+
+def test_log_says_once_that_no_controller_leads() -> None:
+    stream = io.StringIO()
+    view = ChangeLog(stream)
+    gone = LeaderReport(LeaderState.NONE, renewed_at=0.0)
+    for leader in (gone, gone, LeaderReport(LeaderState.LEADING)):
+        view.show_rows((), now=0.0, leader=leader)
+    assert len(stream.getvalue().splitlines()) == 1
 
 
 def test_named_pools_are_chosen_and_a_missing_one_is_an_error() -> None:

@@ -7,6 +7,7 @@ from tests.controllers.rollout.agents import add_nodes, add_pool, start_client
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
+from treenail.controllers.plan.leader import LeaderReport, LeaderState
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.statuspage.source import StatusSource
 from treenail.kube.resources import NODES
@@ -30,7 +31,8 @@ def test_document_follows_the_watches_and_is_built_once_a_second(tmp_path: Path)
         add_pool(client, "worker", "old")
         informers = Informers(client, SystemClock())
         clock = StillClock()
-        source = StatusSource(informers, clock)
+        report = LeaderReport(LeaderState.LEADING)
+        source = StatusSource(informers, clock, read_leader=lambda: report)
         early = source.build_document()
         assert "not listed yet" in str(early["problem"])
         informers.start()
@@ -43,6 +45,12 @@ def test_document_follows_the_watches_and_is_built_once_a_second(tmp_path: Path)
             assert source.read_document() is first
             clock.seconds += 1.0
             found = json.loads(source.read_document().plain)
+            assert found["controller"]["message"] == ""
+            report = LeaderReport(LeaderState.NONE, renewed_at=0.0)
+            clock.seconds += 1.0
+            late = json.loads(source.read_document().plain)
+            assert "since 1970-01-01 00:00:00 UTC" in late["controller"]["message"]
+            assert late["pools"][0]["state"] == "Unknown"
             assert found["pools"][0]["nodes"][0]["state"] == "Working"
         finally:
             informers.stop()

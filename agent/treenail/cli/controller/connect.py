@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from treenail.kube.official import OfficialTransport
 
 
+_DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+
+
 def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that choose the cluster."""
     parser.add_argument(
@@ -37,6 +41,27 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="use this context of the kubeconfig (default: its current context)",
     )
+
+
+def add_leader_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that names the namespace of the controllers."""
+    parser.add_argument(
+        "-n",
+        "--namespace",
+        type=parse_namespace,
+        help="namespace of the controllers, whose Lease shows whether one leads (default: "
+        "treenail, or the one that has the Lease)",
+    )
+
+
+def parse_namespace(text: str) -> str:
+    """Parse the name of a namespace, a DNS label (RFC 1123)."""
+    if not _DNS_LABEL.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            "expected at most 63 lower-case letters, digits and dashes, with a letter or digit at "
+            f"each end, found {text!r:.80}"
+        )
+    return text
 
 
 def find_kubeconfigs(kubeconfig: str | None, environment: Mapping[str, str]) -> list[str]:

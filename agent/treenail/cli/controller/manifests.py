@@ -1,10 +1,10 @@
 """``treenail-controller manifests``: print the manifests of an installation."""
 
 import argparse
-import re
 import sys
 
 from treenail.api import documents
+from treenail.cli.controller.connect import parse_namespace
 from treenail.cli.controller.run import CONTROLLERS, parse_controllers
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.controllers.install import installation
@@ -14,7 +14,6 @@ from treenail.errors import UsageError
 
 _MONITORING_NAMESPACE = "monitoring"
 """Where kube-prometheus installs Prometheus."""
-_DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -79,16 +78,6 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         f"port-forward -n NAMESPACE deployment/{installation.NAME} {installation.WEB_PORT}",
     )
     parser.set_defaults(run=print_manifests)
-
-
-def parse_namespace(text: str) -> str:
-    """Parse the name of a namespace, a DNS label (RFC 1123)."""
-    if not _DNS_LABEL.fullmatch(text):
-        raise argparse.ArgumentTypeError(
-            "expected at most 63 lower-case letters, digits and dashes, with a letter or digit at "
-            f"each end, found {text!r:.80}"
-        )
-    return text
 
 
 def _parse_namespaces(text: str) -> tuple[str, ...]:

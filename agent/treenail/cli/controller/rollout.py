@@ -6,7 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from treenail.api.meta import ObjectMeta
-from treenail.cli.controller.connect import add_connection_arguments, connect_cluster
+from treenail.cli.controller.connect import (
+    add_connection_arguments,
+    add_leader_arguments,
+    connect_cluster,
+)
 from treenail.cli.output import EXIT_AT_TARGET, EXIT_ATTENTION, EXIT_PENDING
 from treenail.cli.output_format import (
     TABLE_FORMATS,
@@ -21,13 +25,16 @@ from treenail.cli.terminal import (
     HelpFormatter,
     find_width,
     format_examples,
+    print_lines,
     wrap_text,
 )
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.plan import read
+from treenail.controllers.plan.leader import LeaderReader, LeaderState
 from treenail.controllers.plan.rollout_result import (
     RolloutOutcome,
     RolloutResult,
+    check_leader,
     check_render_inputs,
     compute_rollout_result,
     needs_render_inputs,
@@ -103,23 +110,33 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="wait at most this long, such as 45s, 30m or 1h30m (default: %(default)s)",
     )
     add_connection_arguments(parser)
+    add_leader_arguments(parser)
     add_format_arguments(parser, _FORMATS)
     parser.set_defaults(run=print_rollout)
 
 
 def print_rollout(arguments: argparse.Namespace) -> int:
     """Print the outcome; return its exit code."""
+    clock = SystemClock()
     with connect_cluster(arguments) as client:
+        leader_reader = LeaderReader(client, clock, arguments.namespace or "")
 
         def read_results() -> Sequence[RolloutResult]:
-            return read_rollouts(client, arguments.pool)
+            found = read_rollouts(client, arguments.pool)
+            leader = leader_reader.read_leader()
+            return [check_leader(each, leader, now=clock.now()) for each in found]
 
         found = await_rollouts(
             read_results,
-            SystemClock(),
+            clock,
             timeout_s=arguments.timeout if arguments.wait else 0.0,
             show=_print_result if arguments.output is OutputFormat.TEXT else None,
         )
+        leader = leader_reader.read_leader()
+    if leader.message and leader.state is not LeaderState.NONE:
+        # Not a part of the output: a script may compare that.
+        notice = [f"warning: {leader.message}", f"  {leader.remedy}"]
+        print_lines(notice, sys.stderr, hanging_columns=4)
     if arguments.output in (OutputFormat.TABLE, OutputFormat.WIDE):
         print_table(arguments.output, _COLUMNS, map(_build_row, found))
     else:
@@ -127,7 +144,7 @@ def print_rollout(arguments: argparse.Namespace) -> int:
         print_output(
             arguments.output,
             kind="RolloutStatus",
-            content=lambda: _build_document(found),
+            content=lambda: {"controller": leader.to_json(), **_build_document(found)},
             lines=tuple,
             names=lambda: (format_object_name(MACHINECONFIGPOOLS, each.pool) for each in found),
         )

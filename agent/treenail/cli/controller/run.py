@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from treenail.api.decode import Json
 from treenail.cli.controller.connect import create_pod_transport, create_transport
@@ -32,6 +33,9 @@ from treenail.kube.events import EventRecorder
 from treenail.kube.fence import LeaderTransport
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 from treenail.kube.resources import SECRETS
+
+if TYPE_CHECKING:
+    from treenail.controllers.plan.leader import LeaderReport
 
 log = logging.getLogger(__name__)
 
@@ -248,7 +252,8 @@ class ControllerProcess:
         arguments: argparse.Namespace,
         builders: Mapping[str, ControllerBuilder] = CONTROLLER_BUILDERS,
     ) -> None:
-        clock = BootTimeClock()
+        self._clock = clock = BootTimeClock()
+        self._namespace = ""
         host, port = parse_address(arguments.metrics)
         self._transport = _create_transport(arguments.kubeconfig, arguments.context, clock)
         client = Client(self._transport)
@@ -270,13 +275,14 @@ class ControllerProcess:
                 SECRETS, name, namespace=arguments.namespace or _read_own_namespace()
             ),
         )
+        self._elector: LeaderElector | None = None
         make_elector: MakeElector = make_sole_leader
         if not arguments.no_leader_election:
             make_elector = self._create_election(
                 arguments.namespace or _read_own_namespace(), identity, clock
             )
         informers = Informers(client, clock)
-        self._page = _create_page(arguments, informers, clock)
+        self._page = _create_page(arguments, informers, clock, self._read_leader)
         self._runtime = ControllerRuntime(
             [each for name in arguments.enable for each in builders[name](context)],
             informers,
@@ -311,6 +317,7 @@ class ControllerProcess:
         return self._exit_code
 
     def _create_election(self, namespace: str, identity: str, clock: Clock) -> MakeElector:
+        self._namespace = namespace
         client = Client(self._transport, limit_s=_CALL_TIMEOUT_S)
         candidacy = LeaderElectionConfig(
             namespace,
@@ -320,9 +327,27 @@ class ControllerProcess:
             renew_deadline_s=_RENEW_S,
             retry_period_s=_RETRY_S,
         )
-        return lambda gain, loss: LeaderElector(
-            client, candidacy, clock, on_started_leading=gain, on_stopped_leading=loss
-        )
+
+        def make_elector(gain: Callable[[], None], loss: Callable[[], None]) -> LeaderElector:
+            self._elector = LeaderElector(
+                client, candidacy, clock, on_started_leading=gain, on_stopped_leading=loss
+            )
+            return self._elector
+
+        return make_elector
+
+    def _read_leader(self) -> "LeaderReport":
+        """Return who leads, as this candidate knows without another request."""
+        from treenail.controllers.plan.leader import LeaderReport, LeaderState, evaluate_lease
+
+        if self._runtime.is_leader:
+            return LeaderReport(LeaderState.LEADING)
+        spec = None if self._elector is None else self._elector.observed_spec
+        if spec is None:
+            reason = "this process cannot read the Lease; see its log"
+            return LeaderReport(LeaderState.UNKNOWN, reason=reason)
+        namespace: Json = {"namespace": self._namespace}
+        return evaluate_lease({"metadata": namespace, "spec": spec}, now=self._clock.now())
 
     def _handle_thread_death(self, death: threading.ExceptHookArgs) -> None:
         # Without its watch a controller would never see another change.
@@ -333,7 +358,10 @@ class ControllerProcess:
 
 
 def _create_page(
-    arguments: argparse.Namespace, informers: Informers, clock: Clock
+    arguments: argparse.Namespace,
+    informers: Informers,
+    clock: Clock,
+    read_leader: Callable[[], "LeaderReport"],
 ) -> AbstractContextManager[object]:
     """Create the server of the page; it does nothing without ``--web``."""
     if arguments.web is None:
@@ -350,7 +378,12 @@ def _create_page(
     from treenail.controllers.statuspage.source import StatusSource
 
     host, port = parse_address(arguments.web)
-    source = StatusSource(informers, clock, image_key=key.PREFIX + arguments.image_annotation)
+    source = StatusSource(
+        informers,
+        clock,
+        image_key=key.PREFIX + arguments.image_annotation,
+        read_leader=read_leader,
+    )
     return StatusPageServer(host, port, source.read_document, allowed_hosts=arguments.web_host)
 
 

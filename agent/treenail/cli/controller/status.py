@@ -7,9 +7,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, Self
 
-from treenail.cli.controller.connect import add_connection_arguments, connect_cluster
+from treenail.cli.controller.connect import (
+    add_connection_arguments,
+    add_leader_arguments,
+    connect_cluster,
+)
 from treenail.cli.controller.status_screen import StatusView, create_view, print_table
-from treenail.cli.controller.status_text import format_table
+from treenail.cli.controller.status_text import format_leader, format_table
 from treenail.cli.output_format import (
     OutputFormat,
     add_format_arguments,
@@ -19,6 +23,7 @@ from treenail.cli.output_format import (
 from treenail.cli.terminal import HelpFormatter, find_width, format_examples
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.plan import read, status_table
+from treenail.controllers.plan.leader import LeaderReader, LeaderReport
 from treenail.controllers.plan.status_document import build_status_document
 from treenail.controllers.plan.status_table import PoolRow
 from treenail.controllers.rollout.policy import ObservedPolicy
@@ -51,6 +56,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument("pool", nargs="*", metavar="POOL", help="pools (default: all pools)")
     add_connection_arguments(parser)
+    add_leader_arguments(parser)
     parser.add_argument(
         "-w",
         "--watch",
@@ -87,33 +93,37 @@ def print_status(arguments: argparse.Namespace) -> int:
         if arguments.watch:
             # The table shows why it is outdated; a log would write between its lines.
             logging.getLogger("treenail").addHandler(logging.NullHandler())
-            with WatchedPools(client, clock) as pools:
+            with WatchedPools(client, clock, namespace=arguments.namespace or "") as pools:
                 view = create_view(sys.stdout, os.environ)
                 if arguments.pool:
                     choose_pools(pools.read_rows(), arguments.pool)
                 follow_status(
                     pools, clock, view, names=arguments.pool, interval_s=arguments.interval
                 )
-        found = choose_pools(read_pool_rows(client, clock.now()), arguments.pool)
+        leader = LeaderReader(client, clock, arguments.namespace or "").read_leader()
+        found = choose_pools(read_pool_rows(client, clock.now(), leader), arguments.pool)
     if chosen in (OutputFormat.TABLE, OutputFormat.WIDE):
         width = None if chosen is OutputFormat.WIDE else find_width(sys.stdout)
-        print_table(format_table(found, width, is_wide=chosen is OutputFormat.WIDE), sys.stdout)
+        table = format_table(found, width, is_wide=chosen is OutputFormat.WIDE)
+        print_table([*format_leader(leader, width), *table], sys.stdout)
         return 0
     print_output(
         chosen,
         kind=DOCUMENT_KIND,
-        content=lambda: build_status_document(found, now=clock.now()),
+        content=lambda: build_status_document(found, now=clock.now(), leader=leader),
         lines=tuple,
         names=lambda: [format_object_name(MACHINECONFIGPOOLS, each.name) for each in found],
     )
     return 0
 
 
-def read_pool_rows(client: Client, now: float) -> tuple[PoolRow, ...]:
+def read_pool_rows(
+    client: Client, now: float, leader: LeaderReport | None = None
+) -> tuple[PoolRow, ...]:
     """Read the rows of the table."""
     policies = read.try_read_policies(client)
     return status_table.build_rows(
-        read.read_pools(client), read.read_nodes(client), policies, now=now
+        read.read_pools(client), read.read_nodes(client), policies, now=now, leader=leader
     )
 
 
@@ -134,6 +144,7 @@ class PoolReader(Protocol):
     """Source of the rows. Raises `ClusterError` when they may be outdated."""
 
     def read_rows(self) -> tuple[PoolRow, ...]: ...
+    def read_leader(self) -> LeaderReport: ...
 
 
 class WatchedPools:
@@ -143,8 +154,9 @@ class WatchedPools:
     nodes.
     """
 
-    def __init__(self, client: Client, clock: Clock) -> None:
+    def __init__(self, client: Client, clock: Clock, *, namespace: str = "") -> None:
         self._clock = clock
+        self._leader_reader = LeaderReader(client, clock, namespace)
         self._informers = Informers(client, clock)
         self._pools = self._informers.add_view(
             WatchScope(MACHINECONFIGPOOLS), ObservedPool.from_json
@@ -174,7 +186,12 @@ class WatchedPools:
             self._nodes.get_all(),
             self._read_policies(),
             now=self._clock.now(),
+            leader=self.read_leader(),
         )
+
+    def read_leader(self) -> LeaderReport:
+        """Return whether a controller leads."""
+        return self._leader_reader.read_leader()
 
 
 def follow_status(
@@ -188,12 +205,12 @@ def follow_status(
     """Update the view, also after the API server was unreachable; without names show all pools."""
     rows: Sequence[PoolRow] = ()
     while True:
-        problem = ""
+        problem, leader = "", pools.read_leader()
         try:
             rows = tuple(each for each in pools.read_rows() if not names or each.name in names)
         except ClusterError as error:
             problem = str(error)
-        view.show_rows(rows, now=clock.now(), problem=problem)
+        view.show_rows(rows, now=clock.now(), problem=problem, leader=leader)
         clock.sleep(interval_s)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from treenail.cli.controller.status_text import (
     format_blocker,
+    format_leader,
     format_summary,
     format_table,
     format_version,
@@ -16,6 +17,7 @@ from treenail.cli.controller.styled_line import RICH_STYLES, StyledLine
 from treenail.cli.safe_output import GuardedStream
 from treenail.cli.terminal import wrap_text
 from treenail.clock import format_rfc3339
+from treenail.controllers.plan.leader import LeaderReport
 from treenail.controllers.plan.status_table import PoolRow
 from treenail.escape import escape_line, escape_text
 
@@ -33,8 +35,15 @@ _WRAP_OFF, _WRAP_ON = "\x1b[?7l", "\x1b[?7h"
 class StatusView(Protocol):
     """Shows rows as they change."""
 
-    def show_rows(self, rows: Sequence[PoolRow], *, now: float, problem: str = "") -> None:
-        """Show the rows; ``problem`` says why they may be outdated."""
+    def show_rows(
+        self,
+        rows: Sequence[PoolRow],
+        *,
+        now: float,
+        problem: str = "",
+        leader: LeaderReport | None = None,
+    ) -> None:
+        """Show the rows; ``problem`` and ``leader`` say why they may be outdated."""
 
 
 def create_view(stream: TextIO, environment: Mapping[str, str]) -> StatusView:
@@ -86,7 +95,14 @@ class LiveTable:
         self._drawn_count = 0
         self._shown: list[str] = []
 
-    def show_rows(self, rows: Sequence[PoolRow], *, now: float, problem: str = "") -> None:
+    def show_rows(
+        self,
+        rows: Sequence[PoolRow],
+        *,
+        now: float,
+        problem: str = "",
+        leader: LeaderReport | None = None,
+    ) -> None:
         """Draw the table; with a problem, above the last one that was up to date."""
         del now
         size = shutil.get_terminal_size()
@@ -96,6 +112,8 @@ class LiveTable:
             lines = [
                 StyledLine(((each, "bad"),)) for each in wrap_text(escape_line(text), size.columns)
             ]
+        elif leader is not None:
+            lines = [*format_leader(leader, size.columns)]
         most = max(size.lines - 1 - len(lines), 1)
         self.draw_lines([*lines, *format_table(rows, size.columns, max_lines=most)])
 
@@ -128,9 +146,19 @@ class ChangeLog:
         self._stream = stream
         self._shown: dict[tuple[str, str], str] = {}
 
-    def show_rows(self, rows: Sequence[PoolRow], *, now: float, problem: str = "") -> None:
+    def show_rows(
+        self,
+        rows: Sequence[PoolRow],
+        *,
+        now: float,
+        problem: str = "",
+        leader: LeaderReport | None = None,
+    ) -> None:
         """Print the pools and nodes that changed."""
         self._print_change(now, ("", ""), problem and f"cannot update the table: {problem}")
+        shown = () if leader is None or problem else format_leader(leader, None)
+        notice = "; ".join(str(line).strip() for line in shown)
+        self._print_change(now, ("", "leader"), notice)
         for row in rows:
             own = [format_blocker(each) for each in row.blockers if not each.node]
             text = "; ".join([f"{row.name}: {format_summary(row)}", *own])

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from treenail.cli.controller.styled_line import StyledLine, style_text
 from treenail.cli.terminal import format_duration, wrap_text
 from treenail.controllers.plan.blockers import RolloutBlocker
+from treenail.controllers.plan.leader import LeaderReport, LeaderState
 from treenail.controllers.plan.status_table import CONFLICT, PHASE_WIDTH, NodeRow, PoolRow
 from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.controllers.rollout.wait_reasons import WAIT_REASONS
@@ -57,12 +58,21 @@ def format_table(
     yield from lines
 
 
+def format_leader(leader: LeaderReport, width: int | None) -> Iterator[StyledLine]:
+    """Yield why what pools report may be outdated, and what helps; nothing while one leads."""
+    style = "bad" if leader.state is LeaderState.NONE else "busy"
+    if leader.message:
+        yield from _wrap(leader.message, width, "", style)
+        yield from _wrap(leader.remedy, width, "  ", "")
+
+
 def format_summary(row: PoolRow) -> str:
     """Format state, counts and estimate of a pool in one sentence, without its name."""
     counts = row.counts
+    state = f"{row.state}, last reported {row.reported_state}" if row.reported_state else row.state
     if counts is None:
-        return f"{row.state}, number of updated nodes unknown"
-    parts = [f"{row.state}, {counts.updated} of {counts.total} nodes updated"]
+        return f"{state}, number of updated nodes unknown"
+    parts = [f"{state}, {counts.updated} of {counts.total} nodes updated"]
     if counts.unavailable:
         parts.append(f"{counts.unavailable} unavailable")
     if counts.degraded:
@@ -129,7 +139,7 @@ def _format_pool(row: PoolRow, width: int | None) -> Iterator[StyledLine]:
     for blocker in own:
         is_wait = blocker.kind in WAIT_REASONS
         yield from _wrap(format_blocker(blocker), width, "  ", "busy" if is_wait else "bad")
-    if not own and row.state == "Unknown" and row.message:
+    if not own and row.state == "Unknown" and row.message and not row.reported_state:
         yield from _wrap(row.message, width, "  ", "")
 
 

@@ -7,8 +7,11 @@ from enum import StrEnum
 from treenail.api.decode import Fields
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import ObjectMeta
+from treenail.controllers.plan.leader import LeaderReport, LeaderState
 from treenail.controllers.render.inputs import RENDER_INPUTS, hash_render_inputs, select_sources
 from treenail.controllers.rollout.status import RENDER_DEGRADED, read_reported_counts
+
+_LEADER_LIMIT_S = 300.0
 
 
 class RolloutOutcome(StrEnum):
@@ -66,6 +69,19 @@ def check_render_inputs(
     if is_current:
         return result
     return replace(result, outcome=RolloutOutcome.IN_PROGRESS, message=message)
+
+
+def check_leader(result: RolloutResult, leader: LeaderReport, *, now: float) -> RolloutResult:
+    """Return the result as outdated while no controller leads.
+
+    It is in progress for five minutes, so that the nodes of the controllers can reboot.
+    """
+    if leader.state is not LeaderState.NONE:
+        return result
+    is_new = leader.renewed_at is not None and now - leader.renewed_at < _LEADER_LIMIT_S
+    outcome = RolloutOutcome.IN_PROGRESS if is_new else RolloutOutcome.BLOCKED
+    message = f"{leader.message}; {leader.remedy}; last reported: {result.message}"
+    return replace(result, outcome=outcome, message=message)
 
 
 def compute_rollout_result(pool: MachineConfigPool) -> RolloutResult:

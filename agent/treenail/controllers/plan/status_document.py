@@ -4,14 +4,21 @@ from collections.abc import Sequence
 
 from treenail.api.decode import Json
 from treenail.clock import format_rfc3339
+from treenail.controllers.plan.leader import LeaderReport
 from treenail.controllers.plan.status_table import NodeRow, PoolRow
 from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.controllers.rollout.status import PoolCounts
 
 
-def build_status_document(found: Sequence[PoolRow], *, now: float) -> Json:
+def build_status_document(
+    found: Sequence[PoolRow], *, now: float, leader: LeaderReport | None = None
+) -> Json:
     """Build the document with all pools and every node; ``now`` is in seconds since the epoch."""
-    return {"time": format_rfc3339(now), "pools": [_convert_pool(pool, now) for pool in found]}
+    return {
+        "time": format_rfc3339(now),
+        **({} if leader is None else {"controller": leader.to_json()}),
+        "pools": [_convert_pool(pool, now) for pool in found],
+    }
 
 
 def _convert_pool(pool: PoolRow, now: float) -> Json:
@@ -20,6 +27,7 @@ def _convert_pool(pool: PoolRow, now: float) -> Json:
     return {
         "name": pool.name,
         "state": pool.state,
+        "reportedState": pool.reported_state or pool.state,
         "config": pool.target.config,
         "image": pool.target.image or "",
         "counts": _convert_counts(pool.counts),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import Condition
 from treenail.controllers.plan.blockers import RolloutBlocker, find_pool_blockers
+from treenail.controllers.plan.leader import LeaderReport, LeaderState
 from treenail.controllers.rollout.decide import build_config_problem
 from treenail.controllers.rollout.gates.windows import WindowClosed, find_window_state
 from treenail.controllers.rollout.history import PastRollout
@@ -100,6 +101,8 @@ class PoolRow:
     remaining_s: float | None = None
     """Estimate of the time until all nodes are updated; None where only a user can end it."""
     history: tuple[PastRollout, ...] = ()
+    reported_state: str = ""
+    """The last state that a controller reported, while no controller leads; else empty."""
 
 
 def build_rows(
@@ -108,13 +111,15 @@ def build_rows(
     policies: Mapping[str, ObservedPolicy] | None = None,
     *,
     now: float,
+    leader: LeaderReport | None = None,
 ) -> tuple[PoolRow, ...]:
     """Build the rows: pools and their nodes by name. ``now`` is in seconds since the epoch.
 
     ``policies`` None means that they are unknown; then rows have neither windows nor estimates.
+    While no controller leads, the states of pools are unknown; nodes report themselves.
     """
     grouping = group_nodes(pools, nodes)
-    return tuple(
+    rows = tuple(
         _build_pool_row(
             pools[name],
             grouping.members.get(name, ()),
@@ -123,6 +128,24 @@ def build_rows(
             now,
         )
         for name in sorted(pools)
+    )
+    if leader is None or leader.state is not LeaderState.NONE:
+        return rows
+    return tuple(_mark_outdated(row, leader) for row in rows)
+
+
+def _mark_outdated(row: PoolRow, leader: LeaderReport) -> PoolRow:
+    """Return the row without what only a controller that leads keeps up to date."""
+    return replace(
+        row,
+        state="Unknown",
+        reported_state=row.state,
+        message=leader.message,
+        remaining_s=None,
+        # A paused pool, a halt and the nodes do not need a controller.
+        blockers=tuple(
+            each for each in row.blockers if each.node or each.kind in ("paused", "invalid")
+        ),
     )
 
 

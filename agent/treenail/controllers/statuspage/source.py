@@ -3,11 +3,13 @@
 import json
 import threading
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.clock import Clock
+from treenail.controllers.plan.leader import LeaderReport
 from treenail.controllers.plan.status_document import build_status_document
 from treenail.controllers.plan.status_table import build_rows
 from treenail.controllers.rollout.nodes import NodeFacts
@@ -37,8 +39,14 @@ class StatusSource:
     """Builds the document, at most once a second for any number of readers. Thread-safe."""
 
     def __init__(
-        self, informers: Informers, clock: Clock, *, image_key: str = key.DESIRED_OS_IMAGE
+        self,
+        informers: Informers,
+        clock: Clock,
+        *,
+        image_key: str = key.DESIRED_OS_IMAGE,
+        read_leader: Callable[[], LeaderReport] | None = None,
     ) -> None:
+        self._read_leader = read_leader
         self._informers = informers
         self._clock = clock
         self._pools = informers.add_view(WatchScope(MACHINECONFIGPOOLS), ObservedPool.from_json)
@@ -66,10 +74,15 @@ class StatusSource:
     def build_document(self) -> Json:
         """Build the document; ``problem`` says why it may be outdated."""
         now = self._clock.now()
+        leader = None if self._read_leader is None else self._read_leader()
         rows = build_rows(
-            self._pools.get_all(), self._nodes.get_all(), self._policies.get_all(), now=now
+            self._pools.get_all(),
+            self._nodes.get_all(),
+            self._policies.get_all(),
+            now=now,
+            leader=leader,
         )
-        found = build_status_document(rows, now=now)
+        found = build_status_document(rows, now=now, leader=leader)
         problem = self._informers.unsynced_reason or self._informers.describe_staleness()
         omitted = limit_nodes(found, MAX_NODES)
         return {
