@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from treenail.api import annotations as key
@@ -16,6 +16,7 @@ from treenail.errors import AlreadyExistsError, ClusterError
 from treenail.kube.client import Client, Json
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import (
+    CONTROLLERCONFIGS,
     CUSTOMRESOURCEDEFINITIONS,
     MACHINECONFIGNODES,
     MACHINECONFIGS,
@@ -25,6 +26,13 @@ from treenail.kube.resources import (
 from treenail.kube.transport import HttpTransport
 from treenail_lab import images
 from treenail_lab.apiserver.serving.server import LabServer
+from treenail_lab.image_builds import (
+    BUILDER,
+    BuilderNode,
+    LabRegistry,
+    build_controller_config,
+    merge_logins,
+)
 from treenail_lab.images import Image, ImageCatalogue
 from treenail_lab.lifetime.interpreter import PYTHON_MODULE
 from treenail_lab.machine.node.machine import LabMachine
@@ -49,6 +57,11 @@ class LabPlan:
     """The text of each node's agent.toml."""
     has_machine_config_nodes: bool = True
     """Whether the cluster has the MachineConfigNode kind."""
+    registry_version: str = ""
+    """Version of the OS image in a registry of the lab, from which the nodes are installed then.
+
+    With it the lab has a Node for builds, too. Empty for no registry.
+    """
 
 
 class Lab:
@@ -61,6 +74,8 @@ class Lab:
         self.machines: dict[str, LabMachine] = {}
         self._agent_command = tuple(agent) or (*PYTHON_MODULE, "treenail", "run")
         self._transports: list[HttpTransport] = []
+        self.registry: LabRegistry | None = None
+        self.builder: BuilderNode | None = None
         self._images_file = directory / "images.json"
         self._stop_event = threading.Event()
         self._kubelet_thread = threading.Thread(
@@ -72,7 +87,10 @@ class Lab:
         self.server.start()
         self.client = self.open_client(self.server.admin_kubeconfig)
         self._install_kinds()
-        images.save_catalogue(ImageCatalogue(self.plan.images), self._images_file)
+        catalogue = ImageCatalogue(self.plan.images)
+        if self.plan.registry_version:
+            catalogue = replace(catalogue, registries=(self._start_builds().host,))
+        images.save_catalogue(catalogue, self._images_file)
         for name in self.plan.nodes:
             self._install_node(name)
         for machine in self.machines.values():
@@ -92,6 +110,11 @@ class Lab:
             thread.join(30.0)
         if self._kubelet_thread.is_alive():
             self._kubelet_thread.join(10.0)
+        if self.builder is not None:
+            self.builder.stop()
+        if self.registry is not None:
+            self.registry.__exit__()
+            self.registry = None
         for transport in self._transports:
             transport.close()
         self.server.stop()
@@ -112,6 +135,21 @@ class Lab:
         transport = HttpTransport(read_kubeconfig(str(kubeconfig)), SystemClock())
         self._transports.append(transport)
         return Client(transport)
+
+    @property
+    def installed_image(self) -> Image:
+        """Return the OS image that the machines were installed from."""
+        return self.plan.images[0] if self.registry is None else self.registry.installed
+
+    def _start_builds(self) -> LabRegistry:
+        """Start the registry and the Node for builds, and let the cluster trust the registry."""
+        registry = LabRegistry(self.directory, self.plan.registry_version).__enter__()
+        self.registry = registry
+        self.client.create(CONTROLLERCONFIGS, build_controller_config(registry))
+        self.builder = BuilderNode(self.directory, self.client, registry)
+        self.builder.create_node()
+        self.builder.start(self.open_client(self.server.write_node_kubeconfig(BUILDER)))
+        return registry
 
     def add_image(self, image: Image) -> None:
         """Add an image to the registry."""
@@ -208,7 +246,7 @@ class Lab:
             name,
             directory,
             self._images_file,
-            image=self.plan.images[0],
+            image=self.installed_image,
             agent=(
                 *self._agent_command,
                 "--root",
@@ -218,9 +256,11 @@ class Lab:
                 "--kubeconfig",
                 "/var/lib/kubelet/kubeconfig",
             ),
-            kubelet_config=build_pull_secret(self.plan.images),
+            kubelet_config=self._build_pull_secret(),
             machine_settings=self.plan.machine_settings,
         )
+        if self.registry is not None:
+            self.registry.write_certificate(machine.root)
         kubeconfig = machine.root / "var/lib/kubelet/kubeconfig"
         kubeconfig.parent.mkdir(parents=True, exist_ok=True)
         kubeconfig.touch(mode=0o600)
@@ -230,6 +270,10 @@ class Lab:
         health = "" if "[health]" in self.plan.agent_settings else _QUICK_HEALTH
         settings.write_text(self.plan.agent_settings + health, "utf-8")
         self.machines[name] = machine
+
+    def _build_pull_secret(self) -> str:
+        found = build_pull_secret(self.plan.images)
+        return found if self.registry is None else merge_logins(found, self.registry.pull_login)
 
     def _run_kubelets(self) -> None:
         """Report each Node's Ready condition as its kubelet does."""

@@ -64,6 +64,11 @@ class Image:
     """Target of each symbolic link by its path."""
     list_digest: str = ""
     """Digest of the manifest list that has the image; empty if no list has it."""
+    manifest: str = ""
+    """Text of the manifest of an image in a real registry; else it is rendered."""
+    configuration: str = ""
+    content: str = ""
+    """Name of the directory with the unpacked files of an image of a real registry."""
 
     @property
     def pull_spec(self) -> str:
@@ -86,6 +91,8 @@ class Image:
 
     def render_manifest(self) -> str:
         """Render the OCI manifest, whose SHA-256 is the digest."""
+        if self.manifest:
+            return self.manifest
         oci = "application/vnd.oci.image"
         configuration = self.render_configuration()
         return _dump_json(
@@ -111,6 +118,8 @@ class Image:
 
     def render_configuration(self) -> str:
         """Render the OCI image configuration, which contains the labels."""
+        if self.configuration:
+            return self.configuration
         labels = {_VERSION_LABEL: self.version, "containers.bootc": "1", **self.labels}
         labels = {name: value for name, value in labels.items() if value}
         return _dump_json(
@@ -194,9 +203,11 @@ def render_manifest_list(images: Iterable[Image]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ImageCatalogue:
-    """All images of the registry."""
+    """All images of the registry, and the registries that are real ones."""
 
     images: tuple[Image, ...] = ()
+    registries: tuple[str, ...] = ()
+    """Hosts, with port, whose images are pulled over HTTPS instead of looked up here."""
 
     def find_image(self, pull_spec: str) -> Image | None:
         """Return the image with this pull spec; that of this host's platform in a list."""
@@ -230,7 +241,16 @@ class ImageCatalogue:
     def with_image(self, image: Image) -> "ImageCatalogue":
         """Return a catalogue with ``image``, in place of one with the same pull spec."""
         others = (other for other in self.images if other.pull_spec != image.pull_spec)
-        return ImageCatalogue((*others, image))
+        return replace(self, images=(*others, image))
+
+    def is_in_registry(self, pull_spec: str) -> bool:
+        """Return whether a real registry has the images of this name."""
+        return pull_spec.partition("/")[0] in self.registries
+
+
+def find_layer_file(directory: Path, digest: str) -> Path:
+    """Return the path of a layer of the image that machines are installed from."""
+    return directory / "blobs" / digest.removeprefix("sha256:")
 
 
 def load_catalogue(path: Path) -> ImageCatalogue:
@@ -239,7 +259,8 @@ def load_catalogue(path: Path) -> ImageCatalogue:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return ImageCatalogue()
-    return ImageCatalogue(tuple(_parse_image(entry) for entry in document["images"]))
+    found = tuple(_parse_image(entry) for entry in document["images"])
+    return ImageCatalogue(found, tuple(document["registries"]))
 
 
 def save_catalogue(catalogue: ImageCatalogue, path: Path) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from treenail.errors import AlreadyExistsError, ClusterError, NotFoundError
 from treenail.kube.client import Client, Json
 from treenail.kube.resources import NODES, PODDISRUPTIONBUDGETS, PODS, REPLICASETS
+from treenail_lab.apiserver.controllers.scheduler import BUILDER_LABEL
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +144,10 @@ def _is_schedulable(node: Json) -> bool:
     ready = isinstance(conditions, list) and any(
         each.get("type") == "Ready" and each.get("status") == "True" for each in conditions
     )
-    return ready and not _read_object(node, "spec").get("unschedulable")
+    # Nodes for builds run no application: their pods are real processes.
+    is_builder = BUILDER_LABEL in _read_object(_read_object(node, "metadata"), "labels")
+    is_open = not _read_object(node, "spec").get("unschedulable")
+    return ready and is_open and not is_builder
 
 
 def _read_name(document: Json) -> str:

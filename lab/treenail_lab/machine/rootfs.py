@@ -4,7 +4,7 @@ import shutil
 import uuid
 from pathlib import Path
 
-from treenail_lab.images import Image
+from treenail_lab.images import Image, find_layer_file
 from treenail_lab.machine.ostree.sysroot import Sysroot, SysrootDeployment, make_deployment
 from treenail_lab.machine.systemd.unit_files import VENDOR, UnitFileTree
 
@@ -39,8 +39,11 @@ _SOFT_REBOOTS = "run/systemd/soft-reboots"
 _OS_RELEASE = "usr/lib/os-release"
 
 
-def install_root(root: Path, image: Image) -> None:
-    """Install ``image`` below ``root``, as on a machine that has never booted."""
+def install_root(root: Path, image: Image, lab: Path | None = None) -> None:
+    """Install ``image`` below ``root``, as on a machine that has never booted.
+
+    ``lab`` is the lab's directory, which has the layers of an image of a real registry.
+    """
     for directory in _DIRECTORIES:
         (root / directory).mkdir(parents=True, exist_ok=True)
     sysroot = Sysroot(root)
@@ -50,6 +53,13 @@ def install_root(root: Path, image: Image) -> None:
     arguments = (*PLATFORM_ARGUMENTS, *image.kernel_arguments)
     for layer in image.layers:
         sysroot.import_layer(layer.digest)
+    if image.content and lab is not None:
+        blobs = [find_layer_file(lab, layer.digest) for layer in image.layers]
+        for layer, blob in zip(image.layers, blobs, strict=True):
+            place = sysroot.find_blob(layer.digest)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(blob, place)
+        sysroot.trees.unpacked.unpack_layers(image.content, blobs)
     deployment = make_deployment(image, refspec, arguments)
     sysroot.write_deployments((deployment,))
     (root / "etc/os-release").symlink_to("../" + _OS_RELEASE)

@@ -103,7 +103,7 @@ def _needs_node(pod: Json) -> bool:
 def _find_refusal(pod: Json, node: Json) -> str:
     """Return why a pod cannot run on a Node; empty if it can."""
     if not is_ready(node):
-        return "node(s) were not ready"
+        return _find_unready_message(node) or "node(s) were not ready"
     if find_value(node, "spec", "unschedulable"):
         return "node(s) were unschedulable"
     labels, spec = read_labels(node), pod["spec"]
@@ -115,6 +115,14 @@ def _find_refusal(pod: Json, node: Json) -> str:
     for taint in find_value(node, "spec", "taints") or []:
         if taint.get("effect") != "PreferNoSchedule" and not _is_tolerated(spec, taint):
             return f"node(s) had untolerated taint {{{taint['key']}: {taint.get('value', '')}}}"
+    return ""
+
+
+def _find_unready_message(node: Json) -> str:
+    """Return why a Node is not ready: that of a lab names the package that its host lacks."""
+    for condition in find_value(node, "status", "conditions") or []:
+        if condition.get("type") == "Ready":
+            return str(condition.get("message", ""))
     return ""
 
 

@@ -8,11 +8,12 @@ import binascii
 import json
 import re
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from treenail_lab import images
 from treenail_lab.images import CatalogueLayer, Credential, Image
+from treenail_lab.machine.container.remote import RemoteImages
 from treenail_lab.machine.ostree.steps import (
     EmitSignal,
     OperationError,
@@ -32,6 +33,8 @@ _SCHEMES = re.compile(
     r"|ostree-remote-registry:[^:]+:"
     r"|ostree-remote-image:[^:]+:(?:docker://|registry:))(?P<image>.+)"
 )
+UNSIGNED_FAULT = "unsigned"
+"""The fault of an image without a signature."""
 PREPARING = "Preparing import: Fetching manifest: "
 """The beginning of an error before the first layer is pulled."""
 _OPEN_IMAGE = f"{PREPARING}failed to invoke method OpenImage: "
@@ -75,7 +78,9 @@ def pull_image(
 ) -> Generator[EmitSignal | PauseWork, None, Image]:
     """Pull the image of ``refspec``; imported layers cost no time."""
     yield emit_message(f"Pulling manifest: {refspec}")
-    image = open_image(parse_pull_spec(refspec), images.load_catalogue(catalogue), root)
+    pull_spec, known = parse_pull_spec(refspec), images.load_catalogue(catalogue)
+    image = open_image(pull_spec, known, root)
+    remote = open_remote(image.pull_spec, root) if known.is_in_registry(pull_spec) else None
     yield emit_message(f"Importing: {refspec} (digest: {image.digest})")
     imported = sysroot.list_layers()
     needed = [layer for layer in image.layers if layer.digest not in imported]
@@ -95,9 +100,15 @@ def pull_image(
         if failure:
             yield PauseWork(_compute_seconds(layer, settings()) / 2)
             raise OperationError(f"Importing: {failure}")
-        yield PauseWork(_compute_seconds(layer, settings()))
+        if remote is None:
+            yield PauseWork(_compute_seconds(layer, settings()))
+        else:
+            remote.download_layer(layer, sysroot.find_blob(layer.digest))
         sysroot.import_layer(layer.digest)
         yield emit_task_end()
+    if remote is not None:
+        blobs = [sysroot.find_blob(layer.digest) for layer in image.layers]
+        sysroot.trees.unpacked.unpack_layers(image.content, blobs)
     return image
 
 
@@ -125,6 +136,15 @@ def pull_deployment(
 
 def open_image(pull_spec: str, catalogue: images.ImageCatalogue, root: Path) -> Image:
     """Return the image, if the registry accepts the machine's credentials."""
+    if catalogue.is_in_registry(pull_spec):
+        try:
+            found = open_remote(pull_spec, root).resolve()
+        except OperationError as error:
+            raise OperationError(
+                f"{_OPEN_IMAGE}reading manifest in {pull_spec}: {error}"
+            ) from error
+        # Nothing in the lab signs what it builds.
+        return replace(found, faults={UNSIGNED_FAULT: "no signature"})
     name, _, reference = pull_spec.partition("@")
     reading = f"{_OPEN_IMAGE}reading manifest {reference or 'latest'} in {name}: "
     required = catalogue.find_credential(pull_spec)
@@ -145,6 +165,12 @@ def open_image(pull_spec: str, catalogue: images.ImageCatalogue, root: Path) -> 
     if image is None:
         raise OperationError(f"{reading}manifest unknown")
     return image
+
+
+def open_remote(pull_spec: str, root: Path) -> RemoteImages:
+    """Return the client of a real registry, with the machine's credential for the image."""
+    credential = find_credential(pull_spec.partition("@")[0], root)
+    return RemoteImages(root, pull_spec, credential)
 
 
 def find_credential(name: str, root: Path) -> Credential | None:
@@ -220,8 +246,6 @@ def _format_size(size_bytes: int) -> str:
     return str(GLib.format_size(size_bytes))
 
 
-UNSIGNED_FAULT = "unsigned"
-"""The fault of an image without a signature."""
 _POLICY = "etc/containers/policy.json"
 _SIGNED = {"signedBy", "sigstoreSigned"}
 

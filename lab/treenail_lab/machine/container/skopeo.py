@@ -13,7 +13,7 @@ from pathlib import Path
 from treenail_lab import images
 from treenail_lab.images import Image
 from treenail_lab.lifetime.interpreter import build_script
-from treenail_lab.machine.container.pull import open_image
+from treenail_lab.machine.container.pull import open_image, open_remote
 from treenail_lab.machine.ostree.steps import OperationError
 
 _TRANSPORT = "docker://"
@@ -38,6 +38,10 @@ def main(arguments: list[str]) -> int:
     try:
         found = images.load_catalogue(Path(catalogue))
         pull_spec = reference.removeprefix(_TRANSPORT)
+        if found.is_in_registry(pull_spec) and "--raw" in options:
+            remote = open_remote(pull_spec, Path(root))
+            print(remote.read_manifest().decode(), end="")
+            return 0
         listed = found.find_listed(pull_spec) if "--raw" in options else ()
         if listed:
             print(images.render_manifest_list(listed), end="")

@@ -64,6 +64,7 @@ class LabMachine:
         kubelet_config: str = "",
         machine_settings: MachineSettings | None = None,
     ) -> None:
+        """The layers of an ``image`` of a real registry are beside the file of images."""
         self.name = name
         self.root = directory / "root"
         self.agent_log = directory / "agent.log"
@@ -81,7 +82,7 @@ class LabMachine:
         self._boot_condition = threading.Condition()
         check_socket_length(self.root)
         directory.mkdir(parents=True, exist_ok=True)
-        rootfs.install_root(self.root, image)
+        rootfs.install_root(self.root, image, images_file.parent)
         if kubelet_config:
             place = self.root / KUBELET_CONFIG
             place.parent.mkdir(parents=True, exist_ok=True)

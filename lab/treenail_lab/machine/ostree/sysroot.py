@@ -47,6 +47,8 @@ class SysrootDeployment:
     """Path and text of each file of the image beside those that every image has."""
     links: tuple[tuple[str, str], ...] = ()
     """The same of symbolic links, with their targets."""
+    content: str = ""
+    """Name of the unpacked image of a real registry; see `UnpackedImages`."""
 
     @property
     def id(self) -> str:
@@ -75,6 +77,7 @@ def make_deployment(
         layers=tuple(layer.digest for layer in image.layers),
         files=tuple(image.files.items()),
         links=tuple(image.links.items()),
+        content=image.content,
     )
 
 
@@ -113,6 +116,10 @@ class Sysroot:
         self._next = root / "run/ostree/nextroot-booted"
         for directory in (self._deploy, self._layers):
             directory.mkdir(parents=True, exist_ok=True)
+
+    def find_blob(self, digest: str) -> Path:
+        """Return the path of a downloaded layer of a real registry."""
+        return self._deploy.parent / "blobs" / digest.removeprefix("sha256:")
 
     def acquire_lock(self) -> int | None:
         """Acquire the sysroot lock of rpm-ostree, bootc and ostree; None while it is held.

@@ -2,7 +2,8 @@
 
 As in libostree, the tree of a staged deployment has the image's /usr/etc and no /etc. The /etc of
 a new deployment is merged at its first boot: what differs from the /usr/etc before it, stays. Only
-the files of the image are switched below /usr: the lab's programs are the same in each.
+the files of the image are switched below /usr: the lab's programs are the same in each. An image of
+a real registry is unpacked once, and its files are copied into the trees of its deployments.
 """
 
 import os
@@ -12,7 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from treenail_lab.machine.ostree.unpacked_images import UnpackedImages
+
 _UNITS = "usr/lib/systemd"
+# The machine's own programs are there: a boot does not replace them by those of a real image.
+_PROGRAMS = ("/usr/bin/", "/usr/sbin/", "/usr/libexec/")
 
 
 class TreeContent(Protocol):
@@ -26,6 +31,8 @@ class TreeContent(Protocol):
     def files(self) -> tuple[tuple[str, str], ...]: ...
     @property
     def links(self) -> tuple[tuple[str, str], ...]: ...
+    @property
+    def content(self) -> str: ...
 
 
 class DeploymentTrees:
@@ -35,6 +42,7 @@ class DeploymentTrees:
         self._root = root
         self._deploy = root / "sysroot/ostree/deploy"
         self._base = root / "sysroot/ostree/base"
+        self.unpacked = UnpackedImages(root / "sysroot/ostree/images")
         self._live = root / "sysroot/ostree/live-etc"
         """The file that names the deployment whose /etc is at /etc."""
 
@@ -53,6 +61,9 @@ class DeploymentTrees:
         tree = place or self.find_tree(deployment)
         shutil.rmtree(tree, ignore_errors=True)
         _copy_tree(self._base, tree)
+        for path in self.unpacked.list_paths(deployment.content):
+            source = self.unpacked.find_directory(deployment.content) / path[1:]
+            _copy_entry(source, tree / _find_image_path(path))
         for path, text in deployment.files:
             place = tree / _find_image_path(path)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -94,26 +105,28 @@ class DeploymentTrees:
             (tree / "etc").rename(etc)
             self._remove_image_files(before)
         elif not live:
-            for path in _list_paths(deployment):
+            for path in self._list_paths(deployment):
                 if path.startswith("/etc/"):
                     _copy_entry(tree / _find_image_path(path), self._root / path[1:])
         shutil.rmtree(self._root / "usr/etc", ignore_errors=True)
         _copy_tree(tree / "usr/etc", self._root / "usr/etc")
-        for path in _list_paths(deployment):
-            if path.startswith("/usr/"):
-                place = self._root / path[1:]
+        for path in self._list_paths(deployment):
+            place = self._root / path[1:]
+            is_program = path.startswith(_PROGRAMS) and place.exists()
+            if path.startswith("/usr/") and not is_program:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(tree / path[1:], place, follow_symlinks=False)
         self._live.write_text(deployment.id, "utf-8")
 
     def _remove_image_files(self, deployment: TreeContent) -> None:
-        for path in _list_paths(deployment):
-            if path.startswith("/usr/"):
+        for path in self._list_paths(deployment):
+            is_kept = path.startswith(_PROGRAMS) or (self._base / path[1:]).exists()
+            if path.startswith("/usr/") and not (is_kept and deployment.content):
                 (self._root / path[1:]).unlink(missing_ok=True)
 
-
-def _list_paths(deployment: TreeContent) -> list[str]:
-    return [path for path, _ in (*deployment.files, *deployment.links)]
+    def _list_paths(self, deployment: TreeContent) -> list[str]:
+        unpacked = self.unpacked.list_paths(deployment.content)
+        return [*unpacked, *(path for path, _ in (*deployment.files, *deployment.links))]
 
 
 def _find_image_path(path: str) -> str:

@@ -1,0 +1,207 @@
+"""The parts of a lab for builds of OS images: a registry with an OS image, and a Node."""
+
+import base64
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Self
+
+from treenail.clock import SystemClock
+from treenail.kube.client import Client, Json
+from treenail.kube.resources import CONTROLLERCONFIGS, NODES
+from treenail.registry.client import RegistryClient
+from treenail.registry.logins import Login
+from treenail.registry.transport import TlsSettings
+from treenail_lab.apiserver.controllers.scheduler import BUILDER_LABEL
+from treenail_lab.base_image import BaseImage, build_base_image, push_base_image
+from treenail_lab.images import ARCHITECTURE, Credential, Image, find_layer_file
+from treenail_lab.kubelet import runtime
+from treenail_lab.kubelet.forward import PortForward
+from treenail_lab.kubelet.kubelet import Kubelet
+from treenail_lab.kubelet.pod_worker import KubeletPlaces
+from treenail_lab.machine.container.remote import RemoteImages
+from treenail_lab.registry.service import PULLER, PUSHER, RegistryService
+
+log = logging.getLogger(__name__)
+
+BUILDER = "builder-0"
+BASE_REPOSITORY = "os/base"
+CERTIFICATES = "etc/containers/certs.d"
+
+
+def find_build_refusal() -> tuple[str, str]:
+    """Return why this host cannot build a Containerfile, and the remedy; empty if it can."""
+    if shutil.which("buildah") is None:
+        return "buildah is not installed", "install the package buildah"
+    if why := runtime.find_refusal():
+        return why, "run the lab as root where namespaces are allowed"
+    return "", ""
+
+
+class LabRegistry:
+    """A registry with one OS image, while entered; ``version`` is that of the image."""
+
+    def __init__(self, directory: Path, version: str) -> None:
+        self._directory = directory
+        self._version = version
+        self.service = RegistryService()
+        self.installed: Image
+        """The OS image that machines are installed from."""
+
+    @property
+    def host(self) -> str:
+        return self.service.host
+
+    @property
+    def ca_pem(self) -> str:
+        return self.service.ca_file.read_text("ascii")
+
+    @property
+    def push_login(self) -> bytes:
+        """Return a ``.dockerconfigjson`` that may push."""
+        return self.service.make_auth_json(PUSHER)
+
+    @property
+    def pull_login(self) -> bytes:
+        return self.service.make_auth_json(PULLER)
+
+    def __enter__(self) -> Self:
+        self.service.__enter__()
+        try:
+            self.installed = self._push_base(build_base_image(self._version))
+        except BaseException:
+            self.service.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.service.__exit__()
+
+    def write_certificate(self, root: Path) -> None:
+        """Let the programs of a machine trust the registry."""
+        place = root / CERTIFICATES / self.host / "ca.crt"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(self.ca_pem, "ascii")
+
+    def open_client(self, user: str = PUSHER) -> RegistryClient:
+        """Return a client of the registry; the caller closes it."""
+        login = Login(user, self.service.passwords[user])
+        return RegistryClient(
+            self.host, SystemClock(), login=login, tls=TlsSettings(ca_pem=self.ca_pem)
+        )
+
+    def _push_base(self, built: BaseImage) -> Image:
+        client = self.open_client()
+        try:
+            push_base_image(client, BASE_REPOSITORY, self._version, built)
+        finally:
+            client.close()
+        self.write_certificate(self._directory)
+        credential = Credential(PULLER, self.service.passwords[PULLER])
+        pull_spec = f"{self.host}/{BASE_REPOSITORY}@{built.digest}"
+        image = RemoteImages(self._directory, pull_spec, credential).resolve()
+        layer = find_layer_file(self._directory, image.layers[0].digest)
+        layer.parent.mkdir(exist_ok=True)
+        layer.write_bytes(built.layer)
+        return image
+
+
+class BuilderNode:
+    """The Node for builds: its kubelet runs pods that reach the registry only."""
+
+    def __init__(self, directory: Path, admin: Client, registry: LabRegistry) -> None:
+        self._directory = directory
+        self._admin = admin
+        self._registry = registry
+        self._kubelet: Kubelet | None = None
+
+    def create_node(self) -> None:
+        """Create the Node; its condition Ready says why this host cannot build."""
+        labels: Json = {
+            BUILDER_LABEL: "",
+            "kubernetes.io/arch": ARCHITECTURE,
+            "kubernetes.io/os": "linux",
+            "kubernetes.io/hostname": BUILDER,
+        }
+        node: Json = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": BUILDER, "labels": labels},
+        }
+        self._admin.create(NODES, node)
+        why, remedy = find_build_refusal()
+        if why:
+            condition: Json = {
+                "type": "Ready",
+                "status": "False",
+                "reason": "CannotBuild",
+                "message": f"{why}: {remedy}",
+            }
+            body: Json = {"status": {"conditions": [condition]}}
+            self._admin.patch(NODES, BUILDER, body, subresource="status")
+
+    def start(self, client: Client) -> None:
+        """Start the kubelet with a client of the Node, if this host can build."""
+        why, _ = find_build_refusal()
+        if why:
+            log.info("no builds of Containerfiles: %s", why)
+            return
+        port = int(self._registry.host.rpartition(":")[2])
+        forward = PortForward(self._directory / "registry.sock", port)
+        places = KubeletPlaces(
+            self._directory / BUILDER,
+            (self._directory, self._registry.service.directory),
+            forward,
+            {},
+        )
+        self._kubelet = Kubelet(BUILDER, client, places, SystemClock())
+        self._kubelet.start()
+
+    def stop(self) -> None:
+        """Kill the containers."""
+        if self._kubelet is not None:
+            self._kubelet.stop()
+
+    def find_log(self, namespace: str, pod: str, container: str) -> Path | None:
+        """Return the path of a container's log; None without a kubelet."""
+        return self._kubelet.find_log(namespace, pod, container) if self._kubelet else None
+
+
+def build_login_secret(name: str, namespace: str, login: bytes) -> Json:
+    """Return a Secret of the type dockerconfigjson."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/dockerconfigjson",
+        "metadata": {"name": name, "namespace": namespace},
+        "data": {".dockerconfigjson": base64.b64encode(login).decode()},
+    }
+
+
+def merge_logins(*documents: bytes | str) -> str:
+    """Return a pull secret with the logins of all documents."""
+    auths: Json = {}
+    for document in documents:
+        auths |= json.loads(document)["auths"]
+    return json.dumps({"auths": auths})
+
+
+def build_controller_config(registry: LabRegistry) -> Json:
+    """Return the ControllerConfig by which agents and builds trust the registry."""
+    bundle: Json = {
+        # ConfigMap keys allow no colon, so the MCO writes host..port.
+        "file": registry.host.replace(":", ".."),
+        "data": base64.b64encode(registry.ca_pem.encode()).decode(),
+    }
+    spec: Json = {
+        "imageRegistryBundleUserData": [bundle],
+        "additionalTrustBundle": bundle["data"],
+        "internalRegistryPullSecret": base64.b64encode(registry.pull_login).decode(),
+    }
+    return {
+        "apiVersion": CONTROLLERCONFIGS.api_version,
+        "kind": CONTROLLERCONFIGS.kind,
+        "metadata": {"name": "machine-config-controller"},
+        "spec": spec,
+    }
