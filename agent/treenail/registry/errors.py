@@ -5,7 +5,9 @@ import re
 from treenail.errors import TreenailError
 
 _FULL = re.compile(
-    r"no space left|disk (is )?full|disk quota|quota exceeded|insufficient storage|out of storage",
+    r"no space left|disk (is )?full|disk quota|quota exceeded|insufficient storage|out of storage"
+    # docker-registry shows the number of ENOSPC.
+    r"|\"Err\": ?28\b",
     re.IGNORECASE,
 )
 

@@ -172,8 +172,11 @@ class _FrontHandler(BaseHTTPRequestHandler):
     def _forward(
         self, connection: UnixConnection, authorization: str, fault: RegistryFault | None
     ) -> None:
+        # buildah and skopeo send one Accept for each media type.
         headers = {
-            name: value for name, value in self.headers.items() if name.lower() not in _HOP_BY_HOP
+            name: ", ".join(self.headers.get_all(name, []))
+            for name in self.headers
+            if name.lower() not in _HOP_BY_HOP
         }
         headers.pop("Authorization", None)
         if authorization:

@@ -1,0 +1,181 @@
+"""Phase ``build``: run the user's Containerfile. It has no login; its Secrets are mounts."""
+
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from treenail.builder import assemble
+from treenail.builder.build_spec import (
+    BUILT_IMAGE,
+    CACHE_PREFIX,
+    BuildDirectories,
+    BuildSpec,
+    FetchedImages,
+)
+from treenail.builder.buildah.classify import BuildFailure, classify_failure
+from treenail.builder.buildah.oom import count_oom_kills
+from treenail.builder.buildah.output import BuildOutput
+from treenail.builder.buildah.program import BindMount, Buildah
+from treenail.builder.instructions import find_step_lines
+from treenail.builder.layout import ImageLayout
+from treenail.clock import Clock
+from treenail.errors import CommandError, CommandTimeoutError, FileError
+from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildPhase, BuildResult
+
+log = logging.getLogger(__name__)
+
+_CONTEXT_LIMIT = 10_000  # files
+_CACHE_LIMIT = 64  # images of single instructions
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSettings:
+    """Flags of the phase."""
+
+    mounts: tuple[BindMount, ...] = ()
+    """Entitlements that instructions see."""
+    timeout_s: float = 3600.0
+    keeps_layers: bool = False
+    """Whether single instructions are kept for the cache."""
+
+
+def build_image(
+    directories: BuildDirectories,
+    buildah: Buildah,
+    settings: BuildSettings,
+    clock: Clock,
+    show_line: Callable[[str], None],
+) -> BuildResult:
+    """Build the image into the layout, from the images that `fetch` wrote there.
+
+    Raises `ConfigError`, `FileError` and `CommandError` when the build cannot start.
+    """
+    begin = clock.monotonic()
+    spec, fetched = directories.read_spec(), directories.read_fetched()
+    text = directories.read_containerfile()
+    layout = ImageLayout(directories.layout)
+    context = copy_context(directories.inputs / "context", directories.work / "context")
+    buildah.prepare_work()
+    references = _load_images(buildah, fetched, directories.layout)
+    loaded = clock.monotonic()
+    output = BuildOutput(find_step_lines(text), show_line)
+    oom_kills = count_oom_kills()
+    keeps_layers = settings.keeps_layers or bool(spec.cache_repository)
+    try:
+        code = buildah.build_image(
+            directories.inputs / "Containerfile",
+            context,
+            images=references,
+            mounts=settings.mounts,
+            keeps_layers=keeps_layers,
+            architecture=spec.architecture,
+            timeout_s=settings.timeout_s,
+            add_line=output.add_line,
+        )
+    except CommandTimeoutError as error:
+        failure = BuildFailure(BuildReason.DEADLINE_EXCEEDED, str(error))
+        return _make_failure(failure, output, spec)
+    if code:
+        oom_kills = count_oom_kills() - oom_kills
+        return _make_failure(classify_failure(code, output.tail, oom_kills=oom_kills), output, spec)
+    built = clock.monotonic()
+    try:
+        digest = _save_images(buildah, layout, fetched, keeps_layers=keeps_layers)
+    except CommandError as error:
+        lines = ("Error: " + str(error),)
+        return _make_failure(classify_failure(1, lines), output, spec)
+    log.info("built %s", digest)
+    return BuildResult(
+        BuildPhase.BUILD,
+        message="\n".join(output.tail),
+        seconds={
+            "load": loaded - begin,
+            "build": built - loaded,
+            "save": clock.monotonic() - built,
+        },
+    )
+
+
+def copy_context(source: Path, target: Path) -> Path:
+    """Copy the context; return the copy.
+
+    The kubelet shows a ConfigMap as links to a hidden directory with a time in its name. `COPY .`
+    would put both into the image, and no two builds would be equal.
+    """
+    try:
+        if target.exists():
+            shutil.rmtree(target)
+        target.mkdir(mode=0o755, parents=True)
+        if not source.is_dir():
+            return target
+        count = 0
+        for path in sorted(source.iterdir()):
+            if path.name.startswith(".."):
+                continue
+            count += 1
+            if count > _CONTEXT_LIMIT:
+                raise FileError(f"cannot copy {source}: it has more than {_CONTEXT_LIMIT} files")
+            copy = target / path.name
+            if path.is_dir() and not path.is_symlink():
+                shutil.copytree(path, copy, symlinks=True)
+            elif path.is_file():
+                shutil.copyfile(path, copy)
+                copy.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
+    except OSError as error:
+        raise FileError(f"cannot copy {error.filename}: {error.strerror}") from error
+    return target
+
+
+def _load_images(buildah: Buildah, fetched: FetchedImages, layout: Path) -> dict[str, str]:
+    """Load the images into the storage; return the local names by reference."""
+    found: dict[str, str] = {}
+    for image in fetched.images:
+        image_id = buildah.load_image(layout, image.name)
+        if image.reference:
+            buildah.tag_image(image_id, image.name)
+            found[image.reference] = image.name
+    return found
+
+
+def _save_images(
+    buildah: Buildah, layout: ImageLayout, fetched: FetchedImages, *, keeps_layers: bool
+) -> str:
+    """Write the image, and those of single instructions, to the layout; return its digest."""
+    names = [image.name for image in fetched.images]
+    layers = assemble.collect_layers(layout, names)
+    with assemble.hide_layers(layout, layers):
+        buildah.save_image(buildah.built_image, layout.path, BUILT_IMAGE)
+        built = assemble.restore_layers(layout, BUILT_IMAGE, layers)
+    if keeps_layers:
+        _save_cache(buildah, layout, fetched)
+    return built.digest
+
+
+def _save_cache(buildah: Buildah, layout: ImageLayout, fetched: FetchedImages) -> None:
+    for number, image_id in enumerate(buildah.list_image_ids()[:_CACHE_LIMIT]):
+        name = f"{CACHE_PREFIX}{number}"
+        layers = assemble.collect_layers(
+            layout, [BUILT_IMAGE, *(image.name for image in fetched.images)]
+        )
+        with assemble.hide_layers(layout, layers):
+            buildah.save_image(image_id, layout.path, name)
+            assemble.restore_layers(layout, name, layers)
+
+
+def _make_failure(failure: BuildFailure, output: BuildOutput, spec: BuildSpec) -> BuildResult:
+    line = spec.convert_line(output.line)
+    place = f"line {line}: " if line else ""
+    return BuildResult(
+        BuildPhase.BUILD,
+        reason=failure.reason,
+        line=line,
+        message="\n".join([f"{place}{failure.cause}", *_drop_last(output.tail)]),
+    )
+
+
+def _drop_last(tail: Sequence[str]) -> Sequence[str]:
+    """Leave out buildah's own error, which the cause repeats."""
+    return tail[:-1] if tail and "Error: " in tail[-1] else tail

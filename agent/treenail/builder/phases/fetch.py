@@ -1,0 +1,122 @@
+"""Phase ``fetch``: write the images of the Containerfile into a layout.
+
+The registry client of treenail pulls, not buildah: it tells the causes of failures apart, resumes
+broken transfers and respects Retry-After. Only this phase has the pull Secret, so that neither the
+user's text nor buildah can read it.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterable
+
+from treenail.api.decode import Fields, load_json
+from treenail.builder.build_spec import (
+    CACHE_PREFIX,
+    BuildDirectories,
+    BuildSpec,
+    FetchedImage,
+    FetchedImages,
+)
+from treenail.builder.instructions import find_images
+from treenail.builder.layout import ImageLayout
+from treenail.builder.phases.registries import RegistrySettings, parse_image_name
+from treenail.clock import Clock
+from treenail.errors import TreenailError
+from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.registry.client import RegistryClient
+from treenail.registry.images import ResolvedImage, resolve_image
+from treenail.registry.names import Descriptor, parse_descriptor
+
+log = logging.getLogger(__name__)
+
+CACHE_LIMIT = 64
+"""Maximum number of images of single instructions in the cache."""
+
+
+def fetch_images(
+    directories: BuildDirectories, settings: RegistrySettings, clock: Clock
+) -> BuildResult:
+    """Fetch the images and the cache into the layout; raise `TreenailError` for an image."""
+    begin = clock.monotonic()
+    spec = directories.read_spec()
+    references = find_images(directories.read_containerfile())
+    layout = ImageLayout(directories.layout)
+    layout.create()
+    images = [
+        fetch_image(layout, reference, f"image-{number}", spec, settings, clock)
+        for number, reference in enumerate(references)
+    ]
+    seconds = {"pull": clock.monotonic() - begin}
+    if spec.cache_repository:
+        images += _fetch_cache(layout, references, spec, settings, clock)
+        seconds["cache"] = clock.monotonic() - begin - seconds["pull"]
+    directories.write_fetched(FetchedImages(tuple(images)))
+    return BuildResult(BuildPhase.FETCH, seconds=seconds)
+
+
+def fetch_image(
+    layout: ImageLayout,
+    reference: str,
+    name: str,
+    spec: BuildSpec,
+    settings: RegistrySettings,
+    clock: Clock,
+) -> FetchedImage:
+    """Write one image of the architecture into the layout; blobs that it has are not pulled."""
+    image = parse_image_name(reference)
+    with settings.open_client(image.registry, image.repository, clock) as client:
+        found = resolve_image(client, image.repository, image.reference, spec.architecture)
+        log.info("fetching %s, manifest %s", reference, found.digest)
+        _write_image(layout, client, found, name)
+    return FetchedImage(reference, name, image.full_repository, found.digest)
+
+
+def compute_cache_tag(references: Iterable[str], architecture: str) -> str:
+    """Return the tag of the cache for builds on these images: a change of the text keeps it."""
+    text = "\n".join([architecture, *sorted(references)])
+    return f"treenail-cache-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _fetch_cache(
+    layout: ImageLayout,
+    references: Iterable[str],
+    spec: BuildSpec,
+    settings: RegistrySettings,
+    clock: Clock,
+) -> list[FetchedImage]:
+    """Fetch the layers of earlier builds; a build without them is slower, and no failure."""
+    found: list[FetchedImage] = []
+    try:
+        tag = compute_cache_tag(references, spec.architecture)
+        cache = parse_image_name(f"{spec.cache_repository}:{tag}")
+        with settings.open_client(cache.registry, cache.repository, clock) as client:
+            if client.head_manifest(cache.repository, tag) is None:
+                return found
+            index = client.get_manifest(cache.repository, tag)
+            where = client.format_image(cache.repository, tag)
+            for number, entry in enumerate(_read_index(index.content, where)[:CACHE_LIMIT]):
+                image = resolve_image(client, cache.repository, entry.digest, spec.architecture)
+                name = f"{CACHE_PREFIX}{number}"
+                _write_image(layout, client, image, name)
+                found.append(FetchedImage("", name, cache.full_repository, image.digest))
+    except TreenailError as error:
+        log.warning("building with an incomplete cache: %s", error)
+    return found
+
+
+def _write_image(
+    layout: ImageLayout, client: RegistryClient, image: ResolvedImage, name: str
+) -> None:
+    layout.write_blob(image.config)
+    for layer in image.layers:
+        if layout.find_blob(layer.digest) is None:
+            with layout.open_blob(layer.digest) as file:
+                client.read_blob(image.repository, layer, file.write)
+    manifest = image.manifest
+    layout.write_blob(manifest.content)
+    layout.set_name(name, manifest.digest, manifest.media_type, len(manifest.content))
+
+
+def _read_index(content: bytes, where: str) -> list[Descriptor]:
+    entries = Fields.from_json(load_json(content, where=where), where).get_list("manifests")
+    return [parse_descriptor(entry, where=where) for entry in entries]

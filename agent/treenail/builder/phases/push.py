@@ -1,0 +1,166 @@
+"""Phase ``push``: upload the built image, and verify it. Only this phase has the push Secret."""
+
+import json
+import logging
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from treenail.api.decode import Fields, Json
+from treenail.builder.assemble import read_manifest
+from treenail.builder.build_spec import (
+    BUILT_IMAGE,
+    CACHE_PREFIX,
+    BuildDirectories,
+    BuildSpec,
+    FetchedImages,
+)
+from treenail.builder.instructions import find_images
+from treenail.builder.layout import ImageLayout, LayoutImage
+from treenail.builder.phases.fetch import CACHE_LIMIT, compute_cache_tag
+from treenail.builder.phases.registries import RegistrySettings, parse_image_name
+from treenail.clock import Clock
+from treenail.errors import HostError, TreenailError
+from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.image.push_spec import PushSpec, parse_push_spec
+from treenail.registry.client import RegistryClient
+from treenail.registry.errors import (
+    Denied,
+    DigestMismatch,
+    LoginRefused,
+    NotFound,
+    Unsupported,
+)
+from treenail.registry.names import Descriptor, parse_descriptor
+from treenail.registry.uploads import mount_blob, upload_blob
+
+log = logging.getLogger(__name__)
+
+_OCI_INDEX = "application/vnd.oci.image.index.v1+json"
+
+
+def push_image(
+    directories: BuildDirectories, settings: RegistrySettings, clock: Clock
+) -> BuildResult:
+    """Push the image of `build` under the tag; return its digest.
+
+    Raises `RegistryError`; `HostError` when `build` left no image.
+    """
+    begin = clock.monotonic()
+    spec, fetched = directories.read_spec(), directories.read_fetched()
+    layout = ImageLayout(directories.layout)
+    built = layout.read_named(BUILT_IMAGE)
+    if built is None:
+        raise HostError("cannot push: the work directory holds no built image")
+    target = parse_push_spec(spec.push_spec, where="the push spec")
+    with settings.open_client(target.registry, target.repository, clock) as client:
+        upload_image(client, target.repository, layout, built, fetched)
+        client.put_manifest(target.repository, target.tag, built.media_type, built.content)
+        verify_push(client, target, built.digest)
+    log.info("pushed %s as %s", built.digest, target)
+    seconds = {"push": clock.monotonic() - begin}
+    if spec.cache_repository:
+        _push_cache(directories, spec, fetched, settings, clock)
+        seconds["cache"] = clock.monotonic() - begin - seconds["push"]
+    return BuildResult(BuildPhase.PUSH, digest=built.digest, seconds=seconds)
+
+
+def upload_image(
+    client: RegistryClient,
+    repository: str,
+    layout: ImageLayout,
+    image: LayoutImage,
+    fetched: FetchedImages,
+) -> None:
+    """Upload the blobs of an image; layers of the same registry are mounted."""
+    manifest = read_manifest(image)
+    sources = _find_sources(layout, fetched, client.host)
+    for blob in _list_blobs(manifest, image.digest):
+        source = sources.get(blob.digest)
+        if source is not None and source != repository and _mount(client, repository, blob, source):
+            continue
+        path = layout.find_blob(blob.digest)
+        if path is None:
+            raise HostError(f"cannot push {image.digest}: the layout has no blob {blob.digest}")
+        upload_blob(client, repository, blob, partial(_open_file, path))
+
+
+def verify_push(client: RegistryClient, target: PushSpec, digest: str) -> None:
+    """Verify that the registry has this manifest under the tag; raise `RegistryError`."""
+    found = client.head_manifest(target.repository, target.tag)
+    if found is None or found.digest != digest:
+        raise DigestMismatch(
+            f"cannot push {target}: expected {digest}, found {found.digest if found else 'nothing'}"
+        )
+
+
+def _push_cache(
+    directories: BuildDirectories,
+    spec: BuildSpec,
+    fetched: FetchedImages,
+    settings: RegistrySettings,
+    clock: Clock,
+) -> None:
+    """Push the images of single instructions; a failure makes the next build slower only."""
+    layout = ImageLayout(directories.layout)
+    try:
+        tag = compute_cache_tag(find_images(directories.read_containerfile()), spec.architecture)
+        cache = parse_image_name(f"{spec.cache_repository}:{tag}")
+        entries: dict[str, Descriptor] = {}
+        with settings.open_client(cache.registry, cache.repository, clock) as client:
+            for name in layout.list_names():
+                image = layout.read_named(name) if name.startswith(CACHE_PREFIX) else None
+                if image is None or image.digest in entries or len(entries) == CACHE_LIMIT:
+                    continue
+                upload_image(client, cache.repository, layout, image, fetched)
+                client.put_manifest(cache.repository, image.digest, image.media_type, image.content)
+                entries[image.digest] = Descriptor(
+                    image.media_type, image.digest, len(image.content)
+                )
+            content = _make_index(entries.values())
+            client.put_manifest(cache.repository, tag, _OCI_INDEX, content)
+    except TreenailError as error:
+        log.warning("cannot write the build cache: %s", error)
+
+
+def _find_sources(layout: ImageLayout, fetched: FetchedImages, host: str) -> dict[str, str]:
+    """Map the layers of images from this registry to their repositories there."""
+    found: dict[str, str] = {}
+    for each in fetched.images:
+        registry, _, repository = each.repository.partition("/")
+        image = layout.read_named(each.name) if registry == host else None
+        if image is not None:
+            for blob in _list_blobs(read_manifest(image), image.digest):
+                found.setdefault(blob.digest, repository)
+    return found
+
+
+def _list_blobs(manifest: Fields, where: str) -> list[Descriptor]:
+    """List the config and the layers of a manifest, each once."""
+    documents = [manifest.values.get("config"), *manifest.get_list("layers")]
+    blobs = [parse_descriptor(document, where=where) for document in documents]
+    return list({blob.digest: blob for blob in blobs}.values())
+
+
+def _mount(client: RegistryClient, repository: str, blob: Descriptor, source: str) -> bool:
+    """Mount a blob unless it is there; False where the registry or the login cannot."""
+    if client.has_blob(repository, blob.digest):
+        return True
+    try:
+        return mount_blob(client, repository, blob.digest, source)
+    except (Denied, LoginRefused, NotFound, Unsupported):
+        # The login for pushes may not read the source.
+        return False
+
+
+def _open_file(path: Path) -> BinaryIO:
+    return path.open("rb")
+
+
+def _make_index(entries: Iterable[Descriptor]) -> bytes:
+    manifests: list[Json] = [
+        {"mediaType": each.media_type, "digest": each.digest, "size": each.size} for each in entries
+    ]
+    document = {"schemaVersion": 2, "mediaType": _OCI_INDEX, "manifests": manifests}
+    return json.dumps(document, separators=(",", ":")).encode()

@@ -1,0 +1,211 @@
+"""The three phases as processes, with the real buildah and a registry."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.builder.base_image import needs_busybox
+from tests.builder.builds import (
+    make_builder,
+    make_spec,
+    open_client,
+    push_base,
+    run_phases,
+)
+from tests.builder.sandboxing import needs_buildah
+from tests.waiting import wait_until
+from treenail.image.build_result import BuildPhase, BuildResult
+from treenail_lab.registry.service import RegistryService
+
+pytestmark = [needs_buildah, needs_busybox, pytest.mark.process]
+
+Base = tuple[RegistryService, str]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Base]:
+    """A registry, and the pull spec of a base image in it."""
+    with RegistryService() as registry:
+        yield registry, push_base(registry, tmp_path_factory.mktemp("base"))
+
+
+def build(
+    base: Base, place: Path, text: str, *, context: Path | None = None, **settings: object
+) -> tuple[BuildResult, list[str]]:
+    """Run all phases; the text follows after the base."""
+    registry, reference = base
+    lines: list[str] = []
+    cache = str(settings.pop("cache_repository", ""))
+    builder = make_builder(registry, place, lines, **settings)
+    spec = make_spec(registry, cache_repository=cache)
+    with builder.open_build(f"FROM {reference} AS configs\n{text}", spec, context) as opened:
+        result = run_phases(opened)
+    assert list((place / "builds").glob("*")) == []
+    return result, lines
+
+
+def test_build_with_context_is_pushed_and_verified(base: Base, tmp_path: Path) -> None:
+    context = tmp_path / "context"
+    # As the kubelet shows a ConfigMap.
+    (context / "..2026_01_01").mkdir(parents=True)
+    (context / "..2026_01_01/motd").write_text("welcome\n")
+    (context / "..data").symlink_to("..2026_01_01")
+    (context / "motd").symlink_to("..data/motd")
+    text = "FROM configs AS final\nCOPY . /etc/copied\nRUN ls -A /etc/copied && env\n"
+    result, lines = build(base, tmp_path, text, context=context)
+    assert result.has_succeeded, lines
+    registry, reference = base
+    with open_client(registry) as client:
+        found = client.head_manifest("os/node", "built")
+        assert found is not None
+        assert found.digest == result.digest
+        manifest = json.loads(client.get_manifest("os/node", result.digest).content)
+        digest = reference.partition("@")[2]
+        below = json.loads(client.get_manifest("os/base", digest).content)["layers"]
+    assert manifest["layers"][: len(below)] == below
+    assert "motd" in lines
+    assert "..data" not in lines
+    assert "token-of-the-user" not in "".join(lines)
+    assert set(result.seconds) == {"push"}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "line", "message"),
+    [
+        ("RUN true\nRUN cat /missing\n", "InstructionFailed", 3, "can't open '/missing'"),
+        ("RUN kill -9 $$\n", "InstructionFailed", 2, "killed by a signal"),
+        pytest.param(
+            "FROM configs\nCOPY absent /x\n", "InstructionFailed", 3, "absent",
+            marks=pytest.mark.long,
+        ),
+        pytest.param("ADMIRE me\n", "ContainerfileInvalid", 2, "ADMIRE", marks=pytest.mark.long),
+        pytest.param(
+            "COPY --from=nostage /a /b\n", "ContainerfileInvalid", 0, "nostage",
+            marks=pytest.mark.long,
+        ),
+    ],
+)  # fmt: skip
+def test_build_of_a_wrong_text_names_line_and_cause(
+    base: Base, tmp_path: Path, text: str, reason: str, line: int, message: str
+) -> None:
+    result, _ = build(base, tmp_path, text)
+    assert result.reason == reason, result.message
+    assert result.exit_code == 64
+    assert result.line == line
+    assert message in result.message
+    assert not result.digest
+
+
+def test_build_beyond_its_time_ends_and_leaves_nothing(base: Base, tmp_path: Path) -> None:
+    result, _ = build(base, tmp_path, "RUN sleep 7654324\n", timeout_s=3.0)
+    assert (result.reason, result.line, result.exit_code) == ("DeadlineExceeded", 2, 75)
+    wait_until(has_ended("7654324"))
+
+
+def test_build_on_a_full_disk_has_its_reason(base: Base, tmp_path: Path) -> None:
+    if os.geteuid() or shutil.which("mount") is None:
+        pytest.skip("needs root, to mount a small tmpfs")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", disk], check=True)
+    try:
+        text = "RUN dd if=/dev/zero of=/big bs=1M count=64\n"
+        result, _ = build(base, tmp_path, text, directory=disk)
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    assert (result.reason, result.line, result.exit_code) == ("DiskFull", 2, 75), result.message
+
+
+def test_second_build_takes_instructions_from_the_cache(base: Base, tmp_path: Path) -> None:
+    registry, _ = base
+    text = "RUN echo made > /made\nFROM configs AS final\nRUN echo again > /again\n"
+    cache = f"{registry.host}/os/cache"
+    results = []
+    for name in ("first", "second"):
+        directory = tmp_path / name
+        directory.mkdir()
+        results.append(build(base, directory, text, cache_repository=cache))
+    (first, first_lines), (second, second_lines) = results
+    assert first.has_succeeded
+    assert first.digest == second.digest
+    assert not any("Using cache" in line for line in first_lines)
+    assert sum("Using cache" in line for line in second_lines) == 2
+
+
+@pytest.mark.long
+def test_build_without_a_reachable_cache_succeeds(base: Base, tmp_path: Path) -> None:
+    result, lines = build(base, tmp_path, "RUN true\n", cache_repository="127.0.0.1:1/cache")
+    assert result.has_succeeded
+    assert any("incomplete cache" in line for line in lines)
+
+
+def has_ended(argument: str) -> Callable[[], bool]:
+    """Return a check that no process has this argument."""
+
+    def check() -> bool:
+        return not _find_processes(argument)
+
+    return check
+
+
+def _find_processes(argument: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if argument.encode() in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_killed_local_build_leaves_no_process_and_is_cleaned_up(base: Base, tmp_path: Path) -> None:
+    registry, reference = base
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from tests.builder.test_phases import run_until_killed\n"
+        "run_until_killed(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))\n"
+    )
+    lines: list[str] = []
+    builder = make_builder(registry, tmp_path, lines)
+    output = tmp_path / "output"
+    with output.open("wb") as file, subprocess.Popen(
+        [
+            sys.executable, "-c", script, tmp_path / "builds", reference,
+            tmp_path / "pull.json", registry.ca_file,
+        ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=file,
+        stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        wait_until(lambda: process.poll() or _find_processes("7654326"), limit_s=40)
+        assert process.poll() is None, output.read_text()
+        process.send_signal(signal.SIGKILL)
+    wait_until(has_ended("7654326"))
+    assert len(list((tmp_path / "builds").iterdir())) == 1
+    # The phase of the killed build holds no lock, but ends a moment later.
+    wait_until(builder.remove_abandoned_builds)
+    assert list((tmp_path / "builds").iterdir()) == []
+
+
+def run_until_killed(directory: Path, reference: str, secret: Path, ca: Path) -> None:
+    """Run a build that sleeps; the test kills this process."""
+    from tests.builder.base_image import ARCHITECTURE
+    from tests.builder.builds import make_local_builder
+    from treenail.builder.build_spec import BuildSpec
+    from treenail.builder.local import LocalSettings
+
+    builder = make_local_builder(LocalSettings(directory, pull_secret=secret, ca=ca), print)
+    spec = BuildSpec("localhost:5000/os/node:1", ARCHITECTURE)
+    with builder.open_build(f"FROM {reference}\nRUN sleep 7654326\n", spec, None) as build:
+        assert build.run_phase(BuildPhase.FETCH).has_succeeded
+        build.run_phase(BuildPhase.BUILD)
