@@ -23,6 +23,25 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
 }
 """Packages of each extension."""
 
+# Another kernel replaces these packages of the base image, as in the Machine Config Daemon.
+STOCK_KERNEL_PACKAGES = frozenset(
+    {"kernel", "kernel-core", "kernel-modules", "kernel-modules-core", "kernel-modules-extra"}
+)
+KERNEL_PACKAGES: dict[str, frozenset[str]] = {
+    "realtime": frozenset({"kernel-rt-core", "kernel-rt-modules", "kernel-rt-modules-extra"}),
+    "64k-pages": frozenset(
+        {
+            "kernel-64k-core",
+            "kernel-64k-modules",
+            "kernel-64k-modules-core",
+            "kernel-64k-modules-extra",
+        }
+    ),
+}
+"""The packages that replace the stock kernel, by kernelType."""
+KERNEL_ARCHITECTURES = {"64k-pages": "arm64"}
+"""Kernel types that exist for one architecture only, by OCI name."""
+
 
 @dataclass(frozen=True, slots=True)
 class MachineConfig:

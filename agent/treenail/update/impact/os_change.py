@@ -4,30 +4,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from treenail.api import pullspec
-from treenail.api.machineconfig import DEFAULT_KERNEL, EXTENSIONS
+from treenail.api.machineconfig import (
+    DEFAULT_KERNEL,
+    EXTENSIONS,
+    KERNEL_ARCHITECTURES,
+    KERNEL_PACKAGES,
+    STOCK_KERNEL_PACKAGES,
+)
 from treenail.codec import key
 from treenail.config.diff import OSAspect
 from treenail.config.wanted import WantedOS
 from treenail.errors import UnreconcilableError
 
-# Another kernel replaces these packages of the base image, as in the Machine Config Daemon.
-_STOCK_KERNEL = frozenset(
-    {"kernel", "kernel-core", "kernel-modules", "kernel-modules-core", "kernel-modules-extra"}
-)
-_KERNEL_PACKAGES: dict[str, frozenset[str]] = {
-    "realtime": frozenset({"kernel-rt-core", "kernel-rt-modules", "kernel-rt-modules-extra"}),
-    "64k-pages": frozenset(
-        {
-            "kernel-64k-core",
-            "kernel-64k-modules",
-            "kernel-64k-modules-core",
-            "kernel-64k-modules-extra",
-        }
-    ),
-}
-"""The packages that replace the stock kernel, by kernelType."""
-_KERNEL_ARCHITECTURES = {"64k-pages": "arm64"}
-"""Kernel types that exist for one architecture only, by OCI name."""
 _LATER_PACKAGES = frozenset({"openvswitch3.5-ipsec"})
 """Packages that earlier releases of an extension did not have."""
 
@@ -78,7 +66,7 @@ class OSChange:
     @property
     def aspects(self) -> tuple[OSAspect, ...]:
         """The fields of a MachineConfig that require the change."""
-        kernels = frozenset[str]().union(*_KERNEL_PACKAGES.values())
+        kernels = frozenset[str]().union(*KERNEL_PACKAGES.values())
         packages = {*self.install, *self.uninstall}
         changes = (
             (OSAspect.IMAGE, self.image),
@@ -145,7 +133,7 @@ def compute_os_change(old: WantedOS, new: WantedOS, running: RunningOS, *, image
 
 def check_kernel_type(os: WantedOS, architecture: str) -> None:
     """Raise `UnreconcilableError` for a kernel type that the architecture, by OCI name, lacks."""
-    allowed = _KERNEL_ARCHITECTURES.get(os.kernel_type, architecture)
+    allowed = KERNEL_ARCHITECTURES.get(os.kernel_type, architecture)
     if architecture != allowed:
         raise UnreconcilableError(
             f"cannot use kernelType {os.kernel_type}: it exists for {allowed} only, and this "
@@ -200,13 +188,13 @@ def _has_arguments(append: Sequence[str], delete: Sequence[str], booted: Sequenc
 def list_packages(os: WantedOS) -> frozenset[str]:
     """Return the packages that a config layers on the image."""
     extensions = (package for name in os.extensions for package in EXTENSIONS[name])
-    return frozenset(extensions) | _KERNEL_PACKAGES.get(os.kernel_type, frozenset())
+    return frozenset(extensions) | KERNEL_PACKAGES.get(os.kernel_type, frozenset())
 
 
 def list_unsupported_packages(layered: Collection[str]) -> tuple[str, ...]:
     """Return the layered packages that belong to no extension and no kernel type."""
     known = frozenset(package for packages in EXTENSIONS.values() for package in packages)
-    return _sort_names(frozenset(layered) - known.union(*_KERNEL_PACKAGES.values()))
+    return _sort_names(frozenset(layered) - known.union(*KERNEL_PACKAGES.values()))
 
 
 def list_required_packages(os: WantedOS) -> frozenset[str]:
@@ -215,7 +203,7 @@ def list_required_packages(os: WantedOS) -> frozenset[str]:
 
 
 def _list_removed_packages(os: WantedOS) -> frozenset[str]:
-    return frozenset() if os.kernel_type == DEFAULT_KERNEL else _STOCK_KERNEL
+    return frozenset() if os.kernel_type == DEFAULT_KERNEL else STOCK_KERNEL_PACKAGES
 
 
 def _sort_names(names: frozenset[str]) -> tuple[str, ...]:

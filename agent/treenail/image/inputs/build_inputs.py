@@ -1,0 +1,57 @@
+"""Inputs of the system part of an image build: everything that its content depends on."""
+
+from dataclasses import dataclass, field
+
+from treenail.api.machineconfig import DEFAULT_KERNEL
+from treenail.api.machineosconfig import ContainerfileArch
+from treenail.image.containerfile import parse_containerfile
+
+BUILDER_CONTRACT = 1
+"""Number of the composed text and of the builder's options. A change builds every image again."""
+
+ARCHITECTURES: dict[str, ContainerfileArch] = {
+    "amd64": ContainerfileArch.AMD64,
+    "arm64": ContainerfileArch.ARM64,
+    "ppc64le": ContainerfileArch.PPC64LE,
+    "s390x": ContainerfileArch.S390X,
+}
+"""Architectures of nodes and images, and their names in a MachineOSConfig."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildInputs:
+    """Inputs of the system part for one architecture."""
+
+    base_image: str
+    """Pull spec by digest."""
+    architecture: str = "amd64"
+    """As in the label ``kubernetes.io/arch`` of nodes."""
+    containerfile: str = field(default="", repr=False)
+    """The user's text for the architecture; empty for none."""
+    extensions: tuple[str, ...] = ()
+    extensions_image: str = ""
+    """Pull spec of the image with the packages of extensions and kernels."""
+    kernel_type: str = DEFAULT_KERNEL
+    trust_bundle: str = field(default="", repr=False)
+    """Additional CAs in PEM."""
+    config_digest: str = ""
+    """Digest of the config's layer if the user's text sees the config; empty otherwise."""
+    context_digest: str = ""
+    """Digest of the files for COPY; empty without any."""
+    mounts: tuple[str, ...] = ()
+    """Directories that are mounted while the user's text runs: each leaves its mount point."""
+
+    @property
+    def user_text(self) -> str:
+        """The user's text; empty when it has no instruction."""
+        return self.containerfile if parse_containerfile(self.containerfile).instructions else ""
+
+    @property
+    def needs_packages(self) -> bool:
+        """True when packages of the extensions image are installed."""
+        return bool(self.extensions) or self.kernel_type not in ("", DEFAULT_KERNEL)
+
+    @property
+    def needs_job(self) -> bool:
+        """True unless the system part is the base image itself."""
+        return self.needs_packages or bool(self.user_text)

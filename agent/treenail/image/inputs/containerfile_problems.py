@@ -1,0 +1,242 @@
+"""Problems of a Containerfile that need no build to be found.
+
+Only what every builder rejects is a problem, and what cannot work in a composed build: a short
+image name, because no registry is searched, and a stage by number, because other stages precede
+the user's.
+"""
+
+import difflib
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from treenail.api.machineosconfig import CONTAINERFILE_LIMIT
+from treenail.image.containerfile import (
+    Containerfile,
+    Instruction,
+    Stage,
+    parse_containerfile,
+    split_words,
+)
+
+CONFIGS_STAGE = "configs"
+"""Stage of the system with its extensions, on which the user's text builds."""
+_SCRATCH = "scratch"
+
+KEYWORDS = frozenset({
+    "ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL",
+    "MAINTAINER", "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR",
+})  # fmt: skip
+_WITH_PAIRS = frozenset({"ENV", "LABEL"})
+_WITH_SOURCE = frozenset({"ADD", "COPY"})
+_STAGE_NAME = re.compile(r"[a-z][a-z0-9-_.]*")
+_FIRST_OPERANDS = 2
+MAX_PROBLEMS = 20
+"""Later problems are left out: one mistake at the top often causes many."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerfileProblem:
+    """Why a Containerfile cannot be built; ``line`` counts from 1, 0 for the whole text."""
+
+    line: int
+    text: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.text}" if self.line else self.text
+
+
+def find_containerfile_problems(
+    text: str, *, stages: Collection[str] = (CONFIGS_STAGE,), limit: int = CONTAINERFILE_LIMIT
+) -> tuple[ContainerfileProblem, ...]:
+    """Find the problems of a user's Containerfile, in the order of its lines.
+
+    ``stages`` are the stages before the text. A text without instructions has no problem: nothing
+    is built from it.
+    """
+    if len(text) > limit:
+        return (
+            ContainerfileProblem(
+                0,
+                f"expected at most {limit} characters, found {len(text)}",
+                "move files into the ConfigMap that the annotation treenail.io/context names, "
+                "and copy them",
+            ),
+        )
+    found = parse_containerfile(text)
+    if not found.instructions:
+        return ()
+    problems = [
+        *_find_directive_problems(found),
+        *_find_instruction_problems(found),
+        *_find_stage_problems(found, stages),
+    ]
+    problems.sort(key=lambda problem: problem.line)
+    return tuple(problems[:MAX_PROBLEMS])
+
+
+def _find_directive_problems(found: Containerfile) -> Iterator[ContainerfileProblem]:
+    names: set[str] = set()
+    for number, line in enumerate(found.directives, 1):
+        name, _, value = line.lstrip("# \t").partition("=")
+        name, value = name.strip().lower(), value.strip()
+        if name in names:
+            yield ContainerfileProblem(
+                number, f"the directive {name} appears twice", "remove one of them"
+            )
+        names.add(name)
+        if name == "escape" and value not in ("\\", "`"):
+            yield ContainerfileProblem(
+                number, f"expected escape=\\ or escape=`, found {value!r:.20}", "correct it"
+            )
+
+
+def _find_instruction_problems(found: Containerfile) -> Iterator[ContainerfileProblem]:
+    for each in found.instructions:
+        if each.keyword not in KEYWORDS:
+            yield _describe_unknown(each)
+        elif not each.operands:
+            yield ContainerfileProblem(
+                each.line,
+                f"{each.keyword} has no argument",
+                f"write what {each.keyword} applies to, or remove the line",
+            )
+        elif each.keyword == "SHELL" and not each.operands.startswith("["):
+            yield ContainerfileProblem(
+                each.line,
+                f'SHELL: expected ["PROGRAM", "OPTION"], found {each.operands!r:.40}',
+                "write it as a list in JSON",
+            )
+        elif each.keyword in _WITH_PAIRS:
+            yield from _check_pairs(each, found.escape)
+        elif each.keyword in _WITH_SOURCE:
+            yield from _check_source(each)
+        for heredoc in each.heredocs:
+            if not heredoc.is_closed:
+                yield ContainerfileProblem(
+                    each.line,
+                    f"the here-document {heredoc.name:.40} has no end",
+                    f"add a line with only {heredoc.name:.40}",
+                )
+
+
+def _describe_unknown(each: Instruction) -> ContainerfileProblem:
+    close = difflib.get_close_matches(each.keyword[:40], sorted(KEYWORDS), 1)
+    return ContainerfileProblem(
+        each.line,
+        f"unknown instruction {each.keyword!r:.40}",
+        f"write {close[0]}" if close else "end the line before it with \\ if it continues that one",
+    )
+
+
+def _check_pairs(each: Instruction, escape: str) -> Iterator[ContainerfileProblem]:
+    words = split_words(each.operands, escape)
+    # The older form: ENV NAME VALUE.
+    is_older = "=" not in words[0]
+    wrong = [word for word in words if "=" not in word]
+    if is_older and len(words) >= _FIRST_OPERANDS:
+        return
+    if is_older or wrong:
+        yield ContainerfileProblem(
+            each.line,
+            f"{each.keyword}: expected NAME=VALUE, found {wrong[0]!r:.40}",
+            "quote values with spaces",
+        )
+
+
+def _check_source(each: Instruction) -> Iterator[ContainerfileProblem]:
+    if len(each.operands.split()) < _FIRST_OPERANDS and not each.operands.startswith("["):
+        yield ContainerfileProblem(
+            each.line,
+            f"{each.keyword}: expected a source and a destination, found one argument",
+            f"write {each.keyword} SOURCE DESTINATION",
+        )
+
+
+def _find_stage_problems(
+    found: Containerfile, stages: Collection[str]
+) -> Iterator[ContainerfileProblem]:
+    first = next((each for each in found.instructions if each.keyword != "ARG"), None)
+    if not found.stages:
+        yield ContainerfileProblem(
+            0, "there is no FROM", f"begin with: FROM {CONFIGS_STAGE} AS final"
+        )
+        return
+    if first is not None and first.keyword in KEYWORDS and first.keyword != "FROM":
+        yield ContainerfileProblem(
+            first.line,
+            f"{first.keyword} stands before the first FROM",
+            "move it below FROM; only ARG may stand before it",
+        )
+    known = {*stages, _SCRATCH}
+    by_line = {stage.line: stage for stage in found.stages}
+    for each in found.instructions:
+        if each.keyword == "FROM" and each.operands:
+            stage = by_line[each.line]
+            yield from _check_from(each, stage, known)
+            known.add(stage.name or _SCRATCH)
+        for reference in find_image_references(each):
+            yield from _check_reference(each, reference, known)
+
+
+def find_image_references(each: Instruction) -> tuple[str, ...]:
+    """Return the stages and images that COPY, ADD and RUN read files from."""
+    found: list[str] = []
+    if each.keyword in _WITH_SOURCE:
+        found.append(each.find_flag("from"))
+    if each.keyword == "RUN":
+        for flag in each.flags:
+            options = flag.removeprefix("--mount=").split(",") if "--mount=" in flag else []
+            found += [each.removeprefix("from=") for each in options if each.startswith("from=")]
+    return tuple(name for name in found if name)
+
+
+def _check_from(each: Instruction, stage: Stage, known: set[str]) -> Iterator[ContainerfileProblem]:
+    words = each.operands.split()
+    if len(words) > 1 and not stage.name:
+        yield ContainerfileProblem(
+            each.line, f"expected FROM IMAGE AS NAME, found {each.operands!r:.60}", "correct it"
+        )
+    elif stage.name and not _STAGE_NAME.fullmatch(stage.name):
+        yield ContainerfileProblem(
+            each.line,
+            f"{stage.name!r:.60} is not a name of a stage",
+            "use letters, digits, - _ and . after a letter",
+        )
+    if not stage.image:
+        yield ContainerfileProblem(
+            each.line,
+            f"{words[0]!r:.60} is empty: no ARG before the first FROM sets it",
+            "set it with ARG NAME=VALUE at the top",
+        )
+    elif stage.image.lower() not in known and not is_qualified(stage.image):
+        yield _describe_short_name(each, f"FROM {stage.image:.100}")
+
+
+def _check_reference(
+    each: Instruction, reference: str, known: set[str]
+) -> Iterator[ContainerfileProblem]:
+    if reference.isdecimal():
+        yield ContainerfileProblem(
+            each.line,
+            f"{each.keyword} names stage {reference:.10} by its number, and other stages precede "
+            "the text",
+            "name the stage: FROM IMAGE AS NAME",
+        )
+    elif reference.lower() not in known and not is_qualified(reference) and "$" not in reference:
+        yield _describe_short_name(each, f"{each.keyword} from {reference:.100}")
+
+
+def _describe_short_name(each: Instruction, what: str) -> ContainerfileProblem:
+    return ContainerfileProblem(
+        each.line,
+        f"{what} names no earlier stage, and no image with its registry",
+        f"write {CONFIGS_STAGE} for the OS of the nodes, or REGISTRY/REPOSITORY",
+    )
+
+
+def is_qualified(image: str) -> bool:
+    """Return whether an image name begins with a registry, so that none must be searched."""
+    registry, slash, _ = image.partition("/")
+    return bool(slash) and ("." in registry or ":" in registry or registry == "localhost")
