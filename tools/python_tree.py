@@ -7,7 +7,8 @@ and the command in `usr/bin`; for a node also units, manuals and the package's o
 Nothing in the tree uses the Python packages of the machine that it is copied to.
 
 The packages have the versions and hashes of `tools/locks`. PyGObject is compiled, and so is every
-package without a wheel for this machine. With `--packages distribution` the tree contains none: the
+package without a wheel for this machine. Where pkg-config finds girepository-2.0, a node gets the
+lock with the PyGObject that uses it. With `--packages distribution` the tree contains none: the
 distribution provides them.
 
 DIRECTORY is the root directory of the machine that the tree is for. What the tree needs and the
@@ -59,6 +60,7 @@ class Program:
 
     commands: tuple[str, ...]
     lock: str
+    lock_for_girepository: str
     left_out: tuple[str, ...]
     files: dict[str, str]
 
@@ -67,11 +69,13 @@ PROGRAMS = {
     "node": Program(
         ("treenail",),
         "node.txt",
+        "node-girepository-2.0.txt",
         ("controllers", "cli/controller", "kube/official.py"),
         NODE_FILES,
     ),
     "controller": Program(
         ("treenail-controller", "kubectl-treenail"),
+        "controller.txt",
         "controller.txt",
         ("daemon", "host", "cli/node", "cli/main.py", "__main__.py"),
         CONTROLLER_FILES,
@@ -132,7 +136,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="treenail-tree") as work:
             if is_pinned:
                 build_python = create_build_environment(Path(work))
-                install_packages(build_python, LOCKS / program.lock, packages)
+                install_packages(build_python, LOCKS / choose_lock(program), packages)
             copy_treenail(program, root)
             if arguments.base:
                 base = BaseFiles(arguments.base)
@@ -162,6 +166,13 @@ def find_interpreter() -> Path:
 
 
 # Packages
+
+
+def choose_lock(program: Program) -> str:
+    """Return the lock whose PyGObject can be compiled here, the newest if both can."""
+    query = ("pkg-config", "--exists", "girepository-2.0 >= 2.80")
+    has_new = shutil.which(query[0]) and subprocess.run(query, check=False).returncode == 0
+    return program.lock_for_girepository if has_new else program.lock
 
 
 def create_build_environment(work: Path) -> Path:
@@ -276,13 +287,20 @@ def copy_libraries(root: Path, binaries: Iterable[Path], base: BaseFiles) -> set
 
 def copy_typelibs(root: Path, base: BaseFiles) -> None:
     """Copy the descriptions of GLib that PyGObject reads, if the base lacks them."""
+    has_gio = False
     for pattern in TYPELIB_PATTERNS:
         for folder in Path("/").glob(pattern):
             for name in NEEDED_TYPELIBS:
                 path = folder / f"{name}-2.0.typelib"
+                has_gio = has_gio or (name == "Gio" and path.exists())
                 if path.exists() and not base.has(path):
                     below(root, TYPELIBS).mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(path, below(root, TYPELIBS) / path.name)
+    if not has_gio:
+        sys.exit(
+            "python_tree: cannot find Gio-2.0.typelib; install the package that contains it, "
+            "on Debian gir1.2-glib-2.0"
+        )
 
 
 # Scripts and metadata

@@ -14,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "treenail-images"
 MIRROR = "http://deb.debian.org/debian"
+# For every suite of Debian, also for those that are newer than the host's debootstrap.
+SCRIPT = "/usr/share/debootstrap/scripts/sid"
 SOURCES = ("LICENSE", "pyproject.toml", "agent", "rpm", "systemd", "tools")
 LIMIT_S = 1800
 
@@ -58,7 +60,7 @@ def make_base(base: Base) -> Path:
     if not place.exists():
         new = _clear(place.with_suffix(".new"))
         include = [f"--include={','.join(base.packages)}"] if base.packages else []
-        _call("debootstrap", "--variant=minbase", *include, base.suite, new, MIRROR)
+        _call("debootstrap", "--variant=minbase", *include, base.suite, new, MIRROR, SCRIPT)
         new.rename(place)
     return place
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.images.locks import LOCKS, normalize, read_locked_versions
 from tools import python_tree
 from treenail.controllers.install.installation import InstallOptions, build_documents
 from treenail.host.systemd.update_agents import KNOWN_AGENTS
@@ -17,7 +18,6 @@ ROOT = Path(__file__).parents[2]
 CONTAINERFILE = (ROOT / "Containerfile").read_text()
 FINISH = (ROOT / "tools/finish_layer").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-LOCKS = {path.stem: path.read_text() for path in (ROOT / "tools/locks").glob("*.txt")}
 BUILT_BY_NAME = {"rpm", "controller", "agent", "layer", "layer-tree"}
 
 
@@ -28,15 +28,6 @@ def split_stages() -> dict[str, str]:
 
 
 STAGES = split_stages()
-
-
-def read_locked_versions(lock: str) -> dict[str, str]:
-    rows = re.findall(r"^([\w.-]+)==(\S+)", LOCKS[lock], re.MULTILINE)
-    return {normalize(name): version for name, version in rows}
-
-
-def normalize(name: str) -> str:
-    return name.lower().replace("_", "-")
 
 
 def run(*command: str | Path) -> None:
@@ -144,6 +135,13 @@ def test_locks_name_the_tested_versions() -> None:
     }
     locked = read_locked_versions("node") | read_locked_versions("controller")
     assert {name: tested.get(name) for name in locked} == locked
+
+
+def test_locks_of_node_differ_in_pygobject_only() -> None:
+    old, new = (dict(read_locked_versions(each)) for each in ("node", "node-girepository-2.0"))
+    versions = [tuple(map(int, each.pop("pygobject").split("."))) for each in (old, new)]
+    assert versions[0] < (3, 51) < versions[1]
+    assert old == new
 
 
 def test_locks_name_every_requirement() -> None:

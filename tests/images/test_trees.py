@@ -15,6 +15,7 @@ from tests.images.debian_bases import (
     make_service_command,
     run_in,
 )
+from tests.images.locks import read_locked_versions
 from tests.waiting import wait_until
 from treenail import __version__
 from treenail.api import annotations as key
@@ -40,7 +41,13 @@ BASES = {
     "packages": Base("bookworm", _OWN_PACKAGES, "python3", ("--packages", "distribution")),
     "python": Base("bookworm", ("python3", "gir1.2-glib-2.0"), "python3"),
     "none": Base("bookworm", (), "python3"),
+    # girepository-2.0, and the PyGObject that uses it.
+    "girepository": Base("trixie", ("python3", "gir1.2-glib-2.0"), "python3"),
+    # Beside the base's own interpreter, as Python 3.12 on CentOS Stream 9.
+    "second": Base("forky", ("python3",), "python3.13"),
 }
+HAVE_PYTHON = {"packages", "python", "girepository"}
+NEW_PYGOBJECT = {"girepository", "second"}
 LIMIT_S = 600.0
 SIZE = 2_000_000
 ARBITRARY_UID = 1_000_650_000
@@ -63,7 +70,11 @@ def test_node_tree_runs_on_base(case: str, tmp_path: Path) -> None:
     base, tree, root = BASES[case], tmp_path / "tree", tmp_path / "root"
     build_tree(base, "node", tree)
     has_copied_python = (tree / "usr/lib/treenail/bin").exists()
-    assert has_copied_python == (case == "none")
+    assert has_copied_python == (case not in HAVE_PYTHON)
+    if case != "packages":
+        (pygobject,) = (tree / "usr/lib/treenail/packages").glob("pygobject-*.dist-info")
+        lock = "node-girepository-2.0" if case in NEW_PYGOBJECT else "node"
+        assert pygobject.name == f"pygobject-{read_locked_versions(lock)['pygobject']}.dist-info"
     # As on an OSTree system.
     install_tree(base, tree, root)
     shutil.rmtree(root / "usr/local")
