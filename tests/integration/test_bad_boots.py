@@ -192,6 +192,7 @@ def test_hanging_health_check_rolls_back(site: Site) -> None:
         assert_comes_back(site, goal, "health.d/hangs", "did not exit within")
 
 
+@pytest.mark.long("bootc")
 def test_agent_that_crashes_at_start_rolls_back(site: Site) -> None:
     settings = site.machine.root / "etc/treenail/agent.toml"
     good = settings.read_text()

@@ -98,6 +98,7 @@ def test_missing_image_recovers_once_published(site: Site) -> None:
     site.settle(goal)
 
 
+@pytest.mark.long("dockercfg")
 @pytest.mark.parametrize("form", ["dockerconfigjson", "dockercfg"])
 def test_secret_of_the_internal_registry_is_merged(site: Site, form: str) -> None:
     login = Credential("node", f"internal-{form}")

@@ -106,6 +106,7 @@ def test_new_machine_moves_to_its_image_and_joins(machine: LabMachine) -> None:
     assert ("nosmt" in arguments) is not by_bootc(machine)
 
 
+@pytest.mark.long("bootc")
 def test_power_cut_during_first_boot_is_recovered(machine: LabMachine) -> None:
     machine.change_settings(pull_bytes_per_s=5e6)
     settings = machine.root / "etc/treenail/agent.toml"

@@ -32,6 +32,7 @@ def options(request: pytest.FixtureRequest) -> Options:
     return Options(backend=request.param)
 
 
+@pytest.mark.long("bootc")
 def test_image_mode_is_left_and_entered_with_one_reboot_each(
     site: Site,
 ) -> None:

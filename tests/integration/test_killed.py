@@ -40,7 +40,7 @@ def test_update_writes_expected_number_of_records(site: Site) -> None:
 # The daemon's walks end the agent at every effect, with fakes; here are real processes.
 CASES = [(when, record) for record in range(1, RECORDS + 1) for when in ("before", "after")]
 DEATHS = [
-    pytest.param(*each, marks=() if number % 5 == 0 else pytest.mark.long)
+    pytest.param(*each, marks=() if number % 9 == 0 else pytest.mark.long)
     for number, each in enumerate(CASES)
 ]
 

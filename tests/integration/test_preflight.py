@@ -97,13 +97,18 @@ OF_REGISTRY = {
     "RegistryTimeout",
     "RegistryUntrusted",
     "RegistryNameUnknown",
+    "RegistryUnreachable",
+    "RegistryCertificateExpired",
+    "RegistryForbidden",
     "ClockBehindCertificate",
     "RegistryFailed",
 }
+# tests/daemon/checks/test_preflight.py finds each on a real file system.
+OF_MACHINE = {"SignaturePolicyUnusable", "SignatureKeyMissing"}
 
 
 def choose_marks(reason: str) -> Sequence[pytest.MarkDecorator]:
-    if reason in OF_REGISTRY:
+    if reason in OF_REGISTRY | OF_MACHINE:
         return [pytest.mark.long]
     return [] if reason in OF_BACKEND else [pytest.mark.long("bootc")]
 
