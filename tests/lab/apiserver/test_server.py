@@ -5,13 +5,16 @@ import json
 import socket
 import ssl
 import stat
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from tests.contract.client import Cluster
+from treenail_lab.apiserver.access.authentication import ApiUser
+from treenail_lab.apiserver.registry.registry import WriteContext
 from treenail_lab.apiserver.serving.server import LabServer
 from treenail_lab.apiserver.serving.service import ApiServer
 
@@ -63,6 +66,27 @@ def test_server_stop_ends_connections_without_a_handshake_or_an_answer(lab: LabS
             with connection, suppress(ConnectionResetError):
                 while connection.recv(4096):
                     pass
+
+
+def test_watches_whose_clients_left_log_no_error(
+    lab: LabServer, admin: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    def leave_and_create(clients: ExitStack, attempt: int, api: ApiServer) -> None:
+        # Between two requests: the server writes the events before it sees the clients leave.
+        clients.close()
+        kind = api.kinds.find_kind("", "v1", "nodes")
+        write = WriteContext(ApiUser("kubernetes-admin", ()), "test")
+        for number in range(20):
+            node = {"metadata": {"name": f"{attempt}-{number}"}}
+            api.registry.create_object(kind, "", node, write)
+
+    for attempt in range(5):
+        clients = ExitStack()
+        for _ in range(5):
+            clients.enter_context(admin.watch(NODES))
+        lab.call_api(partial(leave_and_create, clients, attempt))
+    lab.stop()
+    assert [each.getMessage() for each in caplog.records if each.name.startswith("aiohttp")] == []
 
 
 def test_stop_of_stopped_server_does_nothing(tmp_path: Path) -> None:

@@ -159,7 +159,12 @@ class WebApplication:
                     obj = convert_version(kind, obj)
                 if has_metadata_only:
                     obj = select_metadata(obj)
-                await response.write(_dump_json({"type": event["type"], "object": obj}) + b"\n")
+                line = _dump_json({"type": event["type"], "object": obj}) + b"\n"
+                try:
+                    await response.write(line)
+                except ConnectionError:
+                    # The client left. aiohttp would log a traceback.
+                    break
         return response
 
 
