@@ -22,7 +22,7 @@ from treenail.api.decode import Json
 from treenail.api.machineconfig import MachineConfig
 from treenail.clock import SystemClock
 from treenail.errors import ConfigError, TreenailError, UsageError
-from treenail_lab import control_socket
+from treenail_lab import control_socket, image_builds
 from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.controllers import ControllerReplicas
 from treenail_lab.demo import demo_text, pool
@@ -93,10 +93,18 @@ def create_parser() -> argparse.ArgumentParser:
     up = commands.add_parser(
         "up",
         help="keep a lab running for kubectl",
-        examples=(("run two nodes until Ctrl-C", "treenail-lab up --nodes 2"),),
+        examples=(
+            ("run two nodes until Ctrl-C", "treenail-lab up --nodes 2"),
+            ("run a registry and a node for builds, too", "treenail-lab up --registry"),
+        ),
     )
     up.set_defaults(run=_run_lab)
     _add_lab_options(up)
+    up.add_argument(
+        "--registry",
+        action="store_true",
+        help="run an image registry and a node for builds; install the nodes from that registry",
+    )
 
     for name, text in (
         ("reboot", "reboot a machine cleanly"),
@@ -186,17 +194,21 @@ def _run_lab(arguments: argparse.Namespace) -> int:
     plan, _ = build_scenario(
         argparse.Namespace(**vars(arguments), image=None, file=None, fail=None, limit=0)
     )
+    if arguments.registry:
+        plan = replace(plan, registry_version=BEFORE_VERSION)
     stop = threading.Event()
     with _prepare_directory(arguments) as directory, Lab(directory, plan) as lab:
         controllers = ControllerReplicas(lab)
         workload = Workload(lab.client, replicas=PODS_PER_NODE * len(plan.nodes))
         controllers.create_manifests()
-        pool.create_pool(lab, plan.images[0].pull_spec)
+        pool.create_pool(lab, lab.installed_image.pull_spec)
         controllers.start_replica()
         workload.start()
         try:
             with control_socket.ControlSocketServer(directory, _build_commands(lab)):
                 _print_access(lab)
+                if lab.registry is not None:
+                    image_builds.print_registry_access(lab.registry, directory, sys.stdout)
                 stop.wait()
         finally:
             workload.stop()
@@ -315,6 +327,8 @@ def _read_machine_config(file: str | None) -> Json:
 
 def _print_access(lab: Lab) -> None:
     images = {image.version: image.pull_spec for image in lab.plan.images}
+    if lab.registry is not None:
+        images[lab.installed_image.version] = lab.installed_image.pull_spec
     print(f"export KUBECONFIG={lab.server.admin_kubeconfig}")
     print(f"# images: {json.dumps(images)}")
     after = lab.plan.images[-1].pull_spec

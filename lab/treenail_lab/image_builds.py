@@ -5,7 +5,7 @@ import json
 import logging
 import shutil
 from pathlib import Path
-from typing import Self
+from typing import Self, TextIO
 
 from treenail.clock import SystemClock
 from treenail.kube.client import Client, Json
@@ -13,6 +13,7 @@ from treenail.kube.resources import CONTROLLERCONFIGS, NODES
 from treenail.registry.client import RegistryClient
 from treenail.registry.logins import Login
 from treenail.registry.transport import TlsSettings
+from treenail_lab.apiserver.access.certificates import write_private_file
 from treenail_lab.apiserver.controllers.scheduler import BUILDER_LABEL
 from treenail_lab.base_image import BaseImage, build_base_image, push_base_image
 from treenail_lab.images import ARCHITECTURE, Credential, Image, find_layer_file
@@ -166,6 +167,25 @@ class BuilderNode:
     def find_log(self, namespace: str, pod: str, container: str) -> Path | None:
         """Return the path of a container's log; None without a kubelet."""
         return self._kubelet.find_log(namespace, pod, container) if self._kubelet else None
+
+
+def print_registry_access(registry: LabRegistry, directory: Path, stream: TextIO) -> None:
+    """Write the logins and the certificate to files, and print how a program uses them."""
+    files = {"push.json": registry.push_login, "pull.json": registry.pull_login}
+    for name, login in files.items():
+        write_private_file(directory / name, login)
+    certificates = directory / CERTIFICATES / registry.host
+    print(f"# registry: {registry.host}, certificate in {certificates}", file=stream)
+    print(f"# logins: {', '.join(str(directory / name) for name in files)}", file=stream)
+    print(
+        f"# try: skopeo inspect --authfile {directory / 'pull.json'} --cert-dir {certificates} "
+        f"docker://{registry.host}/{BASE_REPOSITORY}:{registry.installed.version}",
+        file=stream,
+    )
+    why, remedy = find_build_refusal()
+    if why:
+        print(f"# no builds with RUN: {why}: {remedy}", file=stream)
+    stream.flush()
 
 
 def build_login_secret(name: str, namespace: str, login: bytes) -> Json:

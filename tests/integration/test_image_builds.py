@@ -4,6 +4,8 @@ import gzip
 import hashlib
 import io
 import json
+import shutil
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from treenail.registry.client import RegistryClient
 from treenail.registry.names import OCI_MANIFEST, Descriptor
 from treenail.registry.uploads import upload_blob
 from treenail_lab.cluster import Lab, LabPlan, build_rendered_config
-from treenail_lab.image_builds import BASE_REPOSITORY, LabRegistry
+from treenail_lab.image_builds import BASE_REPOSITORY, CERTIFICATES, LabRegistry
 from treenail_lab.lifetime.owner import owner
 
 pytestmark = pytest.mark.integration
@@ -91,3 +93,22 @@ def test_machine_boots_the_image_that_the_registry_has() -> None:
 def is_booted(lab: Lab, image: str) -> bool:
     found = lab.machines["worker-0"].booted_deployment
     return found is not None and image.endswith(found.digest)
+
+
+@pytest.mark.skipif(shutil.which("skopeo") is None, reason="skopeo is not installed")
+def test_skopeo_reads_the_registry_with_its_login_and_certificate(tmp_path: Path) -> None:
+    with LabRegistry(tmp_path, BEFORE) as registry:
+        login = tmp_path / "login.json"
+        login.write_bytes(registry.pull_login)
+        certificates = tmp_path / CERTIFICATES / registry.host
+        name = f"docker://{registry.host}/{BASE_REPOSITORY}:{BEFORE}"
+        options = ("--authfile", str(login), "--cert-dir", str(certificates))
+        completed = subprocess.run(
+            ["skopeo", "inspect", *options, name],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+        assert completed.returncode == 0, completed.stderr
+        assert json.loads(completed.stdout)["Digest"] == registry.installed.digest

@@ -15,7 +15,13 @@ from treenail_lab.apiserver.errors import (
     not_found_error,
     untyped_patch_error,
 )
-from treenail_lab.apiserver.objects import Json, is_deleting, is_equal, read_finalizers
+from treenail_lab.apiserver.objects import (
+    Json,
+    is_deleting,
+    is_equal,
+    read_finalizers,
+    read_labels,
+)
 from treenail_lab.apiserver.patch.field_set import find_leaves, select_owned_fields
 from treenail_lab.apiserver.patch.managed_fields import (
     APPLY,
@@ -27,6 +33,7 @@ from treenail_lab.apiserver.patch.managed_fields import (
 )
 from treenail_lab.apiserver.patch.merge_topology import find_topology
 from treenail_lab.apiserver.registry import builtin_kinds, crds, metadata
+from treenail_lab.apiserver.registry.pod_security import find_violation
 from treenail_lab.apiserver.schema import structural_schema
 from treenail_lab.apiserver.schema.kinds import KindRegistry, ResourceKind
 from treenail_lab.apiserver.storage.store import Store
@@ -146,6 +153,7 @@ class ObjectRegistry:
         namespace = obj["metadata"].get("namespace", "")
         self._check_namespace(kind, namespace, obj["metadata"].get("name", ""))
         self.restrict_write(write.user, kind, None, obj)
+        self._check_pod_security(kind, namespace, obj)
         topology = find_topology(kind)
         intended = frozenset(path for path, _ in find_leaves(select_owned_fields(obj), topology))
         obj = metadata.prepare_new(obj, self.now, generation=kind.has_generation)
@@ -233,6 +241,16 @@ class ObjectRegistry:
                 "terminated"
             )
             raise forbidden_error(kind.group, kind.plural, name, why)
+
+    def _check_pod_security(self, kind: ResourceKind, namespace: str, obj: Json) -> None:
+        """Raise 403 for a pod that the PodSecurity level of its namespace forbids."""
+        if (kind.group, kind.kind) != ("", "Pod"):
+            return
+        labels = read_labels(
+            self.store.find_object(NAMESPACES, ("", namespace)) or {"metadata": {}}
+        )
+        if why := find_violation(labels, obj.get("spec") or {}):
+            raise forbidden_error(kind.group, kind.plural, obj["metadata"].get("name", ""), why)
 
 
 def check_resource_version(kind: ResourceKind, body: Json) -> None:
