@@ -53,6 +53,9 @@ DRAIN_BLOCKED = OWN_PREFIX + "drain-blocked"
 LAST_OUTAGE = OWN_PREFIX + "last-outage"
 """Begin and end of the last drain, as two RFC 3339 times with a slash between; for tables."""
 
+# Of a rendered MachineConfig, written by the render controller.
+RELEASE_VERSION = PREFIX + "release-image-version"
+
 # Of a MachineOSConfig. The build controller writes the first one, users the second.
 CURRENT_BUILD = PREFIX + "current-machine-os-build"
 REBUILD = PREFIX + "rebuild"

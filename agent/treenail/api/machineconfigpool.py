@@ -38,11 +38,13 @@ class PoolConfiguration:
 
     name: str = ""
     source: tuple[str, ...] = ()
+    document: Json = field(default_factory=dict, repr=False, compare=False)
+    """The original object: names of image builds contain its hash."""
 
     @classmethod
     def from_fields(cls, fields: Fields) -> "PoolConfiguration":
         source = fields.map_objects("source", lambda reference: reference.get_text("name"))
-        return cls(fields.get_text("name"), source)
+        return cls(fields.get_text("name"), source, fields.get_other_fields())
 
 
 @dataclass(frozen=True, slots=True)

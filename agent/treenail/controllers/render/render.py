@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from treenail import __version__
+from treenail.api import annotations as key
 from treenail.api import ignition, machineconfigpool
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfig import API_VERSION, KIND, MachineConfig
@@ -33,7 +34,6 @@ from treenail.controllers.render.inputs import is_owned_by_pool
 from treenail.errors import ConfigError, UnreconcilableError
 
 CONTROLLER_CONFIG_KIND = "ControllerConfig"
-RELEASE_VERSION = "machineconfiguration.openshift.io/release-image-version"
 OS_IMAGE_OVERRIDDEN = "machineconfiguration.openshift.io/os-image-url-overridden"
 
 _NAME_LIMIT = 253
@@ -59,7 +59,7 @@ class ControllerConfig:
                 spec.get_text("baseOSContainerImage"),
                 spec.get_text("baseOSExtensionsContainerImage"),
             ),
-            annotations.get(RELEASE_VERSION, ""),
+            annotations.get(key.RELEASE_VERSION, ""),
             ObjectMeta.from_fields(fields.get_object("metadata")),
         )
 
@@ -119,7 +119,7 @@ def render_pool(
     check_rendered_size(merged.spec, f"the rendered config of pool {pool.name}")
     annotations = {
         GENERATED_BY: f"treenail-{__version__}",
-        RELEASE_VERSION: controller_config.release_version,
+        key.RELEASE_VERSION: controller_config.release_version,
         PROVENANCE: merged.provenance.to_text(),
     }
     if merged.has_os_image_override:

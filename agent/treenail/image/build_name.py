@@ -1,0 +1,34 @@
+"""Names of MachineOSBuilds, equal to those of the Machine Config Operator."""
+
+from treenail.api import annotations as key
+from treenail.api.decode import Json
+from treenail.api.machineconfig import MachineConfig
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.config.rendered_name import digest
+from treenail.errors import ConfigError
+
+
+def compute_build_name(
+    config: MachineOSConfig, pool: MachineConfigPool, rendered: MachineConfig
+) -> str:
+    """Return ``<MachineOSConfig>-<hash>`` for the pool's rendered config.
+
+    The hash covers the pool's configuration with its sources, the spec of the MachineOSConfig, the
+    images of the rendered config and the release. Raises `ConfigError` for objects that do not
+    belong together.
+    """
+    if pool.name != config.pool:
+        raise ConfigError(
+            f"cannot name a build of MachineOSConfig {config.name}: expected pool {config.pool}, "
+            f"found {pool.name}"
+        )
+    images: Json = {
+        "BaseOSContainerImage": rendered.os_image_url,
+        "BaseOSExtensionsContainerImage": rendered.extensions_image,
+        "OSImageURL": "",
+        "ReleaseVersion": rendered.metadata.annotations.get(key.RELEASE_VERSION, ""),
+    }
+    # Go encodes a list that is not set as null, and the API server drops the null.
+    spec: Json = {"containerFile": None, **config.spec}
+    return f"{config.name}-{digest(pool.configuration.document, spec, images)}"

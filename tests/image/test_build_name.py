@@ -1,0 +1,99 @@
+"""Names of builds, equal to those that the MCO recorded."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.oracle import needs_oracle, records
+from treenail.api.machineconfig import MachineConfig
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.errors import ConfigError
+from treenail.image.build_name import compute_build_name
+
+CONFIG: dict[str, Any] = {
+    "metadata": {"name": "worker"},
+    "spec": {
+        "machineConfigPool": {"name": "worker"},
+        "imageBuilder": {"imageBuilderType": "Job"},
+        "renderedImagePushSecret": {"name": "push"},
+        "renderedImagePushSpec": "registry.example.com/os:latest",
+    },
+}
+POOL: dict[str, Any] = {
+    "metadata": {"name": "worker"},
+    "spec": {
+        "configuration": {
+            "name": "rendered-worker-1",
+            "source": [{"kind": "MachineConfig", "name": name} for name in ("a", "b")],
+        },
+    },
+}
+RENDERED: dict[str, Any] = {
+    "metadata": {
+        "name": "rendered-worker-1",
+        "annotations": {"machineconfiguration.openshift.io/release-image-version": "4.20"},
+    },
+    "spec": {"osImageURL": "registry.example.com/os@sha256:" + 64 * "a"},
+}
+
+
+def name_build(
+    config: dict[str, Any] = CONFIG,
+    pool: dict[str, Any] = POOL,
+    rendered: dict[str, Any] = RENDERED,
+) -> str:
+    return compute_build_name(
+        MachineOSConfig.from_json(config),
+        MachineConfigPool.from_json(pool),
+        MachineConfig.from_json(rendered),
+    )
+
+
+@needs_oracle
+def test_names_equal_those_of_the_mco() -> None:
+    compared = 0
+    for record in records("mosb"):
+        if not (record["mosc"] and record["pool"] and record["mc"]):
+            continue
+        if record["err"]:
+            with pytest.raises(ConfigError, match="expected pool other-pool, found worker"):
+                name_build(record["mosc"], record["pool"], record["mc"])
+            continue
+        found = name_build(record["mosc"], record["pool"], record["mc"])
+        assert found == record["out"]["metadata"]["name"]
+        compared += 1
+    assert compared == 48
+
+
+def test_list_that_is_not_set_is_hashed_as_null() -> None:
+    unset = name_build()
+    null = name_build({**CONFIG, "spec": {**CONFIG["spec"], "containerFile": None}})
+    empty = name_build({**CONFIG, "spec": {**CONFIG["spec"], "containerFile": []}})
+    assert unset == null
+    assert unset != empty
+
+
+@pytest.mark.parametrize("field", ["pool", "spec", "images", "release"])
+def test_each_input_changes_the_name(field: str) -> None:
+    config, pool, rendered = CONFIG, POOL, RENDERED
+    if field == "pool":
+        pool = {**POOL, "spec": {"configuration": {"name": "rendered-worker-1"}}}
+    elif field == "spec":
+        config = {**CONFIG, "spec": {**CONFIG["spec"], "renderedImagePushSecret": {"name": "x"}}}
+    elif field == "images":
+        rendered = {**RENDERED, "spec": {}}
+    else:
+        rendered = {**RENDERED, "metadata": {"name": "rendered-worker-1"}}
+    assert name_build(config, pool, rendered) != name_build()
+
+
+def test_pause_of_the_pool_does_not_change_the_name() -> None:
+    paused = replace(MachineConfigPool.from_json(POOL), paused=True)
+    name = compute_build_name(
+        MachineOSConfig.from_json(CONFIG), paused, MachineConfig.from_json(RENDERED)
+    )
+    assert name == name_build()
+    assert name.startswith("worker-")
+    assert len(name) == len("worker-") + 32
