@@ -114,6 +114,10 @@ def _build_root(document: Any) -> None:
         target.write_text(text, "utf-8")
     for each in document["mounts"]:
         _bind_below(root, each["source"], each["target"], is_read_only=each["is_read_only"])
+        # A volume may cover a directory of Python, for example of a clone below /work.
+        for path in document["shared"]:
+            if path.startswith(each["target"].rstrip("/") + "/"):
+                _bind_below(root, path, path, is_read_only=True)
     if document["is_read_only"]:
         kernel.mount("none", root, flags=kernel.MS_REMOUNT | kernel.MS_RDONLY)
     kernel.pivot_root(root)
