@@ -3,12 +3,14 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.controllers.statuspage.browser import BROWSER, Browser
 from tests.controllers.statuspage.samples import encode, make_document
 from tests.waiting import wait_until
+from treenail.controllers.plan.leader import LeaderReport, LeaderState
 from treenail.controllers.statuspage.server import StatusPageServer
 from treenail.controllers.statuspage.source import EncodedDocument
 
@@ -107,6 +109,45 @@ def test_themes_follow_the_browser_with_readable_contrast(site: Site, tmp_path: 
         assert min(contrasts) >= 4.5, scheme
         site.browser.take_picture(tmp_path / f"{scheme}.png")
     assert len(backgrounds) == 2
+
+
+def test_page_says_what_is_unknown_and_that_no_controller_leads(site: Site) -> None:
+    document: dict[str, Any] = make_document()
+    report = LeaderReport(LeaderState.NONE, renewed_at=0.0).to_json()
+    worker = document["pools"][-1]
+    worker.update(state="Unknown", reportedState="Updating", counts=dict.fromkeys(worker["counts"]))
+    worker["nodes"][0].update(phase="conflict", reason="node worker-0000 is selected by 2 pools")
+    site.document = encode({**document, "controller": report})
+    site.browser.open(site.address, width=1200, height=900)
+    assert read_text(site, "#problem").startswith(
+        "no controller leads since 1970-01-01 00:00:00 UTC: pools show old reports; run: "
+    )
+    text = read_text(site, "[aria-label='pool worker']")
+    for part in (
+        "Unknown, last reported Updating",
+        "number of updated nodes unknown",
+        "node worker-0000 is selected by 2 pools",
+    ):
+        assert part in text
+    assert "null" not in text
+    assert site.browser.evaluate("document.querySelectorAll('.reason.bad').length") >= 2
+
+
+@pytest.mark.parametrize(
+    ("remaining_s", "text"),
+    [(20, "less than a minute left"), (150, "about 3 min left, until ")],
+)
+def test_estimate_of_the_page_is_no_time_that_is_over(
+    site: Site, remaining_s: int, text: str
+) -> None:
+    document: dict[str, Any] = make_document()
+    worker = document["pools"][-1]
+    worker.update(remainingSeconds=remaining_s, estimatedEnd="2026-01-01T00:00:00Z")
+    site.document = encode(document)
+    site.browser.open(site.address, width=1200, height=900)
+    found = read_text(site, "[aria-label='pool worker']")
+    assert text in found
+    assert ("until" in found) is ("until" in text)
 
 
 def test_narrow_window_needs_no_sideways_scrolling(site: Site) -> None:

@@ -51,7 +51,7 @@ class LeaderReport:
                 return ""
             case LeaderState.NONE:
                 since = "" if self.renewed_at is None else f" since {_format_time(self.renewed_at)}"
-                return f"no controller leads{since}: what pools report is from before"
+                return f"no controller leads{since}: pools show old reports"
             case LeaderState.ABSENT:
                 return (
                     f"no controller has led in namespace {self.namespace}: it has no Lease {NAME}, "
