@@ -67,7 +67,7 @@ class LeaderReport:
             case LeaderState.LEADING | LeaderState.CHANGING:
                 return ""
             case LeaderState.NONE:
-                return f"run: kubectl -n {self.namespace} get pods -l app.kubernetes.io/name={NAME}"
+                return f"run: kubectl -n {self.namespace} get pods"
             case LeaderState.ABSENT:
                 return (
                     "name the namespace of the controllers with --namespace, or install them: "
@@ -75,9 +75,8 @@ class LeaderReport:
                 )
             case LeaderState.UNKNOWN:
                 return (
-                    f"permit this user to get the Lease {NAME} in namespace {self.namespace}; a "
-                    "cluster shows its controllers with: kubectl get pods -A "
-                    f"-l app.kubernetes.io/name={NAME}"
+                    f"permit this user to get the Lease {NAME} in namespace {self.namespace}, or "
+                    "name another namespace with --namespace"
                 )
 
     def to_json(self) -> Json:
