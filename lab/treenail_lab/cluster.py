@@ -148,6 +148,7 @@ class Lab:
         self.client.create(CONTROLLERCONFIGS, build_controller_config(registry))
         self.builder = BuilderNode(self.directory, self.client, registry)
         self.builder.create_node()
+        self.server.api.pod_logs.directories.append(self.builder.log_directory)
         self.builder.start(self.open_client(self.server.write_node_kubeconfig(BUILDER)))
         return registry
 

@@ -20,7 +20,7 @@ from treenail_lab.images import ARCHITECTURE, Credential, Image, find_layer_file
 from treenail_lab.kubelet import runtime
 from treenail_lab.kubelet.forward import PortForward
 from treenail_lab.kubelet.kubelet import Kubelet
-from treenail_lab.kubelet.pod_worker import KubeletPlaces
+from treenail_lab.kubelet.pod_worker import LOGS, KubeletPlaces
 from treenail_lab.machine.container.remote import RemoteImages
 from treenail_lab.registry.service import PULLER, PUSHER, RegistryService
 
@@ -164,9 +164,9 @@ class BuilderNode:
         if self._kubelet is not None:
             self._kubelet.stop()
 
-    def find_log(self, namespace: str, pod: str, container: str) -> Path | None:
-        """Return the path of a container's log; None without a kubelet."""
-        return self._kubelet.find_log(namespace, pod, container) if self._kubelet else None
+    @property
+    def log_directory(self) -> Path:
+        return self._directory / BUILDER / LOGS
 
 
 def print_registry_access(registry: LabRegistry, directory: Path, stream: TextIO) -> None:

@@ -12,7 +12,7 @@ from treenail.kube.resources import NODES, PODS
 from treenail_lab.apiserver.objects import Json, find_value, is_deleting, read_uid
 from treenail_lab.images import ARCHITECTURE
 from treenail_lab.kubelet import cgroups
-from treenail_lab.kubelet.pod_worker import KubeletPlaces, PodWorker
+from treenail_lab.kubelet.pod_worker import LOGS, KubeletPlaces, PodWorker
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Kubelet:
 
     def find_log(self, namespace: str, pod: str, container: str) -> Path:
         """Return the path of a container's log."""
-        return self._places.directory / "logs" / namespace / pod / f"{container}.log"
+        return self._places.directory / LOGS / namespace / pod / f"{container}.log"
 
     def _run_loop(self) -> None:
         while not self._stop_event.wait(_POLL_S):

@@ -38,6 +38,8 @@ from treenail_lab.kubelet.volumes import MissingObjectError, VolumeReader
 
 log = logging.getLogger(__name__)
 
+LOGS = "logs"
+"""Name of the directory of logs: ``NAMESPACE/POD/CONTAINER.log``."""
 _POLL_S = 0.05
 _REPORT_POLL_S = 0.5
 _STORAGE_POLL_S = 2.0
@@ -189,7 +191,7 @@ class PodWorker:
     def find_log(self, container: str) -> Path:
         """Return the path of a container's log, which stays after the pod."""
         namespace = str(self._pod["metadata"]["namespace"])
-        return self._places.directory / "logs" / namespace / self._name / f"{container}.log"
+        return self._places.directory / LOGS / namespace / self._name / f"{container}.log"
 
     def _follow(self, processes: Mapping[str, ContainerProcess]) -> None:
         """Wait for the end of all containers; end them when the pod is deleted or evicted."""

@@ -16,7 +16,7 @@ from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.serving.server import LabServer
 from treenail_lab.kubelet.forward import PortForward
 from treenail_lab.kubelet.kubelet import Kubelet
-from treenail_lab.kubelet.pod_worker import KubeletPlaces
+from treenail_lab.kubelet.pod_worker import LOGS, KubeletPlaces
 
 NODE = "builder-0"
 NAMESPACE = "default"
@@ -63,6 +63,7 @@ class ContainerCluster:
         credential = self.server.write_node_kubeconfig(NODE)
         self.kubelet = Kubelet(NODE, self._open_client(credential), places, SystemClock())
         self.kubelet.start()
+        self.server.api.pod_logs.directories.append(self.directory / NODE / LOGS)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -111,3 +112,12 @@ class ContainerCluster:
 
     def read_log(self, name: str, container: str = "main") -> str:
         return self.kubelet.find_log(NAMESPACE, name, container).read_text("utf-8")
+
+    def wait_log(self, name: str, text: str) -> None:
+        """Wait until the log of a pod contains the text."""
+
+        def has_text() -> bool:
+            path = self.kubelet.find_log(NAMESPACE, name, "main")
+            return path.exists() and text in path.read_text("utf-8")
+
+        wait_until(has_text, limit_s=20)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.client import Cluster
 from tests.lab.kubelet.cluster import NAMESPACE, ContainerCluster
 from tests.waiting import wait_until
 from treenail.errors import NotFoundError
@@ -159,7 +160,7 @@ def test_unknown_command_cannot_be_started(containers: ContainerCluster) -> None
 def test_deleted_pod_gets_its_grace_period(containers: ContainerCluster) -> None:
     script = "trap 'exit 7' TERM; echo started; while :; do sleep 0.05; done"
     containers.create_pod("slow", script, terminationGracePeriodSeconds=20)
-    wait_until(lambda: "started" in _read_log(containers, "slow"), limit_s=20)
+    containers.wait_log("slow", "started")
     hold = {"metadata": {"finalizers": ["example.com/hold"]}}
     containers.client.patch(PODS, "slow", hold, namespace=NAMESPACE)
     containers.client.delete(PODS, "slow", namespace=NAMESPACE)
@@ -172,7 +173,7 @@ def test_deleted_pod_gets_its_grace_period(containers: ContainerCluster) -> None
 def test_pod_that_ignores_sigterm_is_killed(containers: ContainerCluster) -> None:
     script = "trap '' TERM; echo started; sleep 600 & wait"
     containers.create_pod("deaf", script, terminationGracePeriodSeconds=1)
-    wait_until(lambda: "started" in _read_log(containers, "deaf"), limit_s=20)
+    containers.wait_log("deaf", "started")
     containers.client.delete(PODS, "deaf", namespace=NAMESPACE)
     wait_until(lambda: _is_gone(containers, "deaf"), limit_s=20)
     assert not _find_processes("600")
@@ -217,13 +218,6 @@ def test_pod_waits_for_a_missing_secret(containers: ContainerCluster) -> None:
     assert containers.read_log("wait") == "now"
 
 
-def _read_log(containers: ContainerCluster, name: str) -> str:
-    try:
-        return containers.read_log(name)
-    except FileNotFoundError:
-        return ""
-
-
 def _is_gone(containers: ContainerCluster, name: str) -> bool:
     try:
         containers.read_status(name)
@@ -242,3 +236,13 @@ def _find_processes(argument: str) -> list[str]:
         if argument.encode() in words and b"sleep" in words[0]:
             found.append(entry.name)
     return found
+
+
+def test_log_is_read_and_followed_through_the_api_server(containers: ContainerCluster) -> None:
+    containers.create_pod("log", "echo one; echo two; sleep 0.3; echo three")
+    admin = Cluster.of_kubeconfig(containers.server.admin_kubeconfig)
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/log/log"
+    assert admin.get(path, follow=True).body["text"] == "one\ntwo\nthree\n"
+    assert admin.get(path, tailLines=1).body["text"] == "three\n"
+    assert admin.get(path, container="other").verdict == (400, "BadRequest")
+    assert admin.get(path.replace("pods/log", "pods/none")).verdict == (404, "NotFound")

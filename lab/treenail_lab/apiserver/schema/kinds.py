@@ -96,7 +96,7 @@ BUILT_IN: tuple[ResourceKind, ...] = (
         "pods",
         is_namespaced=True,
         short_names=("po",),
-        subresources=frozenset({"status", "eviction"}),
+        subresources=frozenset({"status", "eviction", "log"}),
         should_return_deleted=True,
         fields=_build_paths(
             "spec.nodeName",

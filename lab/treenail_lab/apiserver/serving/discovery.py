@@ -20,6 +20,7 @@ VERSION: Json = {
     "platform": "linux/amd64",
 }
 _SUBRESOURCE_KINDS = {
+    "log": ("", "v1", "Pod", ["get"]),
     "eviction": ("policy", "v1", "Eviction", ["create"]),
     "token": ("authentication.k8s.io", "v1", "TokenRequest", ["create"]),
 }

@@ -26,6 +26,7 @@ from treenail_lab.apiserver.serving.faults import (
     RejectFault,
 )
 from treenail_lab.apiserver.serving.metadata_only import is_metadata_requested, select_metadata
+from treenail_lab.apiserver.serving.pod_logs import PodLogs
 from treenail_lab.apiserver.serving.request_log import RequestLog
 from treenail_lab.apiserver.serving.verbs import ApiAnswer, RequestBody, VerbDispatcher
 
@@ -48,6 +49,7 @@ class ApiBackend:
     watches: WatchTable
     faults: FaultInjector
     requests: RequestLog
+    pod_logs: PodLogs
     answer_control: Callable[[ServerRequest, ApiUser, Json], Json]
 
 
@@ -113,6 +115,8 @@ class WebApplication:
         )
         if api_request.verb == "watch":
             return await self._stream_watch(request, api_request, kind, user)
+        if (kind.plural, api_request.subresource, api_request.verb) == ("pods", "log", "get"):
+            return await self._stream_log(request, api_request)
         body = await _read_body(request, _MAX_BODY)
         answer = backend.verbs.answer_request(api_request, kind, body, user)
         if loses_answer:
@@ -165,6 +169,22 @@ class WebApplication:
                 except ConnectionError:
                     # The client left. aiohttp would log a traceback.
                     break
+        return response
+
+    async def _stream_log(
+        self, request: web.Request, api_request: ServerRequest
+    ) -> web.StreamResponse:
+        chunks = self._backend.pod_logs.stream_log(api_request)
+        # Before the response begins: an error has a status code of its own.
+        first = await anext(chunks, b"")
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await response.prepare(request)
+        try:
+            await response.write(first)
+            async for chunk in chunks:
+                await response.write(chunk)
+        except ConnectionError:
+            pass
         return response
 
 

@@ -33,6 +33,7 @@ from treenail_lab.apiserver.schema.kinds import KindRegistry
 from treenail_lab.apiserver.serving.control_endpoint import ControlEndpoint
 from treenail_lab.apiserver.serving.faults import Fault, FaultInjector, FaultMatch
 from treenail_lab.apiserver.serving.http import ApiBackend, WebApplication
+from treenail_lab.apiserver.serving.pod_logs import PodLogs
 from treenail_lab.apiserver.serving.request_log import RequestLog
 from treenail_lab.apiserver.serving.verbs import VerbDispatcher
 from treenail_lab.apiserver.storage.store import Store, take_snapshot
@@ -65,6 +66,7 @@ class ApiServer:
         self.faults = FaultInjector(self._clock)
         self.watches = WatchTable(self.store, self._clock, self.faults.find_watch_pace)
         self.requests = RequestLog(self._clock)
+        self.pod_logs = PodLogs(self.store)
         self.controllers = ControllerLoop(self.registry)
         self.control = ControlEndpoint(
             store=self.store,
@@ -130,6 +132,7 @@ class ApiServer:
             watches=self.watches,
             faults=self.faults,
             requests=self.requests,
+            pod_logs=self.pod_logs,
             answer_control=self.control.answer_request,
         )
         runner = web.AppRunner(

@@ -1,0 +1,63 @@
+"""Containers end with the process that runs their kubelet, however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import wait_until
+from treenail_lab.kubelet.runtime import find_refusal
+from treenail_lab.lifetime.owner import owner
+
+pytestmark = pytest.mark.integration
+
+KUBELET = """
+import sys
+from pathlib import Path
+from tests.lab.kubelet.cluster import ContainerCluster
+from treenail_lab.lifetime.owner import owner
+with owner.temporary_directory() as directory, ContainerCluster(directory) as cluster:
+    script = "trap '' TERM HUP INT; setsid sleep 600 & echo started; exec sleep 600"
+    cluster.create_pod("a", script, {"env": [{"name": "MARKED", "value": sys.argv[1]}]})
+    cluster.wait_log("a", "started")
+    print(directory, flush=True)
+    sys.stdin.read()
+"""
+
+
+def find_containers(mark: str) -> list[str]:
+    """Process ids that have the variable of the container."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if f"MARKED={mark}".encode() in variables:
+            found.append(entry.name)
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_containers_end_with_their_kubelet(number: signal.Signals) -> None:
+    if why := find_refusal():
+        pytest.skip(why)
+    mark = f"end-{number}-{os.getpid()}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", KUBELET, mark],
+        env={**os.environ, **owner.mark_environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        directory = Path(process.stdout.readline().strip())
+        assert len(find_containers(mark)) == 2
+        process.send_signal(number)
+        wait_until(lambda: not find_containers(mark))
+        wait_until(lambda: not directory.exists())
