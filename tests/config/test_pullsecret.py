@@ -10,8 +10,10 @@ from treenail.config.pullsecret import (
     PullSecret,
     RegistryCredential,
     encode_pull_secret,
+    find_credential,
     merge_pull_secrets,
     parse_pull_secret,
+    read_login_secret,
 )
 from treenail.errors import CredentialError
 
@@ -188,3 +190,53 @@ def test_repr_withholds_secrets():
     shown = repr(secret) + repr(secret.credentials) + str(secret)
     assert CANARY not in shown
     assert b64(f"a:{CANARY}") not in shown
+
+
+def login_secret(kind: str, key: str, content: str) -> dict[str, object]:
+    return {"type": f"kubernetes.io/{kind}", "data": {key: b64(content)}}
+
+
+def test_secrets_of_both_types_become_the_same_dockerconfigjson() -> None:
+    entry = {"auth": b64("me:secret"), "email": "a@example.com"}
+    old = login_secret("dockercfg", ".dockercfg", json.dumps({"r.example.com": entry}))
+    new = login_secret(
+        "dockerconfigjson", ".dockerconfigjson", json.dumps({"auths": {"r.example.com": entry}})
+    )
+    found = read_login_secret(old, where="Secret push")
+    assert found == read_login_secret(new, where="Secret push")
+    assert json.loads(encode_pull_secret(found)) == {
+        "auths": {"r.example.com": {"auth": b64("me:secret")}}
+    }
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        (None, "expected type kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg"),
+        ({"type": "Opaque", "data": {}}, "found 'Opaque'"),
+        ({"type": "kubernetes.io/dockercfg"}, "it has no key .dockercfg"),
+        (login_secret("dockerconfigjson", ".dockercfg", "{}"), "it has no key .dockerconfigjson"),
+        (
+            {"type": "kubernetes.io/dockercfg", "data": {".dockercfg": f"={CANARY}"}},
+            "is not base64",
+        ),
+        (login_secret("dockercfg", ".dockercfg", "{}"), "it has no login"),
+        (login_secret("dockercfg", ".dockercfg", CANARY), "not a JSON object"),
+    ],
+)
+def test_secret_that_holds_no_login_is_rejected(document: object, expected: str) -> None:
+    with pytest.raises(CredentialError) as raised:
+        read_login_secret(document, where="Secret builds/push")
+    assert expected in str(raised.value)
+    assert "Secret builds/push" in str(raised.value)
+    assert CANARY not in "".join(traceback.format_exception(raised.value))
+
+
+def test_login_of_longest_path_wins() -> None:
+    short, long = RegistryCredential(b64("a:a")), RegistryCredential(b64("b:b"))
+    secret = PullSecret({"r:5000": short, "r:5000/team/os": long, "docker.io": short})
+    assert find_credential(secret, "r:5000", "team/os") == long
+    assert find_credential(secret, "r:5000", "team/os/node") == long
+    assert find_credential(secret, "r:5000", "team/osx") == short
+    assert find_credential(secret, "r", "team/os") is None
+    assert find_credential(secret, "index.docker.io", "library/os") == short

@@ -11,6 +11,11 @@ Json = dict[str, object]
 
 _LIMIT = 1024 * 1024  # the maximum size of a Kubernetes Secret
 _FIELDS = {"auth", "username", "password", "identitytoken"}
+_SECRET_KEYS = {
+    "kubernetes.io/dockerconfigjson": ".dockerconfigjson",
+    "kubernetes.io/dockercfg": ".dockercfg",
+}
+"""Types of Secrets with logins, and the key of the content."""
 _DOCKER_HUB = {"index.docker.io", "registry-1.docker.io"}
 
 
@@ -63,6 +68,45 @@ def parse_pull_secret(content: bytes, *, where: str) -> PullSecret:
         if registry == name:
             exact.add(registry)
     return PullSecret(found)
+
+
+def read_login_secret(document: object, *, where: str) -> PullSecret:
+    """Read the logins of a Secret of type dockerconfigjson or dockercfg.
+
+    Raises `CredentialError` for another type, without its key, and for invalid content. No error
+    contains a part of the content.
+    """
+    secret = document if isinstance(document, dict) else {}
+    kind = secret.get("type")
+    name = _SECRET_KEYS.get(kind) if isinstance(kind, str) else None
+    if name is None:
+        raise _make_secret_error(
+            where, f"expected type {' or '.join(_SECRET_KEYS)}, found {kind!r:.80}"
+        )
+    values = secret.get("data")
+    content = values.get(name) if isinstance(values, dict) else None
+    if not isinstance(content, str):
+        raise _make_secret_error(where, f"it has no key {name}")
+    try:
+        decoded = binascii.a2b_base64(content, strict_mode=True)
+    except ValueError:
+        raise _make_secret_error(where, f"the value of {name} is not base64") from None
+    found = parse_pull_secret(decoded, where=where)
+    if not found.credentials:
+        raise _make_secret_error(where, "it has no login")
+    return found
+
+
+def find_credential(
+    secret: PullSecret, registry: str, repository: str
+) -> RegistryCredential | None:
+    """Return the login for a repository: that of its longest path, then that of its registry."""
+    path = f"{'docker.io' if registry in _DOCKER_HUB else registry}/{repository}"
+    while path:
+        if path in secret.credentials:
+            return secret.credentials[path]
+        path = path.rpartition("/")[0]
+    return None
 
 
 def merge_pull_secrets(internal: PullSecret, cluster: PullSecret) -> PullSecret:
@@ -139,6 +183,14 @@ def _encode_entry(login: RegistryCredential) -> Json:
     if login.identity_token:
         entry["identitytoken"] = login.identity_token
     return entry
+
+
+def _make_secret_error(where: str, why: str) -> CredentialError:
+    return CredentialError(
+        f"cannot read {where}: {why}",
+        remedy="create it with: kubectl create secret docker-registry NAME "
+        "--docker-server=REGISTRY --docker-username=USER --docker-password=PASSWORD",
+    )
 
 
 def _make_error(where: str, why: str) -> CredentialError:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from treenail.api.machineconfig import DEFAULT_KERNEL
-from treenail.api.machineosconfig import ContainerfileArch
+from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
+from treenail.api.machineosconfig import ContainerfileArch, MachineOSConfig
 from treenail.image.containerfile import parse_containerfile
 
 BUILDER_CONTRACT = 1
@@ -40,6 +40,26 @@ class BuildInputs:
     """Digest of the files for COPY; empty without any."""
     mounts: tuple[str, ...] = ()
     """Directories that are mounted while the user's text runs: each leaves its mount point."""
+
+    @classmethod
+    def from_objects(
+        cls, config: MachineOSConfig, rendered: MachineConfig, architecture: str = "amd64"
+    ) -> "BuildInputs":
+        """Return the inputs that both objects determine, without trust bundle, files and mounts.
+
+        An entry of the Containerfile without the architecture counts as none; see
+        `treenail.image.inputs.check_config.find_architecture_findings`.
+        """
+        name = ARCHITECTURES.get(architecture)
+        entry = config.find_containerfile(name) if name else None
+        return cls(
+            base_image=config.base_image or rendered.os_image_url,
+            architecture=architecture,
+            containerfile=entry.content if entry else "",
+            extensions=rendered.extensions,
+            extensions_image=rendered.extensions_image,
+            kernel_type=rendered.kernel_type or DEFAULT_KERNEL,
+        )
 
     @property
     def user_text(self) -> str:
