@@ -20,7 +20,7 @@ PACKAGES = {"agent/treenail": "treenail", "lab/treenail_lab": "treenail_lab"}
 # From the lowest up. Imports go downwards only, and never sideways into another name of a row.
 ROWS = (
     {"errors", "clock", "codec", "escape", "text_width", "sanitize"},
-    {"label_selector", "log", "retry"},
+    {"label_selector", "log", "retry", "unit_install"},
     {"api"},
     {"config"},
     {"update", "host", "kube", "registry", "image"},

@@ -114,21 +114,53 @@ def test_unit_below_usr_that_another_file_hides_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "state", "is_provided"),
+    ("unit", "state", "is_provided", "is_missing"),
     [
-        (WantedUnit("a.service", enabled=True), "enabled", True),
-        (WantedUnit("a.service", enabled=True), "disabled", False),
-        (WantedUnit("a.service", enabled=False), "enabled", False),
-        (WantedUnit("a.service"), "disabled", True),
-        (WantedUnit("a.service", mask=False), "masked", False),
+        (WantedUnit("a.service", enabled=True), "enabled", True, False),
+        # The agent enables and disables units of the image.
+        (WantedUnit("a.service", enabled=True), "disabled", False, False),
+        (WantedUnit("a.service", enabled=False), "enabled", False, False),
+        (WantedUnit("a.service"), "disabled", True, False),
+        (WantedUnit("a.service", enabled=True), "masked", False, True),
+        (WantedUnit("a.service", mask=False), "masked", False, True),
     ],
 )
 def test_enablement_of_a_unit_is_compared(
-    unit: WantedUnit, state: str, *, is_provided: bool
+    unit: WantedUnit, state: str, *, is_provided: bool, is_missing: bool
 ) -> None:
     split = compare_with_image(wanted(unit=unit), ImageContent(unit_states={"a.service": state}))
-    assert bool(split.missing) is not is_provided
+    assert bool(split.missing) is is_missing
     assert (unit.name in split.provided) is is_provided
+
+
+def test_enablement_of_a_unit_with_contents_is_missing() -> None:
+    unit = WantedUnit(UNIT, TEXT, enabled=True)
+    content = ImageContent({UNIT_FILE: found(TEXT)}, unit_states={UNIT: "disabled"})
+    split = compare_with_image(wanted(unit=unit), content)
+    assert [each.subject for each in split.missing] == [UNIT]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/kubernetes/kubeconfig", "/etc/ostree/auth.json", "/etc/app/.docker/config.json"],
+)
+def test_login_is_left_to_the_agent(path: str) -> None:
+    present = ImageContent({path: found("text")})
+    for content in (ImageContent(), present):
+        split = compare_with_image(wanted(path), content)
+        assert (split.provided, split.missing) == (set(), ())
+    assert not assume_provided(wanted(path)).provided
+
+
+@pytest.mark.parametrize(("path", "is_missing"), [(APP, False), ("/usr/lib/app.conf", True)])
+def test_named_owner_is_left_to_the_agent_where_it_can_write(
+    path: str, *, is_missing: bool
+) -> None:
+    state = WantedState(files={path: WantedFile(path, Contents("data:,text"), user="app")})
+    split = compare_with_image(state, ImageContent())
+    assert (bool(split.missing), bool(split.provided)) == (is_missing, False)
+    entry = replace(found("text", uid=990), user="app")
+    assert compare_with_image(state, ImageContent({path: entry})).provided == {path}
 
 
 def test_mask_below_usr_is_provided() -> None:

@@ -20,7 +20,13 @@ from treenail.config.drift import (
     find_unit_drift,
     list_expected_paths,
 )
-from treenail.config.wanted import WantedState, WantedUnit
+from treenail.config.wanted import (
+    WantedDirectory,
+    WantedFile,
+    WantedLink,
+    WantedState,
+    WantedUnit,
+)
 from treenail.errors import ConfigError
 from treenail.escape import escape_line
 
@@ -81,8 +87,16 @@ def can_image_carry(path: str, resolved: str = "") -> bool:
 
 
 def is_machine_state(path: str) -> bool:
-    """Return whether the file is state of the machine, which the agent writes in both modes."""
-    return path in node_paths.CREDENTIALS or node_paths.should_outlive_config(path)
+    """Return whether the file is state of the machine, which the agent writes in both modes.
+
+    Pull secrets and kubeconfigs belong to it: who can pull an image could read them.
+    """
+    return node_paths.holds_logins(path) or node_paths.should_outlive_config(path)
+
+
+def has_named_owner(entry: WantedFile | WantedDirectory | WantedLink) -> bool:
+    """Return whether the owner is a name that only the accounts of a tree translate."""
+    return isinstance(entry.user, str) or isinstance(entry.group, str)
 
 
 def assume_provided(wanted: WantedState) -> ImageSplit:
@@ -106,13 +120,15 @@ def compare_with_image(wanted: WantedState, content: ImageContent) -> ImageSplit
         # A hard link has no expected entry: its name alone can be compared.
         drifts = compare_entry(entry or ExpectedEntry(path, EntryKind.FILE), found)
         if drifts and (entry or found.kind is not EntryKind.FILE):
-            missing += drifts
+            if not _can_agent_complete(wanted, path):
+                missing += drifts
         else:
             provided.add(path)
     units = dict(wanted.units)
     for unit in wanted.units.values():
         units[unit.name], gaps = _compare_unit(unit, content)
-        missing += gaps
+        if unit.contents or not all(map(_can_agent_enable, gaps)):
+            missing += gaps
         if not gaps:
             provided.add(unit.name)
             provided.update(list_expected_paths(WantedState(units={unit.name: unit})))
@@ -151,6 +167,23 @@ def make_missing_error(config: str, image: str, missing: Iterable[Drift]) -> Con
 
 def _is_for_image(path: str) -> bool:
     return can_image_carry(path) and not is_machine_state(path)
+
+
+def _can_agent_complete(wanted: WantedState, path: str) -> bool:
+    """Return whether the agent writes what the image lacks here, as outside image mode.
+
+    A config layer is made without the tree of the image: it cannot translate names of owners.
+    """
+    entry = wanted.files.get(path) or wanted.directories.get(path)
+    return entry is not None and has_named_owner(entry) and path.startswith("/etc/")
+
+
+def _can_agent_enable(gap: Drift) -> bool:
+    """Return whether the agent enables or disables the unit, as outside image mode.
+
+    Only the unit file in the image says which links that takes.
+    """
+    return gap.attribute is DriftAttribute.ENABLEMENT and not gap.actual.startswith("masked")
 
 
 def _compare_unit(unit: WantedUnit, content: ImageContent) -> tuple[WantedUnit, list[Drift]]:

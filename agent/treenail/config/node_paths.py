@@ -1,5 +1,7 @@
 """Paths on a node with a special meaning."""
 
+from fnmatch import fnmatchcase
+
 FORCE_FILE = "/run/machine-config-daemon-force"
 """While this file exists, the agent applies the config in any state of the node, and reboots."""
 
@@ -59,3 +61,14 @@ def is_read_only(path: str) -> bool:
 def should_outlive_config(path: str) -> bool:
     """Return whether the file stays when a config drops it: trusted CA certificates do."""
     return path in (KUBELET_CA, CLOUD_CA, USER_CA_BUNDLE) or path.startswith(REGISTRY_CAS + "/")
+
+
+_LOGIN_PATHS = (
+    "/etc/ostree/auth.json", "/etc/containers/auth.json", "/var/lib/kubelet/config.json",
+    "*/.docker/config.json", "*/.dockercfg", "*kubeconfig*",
+)  # fmt: skip
+
+
+def holds_logins(path: str) -> bool:
+    """Return whether the file is a pull secret or a kubeconfig: no image may contain it."""
+    return path in CREDENTIALS or any(fnmatchcase(path, pattern) for pattern in _LOGIN_PATHS)

@@ -103,9 +103,10 @@ def copy_blobs(
         return 0
     moved = 0
     for blob in {each.digest: each for each in blobs}.values():
-        if target.has_blob(repository, blob.digest):
-            continue
+        # A mount needs one request, also for a blob that the repository has.
         if is_same and _try_mount(target, repository, blob, source_repository):
+            continue
+        if target.has_blob(repository, blob.digest):
             continue
         upload_blob(target, repository, blob, RemoteBlob(source, source_repository, blob).reopen)
         moved += blob.size

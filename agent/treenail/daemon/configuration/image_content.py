@@ -15,7 +15,7 @@ from treenail.host.filesystem.root import Root, strip_prefix
 from treenail.host.machine import Machine
 from treenail.host.system.users import GROUP_FILES, PASSWD_FILES, Accounts
 from treenail.host.systemd.unit_files import SEARCH_PATH, UnitFileReader
-from treenail.host.systemd.unit_install import find_template_name
+from treenail.unit_install import find_template_name
 
 _VENDOR_DIRECTORIES = SEARCH_PATH[2:]
 

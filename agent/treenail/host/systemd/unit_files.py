@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from treenail.errors import FileError, UnitError
 from treenail.host.filesystem.files import HostFiles
-from treenail.host.systemd.unit_install import (
+from treenail.unit_install import (
     InstallSection,
     UnitPreset,
     expand_specifiers,

@@ -1,0 +1,105 @@
+"""The layer-only builder: adds the config layer to an image by the registry API alone.
+
+It pulls no layer: blobs are mounted where both images are in one registry, and streamed elsewhere.
+Every step can be repeated; equal inputs give an equal digest.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from treenail.image.config_layer import ConfigLayer
+from treenail.image.oci import ImageInstance, append_layer, make_index
+from treenail.registry.client import RegistryClient
+from treenail.registry.errors import DigestMismatch
+from treenail.registry.images import ResolvedImage, copy_blobs
+from treenail.registry.uploads import upload_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ImageDestination:
+    """Where an image is pushed to."""
+
+    client: RegistryClient
+    repository: str
+    tag: str
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedImage:
+    """A pushed image, verified by its digest."""
+
+    digest: str
+    layer_digest: str
+    moved_bytes: int
+    """Bytes of the base that no mount could provide."""
+
+
+def append_config(
+    source: RegistryClient,
+    image: ResolvedImage,
+    layer: ConfigLayer,
+    labels: Mapping[str, str],
+    destination: ImageDestination,
+) -> AppendedImage:
+    """Push the image with the config layer under the tag; raises `RegistryError`, `ConfigError`."""
+    instance, moved = _push_instance(
+        source, image, layer, labels, destination, reference=destination.tag
+    )
+    _verify(destination, instance.digest)
+    return AppendedImage(instance.digest, layer.digest, moved)
+
+
+def append_config_to_list(
+    source: RegistryClient,
+    images: Sequence[ResolvedImage],
+    layer: ConfigLayer,
+    labels: Mapping[str, str],
+    destination: ImageDestination,
+) -> AppendedImage:
+    """Push one image per architecture and their list of manifests under the tag."""
+    instances: list[ImageInstance] = []
+    moved = 0
+    for image in images:
+        instance, more = _push_instance(source, image, layer, labels, destination, reference="")
+        instances.append(instance)
+        moved += more
+    media_type, content = make_index(instances)
+    client = destination.client
+    digest = client.put_manifest(destination.repository, destination.tag, media_type, content)
+    _verify(destination, digest)
+    return AppendedImage(digest, layer.digest, moved)
+
+
+def _push_instance(
+    source: RegistryClient,
+    image: ResolvedImage,
+    layer: ConfigLayer,
+    labels: Mapping[str, str],
+    destination: ImageDestination,
+    *,
+    reference: str,
+) -> tuple[ImageInstance, int]:
+    client, repository = destination.client, destination.repository
+    base = image.manifest
+    documents = append_layer(base.media_type, base.content, image.config, layer, labels)
+    moved = copy_blobs(image.layers, source, image.repository, client, repository)
+    upload_bytes(client, repository, documents.layer_type, layer.tar_gz)
+    upload_bytes(client, repository, image.config_blob.media_type, documents.config)
+    digest = client.put_manifest(
+        repository, reference or documents.digest, documents.media_type, documents.manifest
+    )
+    size = len(documents.manifest)
+    return ImageInstance(documents.media_type, digest, size, image.architecture), moved
+
+
+def _verify(destination: ImageDestination, digest: str) -> None:
+    """Query the registry for the tag: nothing is reported before the registry has it."""
+    client = destination.client
+    found = client.head_manifest(destination.repository, destination.tag)
+    if found is None or found.digest != digest:
+        spec = client.format_image(destination.repository, destination.tag)
+        actual = found.digest if found else "nothing"
+        raise DigestMismatch(
+            f"cannot verify {spec}: expected {digest}, found {actual}",
+            remedy="push again; another client may push to this tag",
+        )

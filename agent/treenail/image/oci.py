@@ -1,0 +1,183 @@
+"""Manifests, configs and lists of manifests of OCI and of Docker (schema 2), as pure functions."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+from treenail.api.decode import Json
+from treenail.errors import ConfigError
+from treenail.image.config_layer import ConfigLayer
+from treenail.image.labels import CONFIG_LAYER, merge_labels
+
+OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+OCI_INDEX = "application/vnd.oci.image.index.v1+json"
+DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
+
+_LAYER_TYPES = {
+    OCI_MANIFEST: "application/vnd.oci.image.layer.v1.tar+gzip",
+    DOCKER_MANIFEST: "application/vnd.docker.image.rootfs.diff.tar.gzip",
+}
+_LIST_TYPES = {OCI_MANIFEST: OCI_INDEX, DOCKER_MANIFEST: DOCKER_LIST}
+_CREATED_BY = "treenail: files and units of the config"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageDocuments:
+    """The manifest of an image, its config, and their digests."""
+
+    media_type: str
+    manifest: bytes = field(repr=False)
+    config: bytes = field(repr=False)
+    layer_type: str
+
+    @property
+    def digest(self) -> str:
+        """The digest of the manifest."""
+        return compute_digest(self.manifest)
+
+    @property
+    def config_digest(self) -> str:
+        """The digest of the config."""
+        return compute_digest(self.config)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInstance:
+    """One image of a list of manifests."""
+
+    media_type: str
+    digest: str
+    size: int
+    architecture: str
+    variant: str = ""
+
+
+def append_layer(
+    media_type: str, manifest: bytes, config: bytes, layer: ConfigLayer, labels: Mapping[str, str]
+) -> ImageDocuments:
+    """Return the image with the layer on top and the labels; raises `ConfigError`.
+
+    A config layer that the image already ends with is replaced. Equal input gives equal bytes.
+    """
+    document, described = _load(manifest, "manifest"), _load(config, "config")
+    if media_type not in _LAYER_TYPES:
+        raise ConfigError(
+            f"cannot append a layer to an image of the media type {media_type!r:.100}",
+            remedy=f"use a base with a manifest of the type {' or '.join(_LAYER_TYPES)}",
+        )
+    layers, diff_ids = _find_layers(document, described)
+    runtime = described.get("config")
+    runtime = deepcopy(runtime) if isinstance(runtime, dict) else {}
+    found_labels = runtime.get("Labels")
+    base_labels = found_labels if isinstance(found_labels, dict) else {}
+    history = described.get("history")
+    steps = list(history) if isinstance(history, list) else []
+    if diff_ids and base_labels.get(CONFIG_LAYER) == diff_ids[-1]:
+        layers, diff_ids = layers[:-1], diff_ids[:-1]
+        if steps and isinstance(steps[-1], dict) and steps[-1].get("created_by") == _CREATED_BY:
+            steps.pop()
+    runtime["Labels"] = merge_labels(base_labels, {**labels, CONFIG_LAYER: layer.diff_id})
+    # A time of today would give equal inputs another digest.
+    created = described.get("created")
+    step: Json = {"created_by": _CREATED_BY}
+    steps.append({"created": created, **step} if isinstance(created, str) else step)
+    new_config = encode(
+        {
+            **described,
+            "config": runtime,
+            "rootfs": {"type": "layers", "diff_ids": [*diff_ids, layer.diff_id]},
+            "history": steps,
+        }
+    )
+    layer_type = _LAYER_TYPES[media_type]
+    config_entry = document.get("config")
+    if not isinstance(config_entry, dict):
+        raise ConfigError("cannot append a layer: the manifest names no config")
+    new_manifest = encode(
+        {
+            **document,
+            "mediaType": media_type,
+            "config": {
+                "mediaType": config_entry.get("mediaType"),
+                "digest": compute_digest(new_config),
+                "size": len(new_config),
+            },
+            "layers": [
+                *layers,
+                {"mediaType": layer_type, "digest": layer.digest, "size": layer.size},
+            ],
+        }
+    )
+    return ImageDocuments(media_type, new_manifest, new_config, layer_type)
+
+
+def make_index(instances: Iterable[ImageInstance]) -> tuple[str, bytes]:
+    """Return the media type and the content of a list of manifests, ordered by architecture."""
+    ordered = sorted(instances, key=lambda each: (each.architecture, each.variant))
+    architectures = [(each.architecture, each.variant) for each in ordered]
+    if not ordered or len(set(architectures)) != len(architectures):
+        raise ConfigError("cannot make a list of manifests: expected one image per architecture")
+    kinds = {each.media_type for each in ordered}
+    media_type = _LIST_TYPES[DOCKER_MANIFEST] if kinds == {DOCKER_MANIFEST} else OCI_INDEX
+    manifests = []
+    for each in ordered:
+        platform = {"architecture": each.architecture, "os": "linux"}
+        if each.variant:
+            platform["variant"] = each.variant
+        manifests.append(
+            {
+                "mediaType": each.media_type,
+                "digest": each.digest,
+                "size": each.size,
+                "platform": platform,
+            }
+        )
+    return media_type, encode({"schemaVersion": 2, "mediaType": media_type, "manifests": manifests})
+
+
+def read_labels(config: bytes) -> dict[str, str]:
+    """Return the labels of an image's config; empty for an invalid one."""
+    try:
+        document = json.loads(config)
+    except (ValueError, RecursionError):
+        return {}
+    runtime = document.get("config") if isinstance(document, dict) else None
+    labels = runtime.get("Labels") if isinstance(runtime, dict) else None
+    if not isinstance(labels, dict):
+        return {}
+    return {name: text for name, text in labels.items() if isinstance(text, str)}
+
+
+def compute_digest(content: bytes) -> str:
+    """Return ``sha256:`` and the digest of the content."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def encode(document: Mapping[str, object]) -> bytes:
+    """Encode a document; equal documents give equal bytes."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _load(content: bytes, what: str) -> Json:
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise ConfigError(f"cannot append a layer: the {what} of the base is no JSON object")
+    return document
+
+
+def _find_layers(document: Json, described: Json) -> tuple[list[object], list[object]]:
+    layers, rootfs = document.get("layers"), described.get("rootfs")
+    diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+    if not isinstance(layers, list) or not isinstance(diff_ids, list):
+        raise ConfigError("cannot append a layer: the base has no list of layers")
+    if len(layers) != len(diff_ids):
+        raise ConfigError(
+            f"cannot append a layer: the base has {len(layers)} layers and {len(diff_ids)} diff IDs"
+        )
+    return layers, diff_ids

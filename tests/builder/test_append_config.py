@@ -1,0 +1,140 @@
+"""The layer-only builder on a real registry."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from tests.image.test_config_layer import make_config, make_file
+from tests.registry.images import make_client, make_layer, push_image, push_index
+from tests.registry.real_registry import (
+    PULLER,
+    PUSHER,
+    FaultKind,
+    RegistryFault,
+    RegistryService,
+    any_registry,
+    lab_registry,
+    real_registry,
+)
+from treenail.builder.append_config import (
+    ImageDestination,
+    append_config,
+    append_config_to_list,
+)
+from treenail.image.config_layer import make_config_layer
+from treenail.image.labels import ImageLabels
+from treenail.image.oci import read_labels
+from treenail.registry.client import RegistryClient
+from treenail.registry.errors import Denied, DigestMismatch, LoginRefused
+from treenail.registry.images import resolve_image
+
+__all__ = ["any_registry", "lab_registry", "real_registry"]
+
+LAYER = make_config_layer(make_config(files=[make_file("/etc/app.conf")]))
+LABELS = ImageLabels("rendered-worker-a", "worker", "quay.io/os@sha256:1").to_map()
+
+
+def append(client: RegistryClient, reference: str, tag: str, repository: str = "os/node") -> str:
+    image = resolve_image(client, "os/base", reference, "amd64")
+    destination = ImageDestination(client, repository, tag)
+    return append_config(client, image, LAYER, LABELS, destination).digest
+
+
+@pytest.mark.parametrize("is_docker", [False, True])
+def test_config_is_appended_without_a_pull(any_registry: RegistryService, is_docker: bool) -> None:
+    client = make_client(any_registry)
+    base = push_image(client, "os/base", is_docker=is_docker)
+    layers = json.loads(client.get_manifest("os/base", "base").content)["layers"]
+    before = len(any_registry.front.requests)
+    digest = append(client, base.digest, "build-1")
+    requests = any_registry.front.requests[before:]
+    assert not any(method == "GET" and layers[0]["digest"] in path for method, path, _ in requests)
+    found = resolve_image(make_client(any_registry, PULLER), "os/node", "build-1", "amd64")
+    assert found.digest == digest
+    assert found.layers[-1].digest == LAYER.digest
+    assert read_labels(found.config)["machineconfig"] == "rendered-worker-a"
+    assert append(client, base.digest, "build-2") == digest
+
+
+def test_list_of_manifests_gets_the_layer_in_each_image(any_registry: RegistryService) -> None:
+    client = make_client(any_registry)
+    names = ("amd64", "arm64")
+    bases = {
+        name: push_image(
+            client, "os/base", name, architecture=name, layers=[make_layer({name: b"x"})]
+        )
+        for name in names
+    }
+    listed = push_index(client, bases, "os/base")
+    images = [resolve_image(client, "os/base", listed, name) for name in names]
+    destination = ImageDestination(client, "os/node", "build-1")
+    pushed = append_config_to_list(client, images, LAYER, LABELS, destination)
+    for name in names:
+        found = resolve_image(client, "os/node", "build-1", name)
+        assert found.index_digest == pushed.digest
+        assert found.layers[-1].digest == LAYER.digest
+
+
+def test_base_of_another_registry_is_streamed(lab_registry: RegistryService) -> None:
+    with RegistryService(is_real=False) as other:
+        source = make_client(other)
+        push_image(source, "os/base")
+        image = resolve_image(source, "os/base", "base", "amd64")
+        destination = ImageDestination(make_client(lab_registry), "os/node", "build-1")
+        pushed = append_config(source, image, LAYER, LABELS, destination)
+        assert pushed.moved_bytes == image.layers[0].size
+    assert resolve_image(make_client(lab_registry), "os/node", "build-1", "amd64")
+
+
+@pytest.mark.parametrize("kind", [FaultKind.STATUS, FaultKind.DROP, FaultKind.LOSE])
+def test_each_request_may_fail_once(lab_registry: RegistryService, kind: FaultKind) -> None:
+    client = make_client(lab_registry)
+    base = push_image(client, "os/base")
+    expected = append(client, base.digest, "build-0", "os/other")
+    for method in ("GET", "HEAD", "POST", "PUT"):
+        lab_registry.faults.add(RegistryFault(kind, method=method, status=503))
+    assert append(client, base.digest, "build-1") == expected
+
+
+def test_tag_of_another_image_is_no_success(lab_registry: RegistryService) -> None:
+    client = make_client(lab_registry)
+    base = push_image(client, "os/base")
+    lab_registry.faults.add(
+        RegistryFault(FaultKind.WRONG_DIGEST, method="HEAD", path="/manifests/build-1")
+    )
+    with pytest.raises(DigestMismatch, match="cannot verify"):
+        append(client, base.digest, "build-1")
+
+
+def test_login_without_the_permission_leaves_no_tag(lab_registry: RegistryService) -> None:
+    base = push_image(make_client(lab_registry), "os/base")
+    with pytest.raises(Denied):
+        append(make_client(lab_registry, PULLER), base.digest, "build-1")
+    lab_registry.passwords[PUSHER] = "wrong"
+    with pytest.raises(LoginRefused):
+        append(make_client(lab_registry, PUSHER), base.digest, "build-1")
+    client = make_client(lab_registry, PULLER)
+    assert client.head_manifest("os/node", "build-1") is None
+
+
+@pytest.mark.skipif(shutil.which("skopeo") is None, reason="skopeo is not installed")
+def test_skopeo_shows_the_labels_and_the_layers(real_registry: RegistryService) -> None:
+    client = make_client(real_registry)
+    base = push_image(client, "os/base")
+    digest = append(client, base.digest, "build-1")
+    auth = real_registry.directory / "auth.json"
+    auth.write_bytes(real_registry.make_auth_json(PULLER))
+    spec = f"docker://{real_registry.host}/os/node@{digest}"
+    words = ["skopeo", "inspect", "--authfile", str(auth), "--cert-dir"]
+    done = subprocess.run(
+        [*words, str(real_registry.ca_file.parent), spec],
+        capture_output=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["Labels"]["machineconfigpool"] == "worker"
+    assert found["Layers"][-1] == LAYER.digest
