@@ -19,8 +19,8 @@ BUSYBOX = shutil.which("busybox")
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 
 _APPLETS = (
-    "cat", "chmod", "dd", "echo", "false", "head", "id", "kill", "ls", "mkdir", "ps", "rm",
-    "sh", "sleep", "test", "touch", "true", "wget",
+    "cat", "chmod", "dd", "echo", "env", "false", "gzip", "head", "id", "kill", "ls", "mkdir",
+    "ps", "rm", "sh", "sleep", "test", "touch", "true", "wget",
 )  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def write_base_image(layout: ImageLayout, name: str, *, sizes: tuple[int, ...] =
     ]
     generator = random.Random(4711)
     layers += [
-        _make_layer({f"usr/lib/layer-{number}": generator.randbytes(size)}, links={})
+        _make_layer({f"usr/lib/layer-{number}": _make_content(generator, size)}, links={})
         for number, size in enumerate(sizes)
     ]
     descriptors, diff_ids = [], []
@@ -86,6 +86,12 @@ def write_base_image(layout: ImageLayout, name: str, *, sizes: tuple[int, ...] =
     digest = layout.write_blob(manifest)
     layout.set_name(name, digest, OCI_MANIFEST, len(manifest))
     return digest
+
+
+def _make_content(generator: random.Random, size: int) -> bytes:
+    """Make content that compresses to about half, as programs do."""
+    half = generator.randbytes(size // 2)
+    return half + bytes(size - len(half))
 
 
 def _make_layer(files: Mapping[str, bytes], links: Mapping[str, str]) -> bytes:

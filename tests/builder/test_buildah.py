@@ -75,6 +75,7 @@ def test_two_builds_with_empty_storage_give_one_digest(tmp_path: Path) -> None:
     _, second, _ = build_once(tmp_path / "second")
     assert first.digest == second.digest
     assert first.content == second.content
+    assert b"localhost" not in first.content
 
 
 def test_built_image_keeps_the_layers_of_its_base(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_build_of_a_wrong_text_names_line_and_cause(
     assert result.reason == reason, result.message
     assert result.exit_code == 64
     assert result.line == line
-    assert message in result.message
+    assert message in result.message, result.message
     assert not result.digest
 
 

@@ -13,6 +13,7 @@ from treenail.api.decode import Fields, Json, load_json
 from treenail.builder.layout import OCI_MANIFEST, ImageLayout, LayoutImage
 
 _OCI_LAYER = "application/vnd.oci.image.layer.v1.tar"
+_BASE_ANNOTATIONS = {"org.opencontainers.image.base.name", "org.opencontainers.image.base.digest"}
 _LAYER_TYPES = {
     "application/vnd.docker.image.rootfs.diff.tar": _OCI_LAYER,
     "application/vnd.docker.image.rootfs.diff.tar.gzip": f"{_OCI_LAYER}+gzip",
@@ -58,6 +59,15 @@ def restore_layers(layout: ImageLayout, name: str, layers: Mapping[str, Json]) -
         layers.get(str(layer.values.get("digest")), layer.values)
         for layer in manifest.iter_objects("layers")
     ]
+    # buildah names its local copy of the base.
+    annotations = {
+        name: value
+        for name, value in manifest.get_text_map("annotations").items()
+        if name not in _BASE_ANNOTATIONS
+    }
+    document.pop("annotations", None)
+    if annotations:
+        document["annotations"] = annotations
     content = json.dumps(document, separators=(",", ":")).encode()
     digest = layout.write_blob(content)
     layout.set_name(name, digest, OCI_MANIFEST, len(content))

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ class ImageLayout:
     def open_blob(self, digest: str) -> Iterator[BinaryIO]:
         """Open a new blob; it gets its name when the block ends without an error."""
         path = self._get_path(digest)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
         try:
             with partial.open("wb") as file:
                 yield file

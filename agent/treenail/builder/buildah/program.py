@@ -66,6 +66,7 @@ class Buildah:
         return image_id
 
     def tag_image(self, image_id: str, name: str) -> None:
+        """Name an image: buildah writes names of bases, such as the layout's path, into images."""
         self._run_store_command(["tag", image_id, f"{_LOCAL_PREFIX}{name}"])
 
     def list_image_ids(self) -> list[str]:

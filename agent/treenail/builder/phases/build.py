@@ -59,7 +59,7 @@ def build_image(
     layout = ImageLayout(directories.layout)
     context = copy_context(directories.inputs / "context", directories.work / "context")
     buildah.prepare_work()
-    references = _load_images(buildah, fetched, directories.layout)
+    references, loaded_ids = _load_images(buildah, fetched, directories.layout)
     loaded = clock.monotonic()
     output = BuildOutput(find_step_lines(text), show_line)
     oom_kills = count_oom_kills()
@@ -83,7 +83,9 @@ def build_image(
         return _make_failure(classify_failure(code, output.tail, oom_kills=oom_kills), output, spec)
     built = clock.monotonic()
     try:
-        digest = _save_images(buildah, layout, fetched, keeps_layers=keeps_layers)
+        digest = _save_image(buildah, layout, fetched)
+        if keeps_layers:
+            _save_cache(buildah, layout, fetched, loaded_ids)
     except CommandError as error:
         lines = ("Error: " + str(error),)
         return _make_failure(classify_failure(1, lines), output, spec)
@@ -129,40 +131,42 @@ def copy_context(source: Path, target: Path) -> Path:
     return target
 
 
-def _load_images(buildah: Buildah, fetched: FetchedImages, layout: Path) -> dict[str, str]:
-    """Load the images into the storage; return the local names by reference."""
-    found: dict[str, str] = {}
+def _load_images(
+    buildah: Buildah, fetched: FetchedImages, layout: Path
+) -> tuple[dict[str, str], frozenset[str]]:
+    """Load the images into the storage; return the names by reference, and all IDs."""
+    references: dict[str, str] = {}
+    image_ids: set[str] = set()
     for image in fetched.images:
         image_id = buildah.load_image(layout, image.name)
+        image_ids.add(image_id)
         if image.reference:
             buildah.tag_image(image_id, image.name)
-            found[image.reference] = image.name
-    return found
+            references[image.reference] = image.name
+    return references, frozenset(image_ids)
 
 
-def _save_images(
-    buildah: Buildah, layout: ImageLayout, fetched: FetchedImages, *, keeps_layers: bool
-) -> str:
-    """Write the image, and those of single instructions, to the layout; return its digest."""
-    names = [image.name for image in fetched.images]
-    layers = assemble.collect_layers(layout, names)
+def _save_image(buildah: Buildah, layout: ImageLayout, fetched: FetchedImages) -> str:
+    """Write the built image to the layout; return its digest."""
+    layers = assemble.collect_layers(layout, [image.name for image in fetched.images])
     with assemble.hide_layers(layout, layers):
         buildah.save_image(buildah.built_image, layout.path, BUILT_IMAGE)
-        built = assemble.restore_layers(layout, BUILT_IMAGE, layers)
-    if keeps_layers:
-        _save_cache(buildah, layout, fetched)
-    return built.digest
+        return assemble.restore_layers(layout, BUILT_IMAGE, layers).digest
 
 
-def _save_cache(buildah: Buildah, layout: ImageLayout, fetched: FetchedImages) -> None:
-    for number, image_id in enumerate(buildah.list_image_ids()[:_CACHE_LIMIT]):
+def _save_cache(
+    buildah: Buildah, layout: ImageLayout, fetched: FetchedImages, loaded_ids: frozenset[str]
+) -> None:
+    """Write the images of single instructions that did not come from the cache."""
+    names = [BUILT_IMAGE, *(image.name for image in fetched.images)]
+    new_ids = [each for each in buildah.list_image_ids() if each not in loaded_ids]
+    for number, image_id in enumerate(new_ids[:_CACHE_LIMIT], len(fetched.images)):
         name = f"{CACHE_PREFIX}{number}"
-        layers = assemble.collect_layers(
-            layout, [BUILT_IMAGE, *(image.name for image in fetched.images)]
-        )
+        layers = assemble.collect_layers(layout, names)
         with assemble.hide_layers(layout, layers):
             buildah.save_image(image_id, layout.path, name)
             assemble.restore_layers(layout, name, layers)
+        names.append(name)
 
 
 def _make_failure(failure: BuildFailure, output: BuildOutput, spec: BuildSpec) -> BuildResult:

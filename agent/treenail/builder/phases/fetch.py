@@ -7,7 +7,11 @@ user's text nor buildah can read it.
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from queue import Empty, SimpleQueue
+from threading import Event
 
 from treenail.api.decode import Fields, load_json
 from treenail.builder.build_spec import (
@@ -29,6 +33,7 @@ from treenail.registry.names import Descriptor, parse_descriptor
 
 log = logging.getLogger(__name__)
 
+_CONNECTIONS = 3
 CACHE_LIMIT = 64
 """Maximum number of images of single instructions in the cache."""
 
@@ -64,10 +69,14 @@ def fetch_image(
 ) -> FetchedImage:
     """Write one image of the architecture into the layout; blobs that it has are not pulled."""
     image = parse_image_name(reference)
-    with settings.open_client(image.registry, image.repository, clock) as client:
+
+    def open_client() -> AbstractContextManager[RegistryClient]:
+        return settings.open_client(image.registry, image.repository, clock)
+
+    with open_client() as client:
         found = resolve_image(client, image.repository, image.reference, spec.architecture)
-        log.info("fetching %s, manifest %s", reference, found.digest)
-        _write_image(layout, client, found, name)
+    log.info("fetching %s, manifest %s", reference, found.digest)
+    _write_image(layout, open_client, found, name)
     return FetchedImage(reference, name, image.full_repository, found.digest)
 
 
@@ -89,7 +98,11 @@ def _fetch_cache(
     try:
         tag = compute_cache_tag(references, spec.architecture)
         cache = parse_image_name(f"{spec.cache_repository}:{tag}")
-        with settings.open_client(cache.registry, cache.repository, clock) as client:
+
+        def open_client() -> AbstractContextManager[RegistryClient]:
+            return settings.open_client(cache.registry, cache.repository, clock)
+
+        with open_client() as client:
             if client.head_manifest(cache.repository, tag) is None:
                 return found
             index = client.get_manifest(cache.repository, tag)
@@ -97,7 +110,7 @@ def _fetch_cache(
             for number, entry in enumerate(_read_index(index.content, where)[:CACHE_LIMIT]):
                 image = resolve_image(client, cache.repository, entry.digest, spec.architecture)
                 name = f"{CACHE_PREFIX}{number}"
-                _write_image(layout, client, image, name)
+                _write_image(layout, open_client, image, name)
                 found.append(FetchedImage("", name, cache.full_repository, image.digest))
     except TreenailError as error:
         log.warning("building with an incomplete cache: %s", error)
@@ -105,16 +118,51 @@ def _fetch_cache(
 
 
 def _write_image(
-    layout: ImageLayout, client: RegistryClient, image: ResolvedImage, name: str
+    layout: ImageLayout,
+    open_client: Callable[[], AbstractContextManager[RegistryClient]],
+    image: ResolvedImage,
+    name: str,
 ) -> None:
     layout.write_blob(image.config)
-    for layer in image.layers:
-        if layout.find_blob(layer.digest) is None:
-            with layout.open_blob(layer.digest) as file:
-                client.read_blob(image.repository, layer, file.write)
+    layers = {layer.digest: layer for layer in image.layers}.values()
+    absent = [layer for layer in layers if layout.find_blob(layer.digest) is None]
+    if absent:
+        _write_layers(layout, open_client, image.repository, absent)
     manifest = image.manifest
     layout.write_blob(manifest.content)
     layout.set_name(name, manifest.digest, manifest.media_type, len(manifest.content))
+
+
+def _write_layers(
+    layout: ImageLayout,
+    open_client: Callable[[], AbstractContextManager[RegistryClient]],
+    repository: str,
+    layers: list[Descriptor],
+) -> None:
+    """Pull layers over several connections, the largest first."""
+    waiting: SimpleQueue[Descriptor] = SimpleQueue()
+    for layer in sorted(layers, key=lambda each: -each.size):
+        waiting.put(layer)
+    has_failed = Event()
+
+    def write_layers() -> None:
+        # A client belongs to one thread.
+        with open_client() as client:
+            while not has_failed.is_set():
+                try:
+                    layer = waiting.get_nowait()
+                except Empty:
+                    return
+                try:
+                    with layout.open_blob(layer.digest) as file:
+                        client.read_blob(repository, layer, file.write)
+                except BaseException:
+                    has_failed.set()
+                    raise
+
+    with ThreadPoolExecutor(min(_CONNECTIONS, len(layers))) as pool:
+        for done in [pool.submit(write_layers) for _ in range(min(_CONNECTIONS, len(layers)))]:
+            done.result()
 
 
 def _read_index(content: bytes, where: str) -> list[Descriptor]:

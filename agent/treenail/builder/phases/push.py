@@ -60,7 +60,7 @@ def push_image(
         verify_push(client, target, built.digest)
     log.info("pushed %s as %s", built.digest, target)
     seconds = {"push": clock.monotonic() - begin}
-    if spec.cache_repository:
+    if spec.cache_repository and _has_new_cache(layout, fetched):
         _push_cache(directories, spec, fetched, settings, clock)
         seconds["cache"] = clock.monotonic() - begin - seconds["push"]
     return BuildResult(BuildPhase.PUSH, digest=built.digest, seconds=seconds)
@@ -93,6 +93,12 @@ def verify_push(client: RegistryClient, target: PushSpec, digest: str) -> None:
         raise DigestMismatch(
             f"cannot push {target}: expected {digest}, found {found.digest if found else 'nothing'}"
         )
+
+
+def _has_new_cache(layout: ImageLayout, fetched: FetchedImages) -> bool:
+    """Whether the build made images of instructions that the cache did not have."""
+    known = {image.name for image in fetched.images}
+    return any(each.startswith(CACHE_PREFIX) and each not in known for each in layout.list_names())
 
 
 def _push_cache(
