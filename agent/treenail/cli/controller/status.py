@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, Self
 
+from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
 from treenail.cli.controller.connect import (
     add_connection_arguments,
     add_leader_arguments,
@@ -24,6 +26,7 @@ from treenail.cli.terminal import HelpFormatter, find_width, format_examples
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.plan import read, status_table
 from treenail.controllers.plan.leader import LeaderReader, LeaderReport
+from treenail.controllers.plan.pool_build import BuildRow, find_pool_builds
 from treenail.controllers.plan.status_document import build_status_document
 from treenail.controllers.plan.status_table import PoolRow
 from treenail.controllers.rollout.policy import ObservedPolicy
@@ -31,7 +34,13 @@ from treenail.controllers.rollout.pools import ObservedPool
 from treenail.controllers.runtime.informers import Informers
 from treenail.errors import ClusterError, UsageError
 from treenail.kube.client import Client
-from treenail.kube.resources import MACHINECONFIGPOOLS, NODES, ROLLOUTPOLICIES
+from treenail.kube.resources import (
+    MACHINECONFIGPOOLS,
+    MACHINEOSBUILDS,
+    MACHINEOSCONFIGS,
+    NODES,
+    ROLLOUTPOLICIES,
+)
 from treenail.kube.watch import WatchScope
 
 DEFAULT_INTERVAL_S = 2.0
@@ -123,7 +132,12 @@ def read_pool_rows(
     """Read the rows of the table."""
     policies = read.try_read_policies(client)
     return status_table.build_rows(
-        read.read_pools(client), read.read_nodes(client), policies, now=now, leader=leader
+        read.read_pools(client),
+        read.read_nodes(client),
+        policies,
+        now=now,
+        leader=leader,
+        builds=read.read_pool_builds(client, now),
     )
 
 
@@ -167,6 +181,17 @@ class WatchedPools:
             self._read_policies = self._informers.add_view(
                 WatchScope(ROLLOUTPOLICIES), ObservedPolicy.from_json, optional=True
             ).get_all
+        self._read_builds: Callable[[], Mapping[str, BuildRow]] = dict
+        if read.can_read_builds(client):
+            configs = self._informers.add_view(
+                WatchScope(MACHINEOSCONFIGS), MachineOSConfig.from_json, optional=True
+            )
+            builds = self._informers.add_view(
+                WatchScope(MACHINEOSBUILDS), MachineOSBuild.from_json, optional=True
+            )
+            self._read_builds = lambda: find_pool_builds(
+                configs.get_all(), builds.get_all(), clock.now()
+            )
 
     def __enter__(self) -> Self:
         self._informers.start()
@@ -187,6 +212,7 @@ class WatchedPools:
             self._read_policies(),
             now=self._clock.now(),
             leader=self.read_leader(),
+            builds=self._read_builds(),
         )
 
     def read_leader(self) -> LeaderReport:

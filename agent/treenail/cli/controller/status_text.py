@@ -7,6 +7,7 @@ from treenail.cli.controller.styled_line import StyledLine, style_text
 from treenail.cli.terminal import format_duration, wrap_text
 from treenail.controllers.plan.blockers import RolloutBlocker
 from treenail.controllers.plan.leader import LeaderReport, LeaderState
+from treenail.controllers.plan.pool_build import REJECTED, BuildRow
 from treenail.controllers.plan.status_table import CONFLICT, PHASE_WIDTH, NodeRow, PoolRow
 from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.controllers.rollout.wait_reasons import WAIT_REASONS
@@ -35,6 +36,7 @@ _STATE_STYLES = {
     "Halted": "bad",
     "Stalled": "bad",
 }
+_BUILD_STYLES = {"Succeeded": "faint", "Failed": "bad", "Interrupted": "bad", REJECTED: "bad"}
 _PHASE_STYLES = {"updated": "good", "failed": "bad", "waiting": "", CONFLICT: "bad"}
 _REASON_STYLES = {"failed": "bad", CONFLICT: "bad"}
 
@@ -80,6 +82,14 @@ def format_summary(row: PoolRow) -> str:
     if row.remaining_s is not None and counts.updated < counts.total:
         parts.append(f"about {format_rough_duration(row.remaining_s)} left")
     return ", ".join(parts)
+
+
+def format_build(build: BuildRow) -> str:
+    """Format state, duration and message of an image build in one sentence."""
+    text = f"image build: {build.state}"
+    if build.seconds is not None:
+        text += f", {format_duration(build.seconds)}"
+    return escape_line(f"{text}: {build.message}" if build.message else text)
 
 
 def format_blocker(blocker: RolloutBlocker) -> str:
@@ -135,6 +145,10 @@ def _format_pool(row: PoolRow, width: int | None) -> Iterator[StyledLine]:
     wave = f", wave {min(row.wave, row.waves)} of {row.waves}" if row.wave and row.waves > 1 else ""
     text = f"to {target}{wave}" if row.target.config else "no rendered config yet"
     yield from _wrap(escape_line(text), width, "  ", "faint")
+    if row.build is not None:
+        yield from _wrap(
+            format_build(row.build), width, "  ", _BUILD_STYLES.get(row.build.state, "busy")
+        )
     own = [each for each in row.blockers if not each.node or each.kind == "halted"]
     for blocker in own:
         is_wait = blocker.kind in WAIT_REASONS

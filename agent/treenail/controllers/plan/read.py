@@ -8,6 +8,8 @@ from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json
 from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy, DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
+from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import ObjectMeta
 from treenail.controllers.plan.budgets import (
     BlockingBudget,
@@ -15,17 +17,20 @@ from treenail.controllers.plan.budgets import (
     find_blocking_reason,
 )
 from treenail.controllers.plan.plan import PlanInput
+from treenail.controllers.plan.pool_build import BuildRow, find_pool_builds
 from treenail.controllers.render.render import ControllerConfig
 from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.controllers.rollout.policy import ObservedPolicy
 from treenail.controllers.rollout.pools import ObservedPool
-from treenail.errors import ClusterError, ForbiddenError, GoneError, NotFoundError
+from treenail.errors import ClusterError, ConfigError, ForbiddenError, GoneError, NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,
     MACHINECONFIGURATIONS,
+    MACHINEOSBUILDS,
+    MACHINEOSCONFIGS,
     NODES,
     PODDISRUPTIONBUDGETS,
     PODS,
@@ -75,6 +80,29 @@ def try_read_policies(client: Client) -> dict[str, ObservedPolicy] | None:
     except ForbiddenError:
         return None
     return {each.name: each for each in found}
+
+
+def can_read_builds(client: Client) -> bool:
+    """Return whether the user may list the kinds of image builds, or the cluster lacks them."""
+    try:
+        for resource in (MACHINEOSCONFIGS, MACHINEOSBUILDS):
+            _list_parsed(client, resource, lambda each: each)
+    except ForbiddenError:
+        return False
+    return True
+
+
+def read_pool_builds(client: Client, now: float) -> dict[str, BuildRow]:
+    """Read the image build of each pool; none without the permission."""
+    try:
+        configs = _list_parsed(client, MACHINEOSCONFIGS, MachineOSConfig.from_json)
+        builds = _list_parsed(client, MACHINEOSBUILDS, MachineOSBuild.from_json)
+    except (ConfigError, ForbiddenError):
+        # The table of the nodes needs neither kind.
+        return {}
+    return find_pool_builds(
+        {each.name: each for each in configs}, {each.name: each for each in builds}, now
+    )
 
 
 def read_snapshot(client: Client, *, image_key: str = key.DESIRED_OS_IMAGE) -> PlanInput:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from treenail.api.decode import Json
 from treenail.clock import format_rfc3339
 from treenail.controllers.plan.leader import LeaderReport
+from treenail.controllers.plan.pool_build import BuildRow
 from treenail.controllers.plan.status_table import NodeRow, PoolRow
 from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.controllers.rollout.status import PoolCounts
@@ -47,6 +48,7 @@ def _convert_pool(pool: PoolRow, now: float) -> Json:
             {"kind": each.kind, "node": each.node, "message": each.message}
             for each in pool.blockers
         ],
+        "build": _convert_build(pool.build),
         "history": [
             {
                 "config": past.config,
@@ -59,6 +61,17 @@ def _convert_pool(pool: PoolRow, now: float) -> Json:
             for past in pool.history
         ],
         "nodes": [_convert_node(node) for node in pool.nodes],
+    }
+
+
+def _convert_build(build: BuildRow | None) -> Json | None:
+    if build is None:
+        return None
+    return {
+        "name": build.name,
+        "state": build.state,
+        "message": build.message,
+        "seconds": None if build.seconds is None else round(build.seconds),
     }
 
 

@@ -10,6 +10,7 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import Condition
 from treenail.controllers.plan.blockers import RolloutBlocker, find_pool_blockers
 from treenail.controllers.plan.leader import LeaderReport, LeaderState
+from treenail.controllers.plan.pool_build import BuildRow
 from treenail.controllers.rollout.decide import build_config_problem
 from treenail.controllers.rollout.gates.windows import WindowClosed, find_window_state
 from treenail.controllers.rollout.history import PastRollout
@@ -103,6 +104,8 @@ class PoolRow:
     history: tuple[PastRollout, ...] = ()
     reported_state: str = ""
     """The last state that a controller reported, while no controller leads; else empty."""
+    build: BuildRow | None = None
+    """The build of the pool's image; None if no MachineOSConfig requests one."""
 
 
 def build_rows(
@@ -112,6 +115,7 @@ def build_rows(
     *,
     now: float,
     leader: LeaderReport | None = None,
+    builds: Mapping[str, BuildRow] | None = None,
 ) -> tuple[PoolRow, ...]:
     """Build the rows: pools and their nodes by name. ``now`` is in seconds since the epoch.
 
@@ -120,12 +124,15 @@ def build_rows(
     """
     grouping = group_nodes(pools, nodes)
     rows = tuple(
-        _build_pool_row(
-            pools[name],
-            grouping.members.get(name, ()),
-            grouping.disputed.get(name, ()),
-            policies,
-            now,
+        replace(
+            _build_pool_row(
+                pools[name],
+                grouping.members.get(name, ()),
+                grouping.disputed.get(name, ()),
+                policies,
+                now,
+            ),
+            build=(builds or {}).get(name),
         )
         for name in sorted(pools)
     )
