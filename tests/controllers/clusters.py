@@ -16,10 +16,17 @@ from tests.controllers.rollout.agents import ready
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
+from treenail.controllers.build.cluster_reader import ClusterReader
+from treenail.controllers.build.controller import BuildController, BuildParts
+from treenail.controllers.build.events import BuildEvents
+from treenail.controllers.build.job import JobSettings
+from treenail.controllers.build.job_builder import JobBuilder
+from treenail.controllers.build.layer_builder import LayerBuilder
+from treenail.controllers.build.planner import Planner
 from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.install import installation
 from treenail.controllers.install.installation import NAME, InstallOptions
-from treenail.controllers.install.permissions import CONTROLLER_VERBS
+from treenail.controllers.install.permissions import DEFAULT_CONTROLLERS
 from treenail.controllers.render.controller import RenderController
 from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.gates.external import GateClient
@@ -78,7 +85,7 @@ class Place:
 
     kubeconfig: Path
     folder: Path
-    controllers_run: tuple[str, ...] = tuple(CONTROLLER_VERBS)
+    controllers_run: tuple[str, ...] = DEFAULT_CONTROLLERS
 
     def __post_init__(self) -> None:
         self.prefix = f"treenail-test-{secrets.token_hex(3)}"
@@ -293,6 +300,7 @@ class Place:
                 MachineConfigNodeController(client, CLOCK),
             ],
             "drain": [DrainController(client, recorder, CLOCK, metrics, report_after_s=1.0)],
+            "build": [make_build_controller(client, recorder, namespace=self.prefix)],
         }
         controllers = [each for name in self.controllers_run for each in known[name]]
         runtime = ControllerRuntime(
@@ -314,6 +322,20 @@ class Place:
             thread.join(30)
             transport.close()
             assert not thread.is_alive()
+
+
+def make_build_controller(
+    client: Client, recorder: EventRecorder, *, namespace: str
+) -> BuildController:
+    """Make a build controller whose Jobs are in a namespace."""
+    planner = Planner(ClusterReader(client, CLOCK, namespace=namespace))
+    parts = BuildParts(
+        planner,
+        JobBuilder(client, planner, JobSettings(namespace=namespace)),
+        LayerBuilder(planner, CLOCK),
+        BuildEvents(recorder),
+    )
+    return BuildController(client, CLOCK, parts, namespace=namespace)
 
 
 def resource_of(document: Json) -> Resource:

@@ -120,6 +120,13 @@ OTHERS: dict[str, tuple[Attempt, ...]] = {
         ("PATCH", f"{MCO}/machineconfigpools/absent/status", {}),
         ("PATCH", f"{MCO}/machineconfignodes/absent", {}),
     ),
+    "build": (
+        ("PATCH", "/api/v1/nodes/absent", {}),
+        ("POST", f"{MCO}/machineconfigs", {"metadata": {"name": "a"}}),
+        ("PATCH", f"{MCO}/machineconfigpools/absent", {}),
+        ("DELETE", f"{MCO}/machineosconfigs/absent", None),
+        ("POST", "/apis/batch/v1/namespaces/default/jobs", {"metadata": {"name": "a"}}),
+    ),
 }
 
 
@@ -145,9 +152,9 @@ def test_controller_is_refused_what_others_do(
         account = Cluster.of_kubeconfig(place.account_kubeconfig())
         wait_until(lambda: account.get("/api/v1/nodes").code == 200, limit_s=LIMIT_S)
         assert find_allowed(account, NEVER + OTHERS[controller]) == []
-        # In its own namespace it reads no Secret but those of gates.
+        # In its own namespace it reads no Secret but those of gates and builds.
         secret = f"/api/v1/namespaces/{place.prefix}/secrets/absent"
-        assert account.get(secret).code == (404 if controller == "rollout" else 403)
+        assert account.get(secret).code == (404 if controller in ("rollout", "build") else 403)
         lease = f"/apis/coordination.k8s.io/v1/namespaces/{place.prefix}/leases"
         assert account.get(lease).code == 403
         assert account.get(f"{lease}/other").code == 403

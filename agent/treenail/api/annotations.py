@@ -79,6 +79,23 @@ CONTENT_KEY = OWN_PREFIX + "content-key"
 BUILD_REPORT = OWN_PREFIX + "build-report"
 """JSON of at most 8 KiB: last output, attempts, seconds per phase."""
 
+SYSTEM_IMAGE = OWN_PREFIX + "system-image"
+"""Pull spec of the image without the config's files, which builds of the same key use again."""
+REBUILD_OF = OWN_PREFIX + "rebuild-of"
+"""UID of the build that a rebuild replaces; on the MachineOSConfig until the rebuild exists."""
+PREVIOUS_FAILURE = OWN_PREFIX + "previous-failure"
+"""Why the build failed that a rebuild replaced."""
+
+# Labels of a MachineOSBuild and of the objects of its Job.
+TARGET_POOL = PREFIX + "target-machine-config-pool"
+RENDERED_CONFIG = PREFIX + "rendered-machine-config"
+IMAGE_CONFIG = PREFIX + "machine-os-config"
+IMAGE_BUILD = PREFIX + "machine-os-build"
+EPHEMERAL_BUILD_OBJECT = PREFIX + "ephemeral-build-object"
+BUILD_KEY = OWN_PREFIX + "build-key"
+"""Builds with the same value share a Job: content key, push repository and push Secret."""
+BUILD_ATTEMPT = OWN_PREFIX + "build-attempt"
+
 # The three spellings of the desired OS image, and the annotation that reports the current one.
 IMAGE_SPELLINGS: dict[str, str] = {
     DESIRED_OS_IMAGE: CURRENT_OS_IMAGE,

@@ -238,15 +238,23 @@ class Client:
         *,
         namespace: str = "",
         uid: str = "",
+        resource_version: str = "",
         grace_s: int | None = None,
+        propagation: str = "",
         params: Params = _NO_PARAMS,
     ) -> Json:
-        """Delete the object; raise ConflictError if ``uid`` is given and differs."""
+        """Delete the object; raise ConflictError if ``uid`` or the version is given and differs.
+
+        ``propagation`` is ``Background``, ``Foreground`` or ``Orphan``; empty for the default of
+        the kind, which leaves the pods of a Job.
+        """
         options: Json = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            **_build_delete_options(uid, grace_s),
+            **_build_delete_options(uid, grace_s, resource_version),
         }
+        if propagation:
+            options["propagationPolicy"] = propagation
         return self._send_request("DELETE", resource, name, namespace, body=options, params=params)
 
     def evict(
@@ -349,10 +357,11 @@ class Client:
         return what, reply.body
 
 
-def _build_delete_options(uid: str, grace_s: int | None) -> Json:
+def _build_delete_options(uid: str, grace_s: int | None, resource_version: str = "") -> Json:
     options: Json = {}
-    if uid:
-        options["preconditions"] = {"uid": uid}
+    preconditions = {"uid": uid, "resourceVersion": resource_version}
+    if given := {name: value for name, value in preconditions.items() if value}:
+        options["preconditions"] = given
     if grace_s is not None:
         options["gracePeriodSeconds"] = grace_s
     return options

@@ -4,12 +4,14 @@ import argparse
 import sys
 
 from treenail.api import documents
+from treenail.cli.controller import build_options
 from treenail.cli.controller.connect import parse_namespace
 from treenail.cli.controller.run import CONTROLLERS, parse_controllers
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.controllers.install import installation
 from treenail.controllers.install.installation import InstallOptions
 from treenail.controllers.install.monitoring import build_monitoring
+from treenail.controllers.install.permissions import DEFAULT_CONTROLLERS
 from treenail.errors import UsageError
 
 _MONITORING_NAMESPACE = "monitoring"
@@ -29,6 +31,10 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
                 "treenail-controller manifests --image IMAGE | kubectl apply -f -",
             ),
             (
+                "build OS images in the cluster too",
+                "treenail-controller manifests --enable CONTROLLERS,build | kubectl apply -f -",
+            ),
+            (
                 "permit agents to work under the Machine Config Operator",
                 "treenail-controller manifests --only agent | kubectl apply -f -",
             ),
@@ -39,9 +45,10 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--enable",
         type=parse_controllers,
-        default=CONTROLLERS,
+        default=DEFAULT_CONTROLLERS,
         metavar="NAME,...",
-        help=f"controllers to install (default: {','.join(CONTROLLERS)})",
+        help=f"controllers to install, of {', '.join(CONTROLLERS)} (default: "
+        f"{','.join(DEFAULT_CONTROLLERS)})",
     )
     parser.add_argument(
         "--namespace",
@@ -77,6 +84,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="serve the read-only page on the loopback interface of the pods; see it with: kubectl "
         f"port-forward -n NAMESPACE deployment/{installation.NAME} {installation.WEB_PORT}",
     )
+    build_options.add_arguments(parser)
     parser.set_defaults(run=print_manifests)
 
 
@@ -107,6 +115,7 @@ def print_manifests(arguments: argparse.Namespace) -> int:
         arguments.image,
         has_web_page=arguments.web,
         metrics_namespaces=readers,
+        builds=build_options.read_settings(arguments, arguments.build_namespace or ""),
     )
     found = (
         installation.build_node_access()

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treenail.api.decode import Json
+from treenail.cli.controller import build_options
 from treenail.cli.controller.connect import create_pod_transport, create_transport
 from treenail.cli.output import EXIT_FAILED
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import BootTimeClock, Clock, format_rfc3339
+from treenail.controllers.build.job import JobSettings
 from treenail.controllers.install import installation
 from treenail.controllers.runtime.health import HealthServer
 from treenail.controllers.runtime.http_listener import parse_address
@@ -70,6 +72,7 @@ class ControllerContext:
     own_node_name: str
     load_secret: Callable[[str], Json]
     """Reads a Secret of the controller's namespace. Raises `ClusterError`."""
+    build_jobs: JobSettings
 
     def create_client(self, controller: str) -> Client:
         """Return a client whose writes the API server records under the controller's name."""
@@ -135,6 +138,28 @@ def _build_drain(context: ControllerContext) -> tuple[ControllerSettings, ...]:
     return (ControllerSettings(controller, workers=8, max_retry_s=15.0),)
 
 
+def _build_build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
+    from treenail.controllers.build.cluster_reader import ClusterReader
+    from treenail.controllers.build.controller import BuildController, BuildParts
+    from treenail.controllers.build.events import BuildEvents
+    from treenail.controllers.build.job_builder import JobBuilder
+    from treenail.controllers.build.layer_builder import LayerBuilder
+    from treenail.controllers.build.planner import Planner
+    from treenail.registry.proxies import read_proxy_settings
+
+    client = context.create_client("build")
+    namespace = context.build_jobs.namespace
+    planner = Planner(ClusterReader(client, context.clock, namespace=namespace))
+    parts = BuildParts(
+        planner,
+        JobBuilder(client, planner, context.build_jobs),
+        LayerBuilder(planner, context.clock, proxies=read_proxy_settings(os.environ)),
+        BuildEvents(context.recorder),
+    )
+    controller = BuildController(client, context.clock, parts, namespace=namespace)
+    return (ControllerSettings(controller, workers=4, max_retry_s=30.0),)
+
+
 ControllerBuilder = Callable[[ControllerContext], tuple[ControllerSettings, ...]]
 
 # Imported late: a process loads only the controllers that it runs.
@@ -142,6 +167,7 @@ CONTROLLER_BUILDERS: Mapping[str, ControllerBuilder] = {
     "render": _build_render,
     "rollout": _build_rollout,
     "drain": _build_drain,
+    "build": _build_build,
 }
 CONTROLLERS = tuple(CONTROLLER_BUILDERS)
 
@@ -221,6 +247,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--image-annotation", choices=("desiredOSImage", "desiredImage"), default="desiredOSImage",
         help="assign images to nodes with this annotation (default: %(default)s)",
     )  # fmt: skip
+    build_options.add_arguments(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="log at level DEBUG")
     parser.set_defaults(run=run_controllers)
 
@@ -274,6 +301,7 @@ class ControllerProcess:
             load_secret=lambda name: client.get(
                 SECRETS, name, namespace=arguments.namespace or _read_own_namespace()
             ),
+            build_jobs=_read_build_settings(arguments),
         )
         self._elector: LeaderElector | None = None
         make_elector: MakeElector = make_sole_leader
@@ -355,6 +383,13 @@ class ControllerProcess:
         log.critical("thread %s died", name, exc_info=death.exc_value)
         self._exit_code = EXIT_FAILED
         self._stop.set()
+
+
+def _read_build_settings(arguments: argparse.Namespace) -> JobSettings:
+    if "build" not in arguments.enable:
+        return JobSettings()
+    namespace = arguments.build_namespace or arguments.namespace or _read_own_namespace()
+    return build_options.read_settings(arguments, namespace)
 
 
 def _create_page(

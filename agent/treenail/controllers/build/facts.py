@@ -150,6 +150,13 @@ class JobFacts:
     started_at: float | None = None
 
     @property
+    def has_unknown_end(self) -> bool:
+        """The Job has ended, and no pod says how."""
+        if self.state is JobState.SUCCEEDED:
+            return not self.digest
+        return self.state is JobState.FAILED and self.failure is None
+
+    @property
     def is_running(self) -> bool:
         return self.state in (JobState.PREPARED, JobState.BUILDING) and not self.is_deleting
 

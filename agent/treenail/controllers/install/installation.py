@@ -1,13 +1,14 @@
 """Builds the manifests that install controllers and agents in a cluster."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 
 import yaml
 
 from treenail import __version__
 from treenail.api.decode import Json
+from treenail.controllers.build.job import JobSettings
 from treenail.controllers.install import permissions
 from treenail.controllers.install.permissions import (
     CONTROLLER_VERBS,
@@ -33,19 +34,30 @@ _NONROOT_UID = 65532
 class InstallOptions:
     """Controllers, namespace and image to install."""
 
-    controllers: Sequence[str] = tuple(CONTROLLER_VERBS)
+    controllers: Sequence[str] = permissions.DEFAULT_CONTROLLERS
     namespace: str = "treenail"
     image: str = f"localhost/{NAME}:{__version__}"
     has_web_page: bool = False
     """Serve the page, on the loopback interface of each pod."""
     metrics_namespaces: Sequence[str] = ()
     """Namespaces whose pods may read the metrics."""
+    builds: JobSettings = field(default_factory=JobSettings)
+    """Jobs of image builds, if the controller ``build`` is installed."""
+
+    @property
+    def has_builds(self) -> bool:
+        return "build" in self.controllers
+
+    @property
+    def build_namespace(self) -> str:
+        """Namespace of the Jobs."""
+        return self.builds.namespace or self.namespace
 
 
 def build_documents(options: InstallOptions) -> list[Json]:
     """Build all manifests, in an order in which they can be created."""
     return [
-        _build_namespace(options),
+        *_build_namespaces(options),
         *load_crds(),
         *build_node_access(),
         *_build_controller_access(options),
@@ -87,14 +99,21 @@ def build_node_access() -> list[Json]:
     ]
 
 
-def _build_namespace(options: InstallOptions) -> Json:
-    levels = {
-        f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("audit", "enforce", "warn")
-    }
+def _build_namespaces(options: InstallOptions) -> list[Json]:
+    levels = {options.namespace: "restricted"}
+    if options.has_builds:
+        # buildah needs a container's default capabilities, and newuidmap without no_new_privs.
+        levels[options.build_namespace] = "baseline"
+    return [_build_namespace(name, level) for name, level in levels.items()]
+
+
+def _build_namespace(name: str, level: str) -> Json:
+    modes = ("audit", "enforce", "warn")
+    labels = {f"pod-security.kubernetes.io/{mode}": level for mode in modes}
     return {
         "apiVersion": "v1",
         "kind": "Namespace",
-        "metadata": {"name": options.namespace, "labels": {**LABELS, **levels}},
+        "metadata": {"name": name, "labels": {**LABELS, **labels}},
     }
 
 
@@ -116,7 +135,45 @@ def _build_controller_access(options: InstallOptions) -> list[Json]:
         ),
         _build_binding("RoleBinding", f"{NAME}-leader", options.namespace, account),
         *_build_gate_access(options, account),
+        *_build_job_access(options, account),
     ]
+
+
+def _build_job_access(options: InstallOptions, account: Json) -> list[Json]:
+    """Build the account of builds, which has no permission, and the access to its namespace."""
+    if not options.has_builds:
+        return []
+    namespace, name = options.build_namespace, f"{NAME}-builds"
+    rules = permissions.build_rules([permissions.BUILD_VERBS])
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": _build_metadata(namespace, options.builds.account),
+            "automountServiceAccountToken": False,
+        },
+        _build_role("Role", name, namespace, rules),
+        _build_binding("RoleBinding", name, namespace, account),
+    ]
+
+
+def _build_job_arguments(options: InstallOptions) -> list[str]:
+    if not options.has_builds:
+        return []
+    found, defaults = options.builds, JobSettings()
+    arguments = [
+        f"--builder-image={found.image}",
+        f"--build-namespace={options.build_namespace}",
+    ]
+    for flag, value, default in (
+        ("cpu", found.cpu, defaults.cpu),
+        ("memory", found.memory, defaults.memory),
+        ("storage", found.storage, defaults.storage),
+        ("cache", found.cache_repository, defaults.cache_repository),
+    ):
+        if value != default:
+            arguments.append(f"--build-{flag}={value}")
+    return arguments
 
 
 def _build_gate_access(options: InstallOptions, account: Json) -> list[Json]:
@@ -193,6 +250,7 @@ def _build_container(options: InstallOptions) -> Json:
             f"--enable={enabled}",
             f"--metrics=:{PORT}",
             *([f"--web=127.0.0.1:{WEB_PORT}"] if options.has_web_page else []),
+            *_build_job_arguments(options),
         ],
         "env": [
             _build_field_env("NODE_NAME", "spec.nodeName"),

@@ -53,7 +53,29 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         f"machineconfignodes.{GROUP}": ("get",),
         f"machineconfignodes/status.{GROUP}": ("patch",),
     },
+    "build": {
+        f"controllerconfigs.{GROUP}": ("get",),
+        f"machineconfigs.{GROUP}": ("get",),
+        f"machineconfigpools.{GROUP}": _WATCH_VERBS,
+        f"machineconfigpools/status.{GROUP}": ("patch",),
+        f"machineosbuilds.{GROUP}": ("create", "delete", "patch", *_WATCH_VERBS),
+        f"machineosbuilds/status.{GROUP}": ("patch",),
+        f"machineosconfigs.{GROUP}": ("patch", *_WATCH_VERBS),
+        f"machineosconfigs/status.{GROUP}": ("patch",),
+        "nodes": _WATCH_VERBS,
+    },
 }
+
+DEFAULT_CONTROLLERS = tuple(name for name in CONTROLLER_VERBS if name != "build")
+"""Controllers of an installation without image builds."""
+
+BUILD_VERBS: Verbs = {
+    "configmaps": ("create", "get", "update"),
+    "jobs.batch": ("create", "delete", "get", "patch", *_WATCH_VERBS),
+    "pods": _WATCH_VERBS,
+    "secrets": ("create", "get", "update"),
+}
+"""Verbs of the build controller in the namespace of builds."""
 
 
 def build_controllerconfig_rule() -> Json:

@@ -1,0 +1,32 @@
+"""Builders of the two parts of an image, behind one Protocol each."""
+
+from typing import Protocol
+
+from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.controllers.build.facts import Answer, JobFacts, Question
+from treenail.controllers.build.planning import BuildPlan
+
+
+class SystemBuilder(Protocol):
+    """Builds the system part of an image. All methods can be repeated, and raise `ClusterError`."""
+
+    def start_attempt(
+        self, plan: BuildPlan, config: MachineOSConfig, build: MachineOSBuild, attempt: int
+    ) -> None:
+        """Begin an attempt, unless one of the same key runs: then raise `ConflictError`."""
+
+    def adopt_attempt(self, job: JobFacts, build: MachineOSBuild) -> None:
+        """Add a build to those that wait for a running attempt."""
+
+    def end_attempt(self, job: JobFacts) -> None:
+        """End an attempt, and delete what belongs to it."""
+
+
+class ConfigLayerBuilder(Protocol):
+    """Adds the config to an image, through a registry alone."""
+
+    def answer_question(
+        self, question: Question, plan: BuildPlan, config: MachineOSConfig
+    ) -> Answer:
+        """Do what a question requests within a time limit; an error becomes part of the answer."""

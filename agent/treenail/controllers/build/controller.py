@@ -1,0 +1,281 @@
+"""Build controller: watches, threads and writes of image builds.
+
+`treenail.controllers.build.decide` decides. The keys are MachineOSConfigs, so that two events for
+one of them become one turn, and no pool waits for another one's build.
+"""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from treenail.api import annotations as key
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.clock import Clock
+from treenail.controllers.build.actions import (
+    AdoptJob,
+    AskRegistry,
+    BuildAction,
+    CreateJob,
+    DeleteJob,
+    SetBuildStatus,
+)
+from treenail.controllers.build.builders import ConfigLayerBuilder, SystemBuilder
+from treenail.controllers.build.decide import decide_builds
+from treenail.controllers.build.desk import MAX_PARALLEL, RegistryDesk
+from treenail.controllers.build.events import BuildEvents
+from treenail.controllers.build.facts import (
+    POOL_TAKEN,
+    BuildFacts,
+    BuildProblem,
+    BuildSituation,
+    JobFacts,
+)
+from treenail.controllers.build.observed import (
+    ObservedJob,
+    ObservedPod,
+    make_build_facts,
+    make_config_facts,
+    make_job_facts,
+)
+from treenail.controllers.build.overlay import OwnWrites
+from treenail.controllers.build.planning import BuildPlan, BuildPlanner, BuildRefused
+from treenail.controllers.build.views import BuildViews
+from treenail.controllers.build.writer import BuildWriter, CachedObjects
+from treenail.controllers.rollout.gates.os_image import find_pool_owner
+from treenail.controllers.runtime.informers import Informers
+from treenail.errors import NotFoundError
+from treenail.kube.client import Client
+from treenail.kube.resources import (
+    JOBS,
+    PODS,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_ROUNDS = 12
+"""Decisions of one turn. Each sees the writes of the one before."""
+_BUSY_RETRY_S = 0.2
+_BLOCKING_CONDITIONS = ("RenderDegraded", "PinnedImageSetsDegraded", "PoolSynchronizerDegraded")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildParts:
+    """Collaborators of the controller."""
+
+    planner: BuildPlanner
+    jobs: SystemBuilder
+    layers: ConfigLayerBuilder
+    events: BuildEvents
+
+
+class BuildController:
+    """A `treenail.controllers.runtime.workers.Controller` whose keys are MachineOSConfigs."""
+
+    name = "build"
+
+    def __init__(self, client: Client, clock: Clock, parts: BuildParts, *, namespace: str) -> None:
+        self._client = client
+        self._clock = clock
+        self._parts = parts
+        self._namespace = namespace
+        self._executor = ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="build-registry")
+        self._own_configs: OwnWrites[MachineOSConfig] = OwnWrites(clock)
+        self._own_builds: OwnWrites[MachineOSBuild] = OwnWrites(clock)
+        self._writer = BuildWriter(
+            client, clock, self._own_configs, self._own_builds, namespace=namespace
+        )
+        self._views = BuildViews(namespace)
+        self._desk: RegistryDesk
+
+    def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
+        """Watch the objects of builds, and the Jobs and pods in the namespace of builds."""
+        self._desk = RegistryDesk(self._executor, self._clock, enqueue)
+        self._views.register_watches(informers, enqueue)
+
+    def sync_key(self, key: str) -> float | None:
+        """Decide and write until nothing is left; raise `ClusterError` to try again."""
+        for _ in range(MAX_ROUNDS):
+            found = self._find_objects(key)
+            if found is None or found.config.is_deleting:
+                self._desk.keep_answers(key, frozenset())
+                return None
+            plan, situation = self._observe(found)
+            decision = decide_builds(situation)
+            writes = [each for each in decision.actions if not isinstance(each, AskRegistry)]
+            for action in decision.actions:
+                self._execute(action, key, plan)
+            if not writes:
+                return decision.requeue_after_s
+        return _BUSY_RETRY_S
+
+    def close(self) -> None:
+        """Stop the threads that ask registries."""
+        # A registry that hangs must not delay the end of the process.
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    # Observation
+
+    def _find_objects(self, name: str) -> CachedObjects | None:
+        config = self._own_configs.overlay(self._views.configs.get_all()).get(name)
+        if config is None:
+            return None
+        builds = self._own_builds.overlay(self._views.builds.get_all())
+        return CachedObjects(config, builds, self._views.pools.find(config.pool))
+
+    def _observe(self, found: CachedObjects) -> tuple[BuildPlan | None, BuildSituation]:
+        config = found.config
+        plan, problem = self._plan(found)
+        all_builds = [make_build_facts(each) for each in found.builds.values()]
+        own = tuple(each for each in all_builds if each.image_config == config.name)
+        wanted = None if plan is None else plan.wanted
+        if plan is not None and problem is None and _needs_secrets(own, plan):
+            problem = self._parts.planner.check_secrets(config)
+        share_key = "" if wanted is None else wanted.share_key
+        running = [each for each in all_builds if not each.has_ended]
+        same = [each for each in all_builds if share_key and each.share_key == share_key]
+        same.sort(key=lambda each: each.created, reverse=True)
+        self._desk.keep_answers(config.name, frozenset(each.uid for each in own))
+        condition = next(
+            (
+                each
+                for each in (() if found.pool is None else found.pool.conditions)
+                if each.type == "ImageBuildDegraded"
+            ),
+            None,
+        )
+        uids = frozenset(each.uid for each in all_builds)
+        situation = BuildSituation(
+            config=make_config_facts(config),
+            now=self._clock.now(),
+            wanted=wanted,
+            problem=problem,
+            builds=own,
+            jobs=tuple(self._observe_jobs(config.name, share_key, own, uids)),
+            needed_keys=frozenset(
+                each.share_key for each in running if each.image_config != config.name
+            ),
+            system_images=tuple(
+                dict.fromkeys(each.system_image for each in same if each.system_image)
+            ),
+            answers=self._desk.get_answers(config.name),
+            pool_condition=condition,
+        )
+        return plan, situation
+
+    def _plan(self, found: CachedObjects) -> tuple[BuildPlan | None, BuildProblem | None]:
+        """Return the plan, and why it must not begin."""
+        config, pool = found.config, found.pool
+        owner = find_pool_owner(config.pool, self._views.configs.get_all().values())
+        if owner is not None and owner.name != config.name:
+            return None, BuildProblem(
+                POOL_TAKEN,
+                f"MachineOSConfig {owner.name} builds for pool {config.pool} already; delete one "
+                f"of the two: kubectl delete machineosconfig {config.name}",
+            )
+        if pool is None:
+            return None, BuildProblem(
+                "PoolMissing",
+                f"spec.machineConfigPool.name is {config.pool}, and no such MachineConfigPool "
+                "exists; create it, or correct the name",
+            )
+        if not pool.configuration.name:
+            return None, BuildProblem(
+                "NotRendered", f"no MachineConfig is rendered yet for pool {pool.name}"
+            )
+        try:
+            plan = self._parts.planner.plan_build(
+                config, pool, self._views.find_architectures(pool.name)
+            )
+        except BuildRefused as error:
+            return None, error.problem
+        except NotFoundError as error:
+            return None, BuildProblem("ObjectMissing", f"cannot plan the build: {error}")
+        return plan, _find_pool_problem(pool, config)
+
+    def _observe_jobs(
+        self, name: str, share_key: str, builds: tuple[BuildFacts, ...], uids: frozenset[str]
+    ) -> list[JobFacts]:
+        own_uids = {each.uid for each in builds}
+        jobs = {each.facts.name: each for each in self._views.jobs.get_all().values()}
+        for build in builds:
+            # A Job that the watch does not show yet must not count as deleted.
+            if not build.has_ended and build.job and build.job not in jobs:
+                self._add_live_job(build.job, jobs)
+        pods = list(self._views.pods.get_all().values())
+        found = []
+        for job in jobs.values():
+            facts = job.facts
+            is_own = facts.image_config == name or own_uids & set(facts.owners)
+            if is_own or (share_key and facts.share_key == share_key):
+                observed = make_job_facts(job, pods, uids)
+                if observed.has_unknown_end:
+                    observed = make_job_facts(job, self._list_live_pods(facts.name), uids)
+                found.append(observed)
+        return found
+
+    def _add_live_job(self, name: str, jobs: dict[str, ObservedJob]) -> None:
+        try:
+            document = self._client.get(JOBS, name, namespace=self._namespace)
+        except NotFoundError:
+            return
+        jobs[name] = ObservedJob.from_json(document)
+
+    def _list_live_pods(self, job: str) -> list[ObservedPod]:
+        """List the pods of a Job that ended before the watch showed the end of its pods."""
+        params = {"labelSelector": f"{key.BUILD_KEY}"}
+        listed = self._client.list(PODS, namespace=self._namespace, params=params).items
+        found = [ObservedPod.from_json(each) for each in listed]
+        return [each for each in found if each.job == job]
+
+    # Writes
+
+    def _execute(self, action: BuildAction, name: str, plan: BuildPlan | None) -> None:
+        found = self._find_objects(name)
+        if found is None:
+            return
+        match action:
+            case AskRegistry(question):
+                if plan is not None:
+                    ready = plan
+                    self._desk.ask(
+                        name,
+                        question,
+                        lambda: self._parts.layers.answer_question(question, ready, found.config),
+                    )
+            case CreateJob(_, build, attempt):
+                if plan is not None:
+                    self._parts.jobs.start_attempt(plan, found.config, found.builds[build], attempt)
+            case AdoptJob(job, build):
+                self._parts.jobs.adopt_attempt(job, found.builds[build])
+            case DeleteJob(job, why):
+                self._parts.jobs.end_attempt(job)
+                log.info("deleted Job %s: %s", job.name, why)
+            case _:
+                self._writer.execute(action, found)
+                if isinstance(action, SetBuildStatus):
+                    self._parts.events.record_status(
+                        action, found.builds[action.build], found.config
+                    )
+
+
+def _find_pool_problem(pool: MachineConfigPool, config: MachineOSConfig) -> BuildProblem | None:
+    """Return why nothing is built for a degraded pool.
+
+    A degraded node alone blocks the first build only: later its remedy may be another image.
+    """
+    blocking = [*_BLOCKING_CONDITIONS, *(() if config.pull_spec else ("NodeDegraded",))]
+    for condition in pool.conditions:
+        if condition.type in blocking and condition.status == "True":
+            return BuildProblem(
+                "PoolDegraded",
+                f"pool {pool.name} is degraded ({condition.type}): {condition.message}",
+            )
+    return None
+
+
+def _needs_secrets(builds: tuple[BuildFacts, ...], plan: BuildPlan) -> bool:
+    build = next((each for each in builds if each.name == plan.wanted.name), None)
+    return build is None or not build.has_ended

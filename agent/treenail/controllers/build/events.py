@@ -1,0 +1,35 @@
+"""Events and counters of image builds."""
+
+from treenail.api.machineosbuild import API_VERSION, KIND, BuildState, MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.controllers.build.actions import SetBuildStatus
+from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.resources import MACHINEOSCONFIGS
+
+
+class BuildEvents:
+    """Records an Event for each change of the state or the reason of a build."""
+
+    def __init__(self, recorder: EventRecorder) -> None:
+        self._recorder = recorder
+
+    def record_status(
+        self, action: SetBuildStatus, before: MachineOSBuild, config: MachineOSConfig
+    ) -> None:
+        """Record what a written status says. ``before`` is the build before the write."""
+        known = before.condition
+        if known is not None and (known.type, known.reason) == (action.state, action.reason):
+            return
+        build = ObjectReference(KIND, before.name, before.metadata.uid, api_version=API_VERSION)
+        owner = ObjectReference(
+            MACHINEOSCONFIGS.kind, config.name, config.metadata.uid, api_version=API_VERSION
+        )
+        if action.reason:
+            self._recorder.record_warning(build, action.reason, action.message)
+            self._recorder.record_warning(owner, action.reason, f"{before.name}: {action.message}")
+        elif action.state is BuildState.SUCCEEDED:
+            text = f"built {action.digest}"
+            self._recorder.record_normal(build, "BuildSucceeded", text)
+            self._recorder.record_normal(owner, "BuildSucceeded", f"{before.name}: {text}")
+        elif before.state is not action.state:
+            self._recorder.record_normal(build, f"Build{action.state.value}", action.message)

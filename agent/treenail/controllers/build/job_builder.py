@@ -1,0 +1,146 @@
+"""Builds the system part of images with Jobs."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from treenail.api import annotations as key
+from treenail.api.decode import Fields, Json
+from treenail.api.machineosbuild import API_VERSION, KIND, MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api.meta import ObjectMeta
+from treenail.config.pullsecret import PullSecret, encode_pull_secret
+from treenail.controllers.build import job
+from treenail.controllers.build.facts import JobFacts, JobState
+from treenail.controllers.build.job import BuildReference, JobSettings
+from treenail.controllers.build.observed import ObservedJob
+from treenail.controllers.build.planning import BuildPlan, BuildPlanner
+from treenail.errors import AlreadyExistsError, ConflictError, NotFoundError
+from treenail.kube.client import Client
+from treenail.kube.resources import CONFIGMAPS, JOBS, SECRETS, Resource
+
+log = logging.getLogger(__name__)
+
+
+class JobBuilder:
+    """A `treenail.controllers.build.builders.SystemBuilder`."""
+
+    def __init__(self, client: Client, planner: BuildPlanner, settings: JobSettings) -> None:
+        self._client = client
+        self._planner = planner
+        self._settings = settings
+        self._lock = threading.Lock()
+
+    def start_attempt(
+        self, plan: BuildPlan, config: MachineOSConfig, build: MachineOSBuild, attempt: int
+    ) -> None:
+        """Create the Job after what it mounts, with the logins as they are now."""
+        owner = BuildReference(build.name, build.metadata.uid, config.name)
+        self._put(CONFIGMAPS, job.build_inputs(plan, owner, self._settings))
+        pull_login, push_login = self._prepare_logins(plan, config, owner)
+        body = job.build_job(
+            plan,
+            owner,
+            self._settings,
+            attempt=attempt,
+            pull_login=pull_login,
+            push_login=push_login,
+        )
+        # Builds of the same key are decided on different threads.
+        with self._lock:
+            self._check_none_runs(plan.wanted.share_key, owner)
+            self._create_job(body, owner)
+
+    def adopt_attempt(self, job: JobFacts, build: MachineOSBuild) -> None:
+        """Add an owner, so that the Job stays as long as one of its builds does."""
+        document = self._client.get(JOBS, job.name, namespace=self._settings.namespace)
+        meta = ObjectMeta.from_fields(Fields.from_json(document, "Job").get_object("metadata"))
+        if meta.uid != job.uid or meta.others.get("deletionTimestamp") is not None:
+            raise ConflictError(f"Job {job.name} was deleted meanwhile")
+        if any(each.uid == build.metadata.uid for each in meta.owner_references):
+            return
+        owner: Json = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": build.name,
+            "uid": build.metadata.uid,
+        }
+        body: Json = {
+            "metadata": {
+                "resourceVersion": meta.resource_version,
+                "ownerReferences": [*(each.to_json() for each in meta.owner_references), owner],
+            }
+        }
+        self._client.patch(JOBS, job.name, body, namespace=self._settings.namespace)
+        log.info("%s waits for Job %s", build.name, job.name)
+
+    def end_attempt(self, job: JobFacts) -> None:
+        """Delete a Job with its pods, unless another build adopted it meanwhile."""
+        self._ignore_missing(
+            lambda: self._client.delete(
+                JOBS,
+                job.name,
+                namespace=self._settings.namespace,
+                uid=job.uid,
+                resource_version=job.resource_version,
+                propagation="Background",
+            )
+        )
+
+    def _prepare_logins(
+        self, plan: BuildPlan, config: MachineOSConfig, owner: BuildReference
+    ) -> tuple[str, str]:
+        """Return the Secrets that ``fetch`` and ``push`` mount."""
+        names = []
+        for is_push, login in (
+            (False, self._planner.read_base_login(config)),
+            (True, self._planner.read_push_login(config)),
+        ):
+            names.append(self._put_login(login, plan, owner, is_push=is_push))
+        return names[0], names[1]
+
+    def _put_login(
+        self, login: PullSecret, plan: BuildPlan, owner: BuildReference, *, is_push: bool
+    ) -> str:
+        if not login.credentials:
+            return ""
+        content = encode_pull_secret(login)
+        self._put(SECRETS, job.build_login(content, plan, owner, self._settings, is_push=is_push))
+        return job.make_login_name(owner.name, is_push=is_push)
+
+    def _put(self, resource: Resource, body: Json) -> None:
+        """Create an object, or replace the one of an earlier attempt."""
+        namespace = self._settings.namespace
+        try:
+            self._client.create(resource, body, namespace=namespace)
+        except AlreadyExistsError:
+            metadata = Fields.from_json(body, "").get_object("metadata")
+            self._client.update(resource, metadata.get_text("name"), body, namespace=namespace)
+
+    def _check_none_runs(self, share_key: str, owner: BuildReference) -> None:
+        """Raise `ConflictError` if a Job of the key runs that the watch does not show yet."""
+        params = {"labelSelector": f"{key.BUILD_KEY}={share_key}"}
+        listed = self._client.list(JOBS, namespace=self._settings.namespace, params=params)
+        for document in listed.items:
+            found = ObservedJob.from_json(document).facts
+            is_running = found.state in (JobState.PREPARED, JobState.BUILDING)
+            if is_running and owner.uid not in found.owners:
+                raise ConflictError(f"Job {found.name} of the same key runs")
+
+    def _create_job(self, body: Json, owner: BuildReference) -> None:
+        namespace = self._settings.namespace
+        name = Fields.from_json(body, "").get_object("metadata").get_text("name")
+        try:
+            self._client.create(JOBS, body, namespace=namespace)
+        except AlreadyExistsError:
+            document = self._client.get(JOBS, name, namespace=namespace)
+            if owner.uid in ObservedJob.from_json(document).facts.owners:
+                return
+            raise ConflictError(f"Job {name} of an earlier build is being deleted") from None
+        log.info("created Job %s", name)
+
+    def _ignore_missing(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except NotFoundError:
+            log.debug("deleted already")

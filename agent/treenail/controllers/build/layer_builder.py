@@ -1,0 +1,160 @@
+"""Adds the config to images through registries alone, and checks images."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api.pullspec import PullSpec, parse_pull_spec
+from treenail.builder.append_config import ImageDestination, append_config
+from treenail.builder.phases.failures import choose_reason
+from treenail.clock import Clock
+from treenail.config.pullsecret import PullSecret
+from treenail.controllers.build.facts import (
+    Answer,
+    AppendConfig,
+    AttemptFailure,
+    Question,
+)
+from treenail.controllers.build.planner import Planner
+from treenail.controllers.build.planning import BuildPlan
+from treenail.errors import ClusterError, TreenailError
+from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildPhase
+from treenail.image.config_layer import ConfigLayer, make_config_layer
+from treenail.image.push_spec import parse_push_spec
+from treenail.registry.client import RegistryClient
+from treenail.registry.images import resolve_image
+from treenail.registry.logins import select_login
+from treenail.registry.proxies import ProxySettings
+from treenail.registry.transport import TlsSettings
+
+_MAX_PROBLEMS = 5
+
+T = TypeVar("T")
+
+
+class AttemptFailed(Exception):
+    """A question cannot be answered."""
+
+    def __init__(self, failure: AttemptFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class LayerBuilder:
+    """A `treenail.controllers.build.builders.ConfigLayerBuilder`. Thread-safe.
+
+    Logins are read for each question, because they may rotate.
+    """
+
+    def __init__(
+        self, planner: Planner, clock: Clock, *, proxies: ProxySettings | None = None
+    ) -> None:
+        self._planner = planner
+        self._clock = clock
+        self._proxies = proxies
+
+    def answer_question(
+        self, question: Question, plan: BuildPlan, config: MachineOSConfig
+    ) -> Answer:
+        """Do what the question requests; an error becomes part of the answer."""
+        began = self._clock.monotonic()
+        try:
+            if isinstance(question, AppendConfig):
+                image = self._append_config(question, plan, config)
+            else:
+                image = self._check_image(question.image, config)
+        except AttemptFailed as error:
+            return Answer(self._clock.now(), error.failure)
+        seconds = {"config": self._clock.monotonic() - began}
+        return Answer(self._clock.now(), pull_spec=image, seconds=seconds)
+
+    def _check_image(self, image: str, config: MachineOSConfig) -> str:
+        """Return the image, empty when the registry does not have it."""
+        spec = parse_pull_spec(image, where="image")
+
+        def check() -> bool:
+            client = self._connect(
+                spec.registry, spec.repository, self._planner.read_push_login(config)
+            )
+            try:
+                return client.head_manifest(spec.repository, spec.digest) is not None
+            finally:
+                client.close()
+
+        return image if self._attempt(BuildPhase.PUSH, check) else ""
+
+    def _append_config(
+        self, question: AppendConfig, plan: BuildPlan, config: MachineOSConfig
+    ) -> str:
+        source = parse_pull_spec(question.source, where="base image")
+        target = parse_push_spec(question.push_spec, where="push spec")
+
+        def read_layer() -> ConfigLayer:
+            rendered = self._planner.read_rendered(question.config)
+            return make_config_layer(rendered, trust_bundle=self._planner.read_trust_bundle())
+
+        layer = self._attempt(BuildPhase.BUILD, read_layer)
+        if layer.problems:
+            shown = "; ".join(f"{each.path}: {each.why}" for each in layer.problems[:_MAX_PROBLEMS])
+            raise AttemptFailed(
+                AttemptFailure(
+                    BuildReason.CONFIG_NOT_BAKEABLE,
+                    f"no image and no agent can provide parts of {question.config}: {shown}",
+                )
+            )
+        is_base = question.source == plan.wanted.base_image
+        puller = self._attempt(
+            BuildPhase.FETCH, lambda: self._connect_source(source, config, is_base=is_base)
+        )
+        pusher = self._attempt(
+            BuildPhase.PUSH,
+            lambda: self._connect(
+                target.registry, target.repository, self._planner.read_push_login(config)
+            ),
+        )
+        try:
+            image = self._attempt(
+                BuildPhase.FETCH,
+                lambda: resolve_image(puller, source.repository, source.digest, plan.architecture),
+            )
+            destination = ImageDestination(pusher, target.repository, target.tag)
+            appended = self._attempt(
+                BuildPhase.PUSH,
+                lambda: append_config(puller, image, layer, plan.labels, destination),
+            )
+        finally:
+            puller.close()
+            pusher.close()
+        return target.make_pull_spec(appended.digest)
+
+    def _connect_source(
+        self, source: PullSpec, config: MachineOSConfig, *, is_base: bool
+    ) -> RegistryClient:
+        login = (
+            self._planner.read_base_login(config)
+            if is_base
+            else self._planner.read_push_login(config)
+        )
+        return self._connect(source.registry, source.repository, login)
+
+    def _connect(self, registry: str, repository: str, login: PullSecret) -> RegistryClient:
+        return RegistryClient(
+            registry,
+            self._clock,
+            login=select_login(login.credentials, registry, repository),
+            tls=TlsSettings(ca_pem=self._planner.read_ca(registry)),
+            proxies=self._proxies,
+        )
+
+    def _attempt(self, phase: BuildPhase, call: Callable[[], T]) -> T:
+        """Call, and convert errors to the reason that they have in this phase."""
+        try:
+            return call()
+        except ClusterError as error:
+            # The API server, not a registry: retry as an outage.
+            failure = AttemptFailure(BuildReason.REGISTRY_UNREACHABLE, f"{error}")
+            raise AttemptFailed(failure) from error
+        except TreenailError as error:
+            failure = AttemptFailure(choose_reason(error, phase), str(error))
+            raise AttemptFailed(failure) from error

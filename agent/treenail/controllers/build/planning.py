@@ -1,0 +1,79 @@
+"""What a MachineOSConfig requests to be built now, from the objects that determine it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from treenail.api.machineconfig import MachineConfig
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.config.pullsecret import PullSecret
+from treenail.controllers.build.facts import BuildProblem, WantedBuild
+
+
+@dataclass(frozen=True, slots=True)
+class EntitlementMount:
+    """A Secret or ConfigMap that only the user's instructions see."""
+
+    name: str
+    path: str
+    """Where the instructions see its files."""
+    is_secret: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPlan:
+    """A wanted build, and what its Job and the registries need to know."""
+
+    wanted: WantedBuild
+    architecture: str
+    containerfile: str = field(default="", repr=False)
+    """The composed Containerfile; empty without a Job."""
+    user_line: int = 1
+    """First line of the user's text in it."""
+    base_pull_secret: str = ""
+    """Secret in the namespace of builds; empty for anonymous access."""
+    context: str = ""
+    """ConfigMap with files for COPY; empty for none."""
+    context_files: tuple[str, ...] = ()
+    """Names of these files."""
+    entitlements: tuple[EntitlementMount, ...] = ()
+    own_files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """Files of the composed Containerfile beside those of the ConfigMap, by name."""
+    ca_pem: str = field(default="", repr=False)
+    """CAs of registries beside those of the system."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the complete image."""
+    deadline_s: int = 3600
+
+
+class BuildRefused(Exception):
+    """The inputs cannot be built; ``problem`` names field, found and expected value."""
+
+    def __init__(self, problem: BuildProblem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+class BuildPlanner(Protocol):
+    """Computes plans. Reads what is not watched: rendered configs, ConfigMaps and Secrets."""
+
+    def plan_build(
+        self, config: MachineOSConfig, pool: MachineConfigPool, architectures: frozenset[str]
+    ) -> BuildPlan:
+        """Raise `BuildRefused` for invalid inputs, and `ClusterError`."""
+
+    def check_secrets(self, config: MachineOSConfig) -> BuildProblem | None:
+        """Return why the present Secrets cannot be used; raise `ClusterError`."""
+
+    def read_push_login(self, config: MachineOSConfig) -> PullSecret:
+        """Read the login for pushes; raise `CredentialError` or `ClusterError`."""
+
+    def read_base_login(self, config: MachineOSConfig) -> PullSecret:
+        """Read the login for the base image; raise `CredentialError` or `ClusterError`."""
+
+    def read_ca(self, registry: str) -> str:
+        """Return the CAs of a registry beside those of the system, in PEM."""
+
+    def read_rendered(self, name: str) -> MachineConfig:
+        """Read a rendered config; raise `ConfigError` or `ClusterError`."""

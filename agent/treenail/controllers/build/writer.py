@@ -1,0 +1,237 @@
+"""Executes the actions of a decision that change MachineOSConfigs, MachineOSBuilds and pools."""
+
+import logging
+from dataclasses import dataclass
+
+from treenail.api import annotations as key
+from treenail.api.decode import Json
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineosbuild import API_VERSION, KIND, MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api.meta import Condition, merge_conditions
+from treenail.clock import Clock, format_rfc3339, parse_rfc3339
+from treenail.controllers.build.actions import (
+    AcceptRebuild,
+    CreateBuild,
+    DeleteBuild,
+    FinishRebuild,
+    ReportPool,
+    SetBuildStatus,
+    SetConfigStatus,
+    SetCurrentBuild,
+    SetReport,
+    SetSystemImage,
+)
+from treenail.controllers.build.overlay import OwnWrites
+from treenail.controllers.build.report import encode_report
+from treenail.errors import AlreadyExistsError, NotFoundError
+from treenail.image.job_status import compute_build_conditions
+from treenail.kube.client import Client
+from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINEOSBUILDS, MACHINEOSCONFIGS
+
+log = logging.getLogger(__name__)
+
+PUSH_SECRET = key.PREFIX + "rendered-image-push-secret"
+
+
+@dataclass(frozen=True, slots=True)
+class CachedObjects:
+    """Objects of one MachineOSConfig as the controller last observed them."""
+
+    config: MachineOSConfig
+    builds: dict[str, MachineOSBuild]
+    pool: MachineConfigPool | None = None
+
+
+ObjectAction = (
+    CreateBuild
+    | DeleteBuild
+    | SetCurrentBuild
+    | AcceptRebuild
+    | FinishRebuild
+    | SetReport
+    | SetSystemImage
+    | SetBuildStatus
+    | SetConfigStatus
+    | ReportPool
+)
+
+
+class BuildWriter:
+    """Writes objects. Each write carries the resourceVersion that the decision was based on."""
+
+    def __init__(
+        self,
+        client: Client,
+        clock: Clock,
+        configs: OwnWrites[MachineOSConfig],
+        builds: OwnWrites[MachineOSBuild],
+        *,
+        namespace: str,
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._configs = configs
+        self._builds = builds
+        self._namespace = namespace
+
+    def execute(self, action: ObjectAction, found: CachedObjects) -> None:
+        """Execute one action; raise `ClusterError`."""
+        match action:
+            case CreateBuild():
+                self._create_build(action, found)
+            case DeleteBuild(name, uid, why):
+                self._delete_build(name, uid, why)
+            case SetCurrentBuild(build):
+                self._annotate_config(found.config, {key.CURRENT_BUILD: build})
+            case AcceptRebuild(uid):
+                self._annotate_config(found.config, {key.REBUILD: None, key.REBUILD_OF: uid})
+            case FinishRebuild():
+                self._annotate_config(found.config, {key.REBUILD_OF: None})
+            case SetReport(build, report):
+                note: Json = {key.BUILD_REPORT: encode_report(report)}
+                self._patch_build(found.builds[build], {"metadata": {"annotations": note}})
+            case SetSystemImage(build, image):
+                image_note: Json = {key.SYSTEM_IMAGE: image}
+                self._patch_build(found.builds[build], {"metadata": {"annotations": image_note}})
+            case SetBuildStatus():
+                self._set_build_status(action, found.builds[action.build])
+            case SetConfigStatus():
+                self._set_config_status(action, found.config)
+            case ReportPool(reason, message):
+                if found.pool is not None:
+                    self._report_pool(found.pool, reason, message)
+
+    def _create_build(self, action: CreateBuild, found: CachedObjects) -> None:
+        wanted, config = action.wanted, found.config
+        notes = {
+            PUSH_SECRET: wanted.push_secret,
+            key.CONTENT_KEY: wanted.content_key,
+            key.REBUILD_OF: action.rebuild_of,
+            key.PREVIOUS_FAILURE: action.previous_failure[:2000],
+        }
+        owner: Json = {
+            "apiVersion": API_VERSION,
+            "kind": MACHINEOSCONFIGS.kind,
+            "name": config.name,
+            "uid": config.metadata.uid,
+            "controller": True,
+        }
+        body: Json = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {
+                "name": wanted.name,
+                "labels": {
+                    key.TARGET_POOL: config.pool,
+                    key.RENDERED_CONFIG: wanted.config,
+                    key.IMAGE_CONFIG: config.name,
+                    key.BUILD_KEY: wanted.share_key,
+                },
+                "annotations": {name: text for name, text in notes.items() if text},
+                "ownerReferences": [owner],
+            },
+            "spec": {
+                "machineConfig": {"name": wanted.config},
+                "machineOSConfig": {"name": config.name},
+                "renderedImagePushSpec": wanted.push_spec,
+            },
+        }
+        try:
+            created = self._client.create(MACHINEOSBUILDS, body)
+        except AlreadyExistsError:
+            log.debug("%s exists already", wanted.name)
+            return
+        self._builds.record_write(None, MachineOSBuild.from_json(created))
+        log.info("created MachineOSBuild %s for %s", wanted.name, wanted.config)
+
+    def _delete_build(self, name: str, uid: str, why: str) -> None:
+        try:
+            self._client.delete(MACHINEOSBUILDS, name, uid=uid)
+        except NotFoundError:
+            log.debug("%s is deleted already", name)
+        else:
+            log.info("deleted MachineOSBuild %s: %s", name, why)
+        self._builds.record_deletion(name, uid)
+
+    def _annotate_config(self, config: MachineOSConfig, notes: Json) -> None:
+        body: Json = {
+            "metadata": {
+                "resourceVersion": config.metadata.resource_version,
+                "annotations": notes,
+            }
+        }
+        written = self._client.patch(MACHINEOSCONFIGS, config.name, body)
+        self._configs.record_write(config, MachineOSConfig.from_json(written))
+
+    def _patch_build(self, build: MachineOSBuild, body: Json, subresource: str = "") -> None:
+        metadata = body.get("metadata")
+        meta: Json = {**metadata} if isinstance(metadata, dict) else {}
+        meta["resourceVersion"] = build.metadata.resource_version
+        written = self._client.patch(
+            MACHINEOSBUILDS, build.name, {**body, "metadata": meta}, subresource=subresource
+        )
+        self._builds.record_write(build, MachineOSBuild.from_json(written))
+
+    def _set_build_status(self, action: SetBuildStatus, build: MachineOSBuild) -> None:
+        now = format_rfc3339(self._clock.now())
+        status: Json = {
+            "conditions": [
+                each.to_json()
+                for each in merge_conditions(
+                    build.conditions,
+                    compute_build_conditions(action.state, action.reason, action.message),
+                    now=now,
+                )
+            ],
+        }
+        if action.job:
+            job: Json = {
+                "group": "batch",
+                "resource": "jobs",
+                "namespace": self._namespace,
+                "name": action.job,
+            }
+            status["builder"] = {"imageBuilderType": "Job", "job": job}
+        if not build.start:
+            status["buildStart"] = now
+        if action.state.has_ended and not build.end:
+            # The CRD of the Machine Config Operator requires an end after the start.
+            start = parse_rfc3339(build.start or now) or 0.0
+            status["buildEnd"] = format_rfc3339(max(self._clock.now(), start + 1.0))
+        if action.digest:
+            status["digestedImagePushSpec"] = action.digest
+        self._patch_build(build, {"status": status}, "status")
+        log.info("%s is %s: %s", build.name, action.state.value, action.message or action.digest)
+
+    def _set_config_status(self, action: SetConfigStatus, config: MachineOSConfig) -> None:
+        now = format_rfc3339(self._clock.now())
+        conditions = merge_conditions(config.conditions, action.conditions, now=now)
+        status: Json = {
+            "observedGeneration": max(config.metadata.generation, config.observed_generation),
+            "conditions": [each.to_json() for each in conditions],
+        }
+        if action.pull_spec:
+            status["currentImagePullSpec"] = action.pull_spec
+        if action.build:
+            group = MACHINEOSBUILDS.group
+            plural = MACHINEOSBUILDS.plural
+            status["machineOSBuild"] = {"group": group, "resource": plural, "name": action.build}
+        body: Json = {
+            "metadata": {"resourceVersion": config.metadata.resource_version},
+            "status": status,
+        }
+        written = self._client.patch(MACHINEOSCONFIGS, config.name, body, subresource="status")
+        self._configs.record_write(config, MachineOSConfig.from_json(written))
+
+    def _report_pool(self, pool: MachineConfigPool, reason: str, message: str) -> None:
+        now = format_rfc3339(self._clock.now())
+        condition = Condition("ImageBuildDegraded", "True", reason, message)
+        conditions = merge_conditions(pool.conditions, [condition], now=now)
+        body: Json = {
+            # A merge patch replaces the whole list, so it must fail if another writer changed it.
+            "metadata": {"resourceVersion": pool.metadata.resource_version},
+            "status": {"conditions": [each.to_json() for each in conditions]},
+        }
+        self._client.patch(MACHINECONFIGPOOLS, pool.name, body, subresource="status")
+        log.warning("pool %s: %s", pool.name, message)

@@ -1,0 +1,224 @@
+"""The build controller on the lab's API server and a real registry."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.controllers.build.site import (
+    CONTAINERFILE,
+    BuildSite,
+    Kubelet,
+    MortalTransport,
+    open_site,
+)
+from tests.registry.images import make_client
+from tests.registry.real_registry import PULLER, RegistryService
+from tests.waiting import wait_until
+from treenail.api.pullspec import parse_pull_spec
+from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.kube.resources import MACHINEOSCONFIGS
+from treenail.registry.images import resolve_image
+
+pytestmark = [pytest.mark.integration, pytest.mark.limit(120)]
+
+
+@pytest.fixture
+def site(tmp_path: Path, lab_registry: RegistryService) -> Iterator[BuildSite]:
+    with open_site(tmp_path, lab_registry) as found:
+        yield found
+
+
+def read_labels(site: BuildSite, image: str) -> dict[str, str]:
+    spec = parse_pull_spec(image, where="the test")
+    client = make_client(site.registry)
+    try:
+        found = resolve_image(client, spec.repository, spec.digest, "amd64")
+    finally:
+        client.close()
+    labels: dict[str, str] = json.loads(found.config)["config"]["Labels"]
+    return labels
+
+
+def test_image_without_containerfile_is_built_without_a_job(site: BuildSite) -> None:
+    site.add_pool()
+    site.add_image_config()
+    with site.controller():
+        image = site.wait_image()
+    assert site.build_state()[:2] == ("Succeeded", "Ready")
+    labels = read_labels(site, image)
+    assert labels["machineconfig"] == "rendered-worker-0"
+    assert labels["machineconfigpool"] == "worker"
+    assert labels["baseOSContainerImage"] == site.base
+    assert site.jobs() == []
+    assert site.condition("Accepted")[0] == "True"
+    assert site.condition("ImageReady")[0] == "True"
+
+
+def test_containerfile_is_built_by_a_job_and_gets_the_config(site: BuildSite) -> None:
+    site.add_pool()
+    site.add_image_config(text=CONTAINERFILE)
+    kubelet = Kubelet(site)
+    with site.controller():
+        pod = kubelet.wait_pod()
+        names = [each["name"] for each in pod["spec"]["initContainers"]]
+        assert names == ["fetch", "build"]
+        digest = kubelet.succeed(pod)
+        image = site.wait_image()
+        wait_until(lambda: site.jobs() == [])
+    (build,) = site.builds()
+    notes = build["metadata"]["annotations"]
+    assert notes["treenail.io/system-image"].endswith(digest)
+    assert json.loads(notes["treenail.io/build-report"])["seconds"]["push"] == 3.0
+    assert site.build_state()[:2] == ("Succeeded", "Ready")
+    assert read_labels(site, image)["machineconfig"] == "rendered-worker-0"
+
+
+def test_change_of_files_alone_makes_an_image_without_a_job(site: BuildSite) -> None:
+    site.add_pool()
+    site.add_image_config(text=CONTAINERFILE)
+    kubelet = Kubelet(site)
+    with site.controller() as wire:
+        kubelet.succeed(kubelet.wait_pod())
+        first = site.wait_image()
+        site.add_config("rendered-worker-1", "y")
+        site.set_config("worker", "rendered-worker-1")
+        second = site.wait_image(but=first)
+        assert read_labels(site, second)["machineconfig"] == "rendered-worker-1"
+    created = [each for each in wire.writes if each.startswith("POST") and "/jobs" in each]
+    assert len(created) == 1
+
+
+def test_user_error_fails_the_build_with_line_and_remedy(site: BuildSite) -> None:
+    site.add_pool()
+    site.add_image_config(text=CONTAINERFILE)
+    kubelet = Kubelet(site)
+    failure = BuildResult(
+        BuildPhase.BUILD, reason=BuildReason.INSTRUCTION_FAILED, line=2, message="no package\nlog"
+    )
+    with site.controller():
+        kubelet.fail(kubelet.wait_pod(), failure)
+        wait_until(lambda: site.build_state()[0] == "Failed", limit_s=20)
+        wait_until(lambda: site.pool_condition("ImageBuildDegraded")[0] == "True")
+    _, reason, message = site.build_state()
+    assert reason == "InstructionFailed"
+    assert message.startswith("line 2: no package; correct the instruction")
+    assert "InstructionFailed" in site.condition("ImageReady")
+    assert len(site.jobs()) == 1
+
+
+def test_evicted_pod_is_replaced_without_a_failure(site: BuildSite) -> None:
+    site.add_pool()
+    site.add_image_config(text=CONTAINERFILE)
+    kubelet = Kubelet(site)
+    with site.controller():
+        pod = kubelet.wait_pod()
+        kubelet.evict(pod)
+        name = pod["metadata"]["name"]
+
+        def find_next() -> list[object]:
+            return [each for each in kubelet.find_pods() if each["metadata"]["name"] != name]
+
+        kubelet.succeed(wait_until(find_next, limit_s=30)[0])  # type: ignore[arg-type]
+        site.wait_image()
+    assert site.build_state()[0] == "Succeeded"
+
+
+def test_digest_that_the_registry_lacks_is_retried(site: BuildSite) -> None:
+    site.add_pool()
+    site.add_image_config(text=CONTAINERFILE)
+    kubelet = Kubelet(site)
+    with site.controller():
+        kubelet.succeed(kubelet.wait_pod(), digest=f"sha256:{'5' * 64}")
+        wait_until(lambda: site.build_state()[1] == "DigestMismatch", limit_s=20)
+    state, _, message = site.build_state()
+    assert state == "Building"
+    assert "attempt 1 failed; next attempt at " in message
+    assert site.image() == ""
+
+
+def test_secret_without_the_registry_is_a_condition_and_no_build(site: BuildSite) -> None:
+    site.add_pool()
+    site.add_image_config(renderedImagePushSecret={"name": "absent"})
+    with site.controller():
+        wait_until(lambda: site.condition("Accepted")[0] == "False", limit_s=20)
+    _, reason, message = site.condition("Accepted")
+    assert reason == "SecretInvalid"
+    assert message.startswith("spec.renderedImagePushSecret.name is absent, and no such Secret")
+    assert site.builds() == []
+
+
+def test_invalid_containerfile_names_line_and_remedy_before_any_job(site: BuildSite) -> None:
+    site.add_pool()
+    site.add_image_config(text="FROM configs AS final\nRUNN true\n")
+    with site.controller():
+        wait_until(lambda: site.condition("Accepted")[0] == "False", limit_s=20)
+    assert site.condition("Accepted")[1] == "ContainerfileInvalid"
+    assert "line 2: unknown instruction 'RUNN'" in site.condition("Accepted")[2]
+    assert site.builds() == []
+
+
+def test_rotated_login_is_used_by_the_next_attempt(site: BuildSite) -> None:
+    site.add_pool()
+    site.put_secret("push", PULLER)
+    site.add_image_config()
+    with site.controller():
+        wait_until(lambda: site.build_state()[1] in ("PushDenied", "PushLoginRefused"), limit_s=20)
+    assert site.image() == ""
+    with site.controller():
+        site.put_secret("push")
+        body = {"metadata": {"annotations": {"machineconfiguration.openshift.io/rebuild": ""}}}
+        site.client.patch(MACHINEOSCONFIGS, "worker", body)
+        site.wait_image()
+    notes = site.image_config()["metadata"]["annotations"]
+    assert "machineconfiguration.openshift.io/rebuild" not in notes
+
+
+def finish_until(condition: Callable[[], bool], kubelet: Kubelet) -> None:
+    """Run every pod to its end until the condition is true."""
+
+    def look() -> bool:
+        for pod in kubelet.find_pods():
+            kubelet.succeed(pod)
+        return condition()
+
+    wait_until(look, limit_s=30)
+
+
+def is_ready(site: BuildSite, name: str) -> bool:
+    return site.condition("ImageReady", name)[0] == "True" and site.jobs() == []
+
+
+def count_writes(site: BuildSite, kubelet: Kubelet, text: str) -> int:
+    site.add_pool("counted")
+    site.add_image_config("counted", text)
+    with site.controller() as wire:
+        finish_until(lambda: is_ready(site, "counted"), kubelet)
+    return len(wire.writes)
+
+
+@pytest.mark.parametrize(("text", "jobs"), [("", 0), (CONTAINERFILE, 1)])
+@pytest.mark.parametrize("is_before", [True, False])
+@pytest.mark.limit(400)
+def test_kill_at_each_write_leads_to_one_image(
+    site: BuildSite, text: str, jobs: int, is_before: bool
+) -> None:
+    kubelet = Kubelet(site)
+    writes = count_writes(site, kubelet, text)
+    for number in range(writes):
+        name = f"pool-{number}"
+        site.add_pool(name)
+        site.add_image_config(name, f"{text}LABEL n={number}\n" if text else "")
+
+        def prepare(wire: MortalTransport, number: int = number) -> None:
+            wire.die_at, wire.dies_before = number, is_before
+
+        with site.controller(prepare) as wire:
+            finish_until(lambda wire=wire: wire.is_dead, kubelet)  # type: ignore[misc]
+        with site.controller():
+            finish_until(lambda name=name: is_ready(site, name), kubelet)  # type: ignore[misc]
+        own = [each for each in site.builds() if each["spec"]["machineOSConfig"]["name"] == name]
+        assert len(own) == 1, number
+        assert kubelet.finished.count(own[0]["metadata"]["name"]) == jobs, number
