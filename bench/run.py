@@ -21,7 +21,18 @@ from pathlib import Path
 
 from bench.result import Result
 
-MODULES = ("imports", "decode", "node", "render", "rollout", "scale", "once", "drift", "health", "build")
+MODULES = (
+    "imports",
+    "decode",
+    "node",
+    "render",
+    "rollout",
+    "scale",
+    "once",
+    "drift",
+    "health",
+    "build",
+)
 ROOT = Path(__file__).parent.parent
 
 
