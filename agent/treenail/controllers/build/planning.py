@@ -1,4 +1,4 @@
-"""What a MachineOSConfig requests to be built now, from the objects that determine it."""
+"""Plan of a build: the wanted build, and the interfaces that compute and read it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
