@@ -70,7 +70,7 @@ PROGRAMS = {
         ("treenail",),
         "node.txt",
         "node-girepository-2.0.txt",
-        ("controllers", "cli/controller", "kube/official.py"),
+        ("builder", "controllers", "image", "registry", "cli/controller", "kube/official.py"),
         NODE_FILES,
     ),
     "controller": Program(

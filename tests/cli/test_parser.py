@@ -41,7 +41,7 @@ def test_help_and_version_are_also_words(
     [
         (run_treenail, ("status", "--format", "json"), "treenail status"),
         (run_controller, ("rollout", "status", "--all"), "treenail-controller rollout status"),
-        (run_kubectl_plugin, ("status", "-n", "default"), "kubectl treenail status"),
+        (run_kubectl_plugin, ("status", "-A"), "kubectl treenail status"),
     ],
 )
 def test_unknown_argument_names_the_help_of_its_command(

@@ -400,6 +400,9 @@ class Around(World):
     def list_policies(self) -> Any:
         return self.world.list_policies()
 
+    def find_build(self, pool: Any) -> Any:
+        return self.world.find_build(pool)
+
     def get(self, *found: Any) -> Json:
         return self.world.get(*found)
 
