@@ -259,6 +259,9 @@ def test_columns_of_a_machineconfignode_show_its_configs(real_user: User) -> Non
         ("rolloutpolicy.spec.windows", "Times in which nodes may be drained."),
         ("rolloutpolicy.spec.canary.nodes", "A count of nodes, or a percentage from 1% to 100%."),
         ("mcp.spec.paused", "Assign no target to any node."),
+        ("machineosconfig.spec.renderedImagePushSpec", "Where images are pushed to"),
+        ("machineosconfig.spec.containerFile", "What to add to the image"),
+        ("machineosbuild.status.digestedImagePushSpec", "The pushed image, by digest."),
     ],
 )
 def test_fields_are_explained(real_user: User, path: str, text: str) -> None:

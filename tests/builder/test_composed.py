@@ -1,0 +1,100 @@
+"""Composed Containerfiles on the real buildah: config below the text, arguments, lines."""
+
+import base64
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.builder.base_image import needs_busybox
+from tests.builder.builds import make_builder, make_spec, push_base, run_phases
+from tests.builder.sandboxing import needs_buildah
+from treenail.api.machineconfig import MachineConfig
+from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildResult
+from treenail.image.config_layer import make_config_layer
+from treenail.image.inputs.build_inputs import BuildInputs
+from treenail.image.inputs.compose import CONFIG_FILE, TRUST_FILE, compose_containerfile
+from treenail.image.inputs.containerfile_problems import find_containerfile_problems
+from treenail_lab.registry.service import RegistryService
+
+pytestmark = [needs_buildah, needs_busybox, pytest.mark.process]
+
+ANCHOR = "/etc/pki/ca-trust/source/anchors/openshift-config-user-ca-bundle.crt"
+CONFIG = MachineConfig.from_json(
+    {
+        "metadata": {"name": "rendered-worker-1"},
+        "spec": {
+            "config": {
+                "ignition": {"version": "3.4.0"},
+                "storage": {
+                    "files": [
+                        {
+                            "path": "/etc/app.conf",
+                            "mode": 0o600,
+                            "contents": {
+                                "source": "data:;base64,"
+                                + base64.b64encode(b"from the config\n").decode()
+                            },
+                        }
+                    ]
+                },
+            }
+        },
+    }
+)
+
+Base = tuple[RegistryService, str]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Base]:
+    """A registry, and the pull spec of a base image in it."""
+    with RegistryService() as registry:
+        yield registry, push_base(registry, tmp_path_factory.mktemp("base"))
+
+
+def build(base: Base, place: Path, text: str) -> tuple[BuildResult, list[str]]:
+    """Build a user's text that sees the config and a trust bundle."""
+    registry, reference = base
+    assert find_containerfile_problems(text) == ()
+    layer = make_config_layer(CONFIG)
+    inputs = BuildInputs(
+        reference, containerfile=text, trust_bundle="PEM\n", config_digest=layer.digest
+    )
+    composed = compose_containerfile(inputs)
+    context = place / "context"
+    context.mkdir()
+    (context / CONFIG_FILE).write_bytes(layer.tar_gz)
+    (context / TRUST_FILE).write_text(inputs.trust_bundle)
+    (context / "motd").write_text("welcome\n")
+    assert set(composed.files) == {CONFIG_FILE, TRUST_FILE}
+    lines: list[str] = []
+    spec = replace(make_spec(registry), user_line=composed.user_line)
+    with make_builder(registry, place, lines).open_build(composed.text, spec, context) as opened:
+        return run_phases(opened), lines
+
+
+def test_text_sees_config_trust_bundle_and_arguments(base: Base, tmp_path: Path) -> None:
+    text = (
+        "# escape=`\n"
+        "ARG FIRST=configs\n"
+        "FROM ${FIRST} AS tools\n"
+        "COPY motd /etc/motd\n"
+        "FROM configs AS final\n"
+        "COPY --from=tools /etc/motd /etc/motd\n"
+        "RUN cat /etc/app.conf /etc/motd && `\n"
+        "  # a comment between continued lines\n"
+        f"  cat {ANCHOR} && ls -l /etc/app.conf\n"
+    )
+    result, lines = build(base, tmp_path, text)
+    assert result.has_succeeded, lines
+    for expected in ("from the config", "welcome", "PEM"):
+        assert expected in lines
+    assert any(line.startswith("-rw------- ") for line in lines)
+
+
+def test_failed_instruction_has_the_line_of_the_users_text(base: Base, tmp_path: Path) -> None:
+    result, lines = build(base, tmp_path, "FROM configs AS final\n\nRUN true\nRUN false\n")
+    assert (result.reason, result.line) == (BuildReason.INSTRUCTION_FAILED, 4), lines
