@@ -25,7 +25,7 @@ from treenail.builder.append_config import (
 )
 from treenail.image.config_layer import make_config_layer
 from treenail.image.labels import ImageLabels
-from treenail.image.oci import read_labels
+from treenail.image.oci.documents import read_labels
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import Denied, DigestMismatch, LoginRefused
 from treenail.registry.images import resolve_image

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from treenail.image.config_layer import ConfigLayer
-from treenail.image.oci import ImageInstance, append_layer, make_index
+from treenail.image.oci.documents import ImageInstance, append_layer, make_index
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import DigestMismatch
 from treenail.registry.images import ResolvedImage, copy_blobs

@@ -8,7 +8,7 @@ from tests.image.test_config_layer import make_config, make_file
 from treenail.errors import ConfigError
 from treenail.image.config_layer import make_config_layer
 from treenail.image.labels import ImageLabels
-from treenail.image.oci import (
+from treenail.image.oci.documents import (
     DOCKER_LIST,
     DOCKER_MANIFEST,
     OCI_INDEX,

@@ -1,0 +1,145 @@
+"""Reads the images of a push repository, and deletes those of a plan."""
+
+import json
+import logging
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, replace
+
+from treenail.image.labels import BUILD
+from treenail.image.oci.documents import read_labels
+from treenail.image.oci.prune import PrunePlan, StoredImage
+from treenail.registry.client import RegistryClient
+from treenail.registry.errors import Denied, LoginRefused, NotFound, RegistryError, Unsupported
+from treenail.registry.names import Manifest, parse_descriptor
+from treenail.registry.referrers import get_referrers, make_referrers_tag
+
+log = logging.getLogger(__name__)
+
+_ATTACHMENT = "sha256-"
+_INSTANCES_LIMIT = 200
+_IMAGES_LIMIT = 5000
+
+ImageCache = MutableMapping[str, StoredImage]
+"""Images by digest, without tags: their content never changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PruneResult:
+    """The deleted digests, and the problem that ended or limited the deletion."""
+
+    deleted: tuple[str, ...] = ()
+    problem: RegistryError | None = None
+    """`Unsupported` or `Denied` concerns every image of the repository: report it once."""
+
+
+def read_stored_images(
+    client: RegistryClient, repository: str, cache: ImageCache
+) -> tuple[StoredImage, ...]:
+    """Return the tagged images of a repository with the instances of lists; raises `RegistryError`.
+
+    Tags of attachments (``sha256-…``) are no images.
+    """
+    try:
+        tags = client.list_tags(repository)
+    except NotFound:
+        return ()
+    tagged: dict[str, list[str]] = {}
+    for tag in tags[:_IMAGES_LIMIT]:
+        if tag.startswith(_ATTACHMENT):
+            continue
+        found = client.head_manifest(repository, tag)
+        if found is not None:
+            tagged.setdefault(found.digest, []).append(tag)
+    images: dict[str, StoredImage] = {}
+    for digest, names in tagged.items():
+        image = _read_image(client, repository, digest, cache)
+        images[digest] = replace(image, tags=tuple(names))
+        for instance in image.instances:
+            if instance not in tagged:
+                images[instance] = _read_image(client, repository, instance, cache)
+    return tuple(images.values())
+
+
+def delete_images(client: RegistryClient, repository: str, plan: PrunePlan) -> PruneResult:
+    """Delete the images of a plan with their attachments.
+
+    An image whose tag moved meanwhile is deleted without it. An image with a new tag is kept.
+    """
+    deleted: list[str] = []
+    try:
+        current = _read_tags(client, repository)
+        for image in plan.deleted:
+            if current.get(image.digest, frozenset()) - set(image.tags):
+                log.info("kept %s in %s: it has a new tag", image.digest, repository)
+                continue
+            for digest in (*_list_attachments(client, repository, image.digest), image.digest):
+                _delete(client, repository, digest)
+            deleted.append(image.digest)
+    except RegistryError as error:
+        return PruneResult(tuple(deleted), error)
+    return PruneResult(tuple(deleted))
+
+
+def is_lasting(problem: RegistryError | None) -> bool:
+    """Return whether the deletion fails until a person changes the registry or the login."""
+    return isinstance(problem, Unsupported | Denied | LoginRefused)
+
+
+def _read_tags(client: RegistryClient, repository: str) -> Mapping[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for tag in client.list_tags(repository)[:_IMAGES_LIMIT]:
+        if not tag.startswith(_ATTACHMENT):
+            head = client.head_manifest(repository, tag)
+            if head is not None:
+                found.setdefault(head.digest, set()).add(tag)
+    return {digest: frozenset(tags) for digest, tags in found.items()}
+
+
+def _list_attachments(client: RegistryClient, repository: str, digest: str) -> list[str]:
+    """Return the manifests that refer to an image, and those of the tags for them."""
+    found = [each.digest for each in get_referrers(client, repository, digest)]
+    tag = make_referrers_tag(digest)
+    for name in (tag, f"{tag}.sig"):
+        head = client.head_manifest(repository, name)
+        if head is not None:
+            found.append(head.digest)
+    return list(dict.fromkeys(found))
+
+
+def _delete(client: RegistryClient, repository: str, digest: str) -> None:
+    try:
+        client.delete_manifest(repository, digest)
+    except NotFound:
+        return
+    log.info("deleted %s", client.format_image(repository, digest))
+
+
+def _read_image(
+    client: RegistryClient, repository: str, digest: str, cache: ImageCache
+) -> StoredImage:
+    if digest not in cache:
+        cache[digest] = _parse_image(client, repository, client.get_manifest(repository, digest))
+    return cache[digest]
+
+
+def _parse_image(client: RegistryClient, repository: str, manifest: Manifest) -> StoredImage:
+    where = client.format_image(repository, manifest.digest)
+    document = json.loads(manifest.content)
+    if not manifest.is_index:
+        config = parse_descriptor(document.get("config"), where=where)
+        labels = read_labels(client.read_small_blob(repository, config))
+        return StoredImage(manifest.digest, build=labels.get(BUILD, ""))
+    entries = document.get("manifests")
+    listed = entries[:_INSTANCES_LIMIT] if isinstance(entries, list) else []
+    instances = tuple(parse_descriptor(each, where=where).digest for each in listed)
+    builds = set()
+    for instance in instances:
+        try:
+            builds.add(
+                _parse_image(client, repository, client.get_manifest(repository, instance)).build
+            )
+        except NotFound:
+            builds.add("")
+    # A list is treenail's if each of its images is.
+    build = builds.pop() if len(builds) == 1 else ""
+    return StoredImage(manifest.digest, build=build, instances=instances)
