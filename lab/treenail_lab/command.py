@@ -26,6 +26,7 @@ from treenail_lab import control_socket, image_builds
 from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.controllers import ControllerReplicas
 from treenail_lab.demo import demo_text, pool
+from treenail_lab.demo.build import CONTAINERFILE, check_builds
 from treenail_lab.demo.rollout import PODS_PER_NODE, DemoScenario, RolloutDemo
 from treenail_lab.help_text import LabParser
 from treenail_lab.images import Credential, Image, make_image
@@ -84,6 +85,14 @@ def create_parser() -> argparse.ArgumentParser:
     demo.add_argument("--image", metavar="PULLSPEC", help="request this image for the pool")
     demo.add_argument("-f", dest="file", metavar="FILE", help="add this MachineConfig to the pool")
     demo.add_argument("--fail", choices=_FAILURES, help="make this phase fail")
+    demo.add_argument(
+        "--build",
+        nargs="?",
+        const="",
+        metavar="CONTAINERFILE",
+        help="build the new image in the cluster, from this file or an example (as root, with the "
+        "package buildah)",
+    )
     demo.add_argument(
         "--limit", type=float, default=300.0, metavar="S", help="seconds for a node (default: 300)"
     )
@@ -160,14 +169,27 @@ def _parse_node_count(text: str) -> int:
 def _run_demo(arguments: argparse.Namespace) -> int:
     plan, scenario = build_scenario(arguments)
     stream = sys.stderr if arguments.json else sys.stdout
-    versions = f"{plan.images[0].version} to {scenario.image.version}"
-    print(f"starting {len(plan.nodes)} machines, which will move from {versions}", file=stream)
+    versions = f"from {plan.images[0].version} to {scenario.image.version}"
+    if arguments.build is not None:
+        if arguments.fail or arguments.image or arguments.file:
+            raise UsageError(
+                "cannot use --build with --fail, --image or -f", remedy="leave one of them out"
+            )
+        check_builds()
+        text = _read_text(arguments.build) if arguments.build else CONTAINERFILE
+        plan = replace(plan, registry_version=BEFORE_VERSION)
+        scenario = replace(scenario, containerfile=text, pull_spec="")
+        versions = "to an image that their cluster builds"
+    print(f"starting {len(plan.nodes)} machines, which will move {versions}", file=stream)
     stream.flush()
     with _prepare_directory(arguments) as directory, Lab(directory, plan) as lab:
         demo = RolloutDemo(lab, scenario, SystemClock(), stream)
         try:
             demo.prepare_pool()
-            demo_text.print_plan(demo.run_plan(), stream)
+            if scenario.containerfile:
+                demo_text.print_containerfile(scenario.containerfile, stream)
+            else:
+                demo_text.print_plan(demo.run_plan(), stream)
             print("\n$ treenail-controller status --watch", file=stream)
             result = demo.run_rollout()
         finally:
@@ -182,6 +204,7 @@ def _run_demo(arguments: argparse.Namespace) -> int:
                 "cordoned": sorted(result.cordoned_nodes),
                 "maxOutOfService": result.max_out_of_service,
                 "seconds": round(result.seconds, 3),
+                "image": demo.image,
                 "journal": journal,
             }
             print(json.dumps(document, indent=1))
@@ -308,6 +331,13 @@ def _rename_image(image: Image, pull_spec: str) -> Image:
     name, _, digest = pull_spec.partition("@")
     registry, _, repository = name.partition("/")
     return replace(image, registry=registry, repository=repository, digest=digest)
+
+
+def _read_text(file: str) -> str:
+    try:
+        return Path(file).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {file}: {error}") from error
 
 
 def _read_machine_config(file: str | None) -> Json:

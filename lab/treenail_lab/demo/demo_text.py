@@ -4,6 +4,7 @@ import shutil
 import textwrap
 from typing import TextIO
 
+from treenail.escape import escape_line
 from treenail_lab.cluster import Lab
 from treenail_lab.demo.rollout import DemoResult
 
@@ -24,6 +25,14 @@ def print_plan(plan: str, stream: TextIO) -> None:
     lines = [line for line in plan.splitlines() if any(word in line for word in _PLAN_WORDS)]
     for line in lines or plan.splitlines():
         print("\n".join(wrap_line(line, stream)), file=stream)
+    stream.flush()
+
+
+def print_containerfile(text: str, stream: TextIO) -> None:
+    """Print the text from which the cluster builds the image."""
+    print("$ cat Containerfile   # in the MachineOSConfig of the pool", file=stream)
+    for line in text.splitlines():
+        print("\n".join(wrap_line(escape_line(line), stream)), file=stream)
     stream.flush()
 
 

@@ -57,6 +57,17 @@ def create_pool(lab: Lab, image: str) -> None:
     apply_pool(lab, build_pool(image))
 
 
+def create_pool_without_image(lab: Lab, base: str) -> None:
+    """Create the pool with its policy and a MachineConfig that names the base of a build."""
+    apply_policy(lab, CANARY_POLICY)
+    lab.add_config(build_config(f"00-{POOL}", {"osImageURL": base}))
+    wanted = build_pool("")
+    spec = wanted["spec"]
+    if isinstance(spec, dict):
+        del spec["osImage"]
+    apply_pool(lab, wanted)
+
+
 def pause_pool(lab: Lab) -> None:
     """Pause the pool: no node is assigned a target until the pool is applied again."""
     lab.client.patch(MACHINECONFIGPOOLS, POOL, {"spec": {"paused": True}})

@@ -19,8 +19,9 @@ from treenail.clock import Clock
 from treenail.errors import ClusterError, HostError
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail_lab.cluster import POOL, Lab
-from treenail_lab.controllers import CONTROLLER_COMMAND, ControllerReplicas
+from treenail_lab.controllers import ALL_CONTROLLERS, CONTROLLER_COMMAND, ControllerReplicas
 from treenail_lab.demo import pool
+from treenail_lab.demo.build import DemoBuild
 from treenail_lab.demo.outages import NodeOutages
 from treenail_lab.demo.status_watch import StatusWatch
 from treenail_lab.images import Image
@@ -47,6 +48,8 @@ class DemoScenario:
     node_timeout_s: float = 300.0
     max_unavailable_pods: int = PODS_PER_NODE
     """``maxUnavailable`` of the application's PodDisruptionBudget; 0 blocks every drain."""
+    containerfile: str = ""
+    """Text from which the cluster builds the image; empty if ``image`` is in a registry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,10 @@ class RolloutDemo:
         self._scenario = scenario
         self._clock = clock
         self._watch = StatusWatch(lab.server.admin_kubeconfig, stream)
-        self._controllers = ControllerReplicas(lab)
+        self._build = _create_build(lab, scenario)
+        enabled = (*ALL_CONTROLLERS, *(["build"] if self._build is not None else []))
+        self._controllers = ControllerReplicas(lab, enable=enabled)
+        self._image = scenario.pull_spec
         self._outages = NodeOutages(lab.client, clock)
         nodes = len(lab.machines)
         self._workload = Workload(
@@ -115,10 +121,16 @@ class RolloutDemo:
         lab = self._lab
         self._outages.start()
         self._controllers.create_manifests()
-        pool.create_pool(lab, lab.plan.images[0].pull_spec)
+        if self._build is None:
+            pool.create_pool(lab, lab.plan.images[0].pull_spec)
+        else:
+            pool.create_pool_without_image(lab, lab.installed_image.pull_spec)
+            self._build.create_inputs()
         self._controllers.start_replica()
         self._wait_until(self._is_pool_updated)
         self._workload.start()
+        if self._build is not None:
+            return
         before = self._fetch_pool().configuration.name
         pool.pause_pool(lab)
         pool.add_config(lab, self._scenario.document)
@@ -150,7 +162,10 @@ class RolloutDemo:
         """Change the pool, show the rollout and wait until it is complete or halted."""
         self._began = self._clock.monotonic()
         self._watch.start()
-        pool.apply_pool(self._lab, self._build_change())
+        if self._build is None:
+            pool.apply_pool(self._lab, self._build_change())
+        else:
+            self._build.request_build()
         while not self._is_over():
             time.sleep(_POLL_S)
         self._result.seconds = self._clock.monotonic() - self._began
@@ -163,6 +178,11 @@ class RolloutDemo:
         self._workload.stop()
         self._controllers.stop()
         self._outages.stop()
+
+    @property
+    def image(self) -> str:
+        """Return the pull spec that the pool moves to; empty before a build has pushed it."""
+        return self._image
 
     def list_nodes(self) -> list[NodeResult]:
         """Return the nodes as last observed."""
@@ -196,8 +216,11 @@ class RolloutDemo:
         return is_observed and has_all_nodes and statuses.get("Updated") == "True"
 
     def _is_over(self) -> bool:
+        if (failure := self._find_build_failure()) is not None:
+            self._result.failures = {POOL: failure}
+            return True
         # First the pool: it is updated after its last node.
-        is_updated = self._is_pool_updated()
+        is_updated = bool(self._image) and self._is_pool_updated()
         self._observe()
         result, timeout_s, now = (
             self._result,
@@ -221,6 +244,16 @@ class RolloutDemo:
             result.failures = failed or {POOL: self._halt_message}
         return bool(result.failures) or is_updated
 
+    def _find_build_failure(self) -> str | None:
+        """Read the state of a build, if there is one; return why it failed."""
+        if self._build is None or self._image:
+            return None
+        with suppress(ClusterError):
+            found = self._build.read_state()
+            self._image = found.pull_spec
+            return found.failure or None
+        return None
+
     def _observe(self) -> None:
         cordoned = self._outages.list_cordoned()
         self._result.max_out_of_service = max(self._result.max_out_of_service, len(cordoned))
@@ -233,20 +266,31 @@ class RolloutDemo:
     def _fetch_pool(self) -> MachineConfigPool:
         return MachineConfigPool.from_json(self._lab.client.get(MACHINECONFIGPOOLS, POOL))
 
+    def _find_wanted_digest(self) -> str:
+        if self._build is None:
+            return self._scenario.image.digest
+        return self._image.rpartition("@")[2] or "not built"
+
     def _observe_node(self, name: str, machine: LabMachine) -> NodeResult:
         try:
             annotations = self._lab.read_annotations(name)
         except ClusterError:
             return self._nodes[name]
-        if annotations.get(key.DESIRED_OS_IMAGE) == self._scenario.pull_spec:
+        if self._image and annotations.get(key.DESIRED_OS_IMAGE) == self._image:
             self._assigned_at.setdefault(name, self._clock.monotonic())
         booted = machine.booted_deployment if machine.is_on else None
         return NodeResult(
             name=name,
             state=annotations.get(key.STATE, "-"),
             version=booted.version if booted else "",
-            is_updated=booted is not None and booted.digest == self._scenario.image.digest,
+            is_updated=booted is not None and booted.digest == self._find_wanted_digest(),
             evicted_pods=self._outages.count_evicted(name),
             out_of_service_s=self._outages.out_of_service_s(name),
             reason=annotations.get(key.REASON, "") or self._outages.find_blocker(name),
         )
+
+
+def _create_build(lab: Lab, scenario: DemoScenario) -> DemoBuild | None:
+    if not scenario.containerfile or lab.registry is None:
+        return None
+    return DemoBuild(lab, lab.registry, scenario.containerfile)

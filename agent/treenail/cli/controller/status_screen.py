@@ -3,11 +3,13 @@
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from io import StringIO
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from treenail.cli.controller.status_text import (
     format_blocker,
+    format_build,
     format_leader,
     format_summary,
     format_table,
@@ -163,6 +165,10 @@ class ChangeLog:
             own = [format_blocker(each) for each in row.blockers if not each.node]
             text = "; ".join([f"{row.name}: {format_summary(row)}", *own])
             self._print_change(now, (row.name, ""), text)
+            if row.build is not None:
+                # Without the duration, which changes all the time.
+                text = format_build(replace(row.build, seconds=None))
+                self._print_change(now, (row.name, "image build"), f"{row.name}: {text}")
             for node in row.nodes:
                 booted = format_version(node.os_image) or "-"
                 reason = f": {node.reason}" if node.reason else ""
