@@ -145,8 +145,9 @@ def test_secret_without_the_registry_is_a_condition_and_no_build(site: BuildSite
     with site.controller():
         wait_until(lambda: site.condition("Accepted")[0] == "False", limit_s=20)
     _, reason, message = site.condition("Accepted")
-    assert reason == "SecretInvalid"
-    assert message.startswith("spec.renderedImagePushSecret.name is absent, and no such Secret")
+    assert reason == "SecretNotFound"
+    assert message.startswith("spec.renderedImagePushSecret: expected the name of a Secret")
+    assert "/absent, which does not exist" in message
     assert site.builds() == []
 
 

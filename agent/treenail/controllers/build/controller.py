@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from treenail.api import annotations as key
-from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import Clock
@@ -27,7 +26,6 @@ from treenail.controllers.build.decide import decide_builds
 from treenail.controllers.build.desk import MAX_PARALLEL, RegistryDesk
 from treenail.controllers.build.events import BuildEvents
 from treenail.controllers.build.facts import (
-    POOL_TAKEN,
     BuildFacts,
     BuildProblem,
     BuildSituation,
@@ -46,7 +44,9 @@ from treenail.controllers.build.views import BuildViews
 from treenail.controllers.build.writer import BuildWriter, CachedObjects
 from treenail.controllers.rollout.gates.os_image import find_pool_owner
 from treenail.controllers.runtime.informers import Informers
-from treenail.errors import NotFoundError
+from treenail.errors import ConfigError, NotFoundError
+from treenail.image.inputs.check_config import find_pool_findings
+from treenail.image.inputs.findings import InputFinding, InputReason
 from treenail.kube.client import Client
 from treenail.kube.resources import (
     JOBS,
@@ -58,7 +58,8 @@ log = logging.getLogger(__name__)
 MAX_ROUNDS = 12
 """Decisions of one turn. Each sees the writes of the one before."""
 _BUSY_RETRY_S = 0.2
-_BLOCKING_CONDITIONS = ("RenderDegraded", "PinnedImageSetsDegraded", "PoolSynchronizerDegraded")
+SOFT_REASONS = frozenset({InputReason.POOL_DEGRADED})
+"""Findings that let a running build continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,31 +170,19 @@ class BuildController:
         """Return the plan, and why it must not begin."""
         config, pool = found.config, found.pool
         owner = find_pool_owner(config.pool, self._views.configs.get_all().values())
-        if owner is not None and owner.name != config.name:
-            return None, BuildProblem(
-                POOL_TAKEN,
-                f"MachineOSConfig {owner.name} builds for pool {config.pool} already; delete one "
-                f"of the two: kubectl delete machineosconfig {config.name}",
-            )
-        if pool is None:
-            return None, BuildProblem(
-                "PoolMissing",
-                f"spec.machineConfigPool.name is {config.pool}, and no such MachineConfigPool "
-                "exists; create it, or correct the name",
-            )
-        if not pool.configuration.name:
-            return None, BuildProblem(
-                "NotRendered", f"no MachineConfig is rendered yet for pool {pool.name}"
-            )
+        findings = list(find_pool_findings(config, pool, owner))
+        hard = next((each for each in findings if each.reason not in SOFT_REASONS), None)
+        if hard is not None or pool is None:
+            return None, _describe_problem(hard or findings[0])
         try:
             plan = self._parts.planner.plan_build(
                 config, pool, self._views.find_architectures(pool.name)
             )
         except BuildRefused as error:
             return None, error.problem
-        except NotFoundError as error:
-            return None, BuildProblem("ObjectMissing", f"cannot plan the build: {error}")
-        return plan, _find_pool_problem(pool, config)
+        except (ConfigError, NotFoundError) as error:
+            return None, BuildProblem(InputReason.CONFIG_INVALID, f"cannot plan the build: {error}")
+        return plan, next(map(_describe_problem, findings), None)
 
     def _observe_jobs(
         self, name: str, share_key: str, builds: tuple[BuildFacts, ...], uids: frozenset[str]
@@ -261,19 +250,8 @@ class BuildController:
                     )
 
 
-def _find_pool_problem(pool: MachineConfigPool, config: MachineOSConfig) -> BuildProblem | None:
-    """Return why nothing is built for a degraded pool.
-
-    A degraded node alone blocks the first build only: later its remedy may be another image.
-    """
-    blocking = [*_BLOCKING_CONDITIONS, *(() if config.pull_spec else ("NodeDegraded",))]
-    for condition in pool.conditions:
-        if condition.type in blocking and condition.status == "True":
-            return BuildProblem(
-                "PoolDegraded",
-                f"pool {pool.name} is degraded ({condition.type}): {condition.message}",
-            )
-    return None
+def _describe_problem(finding: InputFinding) -> BuildProblem:
+    return BuildProblem(finding.reason, str(finding))
 
 
 def _needs_secrets(builds: tuple[BuildFacts, ...], plan: BuildPlan) -> bool:

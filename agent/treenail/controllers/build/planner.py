@@ -1,32 +1,44 @@
 """Plans builds: validates the inputs, and computes names, keys and the composed Containerfile."""
 
 import hashlib
+from dataclasses import replace
 
 from treenail.api import annotations as key
-from treenail.api.machineconfig import EXTENSIONS, KERNEL_TYPES, MachineConfig
+from treenail.api.decode import Json
+from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.machineosconfig import ContainerfileArch, MachineOSConfig
-from treenail.api.pullspec import parse_pull_spec
+from treenail.api.machineosconfig import MachineOSConfig
 from treenail.config.pullsecret import PullSecret
-from treenail.controllers.build.cluster_reader import ClusterReader, ContextFiles, RenderedFacts
+from treenail.controllers.build.cluster_reader import ClusterReader
 from treenail.controllers.build.facts import BuildProblem, WantedBuild
 from treenail.controllers.build.planning import BuildPlan, BuildRefused, EntitlementMount
-from treenail.errors import ConfigError, CredentialError
+from treenail.errors import CredentialError
 from treenail.image.build_name import compute_build_name
 from treenail.image.config_layer import make_config_layer
-from treenail.image.inputs.build_inputs import ARCHITECTURES, BuildInputs
+from treenail.image.inputs.build_inputs import BuildInputs
+from treenail.image.inputs.check_config import (
+    find_architecture_findings,
+    find_config_findings,
+    read_deadline,
+)
+from treenail.image.inputs.check_objects import (
+    BuildContext,
+    find_context_findings,
+    find_pull_secret_findings,
+    find_push_secret_findings,
+    find_rendered_findings,
+    find_size_findings,
+    read_context,
+)
 from treenail.image.inputs.compose import CONFIG_FILE, TRUST_FILE, compose_containerfile
-from treenail.image.inputs.containerfile_problems import find_containerfile_problems
 from treenail.image.inputs.content_key import compute_content_key
+from treenail.image.inputs.findings import InputFinding, InputReason
 from treenail.image.labels import ImageLabels
 from treenail.image.push_spec import PushSpec, parse_push_spec
 from treenail.kube.resources import CONFIGMAPS, SECRETS, Resource
-from treenail.registry.logins import select_login
 
 DEFAULT_ARCHITECTURE = "amd64"
 """For a pool without nodes."""
-DEFAULT_DEADLINE_S = 3600
-_MAX_DEADLINE_S = 24 * 3600
 _MAX_PROBLEMS = 3
 _OBJECT_LIMIT = 1024 * 1024 - 64 * 1024
 """Bytes of own files in one ConfigMap, which also holds the Containerfile."""
@@ -48,27 +60,27 @@ class Planner:
     ) -> BuildPlan:
         """Plan the build of the pool's rendered config; raise `BuildRefused`."""
         rendered = self._reader.read_rendered_facts(pool.configuration.name)
-        architecture = _choose_architecture(config, architectures)
-        try:
-            push_spec = parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
-        except ConfigError as error:
-            raise _refuse("PushSpecInvalid", error) from error
-        text = _find_containerfile(config, architecture)
-        base_image = _check_base(config, rendered)
-        _check_packages(rendered)
-        context = self._read_context(config)
+        architecture = _choose_architecture(architectures)
+        document, where = self._find_context(config)
+        _refuse_findings(
+            *find_config_findings(config),
+            *find_architecture_findings(config, architectures or {DEFAULT_ARCHITECTURE}),
+            *find_rendered_findings(
+                rendered.config, base_image=config.base_image, architecture=architecture
+            ),
+            *(find_context_findings(document, where) if where else ()),
+        )
+        context = read_context(document, where) if where else BuildContext()
+        push_spec = parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
+        inputs = BuildInputs.from_objects(config, rendered.config, architecture)
+        text, base_image = inputs.user_text, inputs.base_image
         entitlements = self._find_entitlements(config.pool) if text else ()
         own_files: dict[str, bytes] = {}
         if config.sees_config and text:
             own_files[CONFIG_FILE] = self._make_config_file(rendered.name)
         bundle = self._reader.read_trust().bundle
-        inputs = BuildInputs(
-            base_image=base_image,
-            architecture=architecture,
-            containerfile=text,
-            extensions=rendered.extensions,
-            extensions_image=rendered.extensions_image,
-            kernel_type=rendered.kernel_type,
+        inputs = replace(
+            inputs,
             trust_bundle=bundle,
             config_digest=_compute_digest(own_files.get(CONFIG_FILE)),
             context_digest=context.digest,
@@ -97,7 +109,7 @@ class Planner:
             containerfile=composed.text,
             user_line=composed.user_line or 1,
             context=config.context_name,
-            context_files=context.names,
+            context_files=tuple(sorted(context.files)),
             entitlements=entitlements,
             own_files=own_files if inputs.needs_job else {},
             ca_pem=self._read_all_cas(push_spec, base_image),
@@ -108,33 +120,35 @@ class Planner:
                 release=rendered.config.metadata.annotations.get(key.RELEASE_VERSION, ""),
                 content_key=content_key,
             ).to_map(),
-            deadline_s=_parse_deadline(config),
+            deadline_s=read_deadline(config),
         )
 
     def check_secrets(self, config: MachineOSConfig) -> BuildProblem | None:
         """Return why the present Secrets cannot be used."""
+        push, base = config.push_secret, config.base_pull_secret
+        findings = list(
+            find_push_secret_findings(
+                self._reader.find_object(SECRETS, push),
+                self._reader.describe_object(SECRETS, push),
+                config.push_spec,
+            )
+        )
+        if base:
+            findings += find_pull_secret_findings(
+                self._reader.find_object(SECRETS, base), self._reader.describe_object(SECRETS, base)
+            )
+        if findings:
+            return _describe_findings(*findings)
         try:
-            login = self.read_push_login(config)
             self.read_base_login(config)
         except CredentialError as error:
-            return BuildProblem("SecretInvalid", _format_error(error))
-        push_spec = parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
-        found = select_login(login.credentials, push_spec.registry, push_spec.repository)
-        if found is None:
-            return BuildProblem(
-                "SecretInvalid",
-                f"Secret {config.push_secret} has no login for {push_spec.registry}/"
-                f"{push_spec.repository}, which spec.renderedImagePushSpec names; add one with: "
-                f"kubectl create secret docker-registry {config.push_secret} "
-                f"--docker-server={push_spec.registry}",
-            )
+            # The cluster's pull secret, which the object does not name.
+            return BuildProblem(InputReason.SECRET_INVALID, f"{error}; {error.remedy}")
         return None
 
     def read_push_login(self, config: MachineOSConfig) -> PullSecret:
         """Read the login for pushes."""
-        return self._reader.read_login(
-            config.push_secret, where="spec.renderedImagePushSecret.name"
-        )
+        return self._reader.read_login(config.push_secret)
 
     def read_base_login(self, config: MachineOSConfig) -> PullSecret:
         """Read the login for the base image."""
@@ -153,32 +167,24 @@ class Planner:
         """Return the additional trust bundle of the cluster."""
         return self._reader.read_trust().bundle.encode()
 
-    def _read_context(self, config: MachineOSConfig) -> ContextFiles:
-        if not config.context_name:
-            return ContextFiles()
-        try:
-            return self._reader.read_context(config.context_name)
-        except ConfigError as error:
-            raise _refuse("ContextMissing", error) from error
+    def _find_context(self, config: MachineOSConfig) -> tuple[Json | None, str]:
+        """Return the ConfigMap with files for COPY, and its name; empty without one."""
+        if not (name := config.context_name):
+            return None, ""
+        found = self._reader.find_object(CONFIGMAPS, name)
+        return found, self._reader.describe_object(CONFIGMAPS, name)
 
     def _find_entitlements(self, pool: str) -> tuple[EntitlementMount, ...]:
         names = ((name.format(pool=pool), path, kind) for name, path, kind in _ENTITLEMENTS)
         return tuple(
             EntitlementMount(name, path, is_secret=kind is SECRETS)
             for name, path, kind in names
-            if self._reader.has_object(kind, name)
+            if self._reader.find_object(kind, name) is not None
         )
 
     def _make_config_file(self, name: str) -> bytes:
         layer = make_config_layer(self._reader.read_rendered(name))
-        if layer.size > _OBJECT_LIMIT:
-            raise BuildRefused(
-                BuildProblem(
-                    "ConfigTooLarge",
-                    f"{name} has {layer.size} bytes of files, and a Containerfile sees at most "
-                    f"{_OBJECT_LIMIT}; remove the annotation {key.BUILD_SEES_CONFIG}, or files",
-                )
-            )
+        _refuse_findings(*find_size_findings(name, layer.size, _OBJECT_LIMIT))
         return layer.tar_gz
 
     def _read_all_cas(self, push_spec: PushSpec, base_image: str) -> str:
@@ -192,109 +198,21 @@ def compute_share_key(content_key: str, repository: str, push_secret: str) -> st
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _choose_architecture(config: MachineOSConfig, found: frozenset[str]) -> str:
-    if len(found) > 1:
-        raise BuildRefused(
-            BuildProblem(
-                "ArchitecturesMixed",
-                f"pool {config.pool} has nodes of {', '.join(sorted(found))}; expected nodes of "
-                "one architecture: move the others to a pool of their own",
-            )
-        )
-    architecture = next(iter(found), DEFAULT_ARCHITECTURE)
-    if architecture not in ARCHITECTURES:
-        raise BuildRefused(
-            BuildProblem(
-                "ArchitectureUnknown",
-                f"pool {config.pool} has nodes of {architecture}, expected "
-                f"{', '.join(ARCHITECTURES)}",
-            )
-        )
-    return architecture
-
-
-def _find_containerfile(config: MachineOSConfig, architecture: str) -> str:
-    names = [each.architecture for each in config.containerfiles]
-    if len(names) != len(set(names)):
-        duplicate = next(name for name in names if names.count(name) > 1)
-        raise BuildRefused(
-            BuildProblem(
-                "ContainerfileInvalid",
-                f"spec.containerFile has two entries for {duplicate}; remove one of them",
-            )
-        )
-    entry = config.find_containerfile(ARCHITECTURES[architecture])
-    if entry is None:
-        if not config.containerfiles:
-            return ""
-        raise BuildRefused(
-            BuildProblem(
-                "ContainerfileInvalid",
-                f"spec.containerFile has no entry for {ARCHITECTURES[architecture].value}, the "
-                f"architecture of the pool's nodes, and none for {ContainerfileArch.NO_ARCH.value}"
-                "; add one",
-            )
-        )
-    problems = find_containerfile_problems(entry.content)
-    if problems:
-        shown = "; ".join(f"{each}; {each.remedy}" for each in problems[:_MAX_PROBLEMS])
-        raise BuildRefused(BuildProblem("ContainerfileInvalid", f"spec.containerFile: {shown}"))
-    return entry.content
-
-
-def _check_base(config: MachineOSConfig, rendered: RenderedFacts) -> str:
-    image = config.base_image or rendered.base_image
-    where = f"osImageURL of {rendered.name}"
-    if config.base_image:
-        where = f"annotation {key.BASE_IMAGE}"
-    try:
-        return str(parse_pull_spec(image, where=where))
-    except ConfigError as error:
-        raise _refuse("BaseImageInvalid", error) from error
-
-
-def _check_packages(rendered: RenderedFacts) -> None:
-    unknown = [name for name in rendered.extensions if name not in EXTENSIONS]
-    if unknown:
-        raise BuildRefused(
-            BuildProblem(
-                "ExtensionUnsupported",
-                f"extensions of {rendered.name}: expected {', '.join(sorted(EXTENSIONS))}, found "
-                f"{', '.join(unknown)}",
-            )
-        )
-    if rendered.kernel_type not in ("", *KERNEL_TYPES):
-        raise BuildRefused(
-            BuildProblem(
-                "KernelTypeUnsupported",
-                f"kernelType of {rendered.name}: expected {', '.join(KERNEL_TYPES)}, found "
-                f"{rendered.kernel_type:.60}",
-            )
-        )
-
-
-def _parse_deadline(config: MachineOSConfig) -> int:
-    text = config.metadata.annotations.get(key.BUILD_DEADLINE, "")
-    if not text:
-        return DEFAULT_DEADLINE_S
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= _MAX_DEADLINE_S):
-        raise BuildRefused(
-            BuildProblem(
-                "DeadlineInvalid",
-                f"annotation {key.BUILD_DEADLINE}: expected 1 to {_MAX_DEADLINE_S} seconds, found "
-                f"{text!r:.40}",
-            )
-        )
-    return int(text)
+def _choose_architecture(found: frozenset[str]) -> str:
+    return min(found, default=DEFAULT_ARCHITECTURE)
 
 
 def _compute_digest(content: bytes | None) -> str:
     return "" if content is None else hashlib.sha256(content).hexdigest()
 
 
-def _refuse(reason: str, error: ConfigError) -> BuildRefused:
-    return BuildRefused(BuildProblem(reason, _format_error(error)))
+def _refuse_findings(*findings: InputFinding) -> None:
+    if findings:
+        raise BuildRefused(_describe_findings(*findings))
 
 
-def _format_error(error: ConfigError | CredentialError) -> str:
-    return f"{error}; {error.remedy}" if error.remedy else str(error)
+def _describe_findings(*findings: InputFinding) -> BuildProblem:
+    """Return the first findings as one problem with the reason of the first one."""
+    shown = "; ".join(map(str, findings[:_MAX_PROBLEMS]))
+    more = len(findings) - _MAX_PROBLEMS
+    return BuildProblem(findings[0].reason, f"{shown}; and {more} more" if more > 0 else shown)

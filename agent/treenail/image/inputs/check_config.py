@@ -17,8 +17,9 @@ _DEADLINE_DIGITS = 5
 _JOB = "Job"
 
 BLOCKING_POOL_CONDITIONS = ("RenderDegraded", "PinnedImageSetsDegraded", "PoolSynchronizerDegraded")
-"""Conditions of a pool during which nothing is built. NodeDegraded is not one of them: a new image
-is often the remedy."""
+"""Conditions of a pool during which nothing is built."""
+_NODE_DEGRADED = "NodeDegraded"
+"""Blocks the first build only: later another image is often the remedy."""
 
 
 def find_config_findings(config: MachineOSConfig) -> Iterator[InputFinding]:
@@ -61,8 +62,9 @@ def find_pool_findings(
             "create the pool, or delete the MachineOSConfig",
         )
         return
+    blocking = (*BLOCKING_POOL_CONDITIONS, *(() if config.pull_spec else (_NODE_DEGRADED,)))
     for condition in pool.conditions:
-        if condition.type in BLOCKING_POOL_CONDITIONS and condition.status == "True":
+        if condition.type in blocking and condition.status == "True":
             yield InputFinding(
                 InputReason.POOL_DEGRADED,
                 f"pool {pool.name}",
@@ -83,7 +85,15 @@ def find_pool_findings(
 def find_architecture_findings(
     config: MachineOSConfig, architectures: Collection[str]
 ) -> Iterator[InputFinding]:
-    """Yield the architectures of the pool's nodes that no entry of the Containerfile is for."""
+    """Yield why an image cannot be built for the architectures of the pool's nodes."""
+    if len(architectures) > 1:
+        yield InputFinding(
+            InputReason.ARCHITECTURES_MIXED,
+            f"nodes of pool {config.pool}",
+            "nodes of one architecture",
+            ", ".join(sorted(architectures))[:100],
+            "move the others to a pool of their own",
+        )
     if not config.containerfiles:
         return
     entries = ", ".join(entry.architecture for entry in config.containerfiles)

@@ -150,13 +150,15 @@ def find_context_findings(document: object | None, where: str) -> Iterator[Input
         )
 
 
-def find_size_findings(rendered: str, size: int) -> Iterator[InputFinding]:
+def find_size_findings(
+    rendered: str, size: int, limit: int = CONFIG_MAP_LIMIT
+) -> Iterator[InputFinding]:
     """Yield a finding if the compressed layer of the config is too large for a Job to see."""
-    if size > CONFIG_MAP_LIMIT:
+    if size > limit:
         yield InputFinding(
             InputReason.CONFIG_TOO_LARGE,
             f"files of {rendered}",
-            f"at most {CONFIG_MAP_LIMIT} compressed bytes while {key.BUILD_SEES_CONFIG} is true",
+            f"at most {limit} compressed bytes while {key.BUILD_SEES_CONFIG} is true",
             f"{size} bytes",
             f"remove the annotation {key.BUILD_SEES_CONFIG}, or make the files smaller",
         )
@@ -172,7 +174,7 @@ def _check_image(image: str, where: str) -> Iterator[InputFinding]:
             where,
             "REGISTRY/REPOSITORY@sha256:DIGEST",
             found,
-            f"name the image by its digest; only the annotation {key.BASE_IMAGE} may name a tag",
+            "name the image by its digest; skopeo inspect docker://IMAGE prints it",
         )
 
 

@@ -10,6 +10,7 @@ class InputReason(StrEnum):
     """Why a MachineOSConfig is not accepted: the reason of its condition ``Accepted``."""
 
     ANNOTATION_INVALID = "AnnotationInvalid"
+    ARCHITECTURES_MIXED = "ArchitecturesMixed"
     ARCHITECTURE_MISSING = "ArchitectureMissing"
     BASE_IMAGE_INVALID = "BaseImageInvalid"
     BUILDER_UNSUPPORTED = "BuilderUnsupported"
