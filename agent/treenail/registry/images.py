@@ -113,6 +113,15 @@ def copy_blobs(
     return moved
 
 
+def read_artifact(client: RegistryClient, repository: str, digest: str) -> bytes:
+    """Return the content of an artifact with one layer."""
+    where = client.format_image(repository, digest)
+    layers = json.loads(client.get_manifest(repository, digest).content).get("layers")
+    if not isinstance(layers, list) or len(layers) != 1:
+        raise AnswerInvalid(f"cannot use {where}: expected an artifact with one layer")
+    return client.read_small_blob(repository, parse_descriptor(layers[0], where=where))
+
+
 class RemoteBlob:
     """A blob of a registry as a file that is read from any position.
 

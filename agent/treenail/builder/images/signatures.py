@@ -1,0 +1,164 @@
+"""Signs images and verifies their signatures, with an ECDSA key and the package cryptography."""
+
+from typing import TYPE_CHECKING
+
+from treenail.errors import ConfigError
+from treenail.image.oci.documents import OCI_MANIFEST
+from treenail.image.oci.signature import (
+    CONFIG_TYPE,
+    PAYLOAD_TYPE,
+    StoredSignature,
+    find_payload_problem,
+    make_payload,
+    make_signature_layer,
+    make_signature_manifest,
+    make_signature_tag,
+    read_signatures,
+)
+from treenail.registry.client import RegistryClient
+from treenail.registry.errors import NotFound, RegistryError
+from treenail.registry.names import Descriptor
+from treenail.registry.uploads import upload_bytes
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import (
+        EllipticCurvePrivateKey,
+        EllipticCurvePublicKey,
+    )
+
+_KEY_REMEDY = (
+    "make a key with: openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out FILE"
+)
+
+
+class SignatureMissing(RegistryError):
+    """An image has no valid signature of the expected key."""
+
+
+class SigningKey:
+    """A private key. Its repr shows nothing of it."""
+
+    def __init__(self, key: "EllipticCurvePrivateKey") -> None:
+        self._key = key
+
+    @property
+    def public_key(self) -> "VerificationKey":
+        return VerificationKey(self._key.public_key())
+
+    def sign(self, payload: bytes) -> bytes:
+        """Return the ECDSA signature of the SHA-256 of the payload."""
+        # Imported late: few controllers sign.
+        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - as above
+        from cryptography.hazmat.primitives.hashes import SHA256  # noqa: PLC0415 - as above
+
+        return self._key.sign(payload, ec.ECDSA(SHA256()))
+
+
+class VerificationKey:
+    """A public key."""
+
+    def __init__(self, key: "EllipticCurvePublicKey") -> None:
+        self._key = key
+
+    def to_pem(self) -> bytes:
+        """Return the key as nodes need it."""
+        from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - as above
+
+        return self._key.public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+
+    def verifies(self, signature: bytes, payload: bytes) -> bool:
+        """Return whether the signature is of this key and payload."""
+        from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - as above
+        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - as above
+        from cryptography.hazmat.primitives.hashes import SHA256  # noqa: PLC0415 - as above
+
+        try:
+            self._key.verify(signature, payload, ec.ECDSA(SHA256()))
+        except InvalidSignature:
+            return False
+        return True
+
+
+def load_signing_key(pem: bytes) -> SigningKey:
+    """Load a private key without a password; the error contains nothing of it."""
+    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415 - as above
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - as above
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - as above
+
+    try:
+        key = serialization.load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ConfigError(
+            "cannot use the signing key: expected a PEM file with an EC key without a password",
+            remedy=_KEY_REMEDY,
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp256r1":
+        raise ConfigError(
+            "cannot use the signing key: expected the curve P-256", remedy=_KEY_REMEDY
+        )
+    return SigningKey(key)
+
+
+def sign_image(client: RegistryClient, repository: str, digest: str, key: SigningKey) -> str:
+    """Attach a signature to an image unless it has one of this key; return the tag.
+
+    Signatures of other keys stay. The new one is read from the registry and verified.
+    """
+    tag = make_signature_tag(digest)
+    verifier = key.public_key
+    present = _read_stored(client, repository, digest)
+    if any(not _find_problem(client, repository, digest, each, verifier) for each in present):
+        return tag
+    payload = make_payload(f"{client.host}/{repository}", digest)
+    layer = make_signature_layer(payload, key.sign(payload))
+    manifest, config = make_signature_manifest([*(each.layer for each in present), layer])
+    upload_bytes(client, repository, PAYLOAD_TYPE, payload)
+    upload_bytes(client, repository, CONFIG_TYPE, config)
+    client.put_manifest(repository, tag, OCI_MANIFEST, manifest)
+    verify_image(client, repository, digest, verifier)
+    return tag
+
+
+def verify_image(
+    client: RegistryClient, repository: str, digest: str, key: VerificationKey
+) -> None:
+    """Raise `SignatureMissing` unless the image has a signature of this key."""
+    problems = []
+    for stored in _read_stored(client, repository, digest):
+        problem = _find_problem(client, repository, digest, stored, key)
+        if not problem:
+            return
+        problems.append(problem)
+    why = "; ".join(dict.fromkeys(problems)) or "it has no signature"
+    raise SignatureMissing(
+        f"cannot verify {client.format_image(repository, digest)}: {why}",
+        remedy="sign the image, or use the key that signed it",
+    )
+
+
+def _read_stored(
+    client: RegistryClient, repository: str, digest: str
+) -> tuple[StoredSignature, ...]:
+    try:
+        manifest = client.get_manifest(repository, make_signature_tag(digest))
+    except NotFound:
+        return ()
+    return tuple(read_signatures(manifest.content))
+
+
+def _find_problem(
+    client: RegistryClient,
+    repository: str,
+    digest: str,
+    stored: StoredSignature,
+    key: VerificationKey,
+) -> str:
+    """Return why a signature does not count; empty if it is valid."""
+    blob = Descriptor(PAYLOAD_TYPE, stored.payload_digest, stored.payload_size)
+    payload = client.read_small_blob(repository, blob)
+    # The payload is read only after its signature is valid.
+    if not key.verifies(stored.signature, payload):
+        return "its signature is of another key"
+    return find_payload_problem(payload, f"{client.host}/{repository}", digest)
