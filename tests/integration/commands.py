@@ -43,15 +43,17 @@ def running(site: Site, *arguments: str) -> Iterator[None]:
         process.wait(LIMIT_S)
 
 
-def treenail_lab(*arguments: str, limit_s: float = LIMIT_S) -> Completed:
-    """``treenail-lab``."""
-    return _run(LAB, *arguments, limit_s=limit_s)
+def treenail_lab(*arguments: str, limit_s: float = LIMIT_S, path: str = "") -> Completed:
+    """``treenail-lab``; ``path`` replaces the directories of programs."""
+    return _run(LAB, *arguments, limit_s=limit_s, path=path)
 
 
-def _run(program: str, *arguments: str, limit_s: float = LIMIT_S, bus: str = "") -> Completed:
+def _run(
+    program: str, *arguments: str, limit_s: float = LIMIT_S, bus: str = "", path: str = ""
+) -> Completed:
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
-        env=_environment(bus),
+        env=_environment(bus) | ({"PATH": path} if path else {}),
         capture_output=True,
         text=True,
         check=False,

@@ -47,3 +47,10 @@ def test_build_cannot_be_combined_with_an_image() -> None:
     completed = treenail_lab("demo", "--build", "--image", "registry.example/os")
     assert completed.returncode == 2
     assert "cannot use --build with --fail, --image or -f" in completed.stderr
+
+
+def test_host_without_buildah_is_told_the_package(tmp_path: Path) -> None:
+    completed = treenail_lab("demo", "--build", path=str(tmp_path))
+    assert completed.returncode == 1
+    assert "cannot build an OS image: buildah is not installed" in completed.stderr
+    assert "install the package buildah" in completed.stderr

@@ -144,6 +144,8 @@ class JobFacts:
     """Of the last pod that failed; the Job may still run."""
     phase: str = ""
     """The container that runs."""
+    unschedulable: str = ""
+    """Why no node runs the newest pod, as the scheduler reports it; empty if one does."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     retries: int = 0
     """Pods that failed."""

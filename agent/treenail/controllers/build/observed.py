@@ -77,6 +77,8 @@ class ObservedPod:
     job: str
     phase: str = ""
     """The container that runs; empty without one."""
+    unschedulable: str = ""
+    """Why no node runs the pod; empty if one does, or if the scheduler has not tried yet."""
     failure: AttemptFailure | None = None
     digest: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -108,6 +110,14 @@ class ObservedPod:
                     each.get_text("name")
                     for each in statuses
                     if each.get_object("state").values.get("running") is not None
+                ),
+                "",
+            ),
+            unschedulable=next(
+                (
+                    each.message
+                    for each in status.map_objects("conditions", Condition.from_fields)
+                    if (each.type, each.status) == ("PodScheduled", "False")
                 ),
                 "",
             ),
@@ -174,6 +184,7 @@ def make_job_facts(
         digest="" if pushed is None else pushed.digest,
         seconds={} if pushed is None else pushed.seconds,
         phase=running,
+        unschedulable=own[-1].unschedulable if own else "",
         retries=len(failed),
         is_orphan=not existing.intersection(job.facts.owners),
     )

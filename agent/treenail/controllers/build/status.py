@@ -36,6 +36,8 @@ def format_retry(report: BuildReport) -> tuple[str, str]:
 def format_job_progress(job: JobFacts, report: BuildReport) -> str:
     """Format what a Job does."""
     what = f"Job {job.name} waits for a node"
+    if job.unschedulable:
+        what += f": {job.unschedulable}"
     if job.phase:
         what = f"Job {job.name} runs {job.phase}"
     if report.attempts:
