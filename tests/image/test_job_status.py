@@ -63,6 +63,10 @@ def test_written_transitions_equal_those_of_the_mco() -> None:
         # The MCO reports Building forever: its Jobs have no podFailurePolicy and no deadline.
         ({"failed": 1, "conditions": [{"type": "Failed", "status": "True"}]}, BuildState.FAILED),
         ({"conditions": [{"type": "Failed", "status": "True"}]}, BuildState.FAILED),
+        (
+            {"active": 1, "conditions": [{"type": "FailureTarget", "status": "True"}]},
+            BuildState.FAILED,
+        ),
     ],
 )
 def test_state_of_a_job(status: dict[str, Any], state: BuildState) -> None:

@@ -62,9 +62,10 @@ def compute_job_state(job: JobStatus) -> BuildState:
     """Return the state of a build whose Job has this status.
 
     Unlike the MCO, a Job with the condition Failed has failed whatever its counts are: a
-    ``podFailurePolicy`` and a deadline end it at the first failed pod.
+    ``podFailurePolicy`` and a deadline end it at the first failed pod. FailureTarget comes before
+    Failed while other pods end.
     """
-    has_failed = job.find_condition("Failed") is not None
+    has_failed = any(map(job.find_condition, ("Failed", "FailureTarget")))
     if job.is_deleting and not (job.succeeded or has_failed or job.failed > MAX_FAILED_PODS):
         return BuildState.INTERRUPTED
     if has_failed:

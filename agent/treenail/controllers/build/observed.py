@@ -20,6 +20,7 @@ from treenail.controllers.build.report import decode_report
 from treenail.errors import ConfigError
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import EXIT_USER, BuildPhase, BuildResult
+from treenail.image.job_status import JobStatus, compute_job_state
 
 JOB_NAME = "batch.kubernetes.io/job-name"
 _OUT_OF_MEMORY_EXIT = 137
@@ -142,14 +143,11 @@ class ObservedJob:
         fields = Fields.from_json(document, "Job")
         meta = ObjectMeta.from_fields(fields.get_object("metadata"))
         status = fields.get_object("status")
-        conditions = {
-            each.type: each
-            for each in status.map_objects("conditions", Condition.from_fields)
-            if each.status == "True"
-        }
+        # A deleted Job may still succeed: the decision sees both facts.
+        counts = JobStatus.from_json(document)
         started = status.get_text("startTime")
         attempt = meta.labels.get(key.BUILD_ATTEMPT, "")
-        failed = conditions.get("Failed")
+        failed = counts.find_condition("Failed")
         return cls(
             JobFacts(
                 name=meta.name,
@@ -159,8 +157,8 @@ class ObservedJob:
                 image_config=meta.labels.get(key.IMAGE_CONFIG, ""),
                 build=meta.labels.get(key.IMAGE_BUILD, ""),
                 attempt=int(attempt) if attempt.isascii() and attempt.isdigit() else 1,
-                state=_find_job_state(status, conditions),
-                is_deleting=meta.others.get("deletionTimestamp") is not None,
+                state=JobState(compute_job_state(replace(counts, is_deleting=False)).value),
+                is_deleting=counts.is_deleting,
                 owners=tuple(each.uid for each in meta.owner_references),
                 started_at=parse_rfc3339(started) if started else None,
             ),
@@ -188,20 +186,6 @@ def make_job_facts(
         retries=len(failed),
         is_orphan=not existing.intersection(job.facts.owners),
     )
-
-
-def _find_job_state(status: Fields, conditions: Mapping[str, Condition]) -> JobState:
-    if "Failed" in conditions or "FailureTarget" in conditions:
-        return JobState.FAILED
-    succeeded = status.get_optional_integer("succeeded") or 0
-    has_conditions = bool(status.get_list("conditions"))
-    if "Complete" in conditions or (succeeded and not has_conditions):
-        return JobState.SUCCEEDED
-    counts = [status.get_optional_integer(name) or 0 for name in ("active", "failed")]
-    uncounted = status.get_object("uncountedTerminatedPods")
-    if any(counts) or succeeded or any(uncounted.values.values()):
-        return JobState.BUILDING
-    return JobState.PREPARED
 
 
 def _find_deadline_failure(job: str, failed: Condition | None) -> AttemptFailure | None:
