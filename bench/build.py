@@ -15,6 +15,7 @@ from pathlib import Path
 from bench.result import Result
 from tests.builder.base_image import BUSYBOX
 from tests.builder.builds import make_builder, make_spec, push_base, run_phases
+from treenail.builder.local import BuildFiles
 from treenail_lab.registry.service import PUSHER, RegistryService
 
 MIB = 1024 * 1024
@@ -71,7 +72,8 @@ def build_in_phases(
     """Build once; return the seconds, and the bytes of the storage and the layout."""
     lines: list[str] = []
     builder = make_builder(registry, directory, lines)
-    with builder.open_build(text, make_spec(registry, cache_repository=cache), context) as build:
+    files = BuildFiles({each.name: each.read_bytes() for each in context.iterdir()})
+    with builder.open_build(text, make_spec(registry, cache_repository=cache), files) as build:
         begin = time.monotonic()
         result = run_phases(build)
         seconds = time.monotonic() - begin

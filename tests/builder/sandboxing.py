@@ -18,7 +18,9 @@ def make_program(work: Path) -> SandboxedProgram:
     maps = choose_id_maps(
         os.geteuid(), getpass.getuser(), os.getegid(), proc=Path("/proc"), etc=Path("/etc")
     )
-    return SandboxedProgram(SystemClock(), maps, make_environment(os.environ, work))
+    environ = make_environment(os.environ, work)
+    directory = work if work.is_dir() else None
+    return SandboxedProgram(SystemClock(), maps, environ, directory=directory)
 
 
 @cache

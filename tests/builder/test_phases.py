@@ -21,6 +21,7 @@ from tests.builder.builds import (
 )
 from tests.builder.sandboxing import needs_buildah
 from tests.waiting import wait_until
+from treenail.builder.local import BuildFiles
 from treenail.image.build_result import BuildPhase, BuildResult
 from treenail_lab.registry.service import RegistryService
 
@@ -45,7 +46,10 @@ def build(
     cache = str(settings.pop("cache_repository", ""))
     builder = make_builder(registry, place, lines, **settings)
     spec = make_spec(registry, cache_repository=cache)
-    with builder.open_build(f"FROM {reference} AS configs\n{text}", spec, context) as opened:
+    with builder.open_build(f"FROM {reference} AS configs\n{text}", spec, BuildFiles()) as opened:
+        if context is not None:
+            (opened.directories.inputs / "context").rmdir()
+            (opened.directories.inputs / "context").symlink_to(context)
         result = run_phases(opened)
     assert list((place / "builds").glob("*")) == []
     return result, lines
@@ -206,6 +210,6 @@ def run_until_killed(directory: Path, reference: str, secret: Path, ca: Path) ->
 
     builder = make_local_builder(LocalSettings(directory, pull_secret=secret, ca=ca), print)
     spec = BuildSpec("localhost:5000/os/node:1", ARCHITECTURE)
-    with builder.open_build(f"FROM {reference}\nRUN sleep 7654326\n", spec, None) as build:
+    with builder.open_build(f"FROM {reference}\nRUN sleep 7654326\n", spec, BuildFiles()) as build:
         assert build.run_phase(BuildPhase.FETCH).has_succeeded
         build.run_phase(BuildPhase.BUILD)

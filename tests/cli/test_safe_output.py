@@ -54,6 +54,7 @@ NODE_COMMANDS = {
     "why": [],
 }
 CONTROLLER_COMMANDS = {
+    "build": ["-f", "POOL", "--pool", CANARY],
     "manifests": ["--image", CANARY],
     "plan": ["-f", "POOL"],
     "render": ["-f", "POOL"],

@@ -53,6 +53,8 @@ def main(argv: list[str] | None = None) -> int:
         sandbox.die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     signal.signal(signal.SIGTERM, _terminate)
+    # Ctrl-C reaches all processes of a local build.
+    signal.signal(signal.SIGINT, _terminate)
     phase = BuildPhase(arguments.phase)
     try:
         result = _run_phase(phase, arguments)
@@ -119,7 +121,8 @@ def _create_buildah(arguments: argparse.Namespace) -> Buildah:
     maps = choose_id_maps(user, name, os.getegid(), proc=Path("/proc"), etc=Path("/etc"))
     work = arguments.work.absolute()
     environ = make_environment(os.environ, work)
-    return Buildah(SandboxedProgram(SystemClock(), maps, environ), work, arguments.driver)
+    program = SandboxedProgram(SystemClock(), maps, environ, directory=work)
+    return Buildah(program, work, arguments.driver)
 
 
 def _report_result(result: BuildResult, path: Path) -> int:

@@ -34,7 +34,7 @@ class BuildSpec:
     cache_repository: str = ""
     """``REGISTRY/REPOSITORY`` with the layers of earlier builds; empty without a cache."""
     user_line: int = 1
-    """First line of the user's text in the composed Containerfile."""
+    """First line of the user's text in the composed Containerfile; 0 without one."""
 
     def to_json(self) -> str:
         return json.dumps(
@@ -51,16 +51,18 @@ class BuildSpec:
         fields = Fields.from_json(load_json(text, where="build.json"), "build.json")
         if not (push_spec := fields.get_text("pushSpec")):
             raise fields.make_error("pushSpec", "REGISTRY/REPOSITORY:TAG")
+        user_line = fields.get_optional_integer("userLine")
         return cls(
             push_spec=push_spec,
             architecture=fields.get_text("architecture") or "amd64",
             cache_repository=fields.get_text("cacheRepository"),
-            user_line=fields.get_optional_integer("userLine") or 1,
+            user_line=1 if user_line is None else user_line,
         )
 
     def convert_line(self, line: int) -> int:
         """Convert a line of the composed Containerfile to the user's; 0 before the user's text."""
-        return max(0, line - self.user_line + 1) if line else 0
+        is_own = not self.user_line or line < self.user_line
+        return 0 if is_own else line - self.user_line + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from treenail.builder.build_spec import BuildDirectories, BuildSpec
@@ -38,6 +38,18 @@ class LocalSettings:
     driver: str = "overlay"
 
 
+@dataclass(frozen=True, slots=True)
+class BuildFiles:
+    """Files of a build beside its Containerfile."""
+
+    context: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """Files for COPY by name."""
+    mounts: Mapping[str, tuple[str, Mapping[str, bytes]]] = field(default_factory=dict, repr=False)
+    """Entitlements by name: where instructions see them, and their files."""
+    ca_pem: str = field(default="", repr=False)
+    """CAs of registries beside those of the system; empty for those of the settings."""
+
+
 class LocalBuilder:
     """Runs builds on this host.
 
@@ -61,7 +73,7 @@ class LocalBuilder:
 
     @contextmanager
     def open_build(
-        self, text: str, spec: BuildSpec, context: Path | None
+        self, text: str, spec: BuildSpec, files: BuildFiles, *, timeout_s: float | None = None
     ) -> Iterator["LocalBuild"]:
         """Prepare the directories of a build, and remove them afterwards.
 
@@ -77,7 +89,10 @@ class LocalBuilder:
             raise FileError(f"cannot create {error.filename}: {error.strerror}") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield self._prepare_build(path, text, spec, context)
+            settings = self._settings
+            if timeout_s is not None:
+                settings = replace(settings, timeout_s=timeout_s)
+            yield self._prepare_build(path, text, spec, files, settings)
         finally:
             self._remove_tree(path)
             os.close(lock)
@@ -101,20 +116,29 @@ class LocalBuilder:
         return count
 
     def _prepare_build(
-        self, path: Path, text: str, spec: BuildSpec, context: Path | None
+        self, path: Path, text: str, spec: BuildSpec, files: BuildFiles, settings: LocalSettings
     ) -> "LocalBuild":
         inputs, work = path / "inputs", path / "work"
+        mounts, ca = [*settings.mounts], settings.ca
         try:
             inputs.mkdir()
             work.mkdir()
             (inputs / "Containerfile").write_text(text)
             (inputs / "build.json").write_text(spec.to_json())
-            if context is not None:
-                (inputs / "context").symlink_to(context.absolute())
+            _write_files(inputs / "context", files.context)
+            for name, (target, contents) in files.mounts.items():
+                _write_files(path / "mounts" / name, contents)
+                mounts.append(f"{path}/mounts/{name}:{target}")
+            if files.ca_pem:
+                ca = inputs / "ca.pem"
+                ca.write_text(files.ca_pem)
         except OSError as error:
             raise FileError(f"cannot write {error.filename}: {error.strerror}") from error
         return LocalBuild(
-            BuildDirectories(inputs, work), self._settings, self._environ, self._show_line
+            BuildDirectories(inputs, work),
+            replace(settings, mounts=tuple(mounts), ca=ca),
+            self._environ,
+            self._show_line,
         )
 
     def _remove_tree(self, path: Path) -> None:
@@ -189,6 +213,16 @@ class LocalBuild:
         secret = settings.push_secret if is_push else settings.pull_secret
         options = [f"--{'push' if is_push else 'pull'}-secret={secret}"] if secret else []
         return [*options, f"--ca={settings.ca}"] if settings.ca else options
+
+
+def _write_files(directory: Path, files: Mapping[str, bytes]) -> None:
+    directory.mkdir(parents=True)
+    for name, content in files.items():
+        if name in {"", ".", ".."} or "/" in name:
+            raise FileError(f"cannot write {name!r:.80}: it is not the name of a file")
+        descriptor = os.open(directory / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
 
 
 def _read_line(process: "subprocess.Popen[bytes]") -> bytes:

@@ -59,11 +59,14 @@ class TableColumn:
 
 
 def add_format_arguments(
-    parser: argparse.ArgumentParser, formats: Sequence[OutputFormat] = TABLE_FORMATS
+    parser: argparse.ArgumentParser,
+    formats: Sequence[OutputFormat] = TABLE_FORMATS,
+    *,
+    options: Sequence[str] = ("-o", "--output"),
 ) -> None:
     """Add ``-o FORMAT``, with the first format as default, and ``--json`` for ``-o json``.
 
-    The parsed ``output`` is an `OutputFormat`.
+    The parsed ``output`` is an `OutputFormat`. ``options`` are the names of the option.
     """
     listed = ", ".join(formats)
 
@@ -73,8 +76,8 @@ def add_format_arguments(
         return OutputFormat(text)
 
     parser.add_argument(
-        "-o",
-        "--output",
+        *options,
+        dest="output",
         # For completions: argparse would print their representation.
         choices=formats,
         type=parse_format,

@@ -26,8 +26,19 @@ _PASSED_VARIABLES = (
 class SandboxedProgram:
     """Runs a program in user, PID, mount and IPC namespaces; nothing of it survives the run."""
 
-    def __init__(self, clock: Clock, id_maps: IdMaps, environ: Mapping[str, str]) -> None:
-        """``environ`` is the whole environment of the program: see `make_environment`."""
+    def __init__(
+        self,
+        clock: Clock,
+        id_maps: IdMaps,
+        environ: Mapping[str, str],
+        *,
+        directory: Path | None = None,
+    ) -> None:
+        """``environ`` is the whole environment of the program: see `make_environment`.
+
+        ``directory`` becomes its working directory.
+        """
+        self._directory = directory
         self._clock = clock
         self._id_maps = id_maps
         self._environ = dict(environ)
@@ -51,6 +62,7 @@ class SandboxedProgram:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=self._environ,
+            cwd=self._directory,
             start_new_session=True,
         )
         problems: list[str] = []

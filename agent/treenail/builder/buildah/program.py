@@ -1,5 +1,6 @@
 """buildah: its storage, and the commands of a build."""
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ class BindMount:
 
 
 class Buildah:
-    """Runs buildah with storage in the work directory."""
+    """Runs buildah with storage in the work directory, which is its working directory."""
 
     def __init__(self, program: SandboxedProgram, work: Path, driver: str) -> None:
         self._program = program
@@ -48,8 +49,11 @@ class Buildah:
             raise FileError(f"cannot write {error.filename}: {error.strerror}") from error
 
     def load_image(self, layout: Path, name: str) -> str:
-        """Load an image of the layout into the storage; return its ID."""
+        """Load an image of the layout, which is in the work directory; return its ID."""
         image_id = ""
+        # buildah derives a name for the image from this path, and rejects a path that no image
+        # can have as name, so it is relative to the working directory.
+        place = os.path.relpath(layout, self._work)
 
         def read_id(line: str) -> None:
             nonlocal image_id
@@ -58,7 +62,7 @@ class Buildah:
 
         self._run_store_command(
             ["pull", "--quiet", f"--signature-policy={self._work}/home/policy.json",
-             f"oci:{layout}:{name}"],
+             f"oci:{place}:{name}"],
             read_id,
         )  # fmt: skip
         if not image_id:
@@ -82,7 +86,7 @@ class Buildah:
         """Write an image of the storage into the layout; blobs that the layout has stay."""
         self._run_store_command(
             ["push", "--quiet", f"--signature-policy={self._work}/home/policy.json",
-             "--format=oci", image, f"oci:{layout}:{name}"],
+             "--format=oci", image, f"oci:{os.path.relpath(layout, self._work)}:{name}"],
         )  # fmt: skip
 
     def build_image(

@@ -4,6 +4,7 @@ import base64
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.api.controllerconfig import ControllerConfigContents
@@ -12,7 +13,6 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.clock import Clock
 from treenail.config.pullsecret import PullSecret, parse_pull_secret, read_login_secret
 from treenail.errors import CredentialError, NotFoundError
-from treenail.kube.client import Client
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
     MACHINECONFIGS,
@@ -49,10 +49,16 @@ class ClusterTrust:
     pull_secret: bytes = field(default=b"", repr=False)
 
 
+class ObjectGetter(Protocol):
+    """Reads one object; raises `ClusterError`."""
+
+    def get(self, resource: Resource, name: str, *, namespace: str = "") -> Json: ...
+
+
 class ClusterReader:
     """Reads objects of builds on demand. Thread-safe. Every method raises `ClusterError`."""
 
-    def __init__(self, client: Client, clock: Clock, *, namespace: str) -> None:
+    def __init__(self, client: ObjectGetter, clock: Clock, *, namespace: str) -> None:
         self._client = client
         self._clock = clock
         self._namespace = namespace

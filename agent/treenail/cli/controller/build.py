@@ -1,0 +1,291 @@
+"""``treenail-controller build``: show the builds of files, and run them on this host."""
+
+import argparse
+import getpass
+import os
+import platform
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from treenail.builder.append_layout import append_config_layer, copy_to_layout
+from treenail.builder.build_spec import BUILT_IMAGE, BuildSpec
+from treenail.builder.buildah.namespaces import choose_id_maps
+from treenail.builder.layout import ImageLayout, LayoutImage
+from treenail.builder.local import BuildFiles, LocalBuild, LocalBuilder, LocalSettings
+from treenail.builder.phases.registries import RegistrySettings
+from treenail.cli.controller import build_text
+from treenail.cli.controller.build_text import LocalResult
+from treenail.cli.files import read_documents
+from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments, print_output
+from treenail.cli.terminal import HelpFormatter, format_examples
+from treenail.clock import SystemClock
+from treenail.controllers.build import offline
+from treenail.controllers.build.offline import OfflineBuild
+from treenail.errors import ConfigError, HostError, TreenailError, UsageError
+from treenail.image.build_reason import REMEDIES
+from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.image.inputs.build_inputs import ARCHITECTURES
+from treenail.image.push_spec import parse_push_spec
+
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+_LAYOUT_PREFIX = "oci:"
+_FETCHED_IMAGE = "image-0"
+DRIVERS = ("overlay", "vfs")
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the arguments of the command."""
+    parser = commands.add_parser(
+        "build",
+        help="show the image builds of files, or run them on this host",
+        description="Show the image build of each MachineOSConfig in files: the composed "
+        "Containerfile, the content key, and whether the build needs a Job. With --local, build "
+        "the image on this host. Without --local, change nothing and read no registry, unless "
+        "--push-secret names a login to look for an image that can be reused.",
+        epilog=format_examples(
+            ("show what would be built", "treenail-controller build -f manifests/"),
+            (
+                "build on this host, and keep the image",
+                "treenail-controller build -f manifests/ --pool worker --local --output oci:image",
+            ),
+            (
+                "build on this host, and push",
+                "treenail-controller build -f manifests/ --local --push --push-secret push.json",
+            ),
+        ),
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument(
+        "-f",
+        "--filename",
+        metavar="FILE",
+        action="append",
+        required=True,
+        help="read the MachineOSConfigs, MachineConfigPools, MachineConfigs, the ControllerConfig, "
+        "ConfigMaps and Secrets in this file, this directory, or - for the standard input; "
+        "repeatable",
+    )
+    parser.add_argument(
+        "--pool", metavar="NAME", help="build the image of this pool only (default: all pools)"
+    )
+    parser.add_argument(
+        "--architecture",
+        choices=tuple(ARCHITECTURES),
+        default=_get_architecture(),
+        help="architecture of the pool's nodes (default: that of this host)",
+    )
+    parser.add_argument("--local", action="store_true", help="build the image on this host")
+    parser.add_argument(
+        "--push", action="store_true", help="with --local: push the image as the cluster would"
+    )
+    parser.add_argument(
+        "--output",
+        dest="destination",
+        metavar="oci:DIR",
+        help="with --local: write the image to an OCI layout in this directory",
+    )
+    parser.add_argument(
+        "--pull-secret",
+        metavar="FILE",
+        type=Path,
+        help="log in to registries of base images with this .dockerconfigjson",
+    )
+    parser.add_argument(
+        "--push-secret",
+        metavar="FILE",
+        type=Path,
+        help="log in to the registry of built images with this .dockerconfigjson",
+    )
+    parser.add_argument(
+        "--ca", metavar="FILE", type=Path, help="trust the CAs in this PEM file for registries"
+    )
+    parser.add_argument(
+        "--work-dir",
+        metavar="DIR",
+        type=Path,
+        default=_get_work_directory(),
+        help="keep the files of a running build here; it needs space for the base image, unpacked "
+        "(default: /var/cache/treenail/builds for root, else ~/.cache/treenail/builds)",
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=float,
+        help="stop the build after this time (default: that of the MachineOSConfig, or 3600)",
+    )
+    parser.add_argument(
+        "--storage-driver",
+        choices=DRIVERS,
+        default=DRIVERS[0],
+        help="storage driver of buildah (default: %(default)s)",
+    )
+    add_format_arguments(parser, TEXT_FORMATS, options=("-o",))
+    parser.set_defaults(run=run_builds)
+
+
+def run_builds(arguments: argparse.Namespace) -> int:
+    """Show the builds, and run them with ``--local``."""
+    _check_arguments(arguments)
+    clock = SystemClock()
+    builds = offline.plan_builds(
+        read_documents(arguments.filename),
+        clock,
+        architecture=arguments.architecture,
+        only=arguments.pool,
+    )
+    if arguments.destination and len(builds) > 1:
+        raise UsageError(
+            f"cannot write {arguments.destination}: the input has {len(builds)} images",
+            remedy="choose one with --pool",
+        )
+    for build in builds:
+        if build.layer.problems:
+            problem = build.layer.problems[0]
+            raise ConfigError(
+                f"cannot build the image of pool {build.pool}: {problem.path}: {problem.why}"
+            )
+    reusable = {build.pool: _find_reusable(build, arguments) for build in builds}
+    results: dict[str, LocalResult] = {}
+    if arguments.local:
+        builder = _create_builder(arguments)
+        for build in builds:
+            results[build.pool] = _build_locally(build, builder, arguments)
+    print_output(
+        arguments.output,
+        kind="ImageBuildList",
+        content=lambda: {"builds": build_text.convert_to_json(builds, reusable, results)},
+        lines=lambda: build_text.format_builds(builds, reusable, results),
+    )
+    sys.stdout.flush()
+    return 0
+
+
+def _check_arguments(arguments: argparse.Namespace) -> None:
+    for option, value in (("--push", arguments.push), ("--output", arguments.destination)):
+        if value and not arguments.local:
+            raise UsageError(
+                f"cannot use {option} without --local: nothing is built", remedy="add --local"
+            )
+    destination = arguments.destination
+    if destination is not None and not destination.removeprefix(_LAYOUT_PREFIX):
+        destination = ""
+    if destination is not None and not destination.startswith(_LAYOUT_PREFIX):
+        raise UsageError(
+            f"cannot write to {arguments.destination!r:.100}: expected oci:DIR",
+            remedy="name a directory: --output oci:image",
+        )
+    if arguments.local and arguments.architecture != _get_architecture():
+        raise UsageError(
+            f"cannot build for {arguments.architecture} on this host, which is "
+            f"{_get_architecture()}",
+            remedy="build on a host of that architecture, or leave out --local",
+        )
+    if arguments.timeout is not None and not 0 < arguments.timeout < float("inf"):
+        raise UsageError(f"--timeout: expected seconds above 0, found {arguments.timeout:g}")
+
+
+def _find_reusable(build: OfflineBuild, arguments: argparse.Namespace) -> bool | None:
+    """Whether the registry has the system part; None if it was not asked."""
+    if not build.plan.wanted.needs_job or arguments.push_secret is None:
+        return None
+    spec = parse_push_spec(build.plan.wanted.system_push_spec, where="the push spec")
+    settings = RegistrySettings.read(arguments.push_secret, arguments.ca, os.environ)
+    if build.plan.ca_pem and arguments.ca is None:
+        settings = replace(settings, tls=replace(settings.tls, ca_pem=build.plan.ca_pem))
+    with settings.open_client(spec.registry, spec.repository, SystemClock()) as client:
+        return client.head_manifest(spec.repository, spec.tag) is not None
+
+
+def _create_builder(arguments: argparse.Namespace) -> LocalBuilder:
+    if shutil.which("buildah") is None:
+        raise HostError(
+            "cannot build: buildah is not installed",
+            remedy="run: apt-get install buildah, or: dnf install buildah",
+        )
+    user = os.geteuid()
+    maps = choose_id_maps(
+        user,
+        "root" if user == 0 else getpass.getuser(),
+        os.getegid(),
+        proc=Path("/proc"),
+        etc=Path("/etc"),
+    )
+    settings = LocalSettings(
+        arguments.work_dir.absolute(),
+        pull_secret=arguments.pull_secret,
+        push_secret=arguments.push_secret,
+        ca=arguments.ca,
+        driver=arguments.storage_driver,
+    )
+    return LocalBuilder(settings, os.environ, SystemClock(), maps, _show_line)
+
+
+def _build_locally(
+    build: OfflineBuild, builder: LocalBuilder, arguments: argparse.Namespace
+) -> LocalResult:
+    plan = build.plan
+    text = plan.containerfile if plan.wanted.needs_job else f"FROM {plan.wanted.base_image}\n"
+    spec = BuildSpec(
+        push_spec=plan.wanted.push_spec,
+        architecture=plan.architecture,
+        user_line=plan.user_line,
+    )
+    ca_pem = "" if arguments.ca is not None else plan.ca_pem
+    timeout_s = arguments.timeout or float(plan.deadline_s)
+    files = BuildFiles(build.context, build.entitlements, ca_pem)
+    with builder.open_build(text, spec, files, timeout_s=timeout_s) as opened:
+        _run_phase(opened, BuildPhase.FETCH)
+        if plan.wanted.needs_job:
+            _run_phase(opened, BuildPhase.BUILD)
+        layout = ImageLayout(opened.directories.layout)
+        source = BUILT_IMAGE if plan.wanted.needs_job else _FETCHED_IMAGE
+        image = append_config_layer(layout, source, BUILT_IMAGE, build.layer, plan.labels)
+        if arguments.destination:
+            target = Path(arguments.destination.removeprefix(_LAYOUT_PREFIX))
+            copy_to_layout(layout, image, ImageLayout(target), plan.wanted.name)
+        if arguments.push:
+            _check_pushed(_run_phase(opened, BuildPhase.PUSH), image)
+    pushed = parse_push_spec(plan.wanted.push_spec, where="the push spec")
+    return LocalResult(image.digest, pushed.make_pull_spec(image.digest) if arguments.push else "")
+
+
+def _run_phase(build: LocalBuild, phase: BuildPhase) -> BuildResult:
+    result = build.run_phase(phase)
+    if result.reason is not None:
+        raise BuildFailedError(result)
+    return result
+
+
+def _check_pushed(result: BuildResult, image: LayoutImage) -> None:
+    if result.digest != image.digest:
+        raise HostError(f"cannot push {image.digest}: the registry has {result.digest}")
+
+
+class BuildFailedError(TreenailError):
+    """A phase of a local build failed."""
+
+    def __init__(self, result: BuildResult) -> None:
+        reason = result.reason
+        cause = result.message.partition("\n")[0]
+        super().__init__(
+            f"cannot {result.phase} the image: {reason}: {cause}",
+            remedy=REMEDIES[reason] if reason else "",
+        )
+
+
+def _show_line(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _get_architecture() -> str:
+    machine = platform.machine()
+    return _MACHINES.get(machine, machine)
+
+
+def _get_work_directory() -> Path:
+    if os.geteuid() == 0:
+        return Path("/var/cache/treenail/builds")
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "treenail/builds"

@@ -1,0 +1,97 @@
+"""Texts and documents of ``treenail-controller build``."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from treenail.controllers.build.offline import OfflineBuild
+
+_REUSE = {
+    True: "found in the registry: the cluster reuses it",
+    False: "not in the registry: a Job builds it",
+    None: "unknown: name --push-secret FILE to look into the registry",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LocalResult:
+    """An image that was built on this host."""
+
+    digest: str
+    pull_spec: str = ""
+    """Empty unless it was pushed."""
+
+
+def format_builds(
+    builds: Iterable[OfflineBuild],
+    reusable: Mapping[str, bool | None],
+    results: Mapping[str, LocalResult],
+) -> Iterator[str]:
+    """Format the builds for people."""
+    for number, build in enumerate(builds):
+        if number:
+            yield ""
+        yield from _format_build(build, _REUSE[reusable.get(build.pool)], results.get(build.pool))
+
+
+def convert_to_json(
+    builds: Iterable[OfflineBuild],
+    reusable: Mapping[str, bool | None],
+    results: Mapping[str, LocalResult],
+) -> list[dict[str, object]]:
+    """Convert the builds to the items of the document."""
+    return [
+        {
+            "pool": build.pool,
+            "machineOSConfig": build.config,
+            "machineOSBuild": build.plan.wanted.name,
+            "machineConfig": build.plan.wanted.config,
+            "architecture": build.plan.architecture,
+            "baseImage": build.plan.wanted.base_image,
+            "contentKey": build.plan.wanted.content_key,
+            "needsJob": build.plan.wanted.needs_job,
+            "systemImage": build.plan.wanted.system_push_spec,
+            "systemImageExists": reusable.get(build.pool),
+            "pushSpec": build.plan.wanted.push_spec,
+            "containerfile": build.plan.containerfile,
+            "configLayer": {
+                "digest": build.layer.digest,
+                "sizeBytes": build.layer.size,
+                "omitted": list(build.layer.omitted),
+            },
+            **_convert_result(results.get(build.pool)),
+        }
+        for build in builds
+    ]
+
+
+def _convert_result(result: LocalResult | None) -> dict[str, object]:
+    if result is None:
+        return {}
+    return {"image": {"digest": result.digest, "pullSpec": result.pull_spec or None}}
+
+
+def _format_build(build: OfflineBuild, reuse: str, result: LocalResult | None) -> Iterator[str]:
+    plan = build.plan
+    yield f"pool {build.pool}: MachineOSConfig {build.config}"
+    yield f"  build:        {plan.wanted.name}"
+    yield f"  config:       {plan.wanted.config}"
+    yield f"  base image:   {plan.wanted.base_image}"
+    yield f"  architecture: {plan.architecture}"
+    yield f"  content key:  {plan.wanted.content_key}"
+    if plan.wanted.needs_job:
+        yield f"  system image: {plan.wanted.system_push_spec}"
+        yield f"                {reuse}"
+    else:
+        yield "  system image: the base image; the build needs no Job"
+    yield f"  push spec:    {plan.wanted.push_spec}"
+    yield f"  config layer: {build.layer.size} bytes, {build.layer.digest}"
+    for path in build.layer.omitted:
+        yield f"    omitted:    {path}"
+    if plan.wanted.needs_job:
+        yield "  Containerfile:"
+        for line in plan.containerfile.splitlines():
+            yield f"    {line}".rstrip()
+    if result is not None:
+        yield f"  built:        {result.digest}"
+        if result.pull_spec:
+            yield f"  pushed:       {result.pull_spec}"

@@ -1,0 +1,166 @@
+"""Plans builds from files, without a cluster, with the planner of the build controller."""
+
+import base64
+import binascii
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from treenail.api import documents
+from treenail.api.decode import Fields, Json
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.clock import Clock
+from treenail.controllers.build.cluster_reader import ClusterReader
+from treenail.controllers.build.planner import Planner
+from treenail.controllers.build.planning import BuildPlan, BuildRefused
+from treenail.controllers.render import offline
+from treenail.controllers.render.render import RenderedConfig
+from treenail.errors import ConfigError, NotFoundError, UsageError
+from treenail.image.config_layer import ConfigLayer, make_config_layer
+from treenail.kube.resources import (
+    CONFIGMAPS,
+    CONTROLLERCONFIGS,
+    MACHINECONFIGS,
+    MACHINEOSCONFIGS,
+    SECRETS,
+    Resource,
+)
+
+_RESOURCES = (CONFIGMAPS, CONTROLLERCONFIGS, MACHINEOSCONFIGS, SECRETS)
+
+
+class FileObjects:
+    """Objects of the input files, read as from an API server with one namespace."""
+
+    def __init__(self, texts: Iterable[tuple[str, str | bytes]]) -> None:
+        self._objects: dict[tuple[str, str], Json] = {}
+        for where, text in texts:
+            for document in documents.load_documents(text, where=where):
+                self._add_document(document)
+
+    # The files of one build are of one namespace.
+    def get(self, resource: Resource, name: str, *, namespace: str = "") -> Json:  # noqa: ARG002
+        """Return an object of any namespace; raise `NotFoundError`."""
+        try:
+            return self._objects[resource.kind, name]
+        except KeyError:
+            raise NotFoundError(f"the input has no {resource.kind} {name}") from None
+
+    def add_rendered(self, rendered: RenderedConfig) -> None:
+        """Add a rendered config."""
+        self._objects[MACHINECONFIGS.kind, rendered.name] = rendered.config.to_json()
+
+    def list_image_configs(self) -> list[MachineOSConfig]:
+        """Return the MachineOSConfigs by name; raise `ConfigError` that names the object."""
+        found = []
+        for (kind, name), document in sorted(self._objects.items()):
+            if kind == MACHINEOSCONFIGS.kind:
+                try:
+                    found.append(MachineOSConfig.from_json(document))
+                except ConfigError as error:
+                    raise ConfigError(f"{kind} {name}: {error}", remedy=error.remedy) from error
+        return found
+
+    def _add_document(self, document: Json) -> None:
+        fields = Fields.from_json(document, "")
+        kind = fields.get_text("kind")
+        if kind.endswith("List") and "items" in document:
+            for item in fields.iter_objects("items"):
+                self._add_document(item.values)
+        elif kind in {resource.kind for resource in _RESOURCES}:
+            name = fields.get_object("metadata").get_text("name")
+            self._objects[kind, name] = document
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineBuild:
+    """The build of one MachineOSConfig, and the files that its Job would mount."""
+
+    config: str
+    """Name of the MachineOSConfig."""
+    pool: str
+    plan: BuildPlan
+    layer: ConfigLayer
+    context: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    entitlements: Mapping[str, tuple[str, Mapping[str, bytes]]] = field(
+        default_factory=dict, repr=False
+    )
+    """By name: where instructions see them, and their files."""
+
+
+def plan_builds(
+    texts: Iterable[tuple[str, str | bytes]], clock: Clock, *, architecture: str, only: str | None
+) -> list[OfflineBuild]:
+    """Render the pools that have a MachineOSConfig, and plan their builds.
+
+    Raises `UsageError` when no pool has one, and `ConfigError` for invalid input.
+    """
+    inputs = list(texts)
+    found, objects = offline.read_manifests(inputs), FileObjects(inputs)
+    configs = [each for each in objects.list_image_configs() if only in (None, each.pool)]
+    if not configs:
+        place = f"pool {only}" if only else "any pool"
+        raise UsageError(
+            f"cannot plan a build: the input has no MachineOSConfig for {place}",
+            remedy="add a MachineOSConfig whose spec.machineConfigPool.name is a pool of the input",
+        )
+    planner = Planner(ClusterReader(objects, clock, namespace=""))
+    return [_plan_build(each, found, objects, planner, architecture) for each in configs]
+
+
+def _plan_build(
+    config: MachineOSConfig,
+    found: offline.InputManifests,
+    objects: FileObjects,
+    planner: Planner,
+    architecture: str,
+) -> OfflineBuild:
+    configs, errors = offline.render_pools(found, config.pool)
+    if errors:
+        raise errors[0]
+    rendered = configs[0]
+    objects.add_rendered(rendered)
+    pool = _set_configuration(found.pools[config.pool], rendered)
+    try:
+        plan = planner.plan_build(config, pool, frozenset({architecture}))
+    except BuildRefused as error:
+        raise ConfigError(f"MachineOSConfig {config.name}: {error.problem.message}") from error
+    layer = make_config_layer(rendered.config, trust_bundle=planner.read_trust_bundle())
+    context = dict(plan.own_files)
+    if plan.context:
+        context |= _read_files(objects, CONFIGMAPS, plan.context)
+    entitlements = {
+        each.name: (
+            each.path,
+            _read_files(objects, SECRETS if each.is_secret else CONFIGMAPS, each.name),
+        )
+        for each in plan.entitlements
+    }
+    return OfflineBuild(config.name, config.pool, plan, layer, context, entitlements)
+
+
+def _set_configuration(pool: MachineConfigPool, rendered: RenderedConfig) -> MachineConfigPool:
+    """Return the pool as the render controller writes it."""
+    reference = MachineConfigPool.from_json(
+        {
+            "metadata": {"name": pool.name},
+            "spec": {"configuration": rendered.to_pool_configuration()},
+        }
+    )
+    return dataclasses.replace(pool, configuration=reference.configuration)
+
+
+def _read_files(objects: FileObjects, resource: Resource, name: str) -> dict[str, bytes]:
+    """Return the files that the kubelet shows of a ConfigMap or Secret."""
+    fields = Fields.from_json(objects.get(resource, name), f"{resource.kind} {name}")
+    encoded = "data" if resource is SECRETS else "binaryData"
+    plain = "stringData" if resource is SECRETS else "data"
+    found = {key: text.encode() for key, text in fields.get_text_map(plain).items()}
+    for key, text in fields.get_text_map(encoded).items():
+        try:
+            found[key] = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            # Without its cause, which contains the content.
+            raise ConfigError(f"{resource.kind} {name}: {key} is not base64") from None
+    return found

@@ -1,0 +1,217 @@
+"""``treenail-controller build``: files in, the builds of their MachineOSConfigs out."""
+
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.builder.base_image import ARCHITECTURE, needs_busybox
+from tests.builder.builds import open_client, push_base
+from tests.builder.sandboxing import needs_buildah
+from treenail.builder.layout import ImageLayout
+from treenail.cli.controller.main import main
+from treenail_lab.registry.service import PULLER, PUSHER, RegistryService
+
+DIGEST = "sha256:" + 64 * "a"
+API = "machineconfiguration.openshift.io/v1"
+TEXT = "FROM configs AS final\nCOPY motd /etc/motd\nRUN cat /etc/motd\n"
+
+
+def write_manifests(directory: Path, registry: str, base: str, text: str = TEXT) -> Path:
+    """Write a pool, its configs and a MachineOSConfig; return the directory."""
+    worker = {"machineconfiguration.openshift.io/role": "worker"}
+    documents = [
+        {
+            "apiVersion": API,
+            "kind": "MachineConfigPool",
+            "metadata": {"name": "worker"},
+            "spec": {"machineConfigSelector": {"matchLabels": worker}},
+        },
+        {
+            "apiVersion": API,
+            "kind": "MachineConfig",
+            "metadata": {"name": "50-worker", "labels": worker},
+            "spec": {
+                "osImageURL": base,
+                "config": {
+                    "ignition": {"version": "3.4.0"},
+                    "storage": {
+                        "files": [
+                            {"path": "/etc/configured", "contents": {"source": "data:,yes"}},
+                            {"path": "/var/state", "contents": {"source": "data:,no"}},
+                        ]
+                    },
+                },
+            },
+        },
+        {
+            "apiVersion": API,
+            "kind": "MachineOSConfig",
+            "metadata": {
+                "name": "worker",
+                "annotations": {"treenail.io/context": "files"} if "COPY" in text else {},
+            },
+            "spec": {
+                "machineConfigPool": {"name": "worker"},
+                "imageBuilder": {"imageBuilderType": "Job"},
+                "renderedImagePushSecret": {"name": "push"},
+                "renderedImagePushSpec": f"{registry}/os/node:latest",
+                "containerFile": [{"content": text}] if text else [],
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "files"},
+            "data": {"motd": "welcome\n"},
+        },
+    ]
+    directory.mkdir(exist_ok=True)
+    (directory / "all.json").write_text(
+        json.dumps({"apiVersion": "v1", "kind": "List", "items": documents})
+    )
+    return directory
+
+
+def test_build_of_files_shows_key_and_containerfile_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = f"registry.example.com/os/base@{DIGEST}"
+    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base)
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["build", "-f", str(manifests)]) == 0
+    shown = capsys.readouterr().out
+    assert "content key:" in shown
+    assert f"FROM {base} AS configs" in shown
+    assert "COPY motd /etc/motd" in shown
+    assert "registry.example.com/os/node:system-" in shown
+    assert "/var/state" in shown
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_build_of_files_with_another_context_has_another_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = f"registry.example.com/os/base@{DIGEST}"
+    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base)
+    keys = []
+    for content in ("welcome", "goodbye"):
+        path = manifests / "all.json"
+        path.write_text(path.read_text().replace("welcome", content))
+        assert main(["build", "-f", str(manifests), "-o", "json"]) == 0
+        (item,) = json.loads(capsys.readouterr().out)["builds"]
+        assert item["needsJob"]
+        assert item["machineOSBuild"].startswith("worker-")
+        keys.append(item["contentKey"])
+    assert keys[0] != keys[1]
+
+
+def test_build_without_containerfile_needs_no_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = f"registry.example.com/os/base@{DIGEST}"
+    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base, text="")
+    assert main(["build", "-f", str(manifests)]) == 0
+    assert "the build needs no Job" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--push"], 64, "--push without --local"),
+        (["--output", "oci:image"], 64, "--output without --local"),
+        (["--local", "--output", "image"], 64, "expected oci:DIR"),
+        (["--pool", "infra"], 64, "no MachineOSConfig for pool infra"),
+        (["--local", "--timeout", "0"], 64, "expected seconds above 0"),
+    ],
+)
+def test_build_with_wrong_arguments_names_the_remedy(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    message: str,
+) -> None:
+    base = f"registry.example.com/os/base@{DIGEST}"
+    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base)
+    assert main(["build", "-f", str(manifests), *arguments]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_build_of_a_wrong_containerfile_names_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = f"registry.example.com/os/base@{DIGEST}"
+    text = "FROM configs AS final\nADMIRE me\n"
+    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base, text=text)
+    assert main(["build", "-f", str(manifests)]) == 1
+    assert "line 2" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def registry() -> Iterator[RegistryService]:
+    with RegistryService() as service:
+        yield service
+
+
+@needs_buildah
+@needs_busybox
+@pytest.mark.process
+def test_local_build_writes_and_pushes_the_image_with_the_config(
+    registry: RegistryService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = push_base(registry, tmp_path)
+    manifests = write_manifests(tmp_path / "manifests", registry.host, base)
+    (tmp_path / "pull.json").write_bytes(registry.make_auth_json(PULLER))
+    (tmp_path / "push.json").write_bytes(registry.make_auth_json(PUSHER))
+    arguments = [
+        "build", "-f", str(manifests), "--local", "--push", "-o", "json",
+        "--output", f"oci:{tmp_path}/image", "--work-dir", str(tmp_path / "work"),
+        "--pull-secret", str(tmp_path / "pull.json"),
+        "--push-secret", str(tmp_path / "push.json"), "--ca", str(registry.ca_file),
+    ]  # fmt: skip
+    assert main(arguments) == 0, capsys.readouterr().err
+    (item,) = json.loads(capsys.readouterr().out)["builds"]
+    digest, spec = item["image"]["digest"], item["image"]["pullSpec"]
+    assert spec == f"{registry.host}/os/node@{digest}"
+    assert item["architecture"] == ARCHITECTURE
+    with open_client(registry) as client:
+        found = client.head_manifest("os/node", item["machineOSBuild"])
+        assert found is not None
+        assert found.digest == digest
+    layout = ImageLayout(tmp_path / "image")
+    image = layout.read_named(item["machineOSBuild"])
+    assert image is not None
+    assert image.digest == digest
+    layers = json.loads(image.content)["layers"]
+    assert layers[-1]["digest"] == item["configLayer"]["digest"]
+    path = layout.find_blob(layers[-1]["digest"])
+    assert path is not None
+    with tarfile.open(path) as archive:
+        names = archive.getnames()
+    assert "etc/configured" in names
+    assert "var/state" not in names
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+@needs_buildah
+@needs_busybox
+@pytest.mark.process
+def test_local_build_that_fails_names_line_reason_and_remedy(
+    registry: RegistryService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = push_base(registry, tmp_path)
+    text = "FROM configs AS final\nRUN cat /missing\n"
+    manifests = write_manifests(tmp_path / "manifests", registry.host, base, text=text)
+    (tmp_path / "pull.json").write_bytes(registry.make_auth_json(PULLER))
+    arguments = [
+        "build", "-f", str(manifests), "--local", "--work-dir", str(tmp_path / "work"),
+        "--pull-secret", str(tmp_path / "pull.json"), "--ca", str(registry.ca_file),
+    ]  # fmt: skip
+    assert main(arguments) == 1
+    shown = capsys.readouterr().err
+    assert "InstructionFailed: line 2: RUN cat /missing: exit status 1" in shown
+    assert "spec.containerFile" in shown
+    assert list((tmp_path / "work").iterdir()) == []
