@@ -15,7 +15,11 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.errors import ConfigError
 from treenail.image.build_reason import BuildReason
-from treenail.image.inputs.build_inputs import BuildInputs
+from treenail.image.inputs.build_inputs import (
+    BuildInputs,
+    describe_hidden_files,
+    find_build_paths,
+)
 from treenail.image.inputs.check_config import (
     find_architecture_findings,
     find_config_findings,
@@ -332,6 +336,19 @@ def test_inputs_are_those_of_both_objects() -> None:
     assert (found.extensions, found.kernel_type) == (("usbguard",), "default")
     based = config(notes={"treenail.io/base-image": "r.example.com/b:1"})
     assert BuildInputs.from_objects(based, rendered()).base_image == "r.example.com/b:1"
+
+
+def test_hidden_files_of_the_config_are_named_with_the_annotation() -> None:
+    paths = ["/etc/yum.repos.d/a.repo", "/etc/pki/rpm-gpg/key", "/etc/containers/x", "/etc/pki/b"]
+    files = [{"path": path} for path in [*paths, "/etc/app", "/etc/pkix"]]
+    found = rendered(config={"ignition": {"version": "3.4.0"}, "storage": {"files": files}})
+    assert find_build_paths(found) == tuple(sorted(paths))
+    text = describe_hidden_files(config(), find_build_paths(found))
+    assert text.startswith("if it needs /etc/containers/x, /etc/pki/b, /etc/pki/rpm-gpg/key and 1")
+    assert text.endswith("machineosconfig worker treenail.io/build-sees-config=true")
+    sees = config(notes={"treenail.io/build-sees-config": "true"})
+    assert describe_hidden_files(sees, find_build_paths(found)) == ""
+    assert describe_hidden_files(config(), find_build_paths(rendered())) == ""
 
 
 @fuzz

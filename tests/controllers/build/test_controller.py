@@ -109,6 +109,23 @@ def test_user_error_fails_the_build_with_line_and_remedy(site: BuildSite) -> Non
     assert len(site.jobs()) == 1
 
 
+def test_failed_instruction_names_files_of_the_config_that_it_did_not_see(site: BuildSite) -> None:
+    file = {"path": "/etc/yum.repos.d/mirror.repo", "contents": {"source": "data:,x"}}
+    config = {"ignition": {"version": "3.5.0"}, "storage": {"files": [file]}}
+    site.add_config("rendered-worker-1", config=config)
+    site.add_pool(config="rendered-worker-1")
+    site.add_image_config(text=CONTAINERFILE)
+    kubelet = Kubelet(site)
+    failure = BuildResult(BuildPhase.BUILD, reason=BuildReason.INSTRUCTION_FAILED, message="x")
+    with site.controller():
+        kubelet.fail(kubelet.wait_pod(), failure)
+        wait_until(lambda: site.build_state()[0] == "Failed", limit_s=20)
+    assert site.build_state()[2].endswith(
+        "; if it needs /etc/yum.repos.d/mirror.repo of the config, run: kubectl annotate "
+        "machineosconfig worker treenail.io/build-sees-config=true"
+    )
+
+
 def test_evicted_pod_is_replaced_without_a_failure(site: BuildSite) -> None:
     site.add_pool()
     site.add_image_config(text=CONTAINERFILE)

@@ -13,6 +13,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.clock import Clock
 from treenail.config.pullsecret import PullSecret, parse_pull_secret, read_login_secret
 from treenail.errors import CredentialError, NotFoundError
+from treenail.image.inputs.build_inputs import find_build_paths
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
     MACHINECONFIGS,
@@ -35,6 +36,8 @@ class RenderedFacts:
     extensions_image: str
     extensions: tuple[str, ...]
     kernel_type: str
+    build_paths: tuple[str, ...]
+    """Files of the config that package managers and registry clients read."""
     config: MachineConfig = field(repr=False, compare=False)
     """Without its Ignition config, which is large."""
 
@@ -114,6 +117,7 @@ class ClusterReader:
             config.extensions_image,
             config.extensions,
             config.kernel_type,
+            find_build_paths(config),
             slim,
         )
         with self._lock:

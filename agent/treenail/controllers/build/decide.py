@@ -342,9 +342,9 @@ class _Decider:
         self._set_report(build, report)
         build = replace(build, report=report)
         if retry_at is None:
-            return self._set_status(
-                build, BuildState.FAILED, failure.reason, format_failure(failure, attempts)
-            )
+            wanted = self._situation.wanted
+            text = format_failure(failure, attempts, wanted.instruction_remedy if wanted else "")
+            return self._set_status(build, BuildState.FAILED, failure.reason, text)
         self._delays.append(retry_at - self._situation.now)
         return self._set_status(build, BuildState.BUILDING, *format_retry(report))
 

@@ -178,6 +178,8 @@ class WantedBuild:
     system_push_spec: str = ""
     """Where the Job pushes the system part."""
     push_secret: str = ""
+    instruction_remedy: str = ""
+    """What else may help when an instruction failed; empty for nothing."""
 
 
 @dataclass(frozen=True, slots=True)

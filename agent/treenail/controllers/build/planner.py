@@ -15,7 +15,7 @@ from treenail.controllers.build.planning import BuildPlan, BuildRefused, Entitle
 from treenail.errors import CredentialError
 from treenail.image.build_name import compute_build_name
 from treenail.image.config_layer import make_config_layer
-from treenail.image.inputs.build_inputs import BuildInputs
+from treenail.image.inputs.build_inputs import BuildInputs, describe_hidden_files
 from treenail.image.inputs.check_config import (
     find_architecture_findings,
     find_config_findings,
@@ -102,6 +102,7 @@ class Planner:
             base_image=base_image,
             system_push_spec=f"{repository}:system-{content_key}",
             push_secret=config.push_secret,
+            instruction_remedy=describe_hidden_files(config, rendered.build_paths),
         )
         return BuildPlan(
             wanted=wanted,

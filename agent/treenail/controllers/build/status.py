@@ -11,16 +11,21 @@ from treenail.controllers.build.facts import (
     BuildReport,
     JobFacts,
 )
-from treenail.image.build_reason import REMEDIES
+from treenail.image.build_reason import REMEDIES, BuildReason
 
 MESSAGE_LIMIT = 2000
 """Maximum characters of a message. The API permits 32768, but users read it in tables."""
 
 
-def format_failure(failure: AttemptFailure, attempts: int) -> str:
-    """Format why a build failed, with its line and the remedy."""
+def format_failure(failure: AttemptFailure, attempts: int, instruction_remedy: str = "") -> str:
+    """Format why a build failed, with its line and the remedy.
+
+    ``instruction_remedy`` is a further one for an instruction that failed.
+    """
     tried = f" after {attempts} attempts" if attempts > 1 else ""
     remedy = REMEDIES[failure.reason]
+    if instruction_remedy and failure.reason is BuildReason.INSTRUCTION_FAILED:
+        remedy += f"; {instruction_remedy}"
     return _join(f"{_format_cause(failure)}{tried}", remedy)
 
 

@@ -1,7 +1,10 @@
 """Inputs of the system part of an image build: everything that its content depends on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from treenail.api import annotations as key
+from treenail.api.ignition import parse_ignition
 from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
 from treenail.api.machineosconfig import ContainerfileArch, MachineOSConfig
 from treenail.image.containerfile import parse_containerfile
@@ -16,6 +19,34 @@ ARCHITECTURES: dict[str, ContainerfileArch] = {
     "s390x": ContainerfileArch.S390X,
 }
 """Architectures of nodes and images, and their names in a MachineOSConfig."""
+
+
+_READ_BY_PROGRAMS = ("/etc/yum.repos.d/", "/etc/pki/", "/etc/containers/")
+_MAX_NAMED = 3
+
+
+def find_build_paths(rendered: MachineConfig) -> tuple[str, ...]:
+    """Return the files of a config that package managers and registry clients read.
+
+    A Containerfile that installs packages often needs them. Raises `ConfigError`.
+    """
+    files = parse_ignition(rendered.config, location=f"config of {rendered.name}").files
+    return tuple(sorted(each.path for each in files if each.path.startswith(_READ_BY_PROGRAMS)))
+
+
+def describe_hidden_files(config: MachineOSConfig, paths: Sequence[str]) -> str:
+    """Return a remedy for an instruction that failed without these files of the config.
+
+    Empty if the Containerfile sees the config, or if there are none.
+    """
+    if config.sees_config or not paths:
+        return ""
+    named = ", ".join(path[:100] for path in paths[:_MAX_NAMED])
+    more = f" and {len(paths) - _MAX_NAMED} more" if len(paths) > _MAX_NAMED else ""
+    return (
+        f"if it needs {named}{more} of the config, run: kubectl annotate machineosconfig "
+        f"{config.name} {key.BUILD_SEES_CONFIG}=true"
+    )
 
 
 @dataclass(frozen=True, slots=True)
