@@ -11,6 +11,7 @@ from tests.builder.base_image import needs_busybox
 from tests.builder.builds import make_builder, make_spec, push_base, run_phases
 from tests.builder.sandboxing import needs_buildah
 from treenail.api.machineconfig import MachineConfig
+from treenail.builder.local import BuildFiles
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildResult
 from treenail.image.config_layer import make_config_layer
@@ -64,15 +65,16 @@ def build(base: Base, place: Path, text: str) -> tuple[BuildResult, list[str]]:
         reference, containerfile=text, trust_bundle="PEM\n", config_digest=layer.digest
     )
     composed = compose_containerfile(inputs)
-    context = place / "context"
-    context.mkdir()
-    (context / CONFIG_FILE).write_bytes(layer.tar_gz)
-    (context / TRUST_FILE).write_text(inputs.trust_bundle)
-    (context / "motd").write_text("welcome\n")
+    context = {
+        CONFIG_FILE: layer.tar_gz,
+        TRUST_FILE: inputs.trust_bundle.encode(),
+        "motd": b"welcome\n",
+    }
     assert set(composed.files) == {CONFIG_FILE, TRUST_FILE}
     lines: list[str] = []
     spec = replace(make_spec(registry), user_line=composed.user_line)
-    with make_builder(registry, place, lines).open_build(composed.text, spec, context) as opened:
+    files = BuildFiles(context)
+    with make_builder(registry, place, lines).open_build(composed.text, spec, files) as opened:
         return run_phases(opened), lines
 
 
