@@ -16,9 +16,11 @@ _CONTEXT = "hello"
 class BuildJob:
     """One build of a Containerfile on the base image of the lab's registry."""
 
-    def __init__(self, lab: Lab, registry: LabRegistry, name: str, text: str) -> None:
+    def __init__(
+        self, lab: Lab, registry: LabRegistry, name: str, text: str, base: str = ""
+    ) -> None:
         self._lab, self._registry, self._name = lab, registry, name
-        self._containerfile = f"FROM {registry.installed.pull_spec}\n{text}"
+        self._containerfile = f"FROM {base or registry.installed.pull_spec}\n{text}"
 
     def create(self) -> None:
         """Create the inputs, the logins and the Job."""

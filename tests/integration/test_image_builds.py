@@ -13,6 +13,7 @@ from tests.integration.build_job import BuildJob
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
+from treenail.registry.names import OCI_INDEX
 from treenail_lab.cluster import Lab, LabPlan, build_rendered_config
 from treenail_lab.image_builds import (
     BASE_REPOSITORY,
@@ -20,6 +21,7 @@ from treenail_lab.image_builds import (
     LabRegistry,
     find_build_refusal,
 )
+from treenail_lab.images import ARCHITECTURE
 from treenail_lab.lifetime.owner import owner
 
 pytestmark = pytest.mark.integration
@@ -70,6 +72,44 @@ def test_machine_boots_the_image_that_a_job_built_and_pushed(lab: Lab) -> None:
     assert (machine.root / "etc/built").read_text("utf-8") == "built\n"
     assert (machine.root / "etc/built").stat().st_mode & 0o777 == 0o640
     assert (machine.root / "usr/lib/built/hello").read_text("utf-8") == "hello\n"
+
+
+def push_list(registry: LabRegistry) -> str:
+    """Push a manifest list with the base image; return its pull spec by digest."""
+    client = registry.open_client()
+    try:
+        base = client.get_manifest(BASE_REPOSITORY, BEFORE)
+        entry = {
+            "mediaType": base.media_type,
+            "digest": base.digest,
+            "size": len(base.content),
+            "platform": {"architecture": ARCHITECTURE, "os": "linux"},
+        }
+        content = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]}
+        digest = client.put_manifest(
+            BASE_REPOSITORY, "list", OCI_INDEX, json.dumps(content).encode()
+        )
+    finally:
+        client.close()
+    return f"{registry.host}/{BASE_REPOSITORY}@{digest}"
+
+
+@pytest.mark.limit(120)
+def test_builds_of_one_text_have_one_digest_and_a_list_of_manifests_is_a_base(lab: Lab) -> None:
+    registry = open_registry(lab)
+    text = "RUN echo same > /usr/lib/same\n"
+    jobs = [
+        BuildJob(lab, registry, "first", text),
+        BuildJob(lab, registry, "second", text),
+        BuildJob(lab, registry, "list", text, base=push_list(registry)),
+    ]
+    for job in jobs:
+        # Each pod has storage of its own, which is empty.
+        job.create()
+    for job in jobs:
+        assert "Complete" in job.wait_end(), job.read_results()
+    first, second, _ = (job.read_results()["push"]["digest"] for job in jobs)
+    assert first == second
 
 
 def test_instruction_that_fails_ends_the_job_at_once(lab: Lab) -> None:
