@@ -245,4 +245,4 @@ def test_log_is_read_and_followed_through_the_api_server(containers: ContainerCl
     assert admin.get(path, follow=True).body["text"] == "one\ntwo\nthree\n"
     assert admin.get(path, tailLines=1).body["text"] == "three\n"
     assert admin.get(path, container="other").verdict == (400, "BadRequest")
-    assert admin.get(path.replace("pods/log", "pods/none")).verdict == (404, "NotFound")
+    assert admin.get(path.replace("pods/log", "pods/absent")).verdict == (404, "NotFound")
