@@ -14,7 +14,7 @@ DOCUMENT = (ROOT / "docs/fidelity.md").read_text()
 COLUMNS = ("behaviour", "lab", "real", "version", "last run", "test")
 PROGRAMS = (
     "rpm-ostree", "bootc", "libostree and systemd", "kube-apiserver", "machine-config-controller",
-    "machine-config-daemon",
+    "machine-config-daemon", "buildah and BuildKit",
 )  # fmt: skip
 LAB = re.compile(r"same|(differs|absent): \S.*")
 TESTS = re.compile(r"`[\w/.-]+\.py(::\w+)+`(, `[\w/.-]+\.py(::\w+)+`)*")
