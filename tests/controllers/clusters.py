@@ -335,7 +335,7 @@ def make_build_controller(
         LayerBuilder(planner, CLOCK),
         BuildEvents(recorder),
     )
-    return BuildController(client, CLOCK, parts, namespace=namespace)
+    return BuildController(client, CLOCK, parts, namespace=namespace, metrics=ControllerMetrics())
 
 
 def resource_of(document: Json) -> Resource:

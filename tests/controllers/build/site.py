@@ -184,7 +184,16 @@ class BuildSite:
         body: Json = {"spec": {"configuration": {"name": config}}}
         self.client.patch(MACHINECONFIGPOOLS, pool, body)
 
+    def request_rebuild(self, name: str) -> None:
+        body: Json = {"metadata": {"annotations": {key.REBUILD: ""}}}
+        self.client.patch(MACHINEOSCONFIGS, name, body)
+
     # Observed state
+
+    def owners_of_job(self) -> list[Json]:
+        """The builds that wait for the only Job."""
+        found = [each["metadata"].get("ownerReferences", []) for each in self.jobs()]
+        return list(found[0]) if len(found) == 1 else []
 
     def image_config(self, name: str = "worker") -> Json:
         found: Json = self.client.get(MACHINEOSCONFIGS, name)

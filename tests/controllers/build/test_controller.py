@@ -17,9 +17,9 @@ from tests.registry.images import make_client
 from tests.registry.real_registry import PULLER, RegistryService
 from tests.waiting import wait_until
 from treenail.api.pullspec import parse_pull_spec
+from treenail.controllers.install.permissions import BUILD_VERBS, CONTROLLER_VERBS
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase, BuildResult
-from treenail.kube.resources import MACHINEOSCONFIGS
 from treenail.registry.images import resolve_image
 
 pytestmark = [pytest.mark.integration, pytest.mark.limit(120)]
@@ -187,8 +187,7 @@ def test_rotated_login_is_used_by_the_next_attempt(site: BuildSite) -> None:
     assert site.image() == ""
     with site.controller():
         site.put_secret("push")
-        body = {"metadata": {"annotations": {"machineconfiguration.openshift.io/rebuild": ""}}}
-        site.client.patch(MACHINEOSCONFIGS, "worker", body)
+        site.request_rebuild("worker")
         site.wait_image()
     notes = site.image_config()["metadata"]["annotations"]
     assert "machineconfiguration.openshift.io/rebuild" not in notes
@@ -240,3 +239,51 @@ def test_kill_at_each_write_leads_to_one_image(
         own = [each for each in site.builds() if each["spec"]["machineOSConfig"]["name"] == name]
         assert len(own) == 1, number
         assert kubelet.finished.count(own[0]["metadata"]["name"]) == jobs, number
+
+
+VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+def test_controller_uses_every_permission_to_write_and_no_other(site: BuildSite) -> None:
+    kubelet = Kubelet(site)
+    for name in ("worker", "infra"):
+        site.add_pool(name)
+        # Both have the same key and repository, so that one adopts the Job of the other.
+        spec = f"{site.registry.host}/os/worker:latest"
+        site.add_image_config(name, CONTAINERFILE, renderedImagePushSpec=spec)
+    with site.controller() as wire:
+        pod = kubelet.wait_pod()
+        wait_until(lambda: len(site.builds()) == 2, limit_s=20)
+        wait_until(lambda: len(site.owners_of_job()) == 2, limit_s=20)
+        kubelet.fail(
+            pod,
+            BuildResult(BuildPhase.BUILD, reason=BuildReason.CONTAINERFILE_INVALID, message="no"),
+        )
+        for name in ("worker", "infra"):
+            wait_until(lambda name=name: site.pool_condition("ImageBuildDegraded", name)[0])  # type: ignore[misc]
+        for name in ("worker", "infra"):
+            site.request_rebuild(name)
+        finish_until(lambda: is_ready(site, "worker") and is_ready(site, "infra"), kubelet)
+    used = {find_permission(line) for line in wire.writes}
+    granted = {
+        (resource.partition(".")[0], verb)
+        for verbs in (CONTROLLER_VERBS["build"], BUILD_VERBS)
+        for resource, names in verbs.items()
+        for verb in names
+        if verb in VERBS.values()
+    }
+    # A second attempt replaces inputs and logins; it begins a minute later at the earliest.
+    later = {("configmaps", "update"), ("secrets", "update")}
+    assert used == granted - later
+    assert site.inputs() == []
+
+
+def find_permission(line: str) -> tuple[str, str]:
+    """Return resource and verb of a write: METHOD /apis/GROUP/VERSION[/namespaces/N]/PLURAL..."""
+    method, _, path = line.partition(" ")
+    parts = path.strip("/").split("/")
+    parts = parts[2:] if parts[0] == "api" else parts[3:]
+    if parts[0] == "namespaces":
+        parts = parts[2:]
+    resource = f"{parts[0]}/{parts[2]}" if len(parts) > 2 else parts[0]
+    return resource, VERBS[method]

@@ -284,7 +284,7 @@ class World:
             case AdoptJob(job, build):
                 owners = (*self.jobs[job.name].owners, self.builds[build].uid)
                 self._set_job(job.name, owners=owners)
-            case DeleteJob(job, _):
+            case DeleteJob(job):
                 self.jobs.pop(job.name)
             case AskRegistry(question):
                 if (name, question) not in self.asked:

@@ -156,7 +156,9 @@ def _build_build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
         LayerBuilder(planner, context.clock, proxies=read_proxy_settings(os.environ)),
         BuildEvents(context.recorder),
     )
-    controller = BuildController(client, context.clock, parts, namespace=namespace)
+    controller = BuildController(
+        client, context.clock, parts, namespace=namespace, metrics=context.metrics
+    )
     return (ControllerSettings(controller, workers=4, max_retry_s=30.0),)
 
 

@@ -107,6 +107,8 @@ class DeleteJob:
 
     job: JobFacts
     why: str
+    has_inputs: bool = False
+    """Delete also the inputs and logins of the build that created it."""
 
 
 @dataclass(frozen=True, slots=True)

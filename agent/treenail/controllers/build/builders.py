@@ -19,8 +19,8 @@ class SystemBuilder(Protocol):
     def adopt_attempt(self, job: JobFacts, build: MachineOSBuild) -> None:
         """Add a build to those that wait for a running attempt."""
 
-    def end_attempt(self, job: JobFacts) -> None:
-        """End an attempt, and delete what belongs to it."""
+    def end_attempt(self, job: JobFacts, *, has_inputs: bool) -> None:
+        """End an attempt; with ``has_inputs`` delete also the inputs and logins of the build."""
 
 
 class ConfigLayerBuilder(Protocol):

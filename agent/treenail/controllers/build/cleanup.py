@@ -34,7 +34,8 @@ def find_job_deletions(
         for job in situation.jobs
         if not job.is_deleting and job.name not in deleted
     )
-    return tuple(DeleteJob(job, why) for job, why in reasons if why)
+    ended = {build.name for build in builds if build.has_ended}
+    return tuple(DeleteJob(job, why, job.build in ended) for job, why in reasons if why)
 
 
 def _find_reason(

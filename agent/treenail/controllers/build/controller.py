@@ -5,7 +5,7 @@ one of them become one turn, and no pool waits for another one's build.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ from treenail.controllers.build.actions import (
     DeleteJob,
     SetBuildStatus,
 )
+from treenail.controllers.build.build_metrics import BuildMetrics
 from treenail.controllers.build.builders import ConfigLayerBuilder, SystemBuilder
 from treenail.controllers.build.decide import decide_builds
 from treenail.controllers.build.desk import MAX_PARALLEL, RegistryDesk
@@ -44,6 +45,7 @@ from treenail.controllers.build.views import BuildViews
 from treenail.controllers.build.writer import BuildWriter, CachedObjects
 from treenail.controllers.rollout.gates.os_image import find_pool_owner
 from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.errors import ConfigError, NotFoundError
 from treenail.image.inputs.check_config import find_pool_findings
 from treenail.image.inputs.findings import InputFinding, InputReason
@@ -77,7 +79,15 @@ class BuildController:
 
     name = "build"
 
-    def __init__(self, client: Client, clock: Clock, parts: BuildParts, *, namespace: str) -> None:
+    def __init__(
+        self,
+        client: Client,
+        clock: Clock,
+        parts: BuildParts,
+        *,
+        namespace: str,
+        metrics: ControllerMetrics | None = None,
+    ) -> None:
         self._client = client
         self._clock = clock
         self._parts = parts
@@ -89,6 +99,8 @@ class BuildController:
             client, clock, self._own_configs, self._own_builds, namespace=namespace
         )
         self._views = BuildViews(namespace)
+        self._metrics = None if metrics is None else BuildMetrics(metrics, self._read_objects)
+        self._facts: dict[str, tuple[str, BuildFacts]] = {}
         self._desk: RegistryDesk
 
     def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
@@ -119,6 +131,25 @@ class BuildController:
 
     # Observation
 
+    def _read_objects(
+        self,
+    ) -> tuple[Iterable[MachineOSConfig], Mapping[str, MachineOSBuild]]:
+        return self._views.configs.get_all().values(), self._views.builds.get_all()
+
+    def _make_facts(self, builds: Mapping[str, MachineOSBuild]) -> list[BuildFacts]:
+        """Return the facts of all builds; those of an unchanged one are computed once."""
+        found = []
+        for name, build in builds.items():
+            version = build.metadata.resource_version
+            known = self._facts.get(name)
+            if known is None or known[0] != version:
+                known = (version, make_build_facts(build))
+                self._facts[name] = known
+            found.append(known[1])
+        if len(self._facts) > 2 * len(builds) + 16:
+            self._facts = {name: self._facts[name] for name in builds if name in self._facts}
+        return found
+
     def _find_objects(self, name: str) -> CachedObjects | None:
         config = self._own_configs.overlay(self._views.configs.get_all()).get(name)
         if config is None:
@@ -129,7 +160,7 @@ class BuildController:
     def _observe(self, found: CachedObjects) -> tuple[BuildPlan | None, BuildSituation]:
         config = found.config
         plan, problem = self._plan(found)
-        all_builds = [make_build_facts(each) for each in found.builds.values()]
+        all_builds = self._make_facts(found.builds)
         own = tuple(each for each in all_builds if each.image_config == config.name)
         wanted = None if plan is None else plan.wanted
         if plan is not None and problem is None and _needs_secrets(own, plan):
@@ -239,15 +270,23 @@ class BuildController:
                     self._parts.jobs.start_attempt(plan, found.config, found.builds[build], attempt)
             case AdoptJob(job, build):
                 self._parts.jobs.adopt_attempt(job, found.builds[build])
-            case DeleteJob(job, why):
-                self._parts.jobs.end_attempt(job)
+            case DeleteJob(job, why, has_inputs):
+                self._parts.jobs.end_attempt(job, has_inputs=has_inputs)
                 log.info("deleted Job %s: %s", job.name, why)
             case _:
                 self._writer.execute(action, found)
                 if isinstance(action, SetBuildStatus):
-                    self._parts.events.record_status(
-                        action, found.builds[action.build], found.config
-                    )
+                    self._record_status(action, found)
+
+    def _record_status(self, action: SetBuildStatus, found: CachedObjects) -> None:
+        build, config = found.builds[action.build], found.config
+        self._parts.events.record_status(action, build, config)
+        if self._metrics is None:
+            return
+        self._metrics.record_status(action, build, config.pool, self._clock.now())
+        push_s = make_build_facts(build).report.seconds.get("push")
+        if action.digest and push_s is not None:
+            self._metrics.record_push(config.pool, push_s)
 
 
 def _describe_problem(finding: InputFinding) -> BuildProblem:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from contextlib import suppress
 
 from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json
@@ -10,9 +10,16 @@ from treenail.api.machineosbuild import API_VERSION, KIND, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import ObjectMeta
 from treenail.config.pullsecret import PullSecret, encode_pull_secret
-from treenail.controllers.build import job
 from treenail.controllers.build.facts import JobFacts, JobState
-from treenail.controllers.build.job import BuildReference, JobSettings
+from treenail.controllers.build.job import (
+    BuildReference,
+    JobSettings,
+    build_inputs,
+    build_job,
+    build_login,
+    make_input_name,
+    make_login_name,
+)
 from treenail.controllers.build.observed import ObservedJob
 from treenail.controllers.build.planning import BuildPlan, BuildPlanner
 from treenail.errors import AlreadyExistsError, ConflictError, NotFoundError
@@ -36,19 +43,19 @@ class JobBuilder:
     ) -> None:
         """Create the Job after what it mounts, with the logins as they are now."""
         owner = BuildReference(build.name, build.metadata.uid, config.name)
-        self._put(CONFIGMAPS, job.build_inputs(plan, owner, self._settings))
-        pull_login, push_login = self._prepare_logins(plan, config, owner)
-        body = job.build_job(
-            plan,
-            owner,
-            self._settings,
-            attempt=attempt,
-            pull_login=pull_login,
-            push_login=push_login,
-        )
         # Builds of the same key are decided on different threads.
         with self._lock:
             self._check_none_runs(plan.wanted.share_key, owner)
+            self._put(CONFIGMAPS, build_inputs(plan, owner, self._settings))
+            pull_login, push_login = self._prepare_logins(plan, config, owner)
+            body = build_job(
+                plan,
+                owner,
+                self._settings,
+                attempt=attempt,
+                pull_login=pull_login,
+                push_login=push_login,
+            )
             self._create_job(body, owner)
 
     def adopt_attempt(self, job: JobFacts, build: MachineOSBuild) -> None:
@@ -74,18 +81,26 @@ class JobBuilder:
         self._client.patch(JOBS, job.name, body, namespace=self._settings.namespace)
         log.info("%s waits for Job %s", build.name, job.name)
 
-    def end_attempt(self, job: JobFacts) -> None:
+    def end_attempt(self, job: JobFacts, *, has_inputs: bool) -> None:
         """Delete a Job with its pods, unless another build adopted it meanwhile."""
-        self._ignore_missing(
-            lambda: self._client.delete(
+        namespace = self._settings.namespace
+        if has_inputs:
+            for resource, name in (
+                (SECRETS, make_login_name(job.build, is_push=False)),
+                (SECRETS, make_login_name(job.build, is_push=True)),
+                (CONFIGMAPS, make_input_name(job.build)),
+            ):
+                with suppress(NotFoundError):
+                    self._client.delete(resource, name, namespace=namespace)
+        with suppress(NotFoundError):
+            self._client.delete(
                 JOBS,
                 job.name,
-                namespace=self._settings.namespace,
+                namespace=namespace,
                 uid=job.uid,
                 resource_version=job.resource_version,
                 propagation="Background",
             )
-        )
 
     def _prepare_logins(
         self, plan: BuildPlan, config: MachineOSConfig, owner: BuildReference
@@ -105,8 +120,8 @@ class JobBuilder:
         if not login.credentials:
             return ""
         content = encode_pull_secret(login)
-        self._put(SECRETS, job.build_login(content, plan, owner, self._settings, is_push=is_push))
-        return job.make_login_name(owner.name, is_push=is_push)
+        self._put(SECRETS, build_login(content, plan, owner, self._settings, is_push=is_push))
+        return make_login_name(owner.name, is_push=is_push)
 
     def _put(self, resource: Resource, body: Json) -> None:
         """Create an object, or replace the one of an earlier attempt."""
@@ -138,9 +153,3 @@ class JobBuilder:
                 return
             raise ConflictError(f"Job {name} of an earlier build is being deleted") from None
         log.info("created Job %s", name)
-
-    def _ignore_missing(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except NotFoundError:
-            log.debug("deleted already")

@@ -70,10 +70,10 @@ DEFAULT_CONTROLLERS = tuple(name for name in CONTROLLER_VERBS if name != "build"
 """Controllers of an installation without image builds."""
 
 BUILD_VERBS: Verbs = {
-    "configmaps": ("create", "get", "update"),
+    "configmaps": ("create", "delete", "get", "update"),
     "jobs.batch": ("create", "delete", "get", "patch", *_WATCH_VERBS),
     "pods": _WATCH_VERBS,
-    "secrets": ("create", "get", "update"),
+    "secrets": ("create", "delete", "get", "update"),
 }
 """Verbs of the build controller in the namespace of builds."""
 

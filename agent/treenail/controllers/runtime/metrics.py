@@ -35,6 +35,8 @@ class MetricTable:
     about: str
     labels: MetricLabels
     values: dict[MetricLabels, float] = field(default_factory=dict)
+    prefix: str = PREFIX
+    """Empty for a metric with the name that the Machine Config Operator gives it."""
 
 
 class ControllerMetrics:
@@ -46,10 +48,12 @@ class ControllerMetrics:
         info = self.add_gauge("build_info", "1, with the version of treenail.", ("version",))
         info.set_function(__version__, by=lambda: 1.0)
 
-    def add_counter(self, name: str, about: str, labels: Sequence[str] = ()) -> "CounterMetric":
+    def add_counter(
+        self, name: str, about: str, labels: Sequence[str] = (), *, prefix: str = PREFIX
+    ) -> "CounterMetric":
         """Add a counter; ``name`` has no prefix and by convention ends in ``_total``."""
         self._reserve_name(name)
-        counter = prometheus_client.Counter(PREFIX + name, about, labels, registry=self._registry)
+        counter = prometheus_client.Counter(prefix + name, about, labels, registry=self._registry)
         return CounterMetric(counter)
 
     def add_gauge(self, name: str, about: str, labels: Sequence[str] = ()) -> "GaugeMetric":
@@ -60,12 +64,18 @@ class ControllerMetrics:
         return gauge
 
     def add_histogram(
-        self, name: str, about: str, labels: Sequence[str] = (), *, buckets: Sequence[float]
+        self,
+        name: str,
+        about: str,
+        labels: Sequence[str] = (),
+        *,
+        buckets: Sequence[float],
+        prefix: str = PREFIX,
     ) -> "HistogramMetric":
         """Add a histogram; ``name`` by convention ends in ``_seconds``."""
         self._reserve_name(name)
         histogram = prometheus_client.Histogram(
-            PREFIX + name, about, labels, registry=self._registry, buckets=buckets
+            prefix + name, about, labels, registry=self._registry, buckets=buckets
         )
         return HistogramMetric(histogram)
 
@@ -135,7 +145,7 @@ class _TableCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for table in self._compute():
-            family = GaugeMetricFamily(PREFIX + table.name, table.about, labels=table.labels)
+            family = GaugeMetricFamily(table.prefix + table.name, table.about, labels=table.labels)
             for labels, value in sorted(table.values.items()):
                 family.add_metric(labels, value)
             yield family
