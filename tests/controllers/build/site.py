@@ -1,6 +1,7 @@
 """A cluster of the lab with a registry, and a build controller that can be killed."""
 
 import base64
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import NotFoundError, UnreachableError
 from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.image.push_spec import parse_push_spec
 from treenail.kube.client import Client, Transport
 from treenail.kube.events import EventRecorder
 from treenail.kube.kubeconfig import read_kubeconfig
@@ -307,11 +309,14 @@ class Kubelet:
     def succeed(self, pod: Json, *, digest: str = "") -> str:
         """Push the system part and report its digest; return the digest."""
         labels = get_object(get_object(pod, "metadata"), "labels")
-        build, owner = str(labels[key.IMAGE_BUILD]), str(labels[key.IMAGE_CONFIG])
+        build = str(labels[key.IMAGE_BUILD])
         if not digest:
+            found = self._site.client.get(CONFIGMAPS, f"containerfile-{build}", namespace=NAMESPACE)
+            spec = json.loads(str(get_object(found, "data")["build.json"]))["pushSpec"]
+            target = parse_push_spec(spec, where="the test")
             client = make_client(self._site.registry)
             layer = make_layer({"etc/built": build.encode()})
-            digest = push_image(client, f"os/{owner}", "system", layers=[layer]).digest
+            digest = push_image(client, target.repository, target.tag, layers=[layer]).digest
             client.close()
         self.finished.append(build)
         self._report(

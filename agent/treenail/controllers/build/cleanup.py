@@ -13,6 +13,7 @@ from treenail.controllers.build.facts import (
 
 KEPT_BUILDS = 3
 """Ended builds that a MachineOSConfig keeps beside the current one, the newest ones."""
+_ENDED = "all of its builds have ended"
 
 
 def find_job_deletions(
@@ -34,8 +35,7 @@ def find_job_deletions(
         for job in situation.jobs
         if not job.is_deleting and job.name not in deleted
     )
-    ended = {build.name for build in builds if build.has_ended}
-    return tuple(DeleteJob(job, why, job.build in ended) for job, why in reasons if why)
+    return tuple(DeleteJob(job, why, why == _ENDED) for job, why in reasons if why)
 
 
 def _find_reason(
@@ -56,7 +56,7 @@ def _find_reason(
     if job.share_key in needed or not all(build.has_ended for build in own):
         return ""
     if job.is_running or any(build.state is BuildState.SUCCEEDED for build in own):
-        return f"MachineOSBuild {own[0].name} has ended"
+        return _ENDED
     return ""
 
 
