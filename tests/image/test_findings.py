@@ -279,6 +279,7 @@ def test_push_secret_must_hold_a_login_for_the_registry() -> None:
     where = "Secret builds/push"
     missing = only(find_push_secret_findings(None, where, spec))
     assert missing.reason is InputReason.SECRET_NOT_FOUND
+    assert "kubectl create secret docker-registry push -n builds --docker" in missing.remedy
     wrong = only(find_push_secret_findings({"type": "Opaque"}, where, spec))
     assert wrong.reason is InputReason.SECRET_INVALID
     assert "found 'Opaque'" in str(wrong)

@@ -87,7 +87,10 @@ def find_rendered_findings(
 def find_push_secret_findings(
     document: object | None, where: str, push_spec: str
 ) -> Iterator[InputFinding]:
-    """Yield why a Secret cannot be used for the push; ``document`` is None when it is absent."""
+    """Yield why a Secret cannot be used for the push; ``document`` is None when it is absent.
+
+    ``where`` is ``Secret NAMESPACE/NAME``.
+    """
     yield from _check_secret(document, where, "spec.renderedImagePushSecret", push_spec)
 
 
@@ -112,7 +115,10 @@ def read_context(document: object, where: str) -> BuildContext:
 
 
 def find_context_findings(document: object | None, where: str) -> Iterator[InputFinding]:
-    """Yield why a ConfigMap cannot be the context; ``document`` is None when it is absent."""
+    """Yield why a ConfigMap cannot be the context; ``document`` is None when it is absent.
+
+    ``where`` is ``ConfigMap NAMESPACE/NAME``.
+    """
     field_name = f"annotation {key.BUILD_CONTEXT}"
     if document is None:
         yield InputFinding(
@@ -120,7 +126,7 @@ def find_context_findings(document: object | None, where: str) -> Iterator[Input
             field_name,
             "the name of a ConfigMap",
             f"{where}, which does not exist",
-            "create it with: kubectl create configmap NAME --from-file=DIR",
+            f"create it with: kubectl create configmap {_format_target(where)} --from-file=DIR",
         )
         return
     try:
@@ -178,6 +184,12 @@ def _check_image(image: str, where: str) -> Iterator[InputFinding]:
         )
 
 
+def _format_target(where: str) -> str:
+    """Return name and namespace of ``Secret NAMESPACE/NAME`` as arguments of kubectl."""
+    namespace, _, name = where.rpartition(" ")[2].partition("/")
+    return f"{name} -n {namespace}"
+
+
 def _check_secret(
     document: object | None, where: str, field_name: str, push_spec: str
 ) -> Iterator[InputFinding]:
@@ -187,8 +199,8 @@ def _check_secret(
             field_name,
             "the name of a Secret with a registry login",
             f"{where}, which does not exist",
-            "create it with: kubectl create secret docker-registry NAME --docker-server=REGISTRY "
-            "--docker-username=USER --docker-password=PASSWORD",
+            f"create it with: kubectl create secret docker-registry {_format_target(where)} "
+            "--docker-server=REGISTRY --docker-username=USER --docker-password=PASSWORD",
         )
         return
     try:
