@@ -75,6 +75,15 @@ def test_list_that_is_not_set_is_hashed_as_null() -> None:
     assert unset != empty
 
 
+def test_architecture_of_a_file_is_that_of_the_api_server() -> None:
+    entry = {"content": "FROM configs\n"}
+    bare = name_build({**CONFIG, "spec": {**CONFIG["spec"], "containerFile": [entry]}})
+    complete = [{"containerfileArch": "NoArch", **entry}]
+    assert bare == name_build({**CONFIG, "spec": {**CONFIG["spec"], "containerFile": complete}})
+    arm = [{"containerfileArch": "ARM64", **entry}]
+    assert bare != name_build({**CONFIG, "spec": {**CONFIG["spec"], "containerFile": arm}})
+
+
 @pytest.mark.parametrize("field", ["pool", "spec", "images", "release"])
 def test_each_input_changes_the_name(field: str) -> None:
     config, pool, rendered = CONFIG, POOL, RENDERED

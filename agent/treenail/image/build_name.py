@@ -4,7 +4,7 @@ from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api.machineosconfig import ContainerfileArch, MachineOSConfig
 from treenail.config.rendered_name import digest
 from treenail.errors import ConfigError
 
@@ -29,6 +29,15 @@ def compute_build_name(
         "OSImageURL": "",
         "ReleaseVersion": rendered.metadata.annotations.get(key.RELEASE_VERSION, ""),
     }
+    return f"{config.name}-{digest(pool.configuration.document, _complete_spec(config), images)}"
+
+
+def _complete_spec(config: MachineOSConfig) -> Json:
+    """Return the spec as Go encodes the object of the API server."""
     # Go encodes a list that is not set as null, and the API server drops the null.
-    spec: Json = {"containerFile": None, **config.spec}
-    return f"{config.name}-{digest(pool.configuration.document, spec, images)}"
+    files = config.spec.get("containerFile")
+    if isinstance(files, list):
+        # The default of the CRD: an object of a file has the name that it gets in a cluster.
+        default: Json = {"containerfileArch": ContainerfileArch.NO_ARCH.value}
+        files = [default | entry if isinstance(entry, dict) else entry for entry in files]
+    return {**config.spec, "containerFile": files}
