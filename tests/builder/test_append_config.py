@@ -1,12 +1,15 @@
 """The layer-only builder on a real registry."""
 
 import json
+import os
 import shutil
+import stat
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from tests.image.test_config_layer import make_config, make_file
+from tests.image.test_config_layer import FULL, make_config, make_file
 from tests.registry.images import make_client, make_layer, push_image, push_index
 from tests.registry.real_registry import (
     PULLER,
@@ -23,6 +26,10 @@ from treenail.builder.append_config import (
     append_config,
     append_config_to_list,
 )
+from treenail.config.image_content import compare_with_image
+from treenail.config.wanted import read_wanted_state
+from treenail.daemon.configuration.image_content import read_image_content
+from treenail.host.filesystem.root import Root
 from treenail.image.config_layer import make_config_layer
 from treenail.image.labels import ImageLabels
 from treenail.image.oci.documents import read_labels
@@ -138,3 +145,60 @@ def test_skopeo_shows_the_labels_and_the_layers(real_registry: RegistryService) 
     found = json.loads(done.stdout)
     assert found["Labels"]["machineconfigpool"] == "worker"
     assert found["Layers"][-1] == LAYER.digest
+
+
+@pytest.mark.skipif(
+    shutil.which("buildah") is None or os.geteuid() != 0, reason="needs buildah and root"
+)
+def test_agent_accepts_the_tree_that_buildah_unpacks(
+    real_registry: RegistryService, tmp_path: Path
+) -> None:
+    client = make_client(real_registry)
+    layer = make_layer(
+        {
+            "usr/lib/systemd/system/base.service": b"[Install]\nWantedBy=multi-user.target\n",
+            "etc/systemd/system/kubelet.service.d/20-b.conf": b"[Unit]\n",
+        },
+        {"usr/local": "../var/usrlocal", "opt": "var/opt"},
+    )
+    push_image(client, "os/base", layers=[layer])
+    image = resolve_image(client, "os/base", "base", "amd64")
+    config_layer = make_config_layer(FULL)
+    destination = ImageDestination(client, "os/node", "build-1")
+    digest = append_config(client, image, config_layer, LABELS, destination).digest
+    auth = tmp_path / "auth.json"
+    auth.write_bytes(real_registry.make_auth_json(PULLER))
+    options = ["--authfile", str(auth), "--cert-dir", str(real_registry.ca_file.parent)]
+
+    def run_buildah(*words: str) -> str:
+        done = subprocess.run(
+            [
+                "buildah",
+                "--root",
+                str(tmp_path / "root"),
+                "--runroot",
+                str(tmp_path / "run"),
+                *words,
+            ],
+            env={**os.environ, "BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "vfs"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=50,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    container = run_buildah("from", *options, f"docker://{real_registry.host}/os/node@{digest}")
+    try:
+        tree = Path(run_buildah("mount", container))
+        # Parents that the layer does not have.
+        assert stat.S_IMODE((tree / "etc/deep/er").stat().st_mode) == 0o755
+        wanted = read_wanted_state(FULL)
+        split = compare_with_image(wanted, read_image_content(Root(tree), wanted))
+    finally:
+        run_buildah("rm", container)
+    assert split.missing == ()
+    omitted = {each.partition(": ")[0] for each in config_layer.omitted}
+    subjects = {*wanted.files, *wanted.directories, *wanted.links, *wanted.units}
+    assert subjects - split.provided == omitted

@@ -47,13 +47,17 @@ def make_client(
     )
 
 
-def make_layer(files: Mapping[str, bytes]) -> bytes:
+def make_layer(files: Mapping[str, bytes], links: Mapping[str, str] | None = None) -> bytes:
     tree = io.BytesIO()
     with tarfile.open(fileobj=tree, mode="w") as archive:
         for path, content in files.items():
             entry = tarfile.TarInfo(path)
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
+        for path, target in (links or {}).items():
+            entry = tarfile.TarInfo(path)
+            entry.type, entry.linkname = tarfile.SYMTYPE, target
+            archive.addfile(entry)
     return gzip.compress(tree.getvalue(), 1, mtime=0)
 
 
