@@ -15,6 +15,7 @@ from tests.contract.client import Cluster
 from tests.controllers.rollout.agents import ready
 from tests.waiting import wait_until
 from treenail.api import annotations as key
+from treenail.builder.images.signatures import SigningKey
 from treenail.clock import SystemClock
 from treenail.controllers.build.cluster_reader import ClusterReader
 from treenail.controllers.build.controller import BuildController, BuildParts
@@ -325,14 +326,18 @@ class Place:
 
 
 def make_build_controller(
-    client: Client, recorder: EventRecorder, *, namespace: str
+    client: Client,
+    recorder: EventRecorder,
+    *,
+    namespace: str,
+    signing_key: SigningKey | None = None,
 ) -> BuildController:
     """Make a build controller whose Jobs are in a namespace."""
     planner = Planner(ClusterReader(client, CLOCK, namespace=namespace))
     parts = BuildParts(
         planner,
         JobBuilder(client, planner, JobSettings(namespace=namespace)),
-        LayerBuilder(planner, CLOCK),
+        LayerBuilder(planner, CLOCK, signing_key=signing_key),
         BuildEvents(recorder),
     )
     return BuildController(client, CLOCK, parts, namespace=namespace, metrics=ControllerMetrics())

@@ -14,6 +14,7 @@ from tests.registry.images import make_client, make_layer, push_image
 from tests.registry.real_registry import PUSHER, RegistryService
 from tests.waiting import wait_until
 from treenail.api import annotations as key
+from treenail.builder.images.signatures import SigningKey
 from treenail.clock import SystemClock
 from treenail.controllers.install import installation
 from treenail.controllers.runtime.informers import Informers
@@ -241,7 +242,10 @@ class BuildSite:
 
     @contextmanager
     def controller(
-        self, prepare: Callable[[MortalTransport], None] = lambda _: None
+        self,
+        prepare: Callable[[MortalTransport], None] = lambda _: None,
+        *,
+        signing_key: SigningKey | None = None,
     ) -> Iterator[MortalTransport]:
         """Run the build controller as the only leader."""
         http = HttpTransport(read_kubeconfig(str(self.kubeconfig)), CLOCK, max_kept=16)
@@ -249,7 +253,9 @@ class BuildSite:
         prepare(wire)
         client = Client(wire)
         recorder = EventRecorder(client, "treenail-controller", "test", CLOCK)
-        controller = make_build_controller(client, recorder, namespace=NAMESPACE)
+        controller = make_build_controller(
+            client, recorder, namespace=NAMESPACE, signing_key=signing_key
+        )
         runtime = ControllerRuntime(
             [ControllerSettings(controller, first_retry_s=0.05, max_retry_s=0.5)],
             Informers(client, CLOCK),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builder.test_attestations import make_key
 from tests.controllers.build.site import (
     CONTAINERFILE,
     BuildSite,
@@ -17,6 +18,7 @@ from tests.registry.images import make_client
 from tests.registry.real_registry import PULLER, RegistryService
 from tests.waiting import wait_until
 from treenail.api.pullspec import parse_pull_spec
+from treenail.builder.images.signatures import verify_image
 from treenail.controllers.install.permissions import BUILD_VERBS, CONTROLLER_VERBS
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase, BuildResult
@@ -55,6 +57,17 @@ def test_image_without_containerfile_is_built_without_a_job(site: BuildSite) -> 
     assert site.jobs() == []
     assert site.condition("Accepted")[0] == "True"
     assert site.condition("ImageReady")[0] == "True"
+
+
+def test_image_is_signed_before_it_is_ready(site: BuildSite) -> None:
+    site.add_pool()
+    site.add_image_config()
+    key = make_key()
+    with site.controller(signing_key=key):
+        image = site.wait_image()
+    spec = parse_pull_spec(image, where="the test")
+    client = make_client(site.registry, PULLER)
+    verify_image(client, spec.repository, spec.digest, key.public_key)
 
 
 def test_containerfile_is_built_by_a_job_and_gets_the_config(site: BuildSite) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from treenail.api.decode import Json
 from treenail.cli.controller import build_options
 from treenail.cli.controller.connect import create_pod_transport, create_transport
+from treenail.cli.controller.trust import add_key_argument, load_key
 from treenail.cli.output import EXIT_FAILED
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import BootTimeClock, Clock, format_rfc3339
@@ -73,6 +74,8 @@ class ControllerContext:
     load_secret: Callable[[str], Json]
     """Reads a Secret of the controller's namespace. Raises `ClusterError`."""
     build_jobs: JobSettings
+    signing_key: str
+    """File of the key that signs built images; empty for none."""
 
     def create_client(self, controller: str) -> Client:
         """Return a client whose writes the API server records under the controller's name."""
@@ -147,13 +150,16 @@ def _build_build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
     from treenail.controllers.build.planner import Planner
     from treenail.registry.proxies import read_proxy_settings
 
+    key = load_key(context.signing_key) if context.signing_key else None
     client = context.create_client("build")
     namespace = context.build_jobs.namespace
     planner = Planner(ClusterReader(client, context.clock, namespace=namespace))
     parts = BuildParts(
         planner,
         JobBuilder(client, planner, context.build_jobs),
-        LayerBuilder(planner, context.clock, proxies=read_proxy_settings(os.environ)),
+        LayerBuilder(
+            planner, context.clock, proxies=read_proxy_settings(os.environ), signing_key=key
+        ),
         BuildEvents(context.recorder),
     )
     controller = BuildController(
@@ -250,6 +256,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="assign images to nodes with this annotation (default: %(default)s)",
     )  # fmt: skip
     build_options.add_arguments(parser)
+    add_key_argument(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="log at level DEBUG")
     parser.set_defaults(run=run_controllers)
 
@@ -304,6 +311,7 @@ class ControllerProcess:
                 SECRETS, name, namespace=arguments.namespace or _read_own_namespace()
             ),
             build_jobs=_read_build_settings(arguments),
+            signing_key=arguments.signing_key,
         )
         self._elector: LeaderElector | None = None
         make_elector: MakeElector = make_sole_leader

@@ -6,6 +6,7 @@ from typing import TypeVar
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.pullspec import PullSpec, parse_pull_spec
 from treenail.builder.append_config import ImageDestination, append_config
+from treenail.builder.images.signatures import SigningKey, sign_image
 from treenail.builder.phases.failures import choose_reason
 from treenail.clock import Clock
 from treenail.config.pullsecret import PullSecret
@@ -48,11 +49,17 @@ class LayerBuilder:
     """
 
     def __init__(
-        self, planner: Planner, clock: Clock, *, proxies: ProxySettings | None = None
+        self,
+        planner: Planner,
+        clock: Clock,
+        *,
+        proxies: ProxySettings | None = None,
+        signing_key: SigningKey | None = None,
     ) -> None:
         self._planner = planner
         self._clock = clock
         self._proxies = proxies
+        self._signing_key = signing_key
 
     def answer_question(
         self, question: Question, plan: BuildPlan, config: MachineOSConfig
@@ -123,6 +130,12 @@ class LayerBuilder:
                 BuildPhase.PUSH,
                 lambda: append_config(puller, image, layer, plan.labels, destination),
             )
+            if key := self._signing_key:
+                # Before the rollout: nodes may require the signature.
+                self._attempt(
+                    BuildPhase.PUSH,
+                    lambda: sign_image(pusher, target.repository, appended.digest, key),
+                )
         finally:
             puller.close()
             pusher.close()
