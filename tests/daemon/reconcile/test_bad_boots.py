@@ -78,6 +78,19 @@ def assert_came_back(world: World, target: Target, refused: Target, check: str) 
     assert "treenail retry" in notes[key.REASON]
 
 
+def test_rolled_back_node_is_degraded_without_a_moment_of_work() -> None:
+    """A rollout controller that reads the Node in between would report that it has recovered."""
+    node = started()
+    world, seen = node.world, list[str]()
+    world.is_unhealthy = booted_b
+    world.fault_point = lambda step: (
+        seen.append(world.annotations[key.STATE]) if step == "patched" else None
+    )
+    move(node, B)
+    assert "Degraded" in seen
+    assert set(seen[seen.index("Degraded") :]) == {"Degraded"}
+
+
 def test_bad_image_rolls_back_once_and_is_quarantined() -> None:
     node = started()
     node.world.is_unhealthy = booted_b
