@@ -15,8 +15,15 @@ from treenail.api import annotations as key
 from treenail.api.decode import Fields
 from treenail.controllers.install import installation
 from treenail.kube.client import Json
-from treenail.kube.resources import DAEMONSETS, MACHINECONFIGPOOLS, NAMESPACES, NODES
+from treenail.kube.resources import (
+    DAEMONSETS,
+    MACHINECONFIGPOOLS,
+    MACHINECONFIGS,
+    NAMESPACES,
+    NODES,
+)
 from treenail_lab.cluster import POOL, Lab
+from treenail_lab.demo.pool import build_config
 from treenail_lab.images import Image, derive_image, make_image
 
 REGISTRY, REPOSITORY = "quay.io", "example/os"
@@ -62,6 +69,7 @@ class LabActions:
             "the cluster has the DaemonSet of the Machine Config Daemon": self._create_daemonset,
             r"the cluster is as before, with the agent on (\S+)": self._restore_cluster,
             r"(\S+) has the file (\S+) of (\S+)": self._copy_file,
+            "the nodes have managed a file": self._manage_file,
         }
 
     def wait_until_at_rest(self) -> None:
@@ -111,6 +119,19 @@ class LabActions:
                 self._shells.write_file(node, path, step.text)
                 return
         raise LookupError(f"{guide} has no file {path}")
+
+    def _manage_file(self) -> None:
+        """Write a file by a MachineConfig, and remove it again: its records stay on the nodes."""
+        name = f"50-{POOL}-file"
+        # A file that is written also in image mode.
+        file: Json = {"path": "/var/lib/site", "contents": {"source": "data:,site"}}
+        spec: Json = {"config": {"ignition": {"version": "3.4.0"}, "storage": {"files": [file]}}}
+        self._lab.client.create(MACHINECONFIGS, build_config(name, spec))
+        self._wait_for_render_with(name)
+        self.wait_until_at_rest()
+        self._lab.client.delete(MACHINECONFIGS, name)
+        self._wait_for_render(name)
+        self.wait_until_at_rest()
 
     def _create_daemonset(self) -> None:
         client, namespace = self._lab.client, "openshift-machine-config-operator"
