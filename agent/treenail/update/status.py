@@ -114,21 +114,12 @@ def make_report(
     """
     if isinstance(decision, PrestageAction | DropPrestagedAction):
         return _report_prestage(facts, decision, failure)
-    failure = failure or _find_refusal(decision)
+    if failure is None and isinstance(decision, RefuseAction):
+        failure = decision.reported_error
     if failure is not None and failure.node_state is None and not is_overdue:
         report = _report_action(facts, decision, None)
         return _add_wait(report, failure) if report.annotations else report
     return _report_action(facts, decision, failure)
-
-
-def _find_refusal(decision: Decision) -> TreenailError | None:
-    """Return the error of a refusal, which needs no failed attempt; else None.
-
-    A report of Working first would look like a recovery, which the rollout controller reports.
-    """
-    if not isinstance(decision, RefuseAction) or decision.is_observation_failure:
-        return None
-    return decision.error if decision.error.report_after_failures <= 1 else None
 
 
 def _add_wait(report: StatusReport, cause: TreenailError) -> StatusReport:

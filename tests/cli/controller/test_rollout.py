@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.controllers.plan.test_leader import allow_reading
 from tests.controllers.rollout.agents import client_of, install_kinds
 from tests.fakes.clock import FakeClock
 from treenail.api.machineconfigpool import MachineConfigPool
@@ -196,6 +197,28 @@ def test_wait_ends_at_the_time_limit() -> None:
 def test_wait_without_any_answer_is_an_error() -> None:
     with pytest.raises(UnreachableError):
         await_rollouts(Reads(None), FakeClock(), timeout_s=12, show=None)
+
+
+def test_outcome_is_unknown_without_permission_to_read_machineconfigs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LabServer(tmp_path / "api") as server:
+        client, transport = client_of(server.admin_kubeconfig)
+        install_kinds(client)
+        allow_reading(client)
+        user = str(server.write_kubeconfig("viewer", ["viewers"]))
+        named = {"apiVersion": MACHINECONFIGPOOLS.api_version, "kind": "MachineConfigPool"}
+        client.create(MACHINECONFIGPOOLS, {**named, "metadata": {"name": "worker"}, "spec": {}})
+        for kind, code, outcome in (("Updated", 1, "unknown"), ("Degraded", 3, "blocked")):
+            condition = {"type": kind, "status": "True", "reason": "", "message": f"is {kind}"}
+            status = {"status": {"observedGeneration": 9, "conditions": [condition]}}
+            client.patch(MACHINECONFIGPOOLS, "worker", status, subresource="status")
+            assert main(["rollout", "status", "--wait", "--kubeconfig", user]) == code
+            shown = " ".join(capsys.readouterr().out.split())
+            assert shown.startswith(f"worker: {outcome}, ")
+            assert shown.endswith(f"is {kind}")
+            assert ("permit this user to list machineconfigs" in shown) is (kind == "Updated")
+        transport.close()
 
 
 def test_rollout_status_reads_a_context_of_a_list_of_kubeconfigs(

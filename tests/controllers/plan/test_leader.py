@@ -55,7 +55,8 @@ def lease(renewed_at: float, holder: str = "a", namespace: str = "treenail") -> 
     ("found", "state"),
     [
         (lease(NOW - 5), LeaderState.LEADING),
-        (lease(NOW + 3600), LeaderState.LEADING),
+        (lease(NOW + 59), LeaderState.LEADING),
+        (lease(NOW + 61), LeaderState.UNKNOWN),
         (lease(NOW - 64), LeaderState.LEADING),
         (lease(NOW - 66), LeaderState.NONE),
         (lease(NOW - 5, holder=""), LeaderState.CHANGING),
@@ -123,6 +124,67 @@ def test_lease_is_found_in_another_namespace_unless_one_is_chosen(tmp_path: Path
         found = reader.read_leader()
         assert (found.state, found.namespace) == (LeaderState.LEADING, "kube-system")
         assert LeaderReader(client, clock, "default").read_leader().state is LeaderState.ABSENT
+        transport.close()
+
+
+def renew_lease(client: Client, renewed_at: float, namespace: str) -> None:
+    spec = {"spec": {"renewTime": format_micro_time(renewed_at)}}
+    client.patch(LEASES, NAME, spec, namespace=namespace)
+
+
+def test_holder_that_renews_leads_whatever_the_clocks_say(tmp_path: Path) -> None:
+    with LabServer(tmp_path) as server:
+        client, transport = client_of(server.admin_kubeconfig)
+        create_lease(client, NOW - 600, "default")
+        clock = FakeClock(NOW)
+        reader = LeaderReader(client, clock, "default")
+        assert reader.read_leader().state is LeaderState.NONE
+        renew_lease(client, NOW - 595, "default")
+        clock.move(5.0)
+        assert reader.read_leader().state is LeaderState.LEADING
+        clock.move(61.0)
+        assert reader.read_leader().state is LeaderState.NONE
+        transport.close()
+
+
+def test_clock_behind_the_lease_is_named() -> None:
+    report = evaluate_lease(lease(NOW + 300), now=NOW)
+    assert report.message.endswith("its Lease was renewed 300 s in the future")
+    assert report.remedy.startswith("correct the clock")
+
+
+@pytest.mark.parametrize(
+    ("own_age_s", "mco_age_s", "state"),
+    [
+        (None, 5, LeaderState.LEADING),
+        (3600, 5, LeaderState.LEADING),
+        (5, 3600, LeaderState.LEADING),
+        (None, 3600, LeaderState.NONE),
+        (None, None, LeaderState.ABSENT),
+    ],
+)
+def test_controller_of_the_mco_leads_with_its_own_lease(
+    own_age_s: float | None, mco_age_s: float | None, state: LeaderState, tmp_path: Path
+) -> None:
+    with LabServer(tmp_path) as server:
+        client, transport = client_of(server.admin_kubeconfig)
+        for namespace, name, age_s in (
+            (InstallOptions().namespace, NAME, own_age_s),
+            ("openshift-machine-config-operator", "machine-config-controller", mco_age_s),
+        ):
+            if age_s is None:
+                continue
+            client.create(
+                NAMESPACES,
+                {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}},
+            )
+            found = lease(NOW - age_s, namespace=namespace)
+            found["metadata"] = {"name": name, "namespace": namespace}
+            client.create(LEASES, found, namespace=namespace)
+        report = LeaderReader(client, FakeClock(NOW)).read_leader()
+        assert report.state is state
+        if state is LeaderState.ABSENT:
+            assert report.message.startswith("cannot tell whether a controller leads: namespace")
         transport.close()
 
 

@@ -11,7 +11,7 @@ from treenail.cli.controller.connect import (
     add_leader_arguments,
     connect_cluster,
 )
-from treenail.cli.output import EXIT_AT_TARGET, EXIT_ATTENTION, EXIT_PENDING
+from treenail.cli.output import EXIT_AT_TARGET, EXIT_ATTENTION, EXIT_FAILED, EXIT_PENDING
 from treenail.cli.output_format import (
     TABLE_FORMATS,
     OutputFormat,
@@ -37,6 +37,7 @@ from treenail.controllers.plan.rollout_result import (
     check_leader,
     check_render_inputs,
     compute_rollout_result,
+    mark_unknown,
     needs_render_inputs,
 )
 from treenail.controllers.rollout.pools import ObservedPool
@@ -48,6 +49,7 @@ _EXIT_CODES = {
     RolloutOutcome.COMPLETE: EXIT_AT_TARGET,
     RolloutOutcome.IN_PROGRESS: EXIT_PENDING,
     RolloutOutcome.BLOCKED: EXIT_ATTENTION,
+    RolloutOutcome.UNKNOWN: EXIT_FAILED,
 }
 _FORMATS = (OutputFormat.TEXT, *TABLE_FORMATS)
 _COLUMNS = (
@@ -56,6 +58,10 @@ _COLUMNS = (
     TableColumn("UPDATED"),
     TableColumn("TOTAL"),
     TableColumn("MESSAGE", is_wide=True),
+)
+_PERMISSION_REMEDY = (
+    "permit this user to list machineconfigs and controllerconfigs of the group "
+    f"{MACHINECONFIGS.group}"
 )
 _REFRESH_S = 5.0
 _DEFAULT_TIMEOUT = "2h"
@@ -85,7 +91,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         description="Print the outcome of the rollouts of pools. Exit code 0: all nodes are "
         "updated, 2: a rollout is in progress, with --wait after the time limit, 3: a rollout "
         "is halted, degraded, stalled or paused, and does not continue before a user acts, 1: the "
-        "cluster cannot be read.",
+        "cluster cannot be read, or this user may not read what decides the outcome.",
         epilog=format_examples(
             ("fail a pipeline unless all nodes are updated", "treenail-controller rollout status"),
             (
@@ -167,7 +173,10 @@ def read_rollouts(client: Client, names: Sequence[str]) -> Sequence[RolloutResul
     results = [_read_result(each) for each in chosen]
     if not any(map(needs_render_inputs, results)):
         return results
-    configs, controller_configs = _read_render_inputs(client)
+    try:
+        configs, controller_configs = _read_render_inputs(client)
+    except ForbiddenError as error:
+        return [mark_unknown(each, f"{error}; {_PERMISSION_REMEDY}") for each in results]
     return [
         check_render_inputs(result, observed.pool, configs, controller_configs)
         if needs_render_inputs(result) and observed.error is None
@@ -188,17 +197,10 @@ def _read_result(observed: ObservedPool) -> RolloutResult:
 
 def _read_render_inputs(client: Client) -> tuple[Sequence[ObjectMeta], Sequence[ObjectMeta]]:
     """Read the metadata of all MachineConfigs and ControllerConfigs."""
-    try:
-        return (
-            read.read_metadata(client, MACHINECONFIGS),
-            read.read_metadata(client, CONTROLLERCONFIGS),
-        )
-    except ForbiddenError as error:
-        raise ForbiddenError(
-            f"cannot tell whether the last change of the MachineConfigs is rolled out: {error}",
-            remedy="permit this user to list machineconfigs and controllerconfigs of the group "
-            f"{MACHINECONFIGS.group}",
-        ) from error
+    return (
+        read.read_metadata(client, MACHINECONFIGS),
+        read.read_metadata(client, CONTROLLERCONFIGS),
+    )
 
 
 def await_rollouts(
@@ -233,9 +235,9 @@ def await_rollouts(
 
 
 def compute_exit_code(found: Sequence[RolloutResult]) -> int:
-    """Return the exit code: that of a blocked rollout first, then that of one in progress."""
+    """Return the code of a blocked rollout, else of one in progress, else of an unknown one."""
     outcomes = {each.outcome for each in found}
-    for outcome in (RolloutOutcome.BLOCKED, RolloutOutcome.IN_PROGRESS):
+    for outcome in (RolloutOutcome.BLOCKED, RolloutOutcome.IN_PROGRESS, RolloutOutcome.UNKNOWN):
         if outcome in outcomes:
             return _EXIT_CODES[outcome]
     return 0

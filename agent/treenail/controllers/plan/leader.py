@@ -1,6 +1,10 @@
-"""Whether a controller leads, from its Lease: without one, conditions of pools may be outdated."""
+"""Whether a controller leads, from its Lease: without one, conditions of pools may be outdated.
 
-from dataclasses import dataclass
+Under the Machine Config Operator its controllers lead, with a Lease of their own.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from treenail.api.decode import Fields, Json
@@ -12,11 +16,17 @@ from treenail.kube.resources import LEASES
 
 _SKEW_S = 5.0
 """The clock of this machine and that of the controllers may differ by this much."""
+_MAX_AHEAD_S = 60.0
+"""A renewal further in the future than this says nothing about the present."""
 _CHANGE_S = 30.0
 """A leader that ends releases the Lease; another process acquires it within this time."""
+_RENEWAL_S = 60.0
+"""A holder that renewed the Lease while this process watched leads for as long."""
 _READ_INTERVAL_S = 5.0
+_WAIT_REMEDY = "the next leader repairs it; run: kubectl get leases -A"
 # Without --namespace: where the manifests install the controllers.
 _DEFAULT_NAMESPACE = InstallOptions().namespace
+_MCO_NAMESPACE, _MCO_NAME = "openshift-machine-config-operator", "machine-config-controller"
 
 
 class LeaderState(StrEnum):
@@ -27,7 +37,7 @@ class LeaderState(StrEnum):
     """The last leader has just ended, and another process takes over."""
     NONE = "none"
     ABSENT = "absent"
-    """There is no Lease: no controller has ever led in this namespace."""
+    """There is no Lease: no controller was installed here, or all run without an election."""
     UNKNOWN = "unknown"
 
 
@@ -42,6 +52,8 @@ class LeaderReport:
     """When the last leader renewed the Lease, in seconds since the epoch."""
     reason: str = ""
     """Why the state is unknown."""
+    reason_remedy: str = ""
+    """What helps against the reason, unless it is a permission."""
 
     @property
     def message(self) -> str:
@@ -54,8 +66,8 @@ class LeaderReport:
                 return f"no controller leads{since}: pools show old reports"
             case LeaderState.ABSENT:
                 return (
-                    f"no controller has led in namespace {self.namespace}: it has no Lease {NAME}, "
-                    "so what pools report may be outdated"
+                    f"cannot tell whether a controller leads: namespace {self.namespace} has no "
+                    f"Lease {NAME} (controllers with --no-leader-election have none)"
                 )
             case LeaderState.UNKNOWN:
                 return f"cannot tell whether a controller leads: {self.reason}"
@@ -74,7 +86,7 @@ class LeaderReport:
                     "treenail-controller manifests | kubectl apply -f -"
                 )
             case LeaderState.UNKNOWN:
-                return (
+                return self.reason_remedy or (
                     f"permit this user to get the Lease {NAME} in namespace {self.namespace}, or "
                     "name another namespace with --namespace"
                 )
@@ -101,12 +113,25 @@ def evaluate_lease(lease: Json, *, now: float) -> LeaderReport:
         holder, renewed = spec.get_text("holderIdentity"), spec.get_text("renewTime")
         lease_s = spec.get_optional_integer("leaseDurationSeconds") or 0
     except ConfigError as error:
-        return LeaderReport(LeaderState.UNKNOWN, reason=str(error))
+        return LeaderReport(LeaderState.UNKNOWN, reason=str(error), reason_remedy=_WAIT_REMEDY)
     renewed_at = parse_rfc3339(renewed)
     if renewed_at is None:
-        reason = f"the Lease {NAME} has no valid renewTime"
-        return LeaderReport(LeaderState.UNKNOWN, namespace, reason=reason)
+        reason = "its Lease has no valid renewTime"
+        return LeaderReport(
+            LeaderState.UNKNOWN, namespace, reason=reason, reason_remedy=_WAIT_REMEDY
+        )
     age_s = now - renewed_at
+    if age_s < -_MAX_AHEAD_S:
+        # A leader that is gone would seem to lead until this clock reaches that time.
+        reason = f"by the clock of this machine its Lease was renewed {-age_s:.0f} s in the future"
+        return LeaderReport(
+            LeaderState.UNKNOWN,
+            namespace,
+            holder,
+            renewed_at,
+            reason=reason,
+            reason_remedy="correct the clock of this machine, or those of the controllers",
+        )
     if holder and age_s <= lease_s + _SKEW_S:
         state = LeaderState.LEADING
     elif age_s <= max(lease_s + _SKEW_S, _CHANGE_S):
@@ -116,8 +141,14 @@ def evaluate_lease(lease: Json, *, now: float) -> LeaderReport:
     return LeaderReport(state, namespace, holder, renewed_at)
 
 
+_LED = (LeaderState.LEADING, LeaderState.CHANGING)
+
+
 class LeaderReader:
-    """Reads the Lease of the controllers, at most once in five seconds."""
+    """Reads the Lease of the controllers, at most once in five seconds.
+
+    A holder that renews the Lease between two reads leads, whatever the clocks say.
+    """
 
     def __init__(self, client: Client, clock: Clock, namespace: str = "") -> None:
         self._client = client
@@ -125,6 +156,10 @@ class LeaderReader:
         self._namespace = namespace
         self._read_at = float("-inf")
         self._report = LeaderReport(LeaderState.UNKNOWN, reason="the Lease was not read yet")
+        self._renewed_at: dict[str, float | None] = {}
+        """The last renewal by namespace."""
+        self._seen_at: dict[str, float] = {}
+        """When a read found a new renewal, on the monotonic clock."""
 
     def read_leader(self) -> LeaderReport:
         """Return who leads; a failed request is a report too."""
@@ -136,28 +171,51 @@ class LeaderReader:
 
     def _read(self) -> LeaderReport:
         namespace = self._namespace or _DEFAULT_NAMESPACE
+        own = self._read_lease(namespace, NAME)
+        others: list[LeaderReport] = []
+        if own.state not in _LED and namespace in (_DEFAULT_NAMESPACE, _MCO_NAMESPACE):
+            others.append(self._read_lease(_MCO_NAMESPACE, _MCO_NAME))
+        if own.state is LeaderState.ABSENT and not self._namespace:
+            others += self._search()
+        return _choose_report(own, others)
+
+    def _read_lease(self, namespace: str, name: str) -> LeaderReport:
         try:
-            lease = self._client.get(LEASES, NAME, namespace=namespace)
+            return self._evaluate(self._client.get(LEASES, name, namespace=namespace))
         except NotFoundError:
-            return self._search(namespace)
+            return LeaderReport(LeaderState.ABSENT, namespace)
         except ClusterError as error:
             return LeaderReport(LeaderState.UNKNOWN, namespace, reason=str(error))
-        return evaluate_lease(lease, now=self._clock.now())
 
-    def _search(self, namespace: str) -> LeaderReport:
-        """Search the other namespaces, if no namespace was chosen and the user may."""
-        absent = LeaderReport(LeaderState.ABSENT, namespace)
-        if self._namespace:
-            return absent
+    def _search(self) -> list[LeaderReport]:
+        """Search the other namespaces, if the user may."""
         try:
             found = self._client.list(LEASES, params={"fieldSelector": f"metadata.name={NAME}"})
         except ClusterError:
-            return absent
-        reports = [evaluate_lease(each, now=self._clock.now()) for each in found.items]
-        return next(
-            (each for each in reports if each.state is LeaderState.LEADING),
-            reports[0] if reports else absent,
-        )
+            return []
+        return [self._evaluate(each) for each in found.items]
+
+    def _evaluate(self, lease: Json) -> LeaderReport:
+        report = evaluate_lease(lease, now=self._clock.now())
+        if not report.holder or report.renewed_at is None:
+            return report
+        known, now = report.namespace, self._clock.monotonic()
+        if self._renewed_at.setdefault(known, report.renewed_at) != report.renewed_at:
+            self._renewed_at[known] = report.renewed_at
+            self._seen_at[known] = now
+        if now - self._seen_at.get(known, float("-inf")) <= _RENEWAL_S:
+            return replace(report, state=LeaderState.LEADING, reason="", reason_remedy="")
+        return report
+
+
+def _choose_report(own: LeaderReport, others: Iterable[LeaderReport]) -> LeaderReport:
+    """Return a report of a leader if there is one, else the first that found a Lease."""
+    found = [own, *(each for each in others if each.state is not LeaderState.UNKNOWN)]
+    for states in (_LED, (LeaderState.NONE, LeaderState.UNKNOWN)):
+        for each in found:
+            if each.state in states:
+                return each
+    return own
 
 
 def _format_time(seconds: float) -> str:

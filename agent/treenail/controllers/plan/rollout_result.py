@@ -21,6 +21,8 @@ class RolloutOutcome(StrEnum):
     BLOCKED = "blocked"
     """It does not continue before a user acts."""
     IN_PROGRESS = "in progress"
+    UNKNOWN = "unknown"
+    """The user may not read what decides it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,20 @@ def check_render_inputs(
     if is_current:
         return result
     return replace(result, outcome=RolloutOutcome.IN_PROGRESS, message=message)
+
+
+def mark_unknown(result: RolloutResult, reason: str) -> RolloutResult:
+    """Return a complete result as unknown: the render inputs cannot be read.
+
+    A blocked one stays as it is: the pool itself reports that it needs a user.
+    """
+    if result.outcome is not RolloutOutcome.COMPLETE:
+        return result
+    message = (
+        f"cannot tell whether the last change of the MachineConfigs is rolled out: {reason}; "
+        f"last reported: {result.message}"
+    )
+    return replace(result, outcome=RolloutOutcome.UNKNOWN, message=message)
 
 
 def check_leader(result: RolloutResult, leader: LeaderReport, *, now: float) -> RolloutResult:

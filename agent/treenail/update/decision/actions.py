@@ -234,6 +234,15 @@ class RefuseAction:
     is_observation_failure: bool = False
     """Whether the facts could not be collected, which the next pass tries again."""
 
+    @property
+    def reported_error(self) -> TreenailError | None:
+        """The error that the first report shows; None for one that may pass.
+
+        A report of Working first would look like a recovery, which the rollout controller reports.
+        """
+        is_lasting = not self.is_observation_failure and self.error.report_after_failures <= 1
+        return self.error if is_lasting else None
+
     def __str__(self) -> str:
         return "blocked"
 
