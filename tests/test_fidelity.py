@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent
 DOCUMENT = (ROOT / "docs/fidelity.md").read_text()
 COLUMNS = ("behaviour", "lab", "real", "version", "last run", "test")
 PROGRAMS = (
-    "rpm-ostree", "bootc", "libostree and systemd", "kube-apiserver", "machine-config-controller",
+    "rpm-ostree", "bootc", "libostree and systemd", "kube-apiserver", "kubelet",
+    "machine-config-controller",
     "machine-config-daemon", "buildah and BuildKit",
 )  # fmt: skip
 LAB = re.compile(r"same|(differs|absent): \S.*")
