@@ -8,6 +8,7 @@ text is found by `treenail.image.inputs.containerfile_problems`.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 _DIRECTIVE = re.compile(r"#[ \t]*([a-zA-Z][a-zA-Z0-9]*)[ \t]*=[ \t]*(.+?)[ \t]*")
 _KNOWN_DIRECTIVES = frozenset({"escape", "syntax", "check"})
@@ -109,6 +110,8 @@ class Containerfile:
         return next(found, None)
 
 
+# A controller reads the same texts in each pass: a long one takes 1 ms.
+@lru_cache(maxsize=128)
 def parse_containerfile(text: str) -> Containerfile:
     """Read a Containerfile; any text has a result."""
     lines = text.removeprefix("\ufeff").split("\n")
