@@ -32,6 +32,7 @@ MODULES = (
     "drift",
     "health",
     "build",
+    "layer",
 )
 ROOT = Path(__file__).parent.parent
 

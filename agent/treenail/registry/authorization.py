@@ -62,6 +62,13 @@ class Authorization:
         self._is_basic = False
         self._tokens: dict[tuple[str, ...], _Token] = {}
 
+    def clone(self, transport: RegistryTransport) -> "Authorization":
+        """Return a copy for another thread, with all that was learned."""
+        copy = Authorization(transport, self._login, self._limits, self._clock)
+        copy._challenge, copy._is_basic = self._challenge, self._is_basic
+        copy._tokens = dict(self._tokens)
+        return copy
+
     def get_header(self, scopes: tuple[str, ...], *, action: str) -> str:
         """Return the value of Authorization; empty before the first challenge."""
         if self._is_basic:

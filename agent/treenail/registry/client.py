@@ -7,6 +7,7 @@ seconds (`treenail.retry`), and can all be repeated.
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from functools import partial
 from typing import TypeVar
 from urllib.parse import quote
@@ -80,6 +81,14 @@ class RegistryClient:
             settings, proxies or ProxySettings(), self.limits, clock
         )
         self._authorization = Authorization(self._transport, login or ANONYMOUS, self.limits, clock)
+
+    def clone(self) -> "RegistryClient":
+        """Return a client for another thread, with the same login and what it learned."""
+        clone = copy(self)
+        transport = self._transport.clone()
+        clone._transport = transport  # noqa: SLF001 - same class
+        clone._authorization = self._authorization.clone(transport)  # noqa: SLF001 - same class
+        return clone
 
     def close(self) -> None:
         """Close idle connections; the client can still be used."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -19,6 +20,7 @@ from treenail.registry.uploads import mount_blob, upload_blob
 
 _LAYERS_LIMIT = 500
 _INSTANCES_LIMIT = 200
+_CONNECTIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +103,15 @@ def copy_blobs(
     is_same = source.host == target.host
     if is_same and source_repository == repository:
         return 0
+    left = list({each.digest: each for each in blobs}.values())
+    if is_same:
+        left = _mount_blobs(target, repository, left, source_repository)
     moved = 0
-    for blob in {each.digest: each for each in blobs}.values():
-        # A mount needs one request, also for a blob that the repository has.
-        if is_same and _try_mount(target, repository, blob, source_repository):
-            continue
-        if target.has_blob(repository, blob.digest):
-            continue
-        upload_blob(target, repository, blob, RemoteBlob(source, source_repository, blob).reopen)
-        moved += blob.size
+    for blob in left:
+        if not target.has_blob(repository, blob.digest):
+            remote = RemoteBlob(source, source_repository, blob)
+            upload_blob(target, repository, blob, remote.reopen)
+            moved += blob.size
     return moved
 
 
@@ -168,6 +170,24 @@ class RemoteBlob:
         except RegistryError:
             self._pieces = None
             raise
+
+
+def _mount_blobs(
+    client: RegistryClient, repository: str, blobs: list[Descriptor], source: str
+) -> list[Descriptor]:
+    """Mount blobs over several connections; return those that are not mounted."""
+
+    def mount(part: list[Descriptor]) -> list[Descriptor]:
+        own = client.clone()
+        try:
+            return [each for each in part if not _try_mount(own, repository, each, source)]
+        finally:
+            own.close()
+
+    # A base has dozens of layers, and each mount waits for one answer.
+    parts = [blobs[start::_CONNECTIONS] for start in range(min(_CONNECTIONS, len(blobs)))]
+    with ThreadPoolExecutor(max_workers=_CONNECTIONS) as pool:
+        return [each for found in pool.map(mount, parts) for each in found]
 
 
 def _try_mount(client: RegistryClient, repository: str, blob: Descriptor, source: str) -> bool:

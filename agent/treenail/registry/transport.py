@@ -12,6 +12,7 @@ import ssl
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -191,7 +192,6 @@ class RegistryTransport:
         self._proxies = proxies
         self._limits = limits
         self._clock = clock
-        self._context: ssl.SSLContext | None = None
         self._idle: dict[tuple[str, str, int], _Connection] = {}
         # Callers need not close a client.
         weakref.finalize(self, _close_connections, self._idle)
@@ -230,6 +230,10 @@ class RegistryTransport:
                 raise
         return RegistryAnswer(self, connection, action, url)
 
+    def clone(self) -> "RegistryTransport":
+        """Return a transport for another thread."""
+        return RegistryTransport(self._tls, self._proxies, self._limits, self._clock)
+
     def compute_deadline(self, size: int) -> float:
         """Return the end of a request with a body of this size, by the clock's monotonic time."""
         return self._clock.monotonic() + self._limits.compute_transfer_s(size)
@@ -257,7 +261,7 @@ class RegistryTransport:
                 self._open_tunnel(plain, url, proxy, deadline)
             if url.scheme == "https":
                 plain.settimeout(self._limits.connect_s)
-                plain = self._get_context().wrap_socket(plain, server_hostname=url.host)
+                plain = _make_context(self._tls.ca_pem).wrap_socket(plain, server_hostname=url.host)
         except BaseException:
             plain.close()
             raise
@@ -276,19 +280,20 @@ class RegistryTransport:
         if response.status != 200:
             raise _ProxyRefusal(f"the proxy {proxy.host}:{proxy.port} answered {response.status}")
 
-    def _get_context(self) -> ssl.SSLContext:
-        if self._context is None:
-            context = ssl.create_default_context()
-            if self._tls.ca_pem:
-                try:
-                    context.load_verify_locations(cadata=self._tls.ca_pem)
-                except (ssl.SSLError, ValueError) as error:
-                    raise ConfigError(
-                        "cannot use the CA bundle for registries: it is not PEM",
-                        remedy="write certificates that begin with -----BEGIN CERTIFICATE-----",
-                    ) from error
-            self._context = context
-        return self._context
+
+@lru_cache(maxsize=8)
+def _make_context(ca_pem: str) -> ssl.SSLContext:
+    # Reading the certificates of the system takes 30 ms.
+    context = ssl.create_default_context()
+    if ca_pem:
+        try:
+            context.load_verify_locations(cadata=ca_pem)
+        except (ssl.SSLError, ValueError) as error:
+            raise ConfigError(
+                "cannot use the CA bundle for registries: it is not PEM",
+                remedy="write certificates that begin with -----BEGIN CERTIFICATE-----",
+            ) from error
+    return context
 
 
 def _close_connections(connections: "dict[tuple[str, str, int], _Connection]") -> None:
