@@ -29,7 +29,7 @@ from treenail.registry.errors import (
 from treenail.registry.images import copy_blobs, copy_image, resolve_image
 from treenail.registry.names import OCI_MANIFEST, Descriptor
 from treenail.registry.referrers import attach, get_referrers
-from treenail.registry.transport import RegistryLimits
+from treenail.registry.transport import RegistryLimits, TlsSettings
 from treenail.registry.uploads import mount_blob, upload_blob, upload_bytes
 
 SMALL_CHUNKS = RegistryLimits(chunk_bytes=64 * 1024)
@@ -163,6 +163,23 @@ def test_certificate_of_an_unknown_ca_is_refused(lab_registry: RegistryService) 
         make_client(lab_registry, has_ca=False).get_manifest("os/node", "base")
     assert "trust bundle" in raised.value.remedy
     assert lab_registry.front.requests == []
+
+
+def test_comments_of_a_bundle_may_be_in_any_language(lab_registry: RegistryService) -> None:
+    bundle = f"# Certificación\n{lab_registry.ca_file.read_text()}\n# 証明書\n"
+    client = RegistryClient(lab_registry.host, FakeClock(), tls=TlsSettings(bundle))
+    with pytest.raises(LoginRefused):
+        client.get_manifest("os/node", "base")
+
+
+@pytest.mark.parametrize(
+    "bundle",
+    ["no certificate", "-----BEGIN CERTIFICATE-----\né\n-----END CERTIFICATE-----"],
+)
+def test_bundle_without_certificates_is_refused(lab_registry: RegistryService, bundle: str) -> None:
+    client = RegistryClient(lab_registry.host, FakeClock(), tls=TlsSettings(bundle))
+    with pytest.raises(ConfigError, match="CA bundle"):
+        client.get_manifest("os/node", "base")
 
 
 def test_content_of_another_digest_is_not_pushed(any_registry: RegistryService) -> None:

@@ -7,6 +7,7 @@ received byte, so a deadline for the whole request is added here.
 import contextlib
 import http.client
 import io
+import re
 import socket
 import ssl
 import weakref
@@ -24,6 +25,7 @@ from treenail.registry.proxies import Proxy, ProxySettings
 
 PIECE = 256 * 1024
 _HTTPS_PORT, _HTTP_PORT = 443, 80
+_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----[^-]*-----END CERTIFICATE-----")
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,11 +288,13 @@ def _make_context(ca_pem: str) -> ssl.SSLContext:
     # Reading the certificates of the system takes 30 ms.
     context = ssl.create_default_context()
     if ca_pem:
+        # Comments between the certificates may be in any language, and ssl accepts ASCII only.
+        certificates = "\n".join(_CERTIFICATE.findall(ca_pem))
         try:
-            context.load_verify_locations(cadata=ca_pem)
-        except (ssl.SSLError, ValueError) as error:
+            context.load_verify_locations(cadata=certificates)
+        except (ssl.SSLError, TypeError, ValueError) as error:
             raise ConfigError(
-                "cannot use the CA bundle for registries: it is not PEM",
+                "cannot use the CA bundle for registries: expected certificates in PEM",
                 remedy="write certificates that begin with -----BEGIN CERTIFICATE-----",
             ) from error
     return context
