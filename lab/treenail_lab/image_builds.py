@@ -36,7 +36,7 @@ def find_build_refusal() -> tuple[str, str]:
     if shutil.which("buildah") is None:
         return "buildah is not installed", "install the package buildah"
     if why := runtime.find_refusal():
-        return why, "run the lab as root where namespaces are allowed"
+        return why, "run the lab as root, on a host that allows namespaces"
     return "", ""
 
 

@@ -33,10 +33,10 @@ _LOG_MESSAGE_LIMIT = 2048
 def find_refusal() -> str:
     """Return why this host cannot run containers; empty if it can."""
     if os.geteuid() != 0:
-        return "only root can create the namespaces of containers; run the lab as root"
+        return "only root can create the namespaces of containers"
     command = ["unshare", "--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "true"]
     if shutil.which("unshare") is None:
-        return "unshare is not installed; install the package util-linux"
+        return "unshare of util-linux is not installed"
     done = subprocess.run(command, capture_output=True, check=False, timeout=_START_TIMEOUT_S)
     if done.returncode != 0:
         return f"this host refuses namespaces: {done.stderr.decode(errors='replace').strip()}"
