@@ -248,6 +248,20 @@ class ImageCatalogue:
         return pull_spec.partition("/")[0] in self.registries
 
 
+def load_image(path: Path) -> Image | None:
+    """Read an image of a real registry from its record; None without one."""
+    if not path.exists():
+        return None
+    return _parse_image(json.loads(path.read_text(encoding="utf-8")))
+
+
+def save_image(image: Image, path: Path) -> None:
+    """Write the record of an image, for the programs of one machine."""
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    scratch.write_text(json.dumps(asdict(image)), encoding="utf-8")
+    scratch.replace(path)
+
+
 def find_layer_file(directory: Path, digest: str) -> Path:
     """Return the path of a layer of the image that machines are installed from."""
     return directory / "blobs" / digest.removeprefix("sha256:")

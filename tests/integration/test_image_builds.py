@@ -45,8 +45,26 @@ def open_registry(lab: Lab) -> LabRegistry:
     return lab.registry
 
 
+@pytest.mark.long
+@pytest.mark.limit(180)
+def test_machine_of_bootc_boots_the_image_that_a_job_built_and_pushed() -> None:
+    plan = LabPlan(
+        nodes=("worker-0",),
+        images=(),
+        registry_version=BEFORE,
+        agent_settings='backend = "bootc"\n',
+    )
+    with owner.temporary_directory() as directory, Lab(directory, plan) as found:
+        build_and_boot(found)
+
+
 @pytest.mark.limit(180)
 def test_machine_boots_the_image_that_a_job_built_and_pushed(lab: Lab) -> None:
+    build_and_boot(lab)
+
+
+def build_and_boot(lab: Lab) -> None:
+    """Build an image in a Job, and let the node boot it."""
     registry, machine = open_registry(lab), lab.machines["worker-0"]
     booted = machine.booted_deployment
     assert booted is not None

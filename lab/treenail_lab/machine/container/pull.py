@@ -5,15 +5,16 @@ Messages and errors have the words of ostree-rs-ext's container import, which us
 
 import base64
 import binascii
+import hashlib
 import json
 import re
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from treenail_lab import images
 from treenail_lab.images import CatalogueLayer, Credential, Image
-from treenail_lab.machine.container.remote import RemoteImages
 from treenail_lab.machine.ostree.steps import (
     EmitSignal,
     OperationError,
@@ -24,6 +25,9 @@ from treenail_lab.machine.ostree.steps import (
 )
 from treenail_lab.machine.ostree.sysroot import Sysroot, SysrootDeployment, make_deployment
 from treenail_lab.machine.settings import MachineSettings
+
+if TYPE_CHECKING:
+    from treenail_lab.machine.container.remote import RemoteImages
 
 AUTH_FILES = ("run/ostree/auth.json", "etc/ostree/auth.json", "usr/lib/ostree/auth.json")
 _SCHEMES = re.compile(
@@ -107,8 +111,7 @@ def pull_image(
         sysroot.import_layer(layer.digest)
         yield emit_task_end()
     if remote is not None:
-        blobs = [sysroot.find_blob(layer.digest) for layer in image.layers]
-        sysroot.trees.unpacked.unpack_layers(image.content, blobs)
+        _unpack_image(image, sysroot)
     return image
 
 
@@ -167,8 +170,33 @@ def open_image(pull_spec: str, catalogue: images.ImageCatalogue, root: Path) -> 
     return image
 
 
-def open_remote(pull_spec: str, root: Path) -> RemoteImages:
+def download_image(image: Image, pull_spec: str, root: Path, sysroot: Sysroot) -> None:
+    """Download what a machine lacks of an image of a real registry, unpack and record it."""
+    remote = open_remote(image.pull_spec, root)
+    for layer in image.layers:
+        place = sysroot.find_blob(layer.digest)
+        if not place.exists():
+            remote.download_layer(layer, place)
+    _unpack_image(image, sysroot)
+    images.save_image(image, find_record(root, pull_spec))
+
+
+def find_record(root: Path, pull_spec: str) -> Path:
+    """Return the path of the record of an image that a program other than rpm-ostree pulled."""
+    name = hashlib.sha256(pull_spec.encode()).hexdigest()[:16]
+    return root / "sysroot/ostree" / f"image-{name}.json"
+
+
+def _unpack_image(image: Image, sysroot: Sysroot) -> None:
+    blobs = [sysroot.find_blob(layer.digest) for layer in image.layers]
+    sysroot.trees.unpacked.unpack_layers(image.content, blobs)
+
+
+def open_remote(pull_spec: str, root: Path) -> "RemoteImages":
     """Return the client of a real registry, with the machine's credential for the image."""
+    # Not at the top: the emulated programs start often, and most read the catalogue only.
+    from treenail_lab.machine.container.remote import RemoteImages
+
     credential = find_credential(pull_spec.partition("@")[0], root)
     return RemoteImages(root, pull_spec, credential)
 

@@ -151,7 +151,7 @@ class EmulatedBootc:
     def _fetch_image(self, name: str, transport: str, progress: "_ProgressWriter") -> Image:
         catalogue = images.load_catalogue(self._host.catalogue)
         if transport == "containers-storage":
-            found = catalogue.find_image(name)
+            found = self._host.find_image(name)
             if name not in self._host.read_storage() or found is None:
                 raise ProgramError(
                     f"{_PREPARING}failed to invoke method OpenImage: "
@@ -164,6 +164,7 @@ class EmulatedBootc:
         else:
             try:
                 image = pull.open_image(name, catalogue, self._host.root)
+                self._host.download_image(image, name)
             except OperationError as error:
                 words = str(error).removeprefix(pull.PREPARING)
                 raise ProgramError(f"{_PREPARING}{words}") from error

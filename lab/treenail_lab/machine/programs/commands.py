@@ -58,7 +58,7 @@ def _run_podman(host: ProgramContext, arguments: list[str]) -> int:
                 return _PODMAN_FAILED
             return _run_podman_pull(host, image)
         case ["image", "inspect", "--format", "json", image] if image in host.read_storage():
-            found = images.load_catalogue(host.catalogue).find_image(image)
+            found = host.find_image(image)
             labels = (
                 {}
                 if found is None
@@ -93,7 +93,7 @@ def _run_podman(host: ProgramContext, arguments: list[str]) -> int:
 
 def _mount_image(host: ProgramContext, image: str) -> Path:
     """Write the tree of the image; unlike a deployment it has /etc and no /usr/etc."""
-    found = images.load_catalogue(host.catalogue).find_image(image)
+    found = host.find_image(image)
     place = _find_mount(host, image)
     shutil.rmtree(place, ignore_errors=True)
     if found is not None:
@@ -130,6 +130,11 @@ def _run_podman_pull(host: ProgramContext, image: str) -> int:
             if failure:
                 print(f"Error: copying system image from manifest: {failure}", file=sys.stderr)
                 return _PODMAN_FAILED
+        try:
+            host.download_image(found, image)
+        except OperationError as error:
+            print(f"Error: copying system image from manifest: {error}", file=sys.stderr)
+            return _PODMAN_FAILED
         print("Copying config\nWriting manifest to image destination", file=sys.stderr)
         host.write_storage({*host.read_storage(), image})
     print(found.digest)
@@ -139,7 +144,7 @@ def _run_podman_pull(host: ProgramContext, image: str) -> int:
 def _run_podman_cp(host: ProgramContext, source: str, target: Path) -> int:
     name, _, path = source.partition(":")
     image = (host.containers_directory / name).read_text(encoding="utf-8")
-    found = images.load_catalogue(host.catalogue).find_image(image)
+    found = host.find_image(image)
     if found is None or not found.packages or path != "/usr/share/rpm-ostree/extensions/.":
         print(f'Error: "{path}" could not be found on container {name}', file=sys.stderr)
         return _PODMAN_FAILED

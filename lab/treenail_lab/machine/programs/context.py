@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 
+from treenail_lab import images
+from treenail_lab.images import Image
+from treenail_lab.machine.container import pull
 from treenail_lab.machine.ostree.lock import lock_exclusively
 from treenail_lab.machine.ostree.sysroot import Sysroot
 from treenail_lab.machine.settings import MachineSettings
@@ -45,6 +48,18 @@ class ProgramContext:
             yield
         finally:
             os.close(descriptor)
+
+    def find_image(self, pull_spec: str) -> Image | None:
+        """Return an image of the catalogue, or one that was pulled from a real registry."""
+        catalogue = images.load_catalogue(self.catalogue)
+        if catalogue.is_in_registry(pull_spec):
+            return images.load_image(pull.find_record(self.root, pull_spec))
+        return catalogue.find_image(pull_spec)
+
+    def download_image(self, image: Image, pull_spec: str) -> None:
+        """Download an image of a real registry; others have no content."""
+        if image.content:
+            pull.download_image(image, pull_spec, self.root, self.sysroot)
 
     def read_storage(self) -> frozenset[str]:
         """Return the pull specs in podman's storage."""
