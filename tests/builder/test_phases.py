@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.builder.base_image import needs_busybox
+from tests.builder.base_image import ARCHITECTURE, needs_busybox
 from tests.builder.builds import (
     make_builder,
     make_spec,
@@ -23,7 +24,9 @@ from tests.builder.sandboxing import needs_buildah
 from tests.waiting import wait_until
 from treenail.builder.local import BuildFiles
 from treenail.image.build_result import BuildPhase, BuildResult
-from treenail_lab.registry.service import RegistryService
+from treenail.image.oci.documents import ImageInstance, make_index
+from treenail_lab.registry.faults import FaultKind, RegistryFault
+from treenail_lab.registry.service import PULLER, RegistryService
 
 pytestmark = [needs_buildah, needs_busybox, pytest.mark.process]
 
@@ -105,6 +108,21 @@ def test_build_of_a_wrong_text_names_line_and_cause(
     assert result.line == line
     assert message in result.message, result.message
     assert not result.digest
+
+
+def test_base_by_the_digest_of_a_manifest_list_is_built_on(base: Base, tmp_path: Path) -> None:
+    registry, reference = base
+    with open_client(registry) as client:
+        found = client.get_manifest("os/base", reference.partition("@")[2])
+        size = len(found.content)
+        own = ImageInstance(found.media_type, found.digest, size, ARCHITECTURE)
+        media_type, content = make_index([own, replace(own, architecture="riscv64")])
+        digest = client.put_manifest("os/base", "list", media_type, content)
+    listed = (registry, f"{registry.host}/os/base@{digest}")
+    result, lines = build(listed, tmp_path, "RUN echo built\n")
+    assert result.has_succeeded, lines
+    plain, _ = build(base, tmp_path, "RUN echo built\n")
+    assert plain.digest == result.digest
 
 
 def test_build_beyond_its_time_ends_and_leaves_nothing(base: Base, tmp_path: Path) -> None:
@@ -201,9 +219,36 @@ def test_killed_local_build_leaves_no_process_and_is_cleaned_up(base: Base, tmp_
     assert list((tmp_path / "builds").iterdir()) == []
 
 
+def test_terminated_fetch_reports_an_eviction_at_once(base: Base, tmp_path: Path) -> None:
+    with RegistryService() as registry:
+        reference = push_base(registry, tmp_path)
+        inputs, work, result = tmp_path / "inputs", tmp_path / "work", tmp_path / "result"
+        inputs.mkdir()
+        work.mkdir()
+        (inputs / "Containerfile").write_text(f"FROM {reference}\n")
+        (inputs / "build.json").write_text(make_spec(registry).to_json())
+        (tmp_path / "pull.json").write_bytes(registry.make_auth_json(PULLER))
+        with open_client(registry) as client:
+            manifest = client.get_manifest("os/base", "1").content
+        layer = json.loads(manifest)["layers"][0]["digest"]
+        registry.faults.add(RegistryFault(FaultKind.HANG, "GET", layer, times=0))
+        argv = [
+            sys.executable, "-m", "treenail.builder", "fetch", "--inputs", inputs, "--work", work,
+            "--result", result, "--pull-secret", tmp_path / "pull.json",
+            "--ca", registry.ca_file,
+        ]  # fmt: skip
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith(b"fetching ")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 75
+    found = BuildResult.from_json(result.read_bytes())
+    assert (found.reason, found.digest) == ("Evicted", "")
+
+
 def run_until_killed(directory: Path, reference: str, secret: Path, ca: Path) -> None:
     """Run a build that sleeps; the test kills this process."""
-    from tests.builder.base_image import ARCHITECTURE
     from tests.builder.builds import make_local_builder
     from treenail.builder.build_spec import BuildSpec
     from treenail.builder.local import LocalSettings

@@ -32,13 +32,6 @@ DRIVERS = ("overlay", "vfs")
 log = logging.getLogger(__name__)
 
 
-class PhaseTerminated(BaseException):
-    """SIGTERM: the pod is deleted, or the user interrupted the build.
-
-    No ``except Exception`` may catch it.
-    """
-
-
 class PhaseParser(argparse.ArgumentParser):
     """Parser that exits with `EXIT_USER`: another attempt of the Job has the same arguments."""
 
@@ -52,16 +45,19 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.die_with_parent:
         sandbox.die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    signal.signal(signal.SIGTERM, _terminate)
-    # Ctrl-C reaches all processes of a local build.
-    signal.signal(signal.SIGINT, _terminate)
     phase = BuildPhase(arguments.phase)
-    try:
-        result = _run_phase(phase, arguments)
-    except PhaseTerminated:
-        message = "the builder was terminated"
-        result = BuildResult(phase, reason=BuildReason.CANCELLED, message=message)
-    return _report_result(result, arguments.result)
+
+    def terminate(_signal: int, _frame: object) -> None:
+        """Report, and exit at once: a thread may wait for a registry longer than the pod may."""
+        message = "the builder was terminated: its pod was deleted or evicted"
+        result = BuildResult(phase, reason=BuildReason.EVICTED, message=message)
+        # The namespaces of buildah end with this process.
+        os._exit(_report_result(result, arguments.result))
+
+    signal.signal(signal.SIGTERM, terminate)
+    # Ctrl-C reaches all processes of a local build.
+    signal.signal(signal.SIGINT, terminate)
+    return _report_result(_run_phase(phase, arguments), arguments.result)
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -144,10 +140,6 @@ def _parse_mount(text: str) -> BindMount:
     if not colon or not target.startswith("/") or ":" in target:
         raise argparse.ArgumentTypeError(f"expected SOURCE:TARGET, found {text!r}")
     return BindMount(Path(source), target)
-
-
-def _terminate(_signal: int, _frame: object) -> None:
-    raise PhaseTerminated
 
 
 if __name__ == "__main__":

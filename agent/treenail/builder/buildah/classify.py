@@ -77,7 +77,7 @@ def classify_failure(exit_code: int, tail: Sequence[str], *, oom_kills: int = 0)
     if exit_code > _BY_SIGNAL and not error:
         cause = f"buildah was killed by signal {exit_code - _BY_SIGNAL}"
         is_kill = exit_code == _SIGKILL_CODE
-        reason = BuildReason.OUT_OF_MEMORY if is_kill else BuildReason.CANCELLED
+        reason = BuildReason.OUT_OF_MEMORY if is_kill else BuildReason.BUILDER_FAILED
         return BuildFailure(reason, cause)
     if "building at step" in own_text or re.search(r"^(copy|add) ", own_text):
         return BuildFailure(BuildReason.INSTRUCTION_FAILED, error)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from queue import Empty, SimpleQueue
 from threading import Event
+from typing import BinaryIO
 
 from treenail.api.decode import Fields, load_json
 from treenail.builder.build_spec import (
@@ -25,7 +26,7 @@ from treenail.builder.instructions import find_images
 from treenail.builder.layout import ImageLayout
 from treenail.builder.phases.registries import RegistrySettings, parse_image_name
 from treenail.clock import Clock
-from treenail.errors import TreenailError
+from treenail.errors import HostError, TreenailError
 from treenail.image.build_result import BuildPhase, BuildResult
 from treenail.registry.client import RegistryClient
 from treenail.registry.images import ResolvedImage, resolve_image
@@ -155,14 +156,28 @@ def _write_layers(
                     return
                 try:
                     with layout.open_blob(layer.digest) as file:
-                        client.read_blob(repository, layer, file.write)
+                        client.read_blob(repository, layer, _make_sink(file, has_failed))
                 except BaseException:
                     has_failed.set()
                     raise
 
     with ThreadPoolExecutor(min(_CONNECTIONS, len(layers))) as pool:
-        for done in [pool.submit(write_layers) for _ in range(min(_CONNECTIONS, len(layers)))]:
-            done.result()
+        try:
+            for done in [pool.submit(write_layers) for _ in range(min(_CONNECTIONS, len(layers)))]:
+                done.result()
+        except BaseException:
+            # SIGTERM too: the pool waits for its threads.
+            has_failed.set()
+            raise
+
+
+def _make_sink(file: BinaryIO, has_failed: Event) -> Callable[[bytes], object]:
+    def write_piece(piece: bytes) -> None:
+        if has_failed.is_set():
+            raise HostError("cannot pull a layer: the phase was ended")
+        file.write(piece)
+
+    return write_piece
 
 
 def _read_index(content: bytes, where: str) -> list[Descriptor]:
