@@ -9,14 +9,17 @@ from dataclasses import dataclass, field, replace
 from treenail.api.disruptionpolicy import DEFAULT_POLICY, DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool, PoolImageFiles
+from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import ObjectMeta
 from treenail.config.reconcilable import find_read_only_paths
 from treenail.controllers.plan.budgets import BlockingBudget
 from treenail.controllers.plan.change import NodeChange, plan_change
+from treenail.controllers.plan.planned_build import PlannedBuild, plan_pool_build
 from treenail.controllers.render.offline import InputManifests
 from treenail.controllers.render.render import ControllerConfig, is_rendered, render_pool
 from treenail.controllers.rollout import progress, select
-from treenail.controllers.rollout.gates import os_image, windows
+from treenail.controllers.rollout.gates import windows
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 from treenail.controllers.rollout.policy import (
     NodeOrder,
@@ -45,6 +48,8 @@ class PlanInput:
     disruption_policy: DisruptionPolicy = DEFAULT_POLICY
     budgets: tuple[BlockingBudget, ...] = ()
     policies: Mapping[str, ObservedPolicy] = field(default_factory=dict)
+    image_configs: Mapping[str, MachineOSConfig] = field(default_factory=dict)
+    image_builds: Mapping[str, MachineOSBuild] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,8 @@ class PoolPlan:
     """Number of nodes that pre-stage the image at the same time, before the first drain."""
     duration_s: float | None = None
     """None when the maintenance windows are too short for the rollout."""
+    build: PlannedBuild | None = None
+    """The image build before the first node; None without one. ``duration_s`` contains it."""
     waiting_reason: str = ""
     problems: tuple[str, ...] = ()
     """Errors that prevent the rollout."""
@@ -121,7 +128,9 @@ def _plan_pool(
         raise observed.error
     pool, config, sources = _render_target(snapshot, observed.pool)
     check_supported_fields(pool)
-    target = os_image.read_pool_image(pool).target
+    target, build = plan_pool_build(
+        pool, snapshot.image_configs.values(), snapshot.image_builds.values()
+    )
     policy = find_policy(pool, snapshot.policies)
     limit = compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
     limit = limit_to_quorum(limit, nodes)
@@ -133,6 +142,10 @@ def _plan_pool(
     is_written = not target.image or writes_files
     batches = tuple(_plan_batches(outdated, nodes, target, policy, limit))
     needs_drain = any(each.needs_drain for each in changes)
+    build_s = build.duration_s if build is not None else 0.0
+    rollout_s = _estimate_duration_s(
+        batches, nodes, target, policy, now + build_s, needs_drain=needs_drain
+    )
     return PoolPlan(
         pool=pool.name,
         target=target,
@@ -144,9 +157,8 @@ def _plan_pool(
         prestage_max_parallel=policy.prestage_max_parallel
         if needs_drain and target.image
         else None,
-        duration_s=_estimate_duration_s(
-            batches, nodes, target, policy, now, needs_drain=needs_drain
-        ),
+        duration_s=None if rollout_s is None else rollout_s + build_s,
+        build=build,
         waiting_reason=_find_waiting_reason(pool, policy, now) if outdated else "",
         problems=tuple(
             f"{each.reason} ({each.place}); {each.remedy}"

@@ -122,6 +122,14 @@ def read_snapshot(client: Client, *, image_key: str = key.DESIRED_OS_IMAGE) -> P
             each.name: each
             for each in _list_parsed(client, ROLLOUTPOLICIES, ObservedPolicy.from_json)
         },
+        image_configs={
+            each.name: each
+            for each in _list_permitted(client, MACHINEOSCONFIGS, MachineOSConfig.from_json)
+        },
+        image_builds={
+            each.name: each
+            for each in _list_permitted(client, MACHINEOSBUILDS, MachineOSBuild.from_json)
+        },
     )
 
 
@@ -152,6 +160,14 @@ def _read_blocking_budgets(client: Client) -> tuple[BlockingBudget, ...]:
     except ForbiddenError as error:
         return (BlockingBudget("(unknown)", f"cannot list PodDisruptionBudgets: {error}"),)
     return tuple(found)
+
+
+def _list_permitted(client: Client, resource: Resource, read: Callable[[Json], T]) -> list[T]:
+    """List and parse the objects of a kind; nothing without the permission."""
+    try:
+        return _list_parsed(client, resource, read)
+    except ForbiddenError:
+        return []
 
 
 def _list_parsed(client: Client, resource: Resource, read: Callable[[Json], T]) -> list[T]:

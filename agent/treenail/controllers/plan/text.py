@@ -65,6 +65,12 @@ def _format_pool(plan: PoolPlan) -> Iterator[str]:
         yield f"  problem: {problem}"
     if plan.sources and todo:
         yield f"  rendered from {', '.join(plan.sources)}"
+    if plan.build is not None:
+        like = f", like {plan.build.last_build}" if plan.build.last_build else ""
+        yield (
+            f"  builds the image of MachineOSConfig {plan.build.image_config} first, about "
+            f"{format_duration(plan.build.duration_s)}{like}"
+        )
     for change in plan.changes:
         yield from _format_change(change)
     yield from _format_order(plan)
