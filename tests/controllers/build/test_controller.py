@@ -229,8 +229,16 @@ def count_writes(site: BuildSite, kubelet: Kubelet, text: str) -> int:
     return len(wire.writes)
 
 
-@pytest.mark.parametrize(("text", "jobs"), [("", 0), (CONTAINERFILE, 1)])
-@pytest.mark.parametrize("is_before", [True, False])
+# The walks of test_decide end the controller at any moment too.
+@pytest.mark.parametrize(
+    ("text", "jobs", "is_before"),
+    [
+        ("", 0, True),
+        pytest.param("", 0, False, marks=pytest.mark.long),
+        pytest.param(CONTAINERFILE, 1, True, marks=pytest.mark.long),
+        pytest.param(CONTAINERFILE, 1, False, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.limit(400)
 def test_kill_at_each_write_leads_to_one_image(
     site: BuildSite, text: str, jobs: int, is_before: bool
