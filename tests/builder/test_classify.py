@@ -24,6 +24,23 @@ def test_classification_with_oom_kills_names_memory() -> None:
     assert "2 processes" in found.cause
 
 
+@pytest.mark.parametrize(
+    ("code", "oom_kills", "reason"),
+    [
+        (137, 0, BuildReason.INSTRUCTION_FAILED),
+        (137, None, BuildReason.OUT_OF_MEMORY),
+        (143, None, BuildReason.INSTRUCTION_FAILED),
+        (139, 0, BuildReason.BUILDER_FAILED),
+    ],
+)
+def test_classification_of_killed_buildah_needs_evidence_for_memory(
+    code: int, oom_kills: int | None, reason: BuildReason
+) -> None:
+    found = classify_failure(code, ("STEP 2/2: RUN kill -9 -1",), oom_kills=oom_kills)
+    assert found.reason is reason
+    assert f"signal {code - 128}" in found.cause
+
+
 def test_classification_of_full_disk_needs_recent_output() -> None:
     lines = ("No space left on device", *["compiling"] * 20)
     found = classify_failure(1, (*lines, 'Error: building at STEP "RUN make": exit status 1'))

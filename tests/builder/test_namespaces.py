@@ -69,7 +69,7 @@ def test_oom_count_is_read_from_the_own_cgroup(
     proc, cgroups = tmp_path / "proc", tmp_path / "cgroups"
     (proc / "self").mkdir(parents=True)
     (proc / "self/cgroup").write_text(cgroup)
-    assert count_oom_kills(proc, cgroups) == 0
+    assert count_oom_kills(proc, cgroups) is None
     (cgroups / file).parent.mkdir(parents=True)
     (cgroups / file).write_text(content)
     assert count_oom_kills(proc, cgroups) == 2

@@ -6,6 +6,7 @@ the command for a failed ``RUN``. So the text decides. The patterns match the ou
 """
 
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,7 +40,7 @@ _SIGNAL = re.compile(r"subprocess exited on (\w+)")
 _OWN_LOG = re.compile(r'^time="[^"]*" level=(?:error|fatal) ')
 _HERE_DOCUMENT = re.compile(r"STEP \d+/\d+: (?:RUN|COPY|ADD)\b.*<<")
 _BY_SIGNAL = 128
-_SIGKILL_CODE = 137
+_SENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # Lines before the end in which a program reports a full disk: rpm and dnf add a summary.
 _OUTPUT_LINES = 15
 
@@ -52,10 +53,13 @@ class BuildFailure:
     cause: str
 
 
-def classify_failure(exit_code: int, tail: Sequence[str], *, oom_kills: int = 0) -> BuildFailure:
+def classify_failure(
+    exit_code: int, tail: Sequence[str], *, oom_kills: int | None = None
+) -> BuildFailure:
     """Classify a failed run of buildah by its exit code and its last lines.
 
-    ``oom_kills`` counts the processes of this build that the kernel killed for lack of memory.
+    ``oom_kills`` counts the processes of this build that the kernel killed for lack of memory;
+    None where that is unknown.
     """
     error = find_error(tail)
     own_text = "\n".join([error, *filter(_OWN_LOG.match, tail)]).lower()
@@ -75,10 +79,7 @@ def classify_failure(exit_code: int, tail: Sequence[str], *, oom_kills: int = 0)
     if _matches(own_text, _BASE_NOT_FOUND):
         return BuildFailure(BuildReason.BASE_NOT_FOUND, error)
     if exit_code > _BY_SIGNAL and not error:
-        cause = f"buildah was killed by signal {exit_code - _BY_SIGNAL}"
-        is_kill = exit_code == _SIGKILL_CODE
-        reason = BuildReason.OUT_OF_MEMORY if is_kill else BuildReason.BUILDER_FAILED
-        return BuildFailure(reason, cause)
+        return _classify_signal(exit_code - _BY_SIGNAL, oom_kills)
     if "building at step" in own_text or re.search(r"^(copy|add) ", own_text):
         return BuildFailure(BuildReason.INSTRUCTION_FAILED, error)
     return BuildFailure(
@@ -92,6 +93,18 @@ def find_error(tail: Sequence[str]) -> str:
         if found := _ERROR.search(line):
             return found[1]
     return ""
+
+
+def _classify_signal(number: int, oom_kills: int | None) -> BuildFailure:
+    cause = f"buildah was killed by signal {number}"
+    if number == signal.SIGKILL and oom_kills is None:
+        return BuildFailure(BuildReason.OUT_OF_MEMORY, cause)
+    if number in _SENT_SIGNALS:
+        # buildah runs in a PID namespace: only its own instructions can send it a signal.
+        return BuildFailure(
+            BuildReason.INSTRUCTION_FAILED, f"{cause}, which the instruction sent to all processes"
+        )
+    return BuildFailure(BuildReason.BUILDER_FAILED, cause)
 
 
 def _describe_step(step: re.Match[str], tail: Sequence[str]) -> str:

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 
-def count_oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Read the counter of this process's cgroup; 0 where it cannot be read."""
+def count_oom_kills(
+    proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """Read the counter of this process's cgroup; None where it cannot be read."""
     for line in _read_lines(proc / "self/cgroup"):
         _, controllers, path = line.split(":", 2)
         # In a cgroup namespace, as in a container, the own cgroup is the root.
@@ -18,7 +20,7 @@ def count_oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
             name, _, count = entry.partition(" ")
             if name == "oom_kill" and count.isdigit():
                 return int(count)
-    return 0
+    return None
 
 
 def _read_lines(path: Path) -> list[str]:

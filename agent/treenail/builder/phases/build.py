@@ -62,7 +62,7 @@ def build_image(
     references, loaded_ids = _load_images(buildah, fetched, directories.layout)
     loaded = clock.monotonic()
     output = BuildOutput(find_step_lines(text), show_line)
-    oom_kills = count_oom_kills()
+    kills_before = count_oom_kills()
     keeps_layers = settings.keeps_layers or bool(spec.cache_repository)
     try:
         code = buildah.build_image(
@@ -79,7 +79,8 @@ def build_image(
         failure = BuildFailure(BuildReason.DEADLINE_EXCEEDED, str(error))
         return _make_failure(failure, output, spec)
     if code:
-        oom_kills = count_oom_kills() - oom_kills
+        kills = count_oom_kills()
+        oom_kills = None if kills is None or kills_before is None else kills - kills_before
         return _make_failure(classify_failure(code, output.tail, oom_kills=oom_kills), output, spec)
     built = clock.monotonic()
     try:
@@ -170,13 +171,11 @@ def _save_cache(
 
 
 def _make_failure(failure: BuildFailure, output: BuildOutput, spec: BuildSpec) -> BuildResult:
-    line = spec.convert_line(output.line)
-    place = f"line {line}: " if line else ""
     return BuildResult(
         BuildPhase.BUILD,
         reason=failure.reason,
-        line=line,
-        message="\n".join([f"{place}{failure.cause}", *_drop_last(output.tail)]),
+        line=spec.convert_line(output.line),
+        message="\n".join([failure.cause, *_drop_last(output.tail)]),
     )
 
 

@@ -268,7 +268,8 @@ class BuildFailedError(TreenailError):
 
     def __init__(self, result: BuildResult) -> None:
         reason = result.reason
-        cause = result.message.partition("\n")[0]
+        place = f"line {result.line}: " if result.line else ""
+        cause = place + result.message.partition("\n")[0]
         super().__init__(
             f"cannot {result.phase} the image: {reason}: {cause}",
             remedy=REMEDIES[reason] if reason else "",
