@@ -87,6 +87,12 @@ def test_composed_text_has_no_problem(inputs: BuildInputs) -> None:
     assert parse_containerfile(text).heredoc_line == 0
 
 
+def test_byte_order_mark_is_left_out() -> None:
+    # buildah takes it for a part of the instruction anywhere but at the begin of a file.
+    found = compose_containerfile(replace(INPUTS, containerfile="\ufeff" + USER))
+    assert found == compose_containerfile(INPUTS)
+
+
 def test_text_of_comments_alone_needs_no_job() -> None:
     inputs = BuildInputs(BASE, containerfile="# nothing\n", trust_bundle="x", kernel_type="")
     assert not inputs.needs_job

@@ -48,7 +48,8 @@ class ComposedContainerfile:
 
 def compose_containerfile(inputs: BuildInputs) -> ComposedContainerfile:
     """Compose the text of the system part; the user's text is at its end, unchanged."""
-    user = inputs.user_text
+    # buildah skips a byte order mark at the begin of a file only.
+    user = inputs.user_text.removeprefix("\ufeff")
     parsed = parse_containerfile(user)
     files = (*((CONFIG_FILE,) if inputs.config_digest else ()),
              *((TRUST_FILE,) if inputs.trust_bundle else ()))  # fmt: skip
