@@ -7,6 +7,7 @@ import pytest
 
 from tests.controllers.build.world import Killed, World
 from treenail.api.machineosbuild import BuildState
+from treenail.controllers.build.actions import ReportPool
 from treenail.controllers.build.facts import AppendConfig, BuildProblem, JobState
 from treenail.controllers.build.job_name import make_job_name
 from treenail.image.build_reason import BuildReason
@@ -212,6 +213,14 @@ def test_deleted_job_cancels_the_build_until_a_rebuild() -> None:
     found.rebuild("worker")
     found.converge()
     assert only_build(found) is BuildState.SUCCEEDED
+
+
+def test_second_config_of_a_pool_reports_nothing_on_the_pool() -> None:
+    found = world("c0", "worker", "other")
+    found.problems["other"] = BuildProblem("PoolTaken", "worker builds for the pool")
+    decision = found.sync("other")
+    assert conditions(found, "other")["Accepted"] == ("False", "PoolTaken")
+    assert not any(isinstance(each, ReportPool) for each in decision.actions)
 
 
 def test_wrong_digest_is_not_accepted() -> None:

@@ -298,8 +298,8 @@ class _Decider:
         repository = wanted.system_push_spec.rpartition(":")[0]
         image = f"{repository}@{job.digest}"
         if not job.digest:
-            message = f"Job {job.name} succeeded, but its pod reported no digest"
-            failure = AttemptFailure(BuildReason.DIGEST_MISMATCH, message)
+            message = f"Job {job.name} succeeded, but its pod was deleted with its result"
+            failure = AttemptFailure(BuildReason.EVICTED, message)
             return self._fail(build, failure, job.name)
         question = CheckImage(build.uid, image)
         answer = self._ask(question)
@@ -396,7 +396,12 @@ class _Decider:
         if build is not None and build.state is BuildState.FAILED:
             message = f"Failed to build OS image for pool {self._config.pool} (mosb: {build.name})"
             self._report_pool("BuildFailed", f"{message}: {build.message}")
-        elif build is None and situation.problem is not None:
+        elif (
+            build is None
+            and situation.problem is not None
+            # The pool is well: it gets the images of the other MachineOSConfig.
+            and situation.problem.reason != POOL_TAKEN
+        ):
             self._report_pool(situation.problem.reason, situation.problem.message)
 
     def _report_pool(self, reason: str, message: str) -> None:
