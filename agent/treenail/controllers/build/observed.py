@@ -76,8 +76,10 @@ class ObservedPod:
 
     name: str
     job: str
+    job_uid: str = ""
+    """Of the Job that created it: another Job of the same name may exist now."""
     phase: str = ""
-    """The container that runs; empty without one."""
+    """The container that runs or is next; empty before the first one and after the last one."""
     unschedulable: str = ""
     """Why no node runs the pod; empty if one does, or if the scheduler has not tried yet."""
     failure: AttemptFailure | None = None
@@ -106,14 +108,8 @@ class ObservedPod:
         return cls(
             name=meta.name,
             job=meta.labels.get(JOB_NAME) or meta.labels.get("job-name", ""),
-            phase=next(
-                (
-                    each.get_text("name")
-                    for each in statuses
-                    if each.get_object("state").values.get("running") is not None
-                ),
-                "",
-            ),
+            job_uid=next((each.uid for each in meta.owner_references if each.kind == "Job"), ""),
+            phase=_find_phase(statuses),
             unschedulable=next(
                 (
                     each.message
@@ -171,7 +167,8 @@ def make_job_facts(
 ) -> JobFacts:
     """Combine a Job with its pods; ``existing`` are the UIDs of all builds."""
     own = sorted(
-        (pod for pod in pods if pod.job == job.facts.name), key=lambda pod: (pod.created, pod.name)
+        (pod for pod in pods if pod.job == job.facts.name and pod.job_uid in ("", job.facts.uid)),
+        key=lambda pod: (pod.created, pod.name),
     )
     failed = [pod.failure for pod in own if pod.failure is not None]
     pushed = next((pod for pod in own if pod.digest and pod.failure is None), None)
@@ -202,6 +199,16 @@ def _read_result(container: Fields) -> BuildResult | None:
         return BuildResult.from_json(text) if text else None
     except ConfigError:
         return None
+
+
+def _find_phase(statuses: list[Fields]) -> str:
+    states = [each.get_object("state").values for each in statuses]
+    ended = sum(each.get("terminated") is not None for each in states)
+    if ended == len(states):
+        return ""
+    is_running = any(each.get("running") is not None for each in states)
+    # Containers run one after the other, so the number of ended ones is the index of the next.
+    return statuses[ended].get_text("name") if ended or is_running else ""
 
 
 def _find_pod_failure(status: Fields) -> AttemptFailure | None:
