@@ -24,7 +24,7 @@ from treenail.clock import SystemClock
 from treenail.errors import ConfigError, TreenailError, UsageError
 from treenail_lab import control_socket, image_builds
 from treenail_lab.cluster import Lab, LabPlan
-from treenail_lab.controllers import ControllerReplicas
+from treenail_lab.controllers import ALL_CONTROLLERS, ControllerReplicas
 from treenail_lab.demo import demo_text, pool
 from treenail_lab.demo.build import CONTAINERFILE, check_builds
 from treenail_lab.demo.rollout import PODS_PER_NODE, DemoScenario, RolloutDemo
@@ -221,7 +221,8 @@ def _run_lab(arguments: argparse.Namespace) -> int:
         plan = replace(plan, registry_version=BEFORE_VERSION)
     stop = threading.Event()
     with _prepare_directory(arguments) as directory, Lab(directory, plan) as lab:
-        controllers = ControllerReplicas(lab)
+        enable = (*ALL_CONTROLLERS, "build") if arguments.registry else ALL_CONTROLLERS
+        controllers = ControllerReplicas(lab, enable=enable)
         workload = Workload(lab.client, replicas=PODS_PER_NODE * len(plan.nodes))
         controllers.create_manifests()
         pool.create_pool(lab, lab.installed_image.pull_spec)
