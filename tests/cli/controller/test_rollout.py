@@ -194,6 +194,26 @@ def test_wait_ends_at_the_time_limit() -> None:
     assert (compute_exit_code(found), clock.monotonic() - began) == (2, 62)
 
 
+def test_wait_names_each_outage_once() -> None:
+    progress, done, warnings = result(IN_PROGRESS), result(COMPLETE), list[str]()
+    reads = Reads(None, None, progress, None, None, progress, done)
+    await_rollouts(reads, FakeClock(), timeout_s=60, show=None, warn=warnings.append)
+    text = "cannot read the cluster, trying again until the time limit: no answer"
+    assert warnings == [text, text]
+
+
+def test_server_that_does_not_answer_has_a_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LabServer(tmp_path) as server:
+        kubeconfig = str(server.admin_kubeconfig)
+    for words in (["status"], ["rollout", "status"]):
+        assert main([*words, "--kubeconfig", kubeconfig]) == 1
+        shown = capsys.readouterr().err
+        assert shown.startswith("treenail-controller: cannot read the cluster: GET ")
+        assert "kubectl config view --minify" in shown
+
+
 def test_wait_without_any_answer_is_an_error() -> None:
     with pytest.raises(UnreachableError):
         await_rollouts(Reads(None), FakeClock(), timeout_s=12, show=None)

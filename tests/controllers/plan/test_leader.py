@@ -147,6 +147,15 @@ def test_holder_that_renews_leads_whatever_the_clocks_say(tmp_path: Path) -> Non
         transport.close()
 
 
+def test_server_that_does_not_answer_is_no_missing_permission(tmp_path: Path) -> None:
+    with LabServer(tmp_path) as server:
+        client, transport = client_of(server.admin_kubeconfig)
+    report = LeaderReader(client, FakeClock(NOW)).read_leader()
+    transport.close()
+    assert report.state is LeaderState.UNKNOWN
+    assert report.remedy == "check the API server: kubectl get --raw /readyz"
+
+
 def test_clock_behind_the_lease_is_named() -> None:
     report = evaluate_lease(lease(NOW + 300), now=NOW)
     assert report.message.endswith("its Lease was renewed 300 s in the future")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from treenail.clock import Clock, SystemClock
-from treenail.errors import UsageError
+from treenail.errors import UnreachableError, UsageError
 from treenail.kube.client import Client, Transport
 from treenail.kube.kubeconfig import (
     ApiServerConfig,
@@ -99,11 +99,19 @@ def _find_home() -> Path:
 def connect_cluster(arguments: argparse.Namespace) -> Iterator[Client]:
     """Connect with the kubeconfigs and the context of the arguments; raise `UsageError`.
 
-    As kubectl does, use the service account of a pod that has no kubeconfig.
+    As kubectl does, use the service account of a pod that has no kubeconfig. Adds a remedy to the
+    error of an API server that does not answer.
     """
     transport = _connect(arguments.kubeconfig, arguments.context, SystemClock())
     try:
         yield Client(transport)
+    except UnreachableError as error:
+        raise UnreachableError(
+            f"cannot read the cluster: {error}",
+            remedy=error.remedy
+            or "check the server of the context: kubectl config view --minify; another context: "
+            "--context NAME",
+        ) from error
     finally:
         transport.close()
 

@@ -137,6 +137,7 @@ def print_rollout(arguments: argparse.Namespace) -> int:
             clock,
             timeout_s=arguments.timeout if arguments.wait else 0.0,
             show=_print_result if arguments.output is OutputFormat.TEXT else None,
+            warn=_print_warning,
         )
         leader = leader_reader.read_leader()
     if leader.message and leader.state is not LeaderState.NONE:
@@ -209,21 +210,27 @@ def await_rollouts(
     *,
     timeout_s: float,
     show: Callable[[RolloutResult], None] | None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Sequence[RolloutResult]:
     """Wait until all rollouts are complete or one is blocked, for ``timeout_s`` at most.
 
-    Calls ``show`` with each new result. An unreachable API server is tried again; raises
-    `UnreachableError` if it never answered.
+    Calls ``show`` with each new result. An unreachable API server is tried again, and ``warn``
+    gets the reason once for each outage; raises `UnreachableError` if it never answered.
     """
     deadline = clock.monotonic() + timeout_s
     shown: dict[str, str] = {}
     found: Sequence[RolloutResult] = ()
+    is_reachable = True
     while True:
         try:
             found = read_results()
-        except UnreachableError:
+            is_reachable = True
+        except UnreachableError as error:
             if clock.monotonic() >= deadline and not found:
                 raise
+            if is_reachable:
+                warn(f"cannot read the cluster, trying again until the time limit: {error}")
+            is_reachable = False
         for each in found:
             if show is not None and shown.get(each.pool) != str(each):
                 shown[each.pool] = str(each)
@@ -245,6 +252,10 @@ def compute_exit_code(found: Sequence[RolloutResult]) -> int:
 
 def _print_result(result: RolloutResult) -> None:
     print("\n".join(wrap_text(str(result), find_width(sys.stdout), hanging="  ")), flush=True)
+
+
+def _print_warning(text: str) -> None:
+    print_lines([f"warning: {text}"], sys.stderr, hanging_columns=2)
 
 
 def _build_row(result: RolloutResult) -> tuple[str, ...]:

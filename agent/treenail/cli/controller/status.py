@@ -204,7 +204,7 @@ class WatchedPools:
         """Return the present rows; raise `ClusterError` when they may be outdated."""
         self._informers.wait_until_synced(_LIST_LIMIT_S)
         self._informers.check_silent()
-        if reason := self._informers.unsynced_reason or self._informers.describe_staleness():
+        if reason := self._informers.summarize_problem():
             raise ClusterError(reason)
         return status_table.build_rows(
             self._pools.get_all(),

@@ -10,7 +10,7 @@ from enum import StrEnum
 from treenail.api.decode import Fields, Json
 from treenail.clock import Clock, format_rfc3339, parse_rfc3339
 from treenail.controllers.install.installation import NAME, InstallOptions
-from treenail.errors import ClusterError, ConfigError, NotFoundError
+from treenail.errors import ClusterError, ConfigError, ForbiddenError, NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.resources import LEASES
 
@@ -23,6 +23,7 @@ _CHANGE_S = 30.0
 _RENEWAL_S = 60.0
 """A holder that renewed the Lease while this process watched leads for as long."""
 _READ_INTERVAL_S = 5.0
+_SERVER_REMEDY = "check the API server: kubectl get --raw /readyz"
 _WAIT_REMEDY = "the next leader repairs it; run: kubectl get leases -A"
 # Without --namespace: where the manifests install the controllers.
 _DEFAULT_NAMESPACE = InstallOptions().namespace
@@ -185,7 +186,10 @@ class LeaderReader:
         except NotFoundError:
             return LeaderReport(LeaderState.ABSENT, namespace)
         except ClusterError as error:
-            return LeaderReport(LeaderState.UNKNOWN, namespace, reason=str(error))
+            remedy = "" if isinstance(error, ForbiddenError) else error.remedy or _SERVER_REMEDY
+            return LeaderReport(
+                LeaderState.UNKNOWN, namespace, reason=str(error), reason_remedy=remedy
+            )
 
     def _search(self) -> list[LeaderReport]:
         """Search the other namespaces, if the user may."""

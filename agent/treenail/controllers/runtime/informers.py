@@ -120,11 +120,26 @@ class Informers:
     @property
     def unsynced_reason(self) -> str:
         """The kinds that are not listed yet, and why; empty when all are."""
-        return "; ".join(
+        return "; ".join(self._list_unsynced())
+
+    def _list_unsynced(self) -> list[str]:
+        return [
             self._watch_errors.get(scope, f"{scope.resource.plural} are not listed yet")
             for scope, informer in self._informers.items()
             if not (informer.has_synced or scope in self._missing_kinds)
-        )
+        ]
+
+    def summarize_problem(self) -> str:
+        """Say why the objects may be outdated, for one kind of them; empty when all are current.
+
+        An API server that does not answer disconnects the watches of all kinds.
+        """
+        found = self._list_unsynced()
+        found = found or [each.stale_reason for _, each in self._iter_present()]
+        reasons = [each for each in found if each]
+        if len(reasons) < 2:
+            return "".join(reasons)
+        return f"{reasons[0]} (and {len(reasons) - 1} more)"
 
     @property
     def plurals(self) -> tuple[str, ...]:

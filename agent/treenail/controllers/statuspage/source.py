@@ -83,7 +83,7 @@ class StatusSource:
             leader=leader,
         )
         found = build_status_document(rows, now=now, leader=leader)
-        problem = self._informers.unsynced_reason or self._informers.describe_staleness()
+        problem = self._informers.summarize_problem()
         omitted = limit_nodes(found, MAX_NODES)
         return {
             "apiVersion": DOCUMENT_VERSION,
