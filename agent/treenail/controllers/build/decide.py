@@ -343,7 +343,8 @@ class _Decider:
         build = replace(build, report=report)
         if retry_at is None:
             wanted = self._situation.wanted
-            text = format_failure(failure, attempts, wanted.instruction_remedy if wanted else "")
+            hidden = wanted.instruction_remedy if wanted else ""
+            text = format_failure(failure, attempts, hidden, config=self._config.name)
             return self._set_status(build, BuildState.FAILED, failure.reason, text)
         self._delays.append(retry_at - self._situation.now)
         return self._set_status(build, BuildState.BUILDING, *format_retry(report))

@@ -1,5 +1,7 @@
 """Texts and conditions that describe image builds."""
 
+import re
+
 from treenail.api.machineosbuild import BuildState
 from treenail.api.machineosconfig import ImageConfigCondition as Kind
 from treenail.api.meta import Condition
@@ -13,19 +15,40 @@ from treenail.controllers.build.facts import (
 )
 from treenail.image.build_reason import REMEDIES, BuildReason
 
+_WITH_OUTPUT = frozenset({
+    BuildReason.INSTRUCTION_FAILED, BuildReason.DISK_FULL, BuildReason.OUT_OF_MEMORY,
+})  # fmt: skip
+# A change of the inputs that the remedy names begins another build.
+_ENDED_BY_CHANGE = frozenset({
+    BuildReason.CONTAINERFILE_INVALID, BuildReason.INSTRUCTION_FAILED,
+    BuildReason.CONFIG_NOT_BAKEABLE,
+})  # fmt: skip
+_STEP = re.compile(r"(?:\[\d+/\d+\] )?STEP \d+/\d+: ")
+_EXIT = re.compile(r"subprocess exited ")
+_OUTPUT_LINES = 3
+_CAUSE_LIMIT, _OUTPUT_LIMIT = 1000, 500  # characters; the remedy needs the rest
+
 MESSAGE_LIMIT = 2000
 """Maximum characters of a message. The API permits 32768, but users read it in tables."""
 
 
-def format_failure(failure: AttemptFailure, attempts: int, instruction_remedy: str = "") -> str:
-    """Format why a build failed, with its line and the remedy.
+def format_failure(
+    failure: AttemptFailure, attempts: int, instruction_remedy: str = "", *, config: str = ""
+) -> str:
+    """Format why a build failed, with its line, the last output and the remedy.
 
-    ``instruction_remedy`` is a further one for an instruction that failed.
+    ``instruction_remedy`` is a further one for an instruction that failed. ``config`` names the
+    MachineOSConfig.
     """
     tried = f" after {attempts} attempts" if attempts > 1 else ""
     remedy = REMEDIES[failure.reason]
     if instruction_remedy and failure.reason is BuildReason.INSTRUCTION_FAILED:
         remedy += f"; {instruction_remedy}"
+    if failure.reason not in _ENDED_BY_CHANGE:
+        remedy += (
+            f"; then run: kubectl annotate machineosconfig {config or 'NAME'} "
+            "machineconfiguration.openshift.io/rebuild="
+        )
     return _join(f"{_format_cause(failure)}{tried}", remedy)
 
 
@@ -104,7 +127,17 @@ def _compute_build_conditions(
 
 def _format_cause(failure: AttemptFailure) -> str:
     line = f"line {failure.line}: " if failure.line else ""
-    return f"{line}{failure.message}"[:MESSAGE_LIMIT]
+    output = _find_last_output(failure.log) if failure.reason in _WITH_OUTPUT else ""
+    shown = f"; last output: {output}" if output else ""
+    return f"{line}{failure.message[:_CAUSE_LIMIT]}{shown}"
+
+
+def _find_last_output(log: str) -> str:
+    """Return the last lines that the instruction printed, without those of buildah."""
+    lines = log.splitlines()
+    steps = [number for number, line in enumerate(lines) if _STEP.match(line)]
+    own = [line for line in lines[steps[-1] + 1 if steps else 0 :] if not _EXIT.match(line)]
+    return " | ".join(own[-_OUTPUT_LINES:])[-_OUTPUT_LIMIT:]
 
 
 def _join(cause: str, remedy: str) -> str:
