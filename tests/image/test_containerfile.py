@@ -78,7 +78,7 @@ def test_stages_expand_global_arguments() -> None:
     )
     found = parse_containerfile(text)
     assert found.stages == (
-        Stage(0, 3, "registry.example.com/a:9", "tools"),
+        Stage(0, 3, "registry.example.com/a:9", "Tools"),
         Stage(1, 5, "configs", "final"),
     )
     assert [each.line for each in found.global_arguments] == [1, 2]

@@ -20,7 +20,7 @@ FROM = "FROM configs AS final\n"
         "",
         "# only a comment\n\n",
         FROM,
-        "from CONFIGS as final\nrun dnf install -y tree && \\\n# why\n  ostree container commit\n",
+        "from configs as Final\nrun dnf install -y tree && \\\n# why\n  ostree container commit\n",
         "# escape=`\nFROM configs AS final\nRUN a `\n  b\n",
         FROM + "RUN <<EOF cat > /etc/x\nnot an instruction\nFROM nothing\nEOF\nCOPY <<A /x\n1\nA\n",
         "ARG IMAGE=registry.example.com/tools:1\nFROM ${IMAGE} AS tools\nRUN make\nFROM configs\n",
@@ -80,6 +80,11 @@ def test_close_keyword_is_proposed() -> None:
     (found,) = find_containerfile_problems(FROM + "RNU true\n")
     assert found.remedy == "write RUN"
     assert str(found) == "line 2: unknown instruction 'RNU'"
+
+
+def test_stage_in_other_case_is_proposed() -> None:
+    (found,) = find_containerfile_problems("FROM configs AS Tools\nFROM tools\n")
+    assert found.remedy == "write Tools: case matters in names of stages"
 
 
 def test_problems_are_bounded_and_in_order_of_lines() -> None:

@@ -70,7 +70,7 @@ class Stage:
     image: str
     """The name after FROM, with the values of global arguments; may name an earlier stage."""
     name: str = ""
-    """The name after AS in lower case; empty for none."""
+    """The name after AS as it is written; empty for none. buildah distinguishes case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +304,7 @@ def _read_stages(instructions: Iterable[Instruction]) -> Iterator[Stage]:
             words = instruction.operands.split()
             has_name = len(words) == _FROM_AS_WORDS and words[1].upper() == "AS"
             image = strip_quotes(expand_variables(words[0], values)) if words else ""
-            yield Stage(index, instruction.line, image, words[2].lower() if has_name else "")
+            yield Stage(index, instruction.line, image, words[2] if has_name else "")
             index += 1
 
 

@@ -198,7 +198,7 @@ def _check_from(each: Instruction, stage: Stage, known: set[str]) -> Iterator[Co
         yield ContainerfileProblem(
             each.line, f"expected FROM IMAGE AS NAME, found {each.operands!r:.60}", "correct it"
         )
-    elif stage.name and not _STAGE_NAME.fullmatch(stage.name):
+    elif stage.name and not _STAGE_NAME.fullmatch(stage.name.lower()):
         yield ContainerfileProblem(
             each.line,
             f"{stage.name!r:.60} is not a name of a stage",
@@ -210,8 +210,8 @@ def _check_from(each: Instruction, stage: Stage, known: set[str]) -> Iterator[Co
             f"{words[0]!r:.60} is empty: no ARG before the first FROM sets it",
             "set it with ARG NAME=VALUE at the top",
         )
-    elif stage.image.lower() not in known and not is_qualified(stage.image):
-        yield _describe_short_name(each, f"FROM {stage.image:.100}")
+    elif stage.image not in known and not is_qualified(stage.image):
+        yield _describe_short_name(each, "FROM", stage.image, known)
 
 
 def _check_reference(
@@ -224,15 +224,20 @@ def _check_reference(
             "the text",
             "name the stage: FROM IMAGE AS NAME",
         )
-    elif reference.lower() not in known and not is_qualified(reference) and "$" not in reference:
-        yield _describe_short_name(each, f"{each.keyword} from {reference:.100}")
+    elif reference not in known and not is_qualified(reference) and "$" not in reference:
+        yield _describe_short_name(each, f"{each.keyword} from", reference, known)
 
 
-def _describe_short_name(each: Instruction, what: str) -> ContainerfileProblem:
+def _describe_short_name(
+    each: Instruction, what: str, name: str, known: set[str]
+) -> ContainerfileProblem:
+    close = sorted(stage for stage in known if stage.lower() == name.lower())
     return ContainerfileProblem(
         each.line,
-        f"{what} names no earlier stage, and no image with its registry",
-        f"write {CONFIGS_STAGE} for the OS of the nodes, or REGISTRY/REPOSITORY",
+        f"{what} {name:.100} names no earlier stage, and no image with its registry",
+        f"write {close[0]}: case matters in names of stages"
+        if close
+        else f"write {CONFIGS_STAGE} for the OS of the nodes, or REGISTRY/REPOSITORY",
     )
 
 
