@@ -23,6 +23,8 @@ INPUTS, WORK, SECRETS = "/build-inputs", "/build-work", "/build-secrets"
 LOGIN_KEY = ".dockerconfigjson"
 _LOGIN_FILE = "config.json"
 _MODE = 0o440
+_RESERVE_S = 30
+"""Seconds of the deadline that are left for the start of the pod, the pull and the report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,7 @@ def _build_container(
         mounts.append({"name": f"{login}-login", "mountPath": place, "readOnly": True})
         arguments += [f"--{login}-secret", f"{place}/{_LOGIN_FILE}"]
     if phase == "build":
-        arguments += ["--timeout", str(plan.deadline_s)]
+        arguments += ["--timeout", str(_compute_build_limit(plan.deadline_s))]
         for entitlement in plan.entitlements:
             place = f"{SECRETS}/{entitlement.name}"
             mounts.append({"name": entitlement.name, "mountPath": place, "readOnly": True})
@@ -212,6 +214,14 @@ def _build_container(
         # buildah maps user IDs with newuidmap, which no_new_privs forbids.
         "securityContext": {"allowPrivilegeEscalation": phase == "build"},
     }
+
+
+def _compute_build_limit(deadline_s: int) -> int:
+    """Return the seconds for instructions: less than the Job has.
+
+    A pod that its Job ends at the deadline cannot report the line and the output.
+    """
+    return deadline_s - min(_RESERVE_S, deadline_s // 2)
 
 
 def _build_sources(plan: BuildPlan, build: BuildReference) -> list[Json]:

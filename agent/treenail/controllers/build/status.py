@@ -17,6 +17,7 @@ from treenail.image.build_reason import REMEDIES, BuildReason
 
 _WITH_OUTPUT = frozenset({
     BuildReason.INSTRUCTION_FAILED, BuildReason.DISK_FULL, BuildReason.OUT_OF_MEMORY,
+    BuildReason.DEADLINE_EXCEEDED,
 })  # fmt: skip
 # A change of the inputs that the remedy names begins another build.
 _ENDED_BY_CHANGE = frozenset({
