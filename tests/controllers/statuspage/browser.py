@@ -87,7 +87,7 @@ class Browser:
         self.send("Emulation.setEmulatedMedia", features=features)
         self.send("Page.navigate", url=address)
         self.evaluate("""new Promise(resolve => (function look() {
-            document.querySelector('#pools .pool, #problem:not(:empty)') ? resolve(true)
+            document.querySelector('#pools > *, #problem:not(:empty)') ? resolve(true)
                 : setTimeout(look, 20);
         })())""")
 

@@ -111,6 +111,22 @@ def test_themes_follow_the_browser_with_readable_contrast(site: Site, tmp_path: 
     assert len(backgrounds) == 2
 
 
+@pytest.mark.parametrize(
+    ("problem", "text"),
+    [
+        ("", "The cluster has no MachineConfigPools."),
+        ("pools are not listed yet", "No MachineConfigPool is read yet."),
+    ],
+)
+def test_page_without_pools_says_whether_they_were_read(
+    problem: str, text: str, site: Site
+) -> None:
+    document: dict[str, Any] = make_document()
+    site.document = encode({**document, "pools": [], "problem": problem})
+    site.browser.open(site.address, width=1200, height=900)
+    assert read_text(site, "#pools") == text
+
+
 def test_page_says_what_is_unknown_and_that_no_controller_leads(site: Site) -> None:
     document: dict[str, Any] = make_document()
     report = LeaderReport(LeaderState.NONE, renewed_at=0.0).to_json()
