@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.oracle import needs_oracle, records
+from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
@@ -96,6 +97,12 @@ def test_each_input_changes_the_name(field: str) -> None:
     else:
         rendered = {**RENDERED, "metadata": {"name": "rendered-worker-1"}}
     assert name_build(config, pool, rendered) != name_build()
+
+
+def test_base_image_of_an_annotation_changes_the_name() -> None:
+    noted = {key.BASE_IMAGE: f"registry.example.com/base@sha256:{'b' * 64}"}
+    config = {**CONFIG, "metadata": {**CONFIG["metadata"], "annotations": noted}}
+    assert name_build(config) != name_build()
 
 
 def test_pause_of_the_pool_does_not_change_the_name() -> None:

@@ -70,7 +70,11 @@ BUILD_DEADLINE = OWN_PREFIX + "build-deadline"
 BASE_IMAGE = OWN_PREFIX + "base-image"
 """Pull spec of the base image in place of that of the rendered config; may be a tag."""
 REBUILD_SCHEDULE = OWN_PREFIX + "rebuild-schedule"
-"""Windows for builds of a new base image, in the format of a RolloutPolicy."""
+"""Windows to resolve the tag of the base image again: JSON in the format of a RolloutPolicy."""
+
+# Of a MachineOSConfig, written by the build controller.
+RESOLVED_BASE = OWN_PREFIX + "resolved-base"
+"""JSON: the image that the tag in the annotation for the base image stands for, and since when."""
 
 # Of a MachineOSBuild, written by the build controller.
 JOB_UID = PREFIX + "job-uid"

@@ -35,6 +35,8 @@ class ImageConfigCondition(StrEnum):
     """True while the image of the pool's rendered config exists."""
     BUILD_PROGRESSING = "BuildProgressing"
     """True while a build runs or is retried automatically."""
+    BASE_RESOLVED = "BaseImageResolved"
+    """False while the tag of the base image is not followed."""
 
 
 @dataclass(frozen=True, slots=True)

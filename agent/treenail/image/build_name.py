@@ -15,8 +15,9 @@ def compute_build_name(
     """Return ``<MachineOSConfig>-<hash>`` for the pool's rendered config.
 
     The hash covers the pool's configuration with its sources, the spec of the MachineOSConfig, the
-    images of the rendered config and the release. Raises `ConfigError` for objects that do not
-    belong together.
+    images of the rendered config and the release. A base image in an annotation of the
+    MachineOSConfig, by digest, replaces the one of the rendered config. Raises `ConfigError` for
+    objects that do not belong together.
     """
     if pool.name != config.pool:
         raise ConfigError(
@@ -24,7 +25,7 @@ def compute_build_name(
             f"found {pool.name}"
         )
     images: Json = {
-        "BaseOSContainerImage": rendered.os_image_url,
+        "BaseOSContainerImage": config.base_image or rendered.os_image_url,
         "BaseOSExtensionsContainerImage": rendered.extensions_image,
         "OSImageURL": "",
         "ReleaseVersion": rendered.metadata.annotations.get(key.RELEASE_VERSION, ""),

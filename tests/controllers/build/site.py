@@ -164,14 +164,21 @@ class BuildSite:
             },
         )
 
-    def add_image_config(self, name: str = "worker", text: str = "", **spec: Any) -> None:
+    def add_image_config(
+        self,
+        name: str = "worker",
+        text: str = "",
+        *,
+        annotations: dict[str, str] | None = None,
+        **spec: Any,
+    ) -> None:
         files = [{"containerfileArch": "NoArch", "content": text}] if text else []
         self.client.create(
             MACHINEOSCONFIGS,
             {
                 "apiVersion": MACHINEOSCONFIGS.api_version,
                 "kind": MACHINEOSCONFIGS.kind,
-                "metadata": {"name": name},
+                "metadata": {"name": name, "annotations": annotations or {}},
                 "spec": {
                     "machineConfigPool": {"name": name},
                     "imageBuilder": {"imageBuilderType": "Job"},
@@ -190,6 +197,14 @@ class BuildSite:
     def request_rebuild(self, name: str) -> None:
         body: Json = {"metadata": {"annotations": {key.REBUILD: ""}}}
         self.client.patch(MACHINEOSCONFIGS, name, body)
+
+    def move_tag(self, tag: str, content: str, repository: str = "os/base") -> str:
+        """Push a base image under a tag; return its pull spec by digest."""
+        client = make_client(self.registry)
+        layer = make_layer({"usr/lib/os-release": content.encode()})
+        pushed = push_image(client, repository, tag, layers=[layer])
+        client.close()
+        return f"{self.registry.host}/{repository}@{pushed.digest}"
 
     # Observed state
 

@@ -4,7 +4,13 @@ from typing import Protocol
 
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.controllers.build.facts import Answer, JobFacts, Question
+from treenail.controllers.build.facts import (
+    Answer,
+    AppendConfig,
+    CheckImage,
+    JobFacts,
+    ResolveBase,
+)
 from treenail.controllers.build.planning import BuildPlan
 
 
@@ -27,6 +33,11 @@ class ConfigLayerBuilder(Protocol):
     """Adds the config to an image, through a registry alone."""
 
     def answer_question(
-        self, question: Question, plan: BuildPlan, config: MachineOSConfig
+        self, question: CheckImage | AppendConfig, plan: BuildPlan, config: MachineOSConfig
     ) -> Answer:
         """Do what a question requests within a time limit; an error becomes part of the answer."""
+
+    def resolve_base(
+        self, question: ResolveBase, architecture: str, config: MachineOSConfig
+    ) -> Answer:
+        """Return the image of a tag by digest, within a time limit; errors as above."""

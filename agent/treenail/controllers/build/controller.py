@@ -21,6 +21,12 @@ from treenail.controllers.build.actions import (
     DeleteJob,
     SetBuildStatus,
 )
+from treenail.controllers.build.base_image import (
+    BaseDecision,
+    decide_base,
+    encode_base_record,
+    make_base_facts,
+)
 from treenail.controllers.build.build_metrics import BuildMetrics
 from treenail.controllers.build.builders import ConfigLayerBuilder, SystemBuilder
 from treenail.controllers.build.decide import decide_builds
@@ -31,6 +37,7 @@ from treenail.controllers.build.facts import (
     BuildProblem,
     BuildSituation,
     JobFacts,
+    ResolveBase,
 )
 from treenail.controllers.build.observed import (
     ObservedJob,
@@ -40,6 +47,7 @@ from treenail.controllers.build.observed import (
     make_job_facts,
 )
 from treenail.controllers.build.overlay import OwnWrites
+from treenail.controllers.build.planner import choose_architecture
 from treenail.controllers.build.planning import BuildPlan, BuildPlanner, BuildRefused
 from treenail.controllers.build.views import BuildViews
 from treenail.controllers.build.writer import BuildWriter, CachedObjects
@@ -115,13 +123,21 @@ class BuildController:
             if found is None or found.config.is_deleting:
                 self._desk.keep_answers(key, frozenset())
                 return None
-            plan, situation = self._observe(found)
+            base = self._decide_base(found)
+            if base.write is not None or base.drops_record:
+                text = "" if base.write is None else encode_base_record(base.write)
+                self._writer.record_base(found.config, text)
+                continue
+            if base.is_waiting:
+                return None
+            plan, situation = self._observe(found, base)
             decision = decide_builds(situation)
             writes = [each for each in decision.actions if not isinstance(each, AskRegistry)]
             for action in decision.actions:
                 self._execute(action, key, plan)
             if not writes:
-                return decision.requeue_after_s
+                delays = (decision.requeue_after_s, base.requeue_after_s)
+                return min((each for each in delays if each is not None), default=None)
         return _BUSY_RETRY_S
 
     def close(self) -> None:
@@ -157,9 +173,28 @@ class BuildController:
         builds = self._own_builds.overlay(self._views.builds.get_all())
         return CachedObjects(config, builds, self._views.pools.find(config.pool))
 
-    def _observe(self, found: CachedObjects) -> tuple[BuildPlan | None, BuildSituation]:
+    def _decide_base(self, found: CachedObjects) -> BaseDecision:
+        """Decide about the tag of the base image, and ask its registry if necessary."""
         config = found.config
-        plan, problem = self._plan(found)
+        try:
+            facts = make_base_facts(config)
+        except ConfigError as error:
+            return BaseDecision(problem=BuildProblem(InputReason.ANNOTATION_INVALID, str(error)))
+        base = decide_base(facts, self._desk.get_answers(config.name), self._clock.now())
+        if (question := base.question) is not None:
+            architecture = choose_architecture(self._views.find_architectures(config.pool))
+            self._desk.ask(
+                config.name,
+                question,
+                lambda: self._parts.layers.resolve_base(question, architecture, config),
+            )
+        return base
+
+    def _observe(
+        self, found: CachedObjects, base: BaseDecision
+    ) -> tuple[BuildPlan | None, BuildSituation]:
+        config = found.config
+        plan, problem = self._plan(found, base.problem)
         all_builds = self._make_facts(found.builds)
         own = tuple(each for each in all_builds if each.image_config == config.name)
         wanted = None if plan is None else plan.wanted
@@ -169,7 +204,8 @@ class BuildController:
         running = [each for each in all_builds if not each.has_ended]
         same = [each for each in all_builds if share_key and each.share_key == share_key]
         same.sort(key=lambda each: each.created, reverse=True)
-        self._desk.keep_answers(config.name, frozenset(each.uid for each in own))
+        kept = {each.uid for each in own} | base.kept_answers
+        self._desk.keep_answers(config.name, frozenset(kept))
         condition = next(
             (
                 each
@@ -180,7 +216,7 @@ class BuildController:
         )
         uids = frozenset(each.uid for each in all_builds)
         situation = BuildSituation(
-            config=make_config_facts(config),
+            config=make_config_facts(config, holds_rebuild=base.holds_rebuild),
             now=self._clock.now(),
             wanted=wanted,
             problem=problem,
@@ -194,10 +230,13 @@ class BuildController:
             ),
             answers=self._desk.get_answers(config.name),
             pool_condition=condition,
+            base_condition=base.condition,
         )
         return plan, situation
 
-    def _plan(self, found: CachedObjects) -> tuple[BuildPlan | None, BuildProblem | None]:
+    def _plan(
+        self, found: CachedObjects, base: BuildProblem | None
+    ) -> tuple[BuildPlan | None, BuildProblem | None]:
         """Return the plan, and why it must not begin."""
         config, pool = found.config, found.pool
         owner = find_pool_owner(config.pool, self._views.configs.get_all().values())
@@ -205,6 +244,8 @@ class BuildController:
         hard = next((each for each in findings if each.reason not in SOFT_REASONS), None)
         if hard is not None or pool is None:
             return None, _describe_problem(hard or findings[0])
+        if base is not None:
+            return None, base
         try:
             plan = self._parts.planner.plan_build(
                 config, pool, self._views.find_architectures(pool.name)
@@ -258,7 +299,7 @@ class BuildController:
             return
         match action:
             case AskRegistry(question):
-                if plan is not None:
+                if plan is not None and not isinstance(question, ResolveBase):
                     ready = plan
                     self._desk.ask(
                         name,

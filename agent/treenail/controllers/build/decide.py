@@ -380,6 +380,8 @@ class _Decider:
         conditions = compute_config_conditions(
             situation.problem, build, is_served=bool(serves), pull_spec=pull_spec
         )
+        if situation.base_condition is not None:
+            conditions += (situation.base_condition,)
         present = {each.type: each for each in self._config.conditions}
         changed = tuple(
             each

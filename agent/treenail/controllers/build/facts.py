@@ -208,7 +208,25 @@ class AppendConfig:
     """The rendered config."""
 
 
-Question = CheckImage | AppendConfig
+@dataclass(frozen=True, slots=True)
+class ResolveBase:
+    """Question to a registry which image the tag of a base image stands for."""
+
+    owner: str
+    """UID of the MachineOSConfig."""
+    image: str
+    """The tag, with registry and repository."""
+    revision: int = 0
+    """Another number asks again."""
+    is_for_rebuild: bool = False
+
+    @property
+    def build(self) -> str:
+        """In place of the UID of a build: what the answer is for."""
+        return f"{self.owner}/{self.image}/{self.revision}"
+
+
+Question = CheckImage | AppendConfig | ResolveBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,3 +263,5 @@ class BuildSituation:
     answers: Mapping[Question, Answer] = field(default_factory=dict)
     pool_condition: Condition | None = None
     """ImageBuildDegraded of the pool."""
+    base_condition: Condition | None = None
+    """BaseImageResolved of the MachineOSConfig; None leaves the present one."""

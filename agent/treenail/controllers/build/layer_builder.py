@@ -14,7 +14,8 @@ from treenail.controllers.build.facts import (
     Answer,
     AppendConfig,
     AttemptFailure,
-    Question,
+    CheckImage,
+    ResolveBase,
 )
 from treenail.controllers.build.planner import Planner
 from treenail.controllers.build.planning import BuildPlan
@@ -62,7 +63,7 @@ class LayerBuilder:
         self._signing_key = signing_key
 
     def answer_question(
-        self, question: Question, plan: BuildPlan, config: MachineOSConfig
+        self, question: CheckImage | AppendConfig, plan: BuildPlan, config: MachineOSConfig
     ) -> Answer:
         """Do what the question requests; an error becomes part of the answer."""
         began = self._clock.monotonic()
@@ -75,6 +76,27 @@ class LayerBuilder:
             return Answer(self._clock.now(), error.failure)
         seconds = {"config": self._clock.monotonic() - began}
         return Answer(self._clock.now(), pull_spec=image, seconds=seconds)
+
+    def resolve_base(
+        self, question: ResolveBase, architecture: str, config: MachineOSConfig
+    ) -> Answer:
+        """Return the image of a tag by digest: that of its list of manifests, if it is one."""
+        spec = parse_push_spec(question.image, where="base image")
+
+        def resolve() -> str:
+            login = self._planner.read_base_login(config)
+            client = self._connect(spec.registry, spec.repository, login)
+            try:
+                found = resolve_image(client, spec.repository, spec.tag, architecture)
+            finally:
+                client.close()
+            return spec.make_pull_spec(found.index_digest or found.digest)
+
+        try:
+            image = self._attempt(BuildPhase.FETCH, resolve)
+        except AttemptFailed as error:
+            return Answer(self._clock.now(), error.failure)
+        return Answer(self._clock.now(), pull_spec=image)
 
     def _check_image(self, image: str, config: MachineOSConfig) -> str:
         """Return the image, empty when the registry does not have it."""

@@ -27,8 +27,8 @@ _OUT_OF_MEMORY_EXIT = 137
 _MESSAGE_LIMIT = 1000
 
 
-def make_config_facts(config: MachineOSConfig) -> ImageConfigFacts:
-    """Extract the facts that decisions need."""
+def make_config_facts(config: MachineOSConfig, *, holds_rebuild: bool = False) -> ImageConfigFacts:
+    """Extract the facts that decisions need; ``holds_rebuild`` hides the request for a rebuild."""
     notes = config.metadata.annotations
     build = Fields.from_json(config.status, "status").get_object("machineOSBuild")
     return ImageConfigFacts(
@@ -37,7 +37,7 @@ def make_config_facts(config: MachineOSConfig) -> ImageConfigFacts:
         generation=config.metadata.generation,
         pool=config.pool,
         current_build=config.current_build,
-        rebuild_requested=config.needs_rebuild,
+        rebuild_requested=config.needs_rebuild and not holds_rebuild,
         rebuild_of=notes.get(key.REBUILD_OF, ""),
         pull_spec=config.pull_spec,
         pull_spec_build=build.get_text("name"),

@@ -9,6 +9,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.config.pullsecret import PullSecret
+from treenail.controllers.build.base_image import pin_base_image
 from treenail.controllers.build.cluster_reader import ClusterReader
 from treenail.controllers.build.facts import BuildProblem, WantedBuild
 from treenail.controllers.build.planning import BuildPlan, BuildRefused, EntitlementMount
@@ -59,8 +60,9 @@ class Planner:
         self, config: MachineOSConfig, pool: MachineConfigPool, architectures: frozenset[str]
     ) -> BuildPlan:
         """Plan the build of the pool's rendered config; raise `BuildRefused`."""
+        config = pin_base_image(config)
         rendered = self._reader.read_rendered_facts(pool.configuration.name)
-        architecture = _choose_architecture(architectures)
+        architecture = choose_architecture(architectures)
         document, where = self._find_context(config)
         _refuse_findings(
             *find_config_findings(config),
@@ -199,7 +201,8 @@ def compute_share_key(content_key: str, repository: str, push_secret: str) -> st
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _choose_architecture(found: frozenset[str]) -> str:
+def choose_architecture(found: frozenset[str]) -> str:
+    """Return the architecture of a pool, whose nodes must have only one."""
     return min(found, default=DEFAULT_ARCHITECTURE)
 
 

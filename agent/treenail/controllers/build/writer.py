@@ -102,6 +102,11 @@ class BuildWriter:
                 if found.pool is not None:
                     self._report_pool(found.pool, reason, message)
 
+    def record_base(self, config: MachineOSConfig, text: str) -> None:
+        """Store how the tag of the base image was resolved; an empty text removes the record."""
+        self._annotate_config(config, {key.RESOLVED_BASE: text or None})
+        log.info("recorded the base image of %s: %s", config.name, text or "none")
+
     def _create_build(self, action: CreateBuild, found: CachedObjects) -> None:
         wanted, config = action.wanted, found.config
         notes = {

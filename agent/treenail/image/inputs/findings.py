@@ -13,6 +13,7 @@ class InputReason(StrEnum):
     ARCHITECTURES_MIXED = "ArchitecturesMixed"
     ARCHITECTURE_MISSING = "ArchitectureMissing"
     BASE_IMAGE_INVALID = "BaseImageInvalid"
+    BASE_IMAGE_UNRESOLVED = "BaseImageUnresolved"
     BUILDER_UNSUPPORTED = "BuilderUnsupported"
     CONFIG_INVALID = "ConfigInvalid"
     CONFIG_NOT_BAKEABLE = "ConfigNotBakeable"

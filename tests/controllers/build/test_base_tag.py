@@ -1,0 +1,122 @@
+"""A base by tag: the build controller on the lab's API server and a real registry."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.controllers.build.site import BuildSite, open_site
+from tests.registry.images import make_client
+from tests.registry.real_registry import RegistryService
+from tests.waiting import wait_until
+from treenail.api.pullspec import parse_pull_spec
+from treenail.registry.images import resolve_image
+
+pytestmark = [pytest.mark.integration, pytest.mark.limit(120)]
+
+ALWAYS = json.dumps(
+    [
+        {
+            "days": ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"],
+            "start": "00:00",
+            "duration": "24h",
+            "timeZone": "UTC",
+        }
+    ]
+)
+
+
+@pytest.fixture
+def site(tmp_path: Path, lab_registry: RegistryService) -> Iterator[BuildSite]:
+    with open_site(tmp_path, lab_registry) as found:
+        found.add_pool()
+        yield found
+
+
+def read_base(site: BuildSite, image: str) -> str:
+    """Return the base image that the labels of a built image name."""
+    spec = parse_pull_spec(image, where="the test")
+    client = make_client(site.registry)
+    try:
+        found = resolve_image(client, spec.repository, spec.digest, "amd64")
+    finally:
+        client.close()
+    return str(json.loads(found.config)["config"]["Labels"]["baseOSContainerImage"])
+
+
+def add_tagged(site: BuildSite, tag: str, **notes: str) -> str:
+    base = f"{site.registry.host}/os/base:{tag}"
+    notes_by_name = {f"treenail.io/{each.replace('_', '-')}": text for each, text in notes.items()}
+    site.add_image_config(annotations={"treenail.io/base-image": base, **notes_by_name})
+    return base
+
+
+def record(site: BuildSite) -> dict[str, str]:
+    notes = site.image_config()["metadata"]["annotations"]
+    found: dict[str, str] = json.loads(notes.get("treenail.io/resolved-base", "{}"))
+    return found
+
+
+def test_tag_is_resolved_once_until_a_rebuild_is_requested(site: BuildSite) -> None:
+    first = site.move_tag("once", "1")
+    tag = add_tagged(site, "once")
+    with site.controller():
+        image = site.wait_image()
+    assert read_base(site, image) == first
+    assert (record(site)["tag"], record(site)["image"]) == (tag, first)
+    assert site.condition("BaseImageResolved")[:2] == ("True", "Resolved")
+    (build,) = site.builds()
+    second = site.move_tag("once", "2")
+    with site.controller() as wire:
+        # Another pool shows that the controller has observed everything.
+        site.add_pool("other")
+        site.add_image_config("other")
+        site.wait_image("other")
+        assert site.image() == image
+        assert not any("machineosconfigs/worker" in each for each in wire.writes)
+        site.request_rebuild("worker")
+        later = site.wait_image(but=image)
+        wait_until(lambda: "forRebuild" not in record(site))
+    assert read_base(site, later) == second
+    names = {each["metadata"]["name"] for each in site.builds()} - {build["metadata"]["name"]}
+    assert len([each for each in names if each.startswith("worker-")]) == 1
+
+
+def test_new_digest_of_a_tag_is_built_within_the_window(site: BuildSite) -> None:
+    site.move_tag("watched", "1")
+    add_tagged(site, "watched", rebuild_schedule=ALWAYS)
+    with site.controller():
+        image = site.wait_image()
+    second = site.move_tag("watched", "2")
+    # A controller that starts asks once, then every quarter of an hour.
+    with site.controller():
+        later = site.wait_image(but=image)
+    assert read_base(site, later) == second
+    site.move_tag("watched", "1")
+    with site.controller():
+        wait_until(lambda: site.condition("BaseImageResolved")[1] == "TagMovedBack", limit_s=20)
+        assert site.image() == later
+        assert site.condition("ImageReady")[0] == "True"
+
+
+def test_tag_that_does_not_exist_is_a_condition_and_no_build(site: BuildSite) -> None:
+    tag = add_tagged(site, "absent")
+    with site.controller():
+        wait_until(lambda: site.condition("Accepted")[0] == "False", limit_s=20)
+    _, reason, message = site.condition("Accepted")
+    assert reason == "BaseImageUnresolved"
+    assert message.startswith(f"cannot resolve {tag}: ")
+    assert site.condition("BaseImageResolved")[:2] == ("False", "TagNotFound")
+    assert site.builds() == []
+
+
+def test_invalid_schedule_is_a_condition_and_no_build(site: BuildSite) -> None:
+    site.move_tag("once", "1")
+    add_tagged(site, "once", rebuild_schedule="sundays")
+    with site.controller():
+        wait_until(lambda: site.condition("Accepted")[0] == "False", limit_s=20)
+    _, reason, message = site.condition("Accepted")
+    assert reason == "AnnotationInvalid"
+    assert message.startswith("annotation treenail.io/rebuild-schedule: expected a list such as")
+    assert site.builds() == []
