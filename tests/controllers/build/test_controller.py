@@ -117,7 +117,7 @@ def test_user_error_fails_the_build_with_line_and_remedy(site: BuildSite) -> Non
         wait_until(lambda: site.pool_condition("ImageBuildDegraded")[0] == "True")
     _, reason, message = site.build_state()
     assert reason == "InstructionFailed"
-    assert message.startswith("line 2: no package; correct the instruction")
+    assert message.startswith("line 2: no package; last output: log; correct the instruction")
     assert "InstructionFailed" in site.condition("ImageReady")
     assert len(site.jobs()) == 1
 
