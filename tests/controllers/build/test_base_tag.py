@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.controllers.build.site import BuildSite, open_site
+from tests.controllers.build.site import BuildSite, MortalTransport, open_site
 from tests.registry.images import make_client
 from tests.registry.real_registry import RegistryService
 from tests.waiting import wait_until
@@ -120,3 +120,31 @@ def test_invalid_schedule_is_a_condition_and_no_build(site: BuildSite) -> None:
     assert reason == "AnnotationInvalid"
     assert message.startswith("annotation treenail.io/rebuild-schedule: expected a list such as")
     assert site.builds() == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_before", [True, False])
+def test_kill_at_each_write_leads_to_one_build_of_one_base(
+    site: BuildSite, is_before: bool
+) -> None:
+    bases: list[str] = []
+    for number in range(8):
+        bases.append(site.move_tag("killed", f"{number}"))
+        tag = f"{site.registry.host}/os/base:killed"
+        name = f"pool-{number}"
+        site.add_pool(name)
+        site.add_image_config(name, annotations={"treenail.io/base-image": tag})
+
+        def prepare(wire: MortalTransport, number: int = number) -> None:
+            wire.die_at, wire.dies_before = number, is_before
+
+        with site.controller(prepare) as wire:
+            wait_until(lambda wire=wire, name=name: wire.is_dead or site.image(name), limit_s=20)  # type: ignore[misc]
+        if site.image_config(name)["metadata"]["annotations"].get("treenail.io/resolved-base"):
+            # The record keeps the base of this build, whatever the tag stands for now.
+            site.move_tag("killed", f"later-{number}")
+        with site.controller():
+            image = site.wait_image(name)
+        assert read_base(site, image) == bases[-1], number
+        own = [each for each in site.builds() if each["spec"]["machineOSConfig"]["name"] == name]
+        assert len(own) == 1, number
