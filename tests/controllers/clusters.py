@@ -17,13 +17,9 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.builder.images.signatures import SigningKey
 from treenail.clock import SystemClock
-from treenail.controllers.build.cluster_reader import ClusterReader
-from treenail.controllers.build.controller import BuildController, BuildParts
-from treenail.controllers.build.events import BuildEvents
+from treenail.controllers.build import assembly
+from treenail.controllers.build.controller import BuildController
 from treenail.controllers.build.job import JobSettings
-from treenail.controllers.build.job_builder import JobBuilder
-from treenail.controllers.build.layer_builder import LayerBuilder
-from treenail.controllers.build.planner import Planner
 from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.install import installation
 from treenail.controllers.install.installation import NAME, InstallOptions
@@ -333,14 +329,14 @@ def make_build_controller(
     signing_key: SigningKey | None = None,
 ) -> BuildController:
     """Make a build controller whose Jobs are in a namespace."""
-    planner = Planner(ClusterReader(client, CLOCK, namespace=namespace))
-    parts = BuildParts(
-        planner,
-        JobBuilder(client, planner, JobSettings(namespace=namespace)),
-        LayerBuilder(planner, CLOCK, signing_key=signing_key),
-        BuildEvents(recorder),
+    return assembly.make_build_controller(
+        client,
+        CLOCK,
+        recorder,
+        ControllerMetrics(),
+        JobSettings(namespace=namespace),
+        signing_key=signing_key,
     )
-    return BuildController(client, CLOCK, parts, namespace=namespace, metrics=ControllerMetrics())
 
 
 def resource_of(document: Json) -> Resource:

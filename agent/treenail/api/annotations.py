@@ -85,6 +85,8 @@ BUILD_REPORT = OWN_PREFIX + "build-report"
 
 SYSTEM_IMAGE = OWN_PREFIX + "system-image"
 """Pull spec of the image without the config's files, which builds of the same key use again."""
+EXPIRED_IMAGES = OWN_PREFIX + "expired-images"
+"""Images of deleted builds, which may be deleted from the registry."""
 REBUILD_OF = OWN_PREFIX + "rebuild-of"
 """UID of the build that a rebuild replaces; on the MachineOSConfig until the rebuild exists."""
 PREVIOUS_FAILURE = OWN_PREFIX + "previous-failure"

@@ -61,8 +61,12 @@ class MortalTransport:
         self.die_at: int | None = None
         self.dies_before = True
         self.is_dead = False
+        self.hidden = ""
+        """Reads of paths with this end fail."""
 
     def send(self, request: ApiRequest) -> ApiResponse:
+        if self.hidden and request.method == "GET" and request.path.endswith(self.hidden):
+            raise UnreachableError("the API server does not answer")
         is_write = request.method != "GET" and "/events" not in request.path
         with self._lock:
             if self.is_dead:

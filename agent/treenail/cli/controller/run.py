@@ -142,28 +142,17 @@ def _build_drain(context: ControllerContext) -> tuple[ControllerSettings, ...]:
 
 
 def _build_build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
-    from treenail.controllers.build.cluster_reader import ClusterReader
-    from treenail.controllers.build.controller import BuildController, BuildParts
-    from treenail.controllers.build.events import BuildEvents
-    from treenail.controllers.build.job_builder import JobBuilder
-    from treenail.controllers.build.layer_builder import LayerBuilder
-    from treenail.controllers.build.planner import Planner
+    from treenail.controllers.build.assembly import make_build_controller
     from treenail.registry.proxies import read_proxy_settings
 
-    key = load_key(context.signing_key) if context.signing_key else None
-    client = context.create_client("build")
-    namespace = context.build_jobs.namespace
-    planner = Planner(ClusterReader(client, context.clock, namespace=namespace))
-    parts = BuildParts(
-        planner,
-        JobBuilder(client, planner, context.build_jobs),
-        LayerBuilder(
-            planner, context.clock, proxies=read_proxy_settings(os.environ), signing_key=key
-        ),
-        BuildEvents(context.recorder),
-    )
-    controller = BuildController(
-        client, context.clock, parts, namespace=namespace, metrics=context.metrics
+    controller = make_build_controller(
+        context.create_client("build"),
+        context.clock,
+        context.recorder,
+        context.metrics,
+        context.build_jobs,
+        proxies=read_proxy_settings(os.environ),
+        signing_key=load_key(context.signing_key) if context.signing_key else None,
     )
     return (ControllerSettings(controller, workers=4, max_retry_s=30.0),)
 

@@ -76,4 +76,5 @@ def find_build_deletions(
     ]
     ended.sort(key=lambda build: (build.created, build.name), reverse=True)
     why = f"{KEPT_BUILDS} newer builds have ended"
-    return tuple(DeleteBuild(build.name, build.uid, why) for build in ended[KEPT_BUILDS:])
+    # The oldest first: images are marked as expired in this order.
+    return tuple(DeleteBuild(build.name, build.uid, why) for build in reversed(ended[KEPT_BUILDS:]))

@@ -49,6 +49,7 @@ from treenail.controllers.build.observed import (
 from treenail.controllers.build.overlay import OwnWrites
 from treenail.controllers.build.planner import choose_architecture
 from treenail.controllers.build.planning import BuildPlan, BuildPlanner, BuildRefused
+from treenail.controllers.build.pruner import ImagePruner
 from treenail.controllers.build.views import BuildViews
 from treenail.controllers.build.writer import BuildWriter, CachedObjects
 from treenail.controllers.rollout.gates.os_image import find_pool_owner
@@ -80,6 +81,8 @@ class BuildParts:
     jobs: SystemBuilder
     layers: ConfigLayerBuilder
     events: BuildEvents
+    pruner: ImagePruner | None = None
+    """Deletes images that nothing refers to; None leaves all."""
 
 
 class BuildController:
@@ -115,6 +118,8 @@ class BuildController:
         """Watch the objects of builds, and the Jobs and pods in the namespace of builds."""
         self._desk = RegistryDesk(self._executor, self._clock, enqueue)
         self._views.register_watches(informers, enqueue)
+        if self._parts.pruner is not None:
+            self._parts.pruner.start(self._executor, enqueue)
 
     def sync_key(self, key: str) -> float | None:
         """Decide and write until nothing is left; raise `ClusterError` to try again."""
@@ -136,7 +141,7 @@ class BuildController:
             for action in decision.actions:
                 self._execute(action, key, plan)
             if not writes:
-                delays = (decision.requeue_after_s, base.requeue_after_s)
+                delays = (decision.requeue_after_s, base.requeue_after_s, self._prune(key))
                 return min((each for each in delays if each is not None), default=None)
         return _BUSY_RETRY_S
 
@@ -293,6 +298,18 @@ class BuildController:
 
     # Writes
 
+    def _prune(self, name: str) -> float | None:
+        """Delete images of deleted builds from the registry; return when to try again."""
+        found, pruner = self._find_objects(name), self._parts.pruner
+        if found is None or pruner is None:
+            return None
+        gone = pruner.get_gone_images(name)
+        if gone:
+            self._writer.forget_images(found.config, gone)
+            pruner.forget_images(name, gone)
+            return _BUSY_RETRY_S
+        return pruner.consider(found.config)
+
     def _execute(self, action: BuildAction, name: str, plan: BuildPlan | None) -> None:
         found = self._find_objects(name)
         if found is None:
@@ -321,6 +338,8 @@ class BuildController:
 
     def _record_status(self, action: SetBuildStatus, found: CachedObjects) -> None:
         build, config = found.builds[action.build], found.config
+        if action.digest and self._parts.pruner is not None:
+            self._parts.pruner.request(config.name)
         self._parts.events.record_status(action, build, config)
         if self._metrics is None:
             return

@@ -13,6 +13,13 @@ class BuildEvents:
     def __init__(self, recorder: EventRecorder) -> None:
         self._recorder = recorder
 
+    def record_prune_problem(self, config: MachineOSConfig, message: str) -> None:
+        """Record that images cannot be deleted."""
+        owner = ObjectReference(
+            MACHINEOSCONFIGS.kind, config.name, config.metadata.uid, api_version=API_VERSION
+        )
+        self._recorder.record_warning(owner, "ImagesNotPruned", message)
+
     def record_status(
         self, action: SetBuildStatus, before: MachineOSBuild, config: MachineOSConfig
     ) -> None:

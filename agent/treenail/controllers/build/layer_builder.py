@@ -19,6 +19,7 @@ from treenail.controllers.build.facts import (
 )
 from treenail.controllers.build.planner import Planner
 from treenail.controllers.build.planning import BuildPlan
+from treenail.controllers.build.repository_gate import GateClosed, RepositoryGate
 from treenail.errors import ClusterError, TreenailError
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase
@@ -56,11 +57,13 @@ class LayerBuilder:
         *,
         proxies: ProxySettings | None = None,
         signing_key: SigningKey | None = None,
+        gate: RepositoryGate | None = None,
     ) -> None:
         self._planner = planner
         self._clock = clock
         self._proxies = proxies
         self._signing_key = signing_key
+        self._gate = gate or RepositoryGate()
 
     def answer_question(
         self, question: CheckImage | AppendConfig, plan: BuildPlan, config: MachineOSConfig
@@ -148,16 +151,20 @@ class LayerBuilder:
                 lambda: resolve_image(puller, source.repository, source.digest, plan.architecture),
             )
             destination = ImageDestination(pusher, target.repository, target.tag)
-            appended = self._attempt(
-                BuildPhase.PUSH,
-                lambda: append_config(puller, image, layer, plan.labels, destination),
-            )
-            if key := self._signing_key:
-                # Before the rollout: nodes may require the signature.
-                self._attempt(
+            # Pruning must not delete an equal image between its push and its verification.
+            with self._gate.enter(f"{target.registry}/{target.repository}"):
+                appended = self._attempt(
                     BuildPhase.PUSH,
-                    lambda: sign_image(pusher, target.repository, appended.digest, key),
+                    lambda: append_config(puller, image, layer, plan.labels, destination),
                 )
+                if key := self._signing_key:
+                    # Before the rollout: nodes may require the signature.
+                    self._attempt(
+                        BuildPhase.PUSH,
+                        lambda: sign_image(pusher, target.repository, appended.digest, key),
+                    )
+        except GateClosed as error:
+            raise AttemptFailed(AttemptFailure(BuildReason.REGISTRY_BUSY, str(error))) from error
         finally:
             puller.close()
             pusher.close()

@@ -22,6 +22,13 @@ from treenail.controllers.build.actions import (
     SetReport,
     SetSystemImage,
 )
+from treenail.controllers.build.expired import (
+    ExpiredImage,
+    add_expired_images,
+    encode_expired_images,
+    find_expired_images,
+    read_expired_images,
+)
 from treenail.controllers.build.overlay import OwnWrites
 from treenail.controllers.build.report import encode_report
 from treenail.errors import AlreadyExistsError, NotFoundError
@@ -81,6 +88,8 @@ class BuildWriter:
             case CreateBuild():
                 self._create_build(action, found)
             case DeleteBuild(name, uid, why):
+                # Before the deletion: afterwards nothing says that the images are treenail's.
+                self._mark_images(found.config, found.builds.get(name))
                 self._delete_build(name, uid, why)
             case SetCurrentBuild(build):
                 self._annotate_config(found.config, {key.CURRENT_BUILD: build})
@@ -149,6 +158,27 @@ class BuildWriter:
             return
         self._builds.record_write(None, MachineOSBuild.from_json(created))
         log.info("created MachineOSBuild %s for %s", wanted.name, wanted.config)
+
+    def forget_images(self, config: MachineOSConfig, gone: frozenset[str]) -> None:
+        """Remove images that the registry no longer has from the annotation."""
+        known = read_expired_images(config)
+        self._write_expired(config, known, tuple(each for each in known if each.image not in gone))
+
+    def _mark_images(self, config: MachineOSConfig, build: MachineOSBuild | None) -> None:
+        if build is not None:
+            known = read_expired_images(config)
+            found = find_expired_images(build)
+            self._write_expired(config, known, add_expired_images(known, found))
+
+    def _write_expired(
+        self,
+        config: MachineOSConfig,
+        before: tuple[ExpiredImage, ...],
+        after: tuple[ExpiredImage, ...],
+    ) -> None:
+        if before != after:
+            text = encode_expired_images(after) if after else None
+            self._annotate_config(config, {key.EXPIRED_IMAGES: text})
 
     def _delete_build(self, name: str, uid: str, why: str) -> None:
         try:

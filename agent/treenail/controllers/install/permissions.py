@@ -55,9 +55,12 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
     },
     "build": {
         f"controllerconfigs.{GROUP}": ("get",),
+        # Pruning reads what refers to an image.
+        f"machineconfignodes.{GROUP}": ("list",),
         f"machineconfigs.{GROUP}": ("get",),
         f"machineconfigpools.{GROUP}": _WATCH_VERBS,
         f"machineconfigpools/status.{GROUP}": ("patch",),
+        f"rolloutpolicies.{ROLLOUTPOLICIES.group}": ("list",),
         f"machineosbuilds.{GROUP}": ("create", "delete", "patch", *_WATCH_VERBS),
         f"machineosbuilds/status.{GROUP}": ("patch",),
         f"machineosconfigs.{GROUP}": ("patch", *_WATCH_VERBS),

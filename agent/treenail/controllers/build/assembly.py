@@ -1,0 +1,41 @@
+"""Makes a build controller with its collaborators."""
+
+from treenail.builder.images.signatures import SigningKey
+from treenail.clock import Clock
+from treenail.controllers.build.cluster_reader import ClusterReader
+from treenail.controllers.build.controller import BuildController, BuildParts
+from treenail.controllers.build.events import BuildEvents
+from treenail.controllers.build.job import JobSettings
+from treenail.controllers.build.job_builder import JobBuilder
+from treenail.controllers.build.layer_builder import LayerBuilder
+from treenail.controllers.build.planner import Planner
+from treenail.controllers.build.pruner import ImagePruner
+from treenail.controllers.build.references import ReferenceReader
+from treenail.controllers.build.repository_gate import RepositoryGate
+from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.kube.client import Client
+from treenail.kube.events import EventRecorder
+from treenail.registry.proxies import ProxySettings
+
+
+def make_build_controller(
+    client: Client,
+    clock: Clock,
+    recorder: EventRecorder,
+    metrics: ControllerMetrics,
+    settings: JobSettings,
+    *,
+    proxies: ProxySettings | None = None,
+    signing_key: SigningKey | None = None,
+) -> BuildController:
+    """Make the controller; its Jobs are in the namespace of the settings."""
+    reader = ClusterReader(client, clock, namespace=settings.namespace)
+    planner, gate, events = Planner(reader), RepositoryGate(), BuildEvents(recorder)
+    parts = BuildParts(
+        planner,
+        JobBuilder(client, planner, settings),
+        LayerBuilder(planner, clock, proxies=proxies, signing_key=signing_key, gate=gate),
+        events,
+        ImagePruner(planner, ReferenceReader(client, reader), events, clock, gate, proxies=proxies),
+    )
+    return BuildController(client, clock, parts, namespace=settings.namespace, metrics=metrics)

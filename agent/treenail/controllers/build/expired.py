@@ -1,0 +1,94 @@
+"""Images of deleted builds: the only ones that pruning may delete.
+
+A MachineOSConfig names them in an annotation, which is written before the build is deleted.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from treenail.api import annotations as key
+from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api.pullspec import PullSpec, parse_pull_spec
+from treenail.errors import ConfigError
+from treenail.image.push_spec import parse_push_spec
+
+MAX_EXPIRED = 64
+"""The newest images of a MachineOSConfig. Older ones stay in the registry."""
+_TAG = re.compile(r"system-[0-9a-f]{16}|[a-z0-9][a-z0-9.-]*-[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredImage:
+    """An image that a deleted build pushed."""
+
+    image: str
+    """Pull spec by digest."""
+    tag: str
+    """The tag that the build gave it. An image with another tag stays."""
+
+    @property
+    def spec(self) -> PullSpec:
+        return parse_pull_spec(self.image, where="expired image")
+
+    @property
+    def is_complete(self) -> bool:
+        """True unless it is the system part alone."""
+        return not self.tag.startswith("system-")
+
+
+def make_system_tag(content_key: str) -> str:
+    """Return the tag of the system part of builds with this key."""
+    return f"system-{content_key}"
+
+
+def find_expired_images(build: MachineOSBuild) -> tuple[ExpiredImage, ...]:
+    """Return the images that a build pushed, the system part first."""
+    system = build.metadata.annotations.get(key.SYSTEM_IMAGE, "")
+    tagged = ((system, make_system_tag(build.content_key)), (build.pull_spec, build.name))
+    try:
+        target = parse_push_spec(build.push_spec, where="push spec")
+    except ConfigError:
+        return ()
+    repository = f"{target.registry}/{target.repository}"
+    found = (_parse_image(image, tag) for image, tag in tagged if image)
+    # A build may use a system part of another repository, which is not its own.
+    return tuple(each for each in found if each and each.image.startswith(f"{repository}@"))
+
+
+def add_expired_images(
+    known: tuple[ExpiredImage, ...], found: Iterable[ExpiredImage]
+) -> tuple[ExpiredImage, ...]:
+    """Return the images with more of them, the newest last."""
+    new = tuple(found)
+    return (*(each for each in known if each not in new), *new)[-MAX_EXPIRED:]
+
+
+def read_expired_images(config: MachineOSConfig) -> tuple[ExpiredImage, ...]:
+    """Return the images of the annotation. Invalid entries count as none: they stay."""
+    text = config.metadata.annotations.get(key.EXPIRED_IMAGES, "")
+    try:
+        entries = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return ()
+    if not isinstance(entries, dict):
+        return ()
+    found = (_parse_image(image, tag) for image, tag in entries.items())
+    return tuple(each for each in found if each is not None)[-MAX_EXPIRED:]
+
+
+def encode_expired_images(images: Iterable[ExpiredImage]) -> str:
+    """Return the annotation."""
+    return json.dumps({each.image: each.tag for each in images}, separators=(",", ":"))
+
+
+def _parse_image(image: str, tag: object) -> ExpiredImage | None:
+    if not isinstance(tag, str) or not _TAG.fullmatch(tag):
+        return None
+    try:
+        parse_pull_spec(image, where="expired image")
+    except ConfigError:
+        return None
+    return ExpiredImage(image, tag)

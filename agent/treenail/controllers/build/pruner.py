@@ -1,0 +1,232 @@
+"""Deletes images of deleted builds from their registry, at a bounded pace.
+
+Candidates are only images that a MachineOSConfig names as expired. What refers to them is read from
+the API server for each pass; if anything cannot be read, nothing is deleted.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.builder.images.prune import (
+    ImageCache,
+    PruneResult,
+    delete_images,
+    is_lasting,
+    read_stored_images,
+)
+from treenail.clock import Clock
+from treenail.controllers.build.events import BuildEvents
+from treenail.controllers.build.expired import ExpiredImage, read_expired_images
+from treenail.controllers.build.planner import Planner
+from treenail.controllers.build.references import ImageReferences, ReferenceReader
+from treenail.controllers.build.repository_gate import RepositoryGate
+from treenail.errors import TreenailError
+from treenail.image.oci.prune import PrunePlan, StoredImage, plan_pruning
+from treenail.registry.client import RegistryClient
+from treenail.registry.logins import select_login
+from treenail.registry.proxies import ProxySettings
+from treenail.registry.transport import TlsSettings
+
+log = logging.getLogger(__name__)
+
+PACE_S = 3600.0
+"""Between two passes for one MachineOSConfig. A build that succeeds causes another one."""
+_BUSY_S = 10.0
+_DELETED_LIMIT = 16
+"""Images of one pass."""
+_CACHE_LIMIT = 5000
+
+
+@dataclass(slots=True)
+class _State:
+    next_at: float = 0.0
+    gone: frozenset[str] = frozenset()
+    """Pull specs of images that the registry no longer has."""
+    blocked_generation: int = -1
+    """Generation of the MachineOSConfig whose registry refuses deletions."""
+    cache: ImageCache = field(default_factory=dict)
+
+
+class ImagePruner:
+    """Runs at most one pass at a time, on a thread of the executor. Thread-safe."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        references: ReferenceReader,
+        events: BuildEvents,
+        clock: Clock,
+        gate: RepositoryGate,
+        *,
+        proxies: ProxySettings | None = None,
+    ) -> None:
+        self._planner = planner
+        self._references = references
+        self._events = events
+        self._clock = clock
+        self._gate = gate
+        self._proxies = proxies
+        self._lock = threading.Lock()
+        self._states: dict[str, _State] = {}
+        self._is_running = False
+        self._executor: Executor
+        self._notify: Callable[[str], None]
+
+    def start(self, executor: Executor, notify: Callable[[str], None]) -> None:
+        """Use these threads; ``notify`` gets the MachineOSConfig after each pass."""
+        self._executor, self._notify = executor, notify
+
+    def request(self, name: str) -> None:
+        """Permit the next pass for a MachineOSConfig at once."""
+        with self._lock:
+            self._get_state(name).next_at = 0.0
+
+    def consider(self, config: MachineOSConfig) -> float | None:
+        """Start a pass if one is due; return the seconds until the next try."""
+        if not read_expired_images(config):
+            return None
+        with self._lock:
+            state = self._get_state(config.name)
+            if state.blocked_generation == config.metadata.generation:
+                return None
+            now = self._clock.monotonic()
+            if state.next_at > now:
+                return state.next_at - now
+            if self._is_running:
+                return _BUSY_S
+            self._is_running = True
+            state.next_at = now + PACE_S
+        self._executor.submit(self._run, config)
+        return PACE_S
+
+    def _postpone(self, name: str) -> None:
+        with self._lock:
+            self._get_state(name).next_at = self._clock.monotonic() + _BUSY_S
+
+    def get_gone_images(self, name: str) -> frozenset[str]:
+        """Return the images that the annotation must no longer name."""
+        with self._lock:
+            return self._get_state(name).gone
+
+    def forget_images(self, name: str, gone: frozenset[str]) -> None:
+        """Forget images that the annotation no longer names."""
+        with self._lock:
+            self._get_state(name).gone -= gone
+
+    def _get_state(self, name: str) -> _State:
+        return self._states.setdefault(name, _State())
+
+    def _run(self, config: MachineOSConfig) -> None:
+        gone: frozenset[str] = frozenset()
+        try:
+            by_repository: dict[str, list[ExpiredImage]] = {}
+            for each in read_expired_images(config):
+                by_repository.setdefault(each.image.partition("@")[0], []).append(each)
+            for images in by_repository.values():
+                gone |= self._prune_repository(config, images)
+        except TreenailError as error:
+            log.warning("cannot prune the images of %s: %s", config.name, error)
+        except Exception:
+            # A bug must not end pruning forever.
+            log.exception("cannot prune the images of %s", config.name)
+        with self._lock:
+            self._get_state(config.name).gone |= gone
+            self._is_running = False
+        self._notify(config.name)
+
+    def _prune_repository(
+        self, config: MachineOSConfig, images: Sequence[ExpiredImage]
+    ) -> frozenset[str]:
+        """Return the images of one repository that it no longer has."""
+        spec = images[0].spec
+        login = self._planner.read_push_login(config)
+        client = RegistryClient(
+            spec.registry,
+            self._clock,
+            login=select_login(login.credentials, spec.registry, spec.repository),
+            tls=TlsSettings(ca_pem=self._planner.read_ca(spec.registry)),
+            proxies=self._proxies,
+        )
+        try:
+            with self._gate.close(f"{spec.registry}/{spec.repository}") as is_free:
+                if not is_free:
+                    self._postpone(config.name)
+                    return frozenset()
+                return self._delete_expired(client, spec.repository, config, images)
+        finally:
+            client.close()
+
+    def _delete_expired(
+        self,
+        client: RegistryClient,
+        repository: str,
+        config: MachineOSConfig,
+        images: Sequence[ExpiredImage],
+    ) -> frozenset[str]:
+        by_digest = {each.spec.digest: each for each in images}
+        with self._lock:
+            cache = self._get_state(config.name).cache
+        if len(cache) > _CACHE_LIMIT:
+            cache.clear()
+        stored = _read_candidates(client, repository, by_digest, cache)
+        present = {each.digest for each in stored}
+        # As late as possible: a reference that appears meanwhile must count.
+        found = self._references.read()
+        references = _protect_tags(found, images)
+        previous = _find_previous(found, config, images)
+        plan = plan_pruning(stored, references, previous)
+        result = delete_images(
+            client, repository, PrunePlan(plan.deleted[:_DELETED_LIMIT], plan.kept)
+        )
+        self._report(result, config, repository)
+        absent = (by_digest.keys() - present) | set(result.deleted)
+        return frozenset(by_digest[digest].image for digest in absent if digest in by_digest)
+
+    def _report(self, result: PruneResult, config: MachineOSConfig, repository: str) -> None:
+        if result.problem is None:
+            return
+        message = f"cannot delete images of {repository}: {result.problem}"
+        log.warning("%s: %s", config.name, message)
+        if is_lasting(result.problem):
+            with self._lock:
+                self._get_state(config.name).blocked_generation = config.metadata.generation
+            self._events.record_prune_problem(config, message)
+
+
+def _read_candidates(
+    client: RegistryClient,
+    repository: str,
+    expired: Mapping[str, ExpiredImage],
+    cache: ImageCache,
+) -> tuple[StoredImage, ...]:
+    """Return all images; only expired ones count as treenail's."""
+    tagged = read_stored_images(client, repository, cache)
+    found = {each.digest: replace(each, build="") for each in tagged}
+    for digest, image in expired.items():
+        if digest in found:
+            found[digest] = replace(found[digest], build=image.tag)
+        elif client.head_manifest(repository, digest) is not None:
+            # Its tag names a newer image.
+            found[digest] = StoredImage(digest, build=image.tag)
+    return tuple(found.values())
+
+
+def _protect_tags(found: ImageReferences, images: Sequence[ExpiredImage]) -> Mapping[str, str]:
+    """Return the references by digest; builds refer to the tags that they push, too."""
+    by_tag = {each.spec.digest: found.tags[each.tag] for each in images if each.tag in found.tags}
+    return {**by_tag, **found.digests}
+
+
+def _find_previous(
+    found: ImageReferences, config: MachineOSConfig, images: Sequence[ExpiredImage]
+) -> list[str]:
+    """Return the image before the present one, unless a build names one."""
+    current = found.current.get(config.name, "")
+    if found.succeeded.get(config.name, set()) - {current}:
+        return []
+    complete = [each.spec.digest for each in images if each.is_complete]
+    return [each for each in complete if each != current][-1:]
