@@ -16,7 +16,7 @@ from tests.controllers.rollout.agents import ready
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.builder.images.signatures import SigningKey
-from treenail.clock import SystemClock
+from treenail.clock import Clock, SystemClock
 from treenail.controllers.build import assembly
 from treenail.controllers.build.controller import BuildController
 from treenail.controllers.build.job import JobSettings
@@ -50,6 +50,7 @@ from treenail.kube.resources import (
     Resource,
 )
 from treenail.kube.transport import HttpStream, HttpTransport
+from treenail.registry.transport import RegistryLimits
 
 Json = dict[str, Any]
 CLOCK = SystemClock()
@@ -327,15 +328,20 @@ def make_build_controller(
     *,
     namespace: str,
     signing_key: SigningKey | None = None,
+    clock: Clock = CLOCK,
+    registry_clock: Clock | None = None,
+    limits: RegistryLimits | None = None,
 ) -> BuildController:
     """Make a build controller whose Jobs are in a namespace."""
     return assembly.make_build_controller(
         client,
-        CLOCK,
+        clock,
         recorder,
         ControllerMetrics(),
         JobSettings(namespace=namespace),
         signing_key=signing_key,
+        registry_clock=registry_clock,
+        limits=limits,
     )
 
 

@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.registry.real_registry import PUSHER, RegistryService
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.builder.images.signatures import SigningKey
-from treenail.clock import SystemClock
+from treenail.clock import Clock, SystemClock
 from treenail.controllers.install import installation
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
@@ -42,6 +43,7 @@ from treenail.kube.resources import (
     get_object,
 )
 from treenail.kube.transport import HttpTransport
+from treenail.registry.transport import RegistryLimits
 from treenail_lab.apiserver.serving.server import LabServer
 
 Json = dict[str, Any]
@@ -63,10 +65,16 @@ class MortalTransport:
         self.is_dead = False
         self.hidden = ""
         """Reads of paths with this end fail."""
+        self.edit_job: Callable[[Json], object] | None = None
+        """Changes each new Job, as an API server that does not know a field drops it."""
 
     def send(self, request: ApiRequest) -> ApiResponse:
         if self.hidden and request.method == "GET" and request.path.endswith(self.hidden):
             raise UnreachableError("the API server does not answer")
+        if self.edit_job and request.method == "POST" and request.path.endswith("/jobs"):
+            job = json.loads(request.body)
+            self.edit_job(job)
+            request = replace(request, body=json.dumps(job).encode())
         is_write = request.method != "GET" and "/events" not in request.path
         with self._lock:
             if self.is_dead:
@@ -90,11 +98,47 @@ class MortalTransport:
         self._transport.close()
 
 
+class MovableClock(SystemClock):
+    """The system's clock plus the time that a test skipped."""
+
+    def __init__(self) -> None:
+        self._skipped_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self._skipped_s
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._skipped_s
+
+    def move(self, seconds: float) -> None:
+        self._skipped_s += seconds
+
+
+class RegistryClock(SystemClock):
+    """Skips pauses between requests. Time that a test skips ends no request."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._skipped_s = 0.0
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._skipped_s
+
+    def sleep(self, seconds: float) -> None:
+        self._skipped_s += seconds
+
+
 class BuildSite:
     """The objects of a pool with image builds, and actions of users."""
 
-    def __init__(self, kubeconfig: Path, registry: RegistryService) -> None:
+    def __init__(
+        self, kubeconfig: Path, registry: RegistryService, *, namespace: str = NAMESPACE
+    ) -> None:
         self.kubeconfig = kubeconfig
+        self.namespace = namespace
         self.registry = registry
         self.transport = HttpTransport(read_kubeconfig(str(kubeconfig)), CLOCK)
         self.client = Client(self.transport)
@@ -103,7 +147,11 @@ class BuildSite:
     def install(self) -> None:
         for document in installation.load_crds():
             self.cluster.post(collection_of(document), document).ok()
-        self.client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
+        self.client.create(NAMESPACES, {"metadata": {"name": self.namespace}})
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Create the logins, the base image and a rendered config, in an installed cluster."""
         ca = base64.b64encode(self.registry.ca_file.read_bytes()).decode()
         bundle = {"file": self.registry.host.replace(":", ".."), "data": ca}
         self.client.create(
@@ -123,19 +171,19 @@ class BuildSite:
         self.base = f"{self.registry.host}/os/base@{base.digest}"
         self.add_config(CONFIG)
 
-    def put_secret(self, name: str, user: str = PUSHER) -> None:
-        content = base64.b64encode(self.registry.make_auth_json(user)).decode()
+    def put_secret(self, name: str, user: str = PUSHER, *, host: str = "") -> None:
+        content = base64.b64encode(self.registry.make_auth_json(user, host=host)).decode()
         body: Json = {
             "apiVersion": "v1",
             "kind": "Secret",
             "type": "kubernetes.io/dockerconfigjson",
-            "metadata": {"name": name, "namespace": NAMESPACE},
+            "metadata": {"name": name, "namespace": self.namespace},
             "data": {".dockerconfigjson": content},
         }
         try:
-            self.client.update(SECRETS, name, body, namespace=NAMESPACE)
+            self.client.update(SECRETS, name, body, namespace=self.namespace)
         except NotFoundError:
-            self.client.create(SECRETS, body, namespace=NAMESPACE)
+            self.client.create(SECRETS, body, namespace=self.namespace)
 
     def add_config(self, name: str, text: str = "x", **spec: Any) -> None:
         """Create a rendered config with one file."""
@@ -245,10 +293,10 @@ class BuildSite:
         return "", "", ""
 
     def jobs(self) -> list[Json]:
-        return list(self.client.list(JOBS, namespace=NAMESPACE).items)
+        return list(self.client.list(JOBS, namespace=self.namespace).items)
 
     def inputs(self) -> list[Json]:
-        return list(self.client.list(CONFIGMAPS, namespace=NAMESPACE).items)
+        return list(self.client.list(CONFIGMAPS, namespace=self.namespace).items)
 
     def wait_image(self, name: str = "worker", *, but: str = "", limit_s: float = 20.0) -> str:
         def built() -> str:
@@ -265,6 +313,8 @@ class BuildSite:
         prepare: Callable[[MortalTransport], None] = lambda _: None,
         *,
         signing_key: SigningKey | None = None,
+        clock: Clock = CLOCK,
+        limits: RegistryLimits | None = None,
     ) -> Iterator[MortalTransport]:
         """Run the build controller as the only leader."""
         http = HttpTransport(read_kubeconfig(str(self.kubeconfig)), CLOCK, max_kept=16)
@@ -273,12 +323,18 @@ class BuildSite:
         client = Client(wire)
         recorder = EventRecorder(client, "treenail-controller", "test", CLOCK)
         controller = make_build_controller(
-            client, recorder, namespace=NAMESPACE, signing_key=signing_key
+            client,
+            recorder,
+            namespace=self.namespace,
+            signing_key=signing_key,
+            clock=clock,
+            registry_clock=CLOCK if clock is CLOCK else RegistryClock(clock),
+            limits=limits,
         )
         runtime = ControllerRuntime(
             [ControllerSettings(controller, first_retry_s=0.05, max_retry_s=0.5)],
             Informers(client, CLOCK),
-            CLOCK,
+            clock,
             ControllerMetrics(),
         )
         stop = threading.Event()
@@ -303,6 +359,8 @@ def find_condition(found: Json, kind: str) -> tuple[str, str, str]:
 @contextmanager
 def open_site(directory: Path, registry: RegistryService) -> Iterator[BuildSite]:
     with LabServer(directory / "api") as server:
+        # A real Job controller waits 10 seconds before it replaces the first failed pod.
+        server.api.controllers.jobs.first_backoff_s = 0.2
         site = BuildSite(server.admin_kubeconfig, registry)
         site.install()
         try:
@@ -320,7 +378,7 @@ class Kubelet:
         """The builds whose pods succeeded."""
 
     def find_pods(self) -> list[Json]:
-        found = self._site.client.list(PODS, namespace=NAMESPACE).items
+        found = self._site.client.list(PODS, namespace=self._site.namespace).items
         return [
             each
             for each in found
@@ -336,7 +394,9 @@ class Kubelet:
         labels = get_object(get_object(pod, "metadata"), "labels")
         build = str(labels[key.IMAGE_BUILD])
         if not digest:
-            found = self._site.client.get(CONFIGMAPS, f"containerfile-{build}", namespace=NAMESPACE)
+            found = self._site.client.get(
+                CONFIGMAPS, f"containerfile-{build}", namespace=self._site.namespace
+            )
             spec = json.loads(str(get_object(found, "data")["build.json"]))["pushSpec"]
             target = parse_push_spec(spec, where="the test")
             client = make_client(self._site.registry)
@@ -377,7 +437,7 @@ class Kubelet:
     def _patch(self, pod: Json, status: Json) -> None:
         name = str(get_object(pod, "metadata")["name"])
         self._site.client.patch(
-            PODS, name, {"status": status}, namespace=NAMESPACE, subresource="status"
+            PODS, name, {"status": status}, namespace=self._site.namespace, subresource="status"
         )
 
 

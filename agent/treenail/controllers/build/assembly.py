@@ -16,6 +16,7 @@ from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
 from treenail.registry.proxies import ProxySettings
+from treenail.registry.transport import RegistryLimits
 
 
 def make_build_controller(
@@ -27,14 +28,26 @@ def make_build_controller(
     *,
     proxies: ProxySettings | None = None,
     signing_key: SigningKey | None = None,
+    registry_clock: Clock | None = None,
+    limits: RegistryLimits | None = None,
 ) -> BuildController:
-    """Make the controller; its Jobs are in the namespace of the settings."""
+    """Make the controller; its Jobs are in the namespace of the settings.
+
+    Requests that add the config to an image have ``limits``, measured with ``registry_clock``.
+    """
     reader = ClusterReader(client, clock, namespace=settings.namespace)
     planner, gate, events = Planner(reader), RepositoryGate(), BuildEvents(recorder)
     parts = BuildParts(
         planner,
         JobBuilder(client, planner, settings),
-        LayerBuilder(planner, clock, proxies=proxies, signing_key=signing_key, gate=gate),
+        LayerBuilder(
+            planner,
+            registry_clock or clock,
+            proxies=proxies,
+            signing_key=signing_key,
+            limits=limits,
+            gate=gate,
+        ),
         events,
         ImagePruner(planner, ReferenceReader(client, reader), events, clock, gate, proxies=proxies),
     )

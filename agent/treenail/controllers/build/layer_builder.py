@@ -29,7 +29,7 @@ from treenail.registry.client import RegistryClient
 from treenail.registry.images import resolve_image
 from treenail.registry.logins import select_login
 from treenail.registry.proxies import ProxySettings
-from treenail.registry.transport import TlsSettings
+from treenail.registry.transport import RegistryLimits, TlsSettings
 
 _MAX_PROBLEMS = 5
 
@@ -58,10 +58,12 @@ class LayerBuilder:
         proxies: ProxySettings | None = None,
         signing_key: SigningKey | None = None,
         gate: RepositoryGate | None = None,
+        limits: RegistryLimits | None = None,
     ) -> None:
         self._planner = planner
         self._clock = clock
         self._proxies = proxies
+        self._limits = limits
         self._signing_key = signing_key
         self._gate = gate or RepositoryGate()
 
@@ -187,6 +189,7 @@ class LayerBuilder:
             login=select_login(login.credentials, registry, repository),
             tls=TlsSettings(ca_pem=self._planner.read_ca(registry)),
             proxies=self._proxies,
+            limits=self._limits,
         )
 
     def _attempt(self, phase: BuildPhase, call: Callable[[], T]) -> T:
