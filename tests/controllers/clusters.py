@@ -329,7 +329,6 @@ def make_build_controller(
     namespace: str,
     signing_key: SigningKey | None = None,
     clock: Clock = CLOCK,
-    registry_clock: Clock | None = None,
     limits: RegistryLimits | None = None,
 ) -> BuildController:
     """Make a build controller whose Jobs are in a namespace."""
@@ -340,7 +339,6 @@ def make_build_controller(
         ControllerMetrics(),
         JobSettings(namespace=namespace),
         signing_key=signing_key,
-        registry_clock=registry_clock,
         limits=limits,
     )
 

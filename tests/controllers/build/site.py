@@ -327,8 +327,7 @@ class BuildSite:
             recorder,
             namespace=self.namespace,
             signing_key=signing_key,
-            clock=clock,
-            registry_clock=CLOCK if clock is CLOCK else RegistryClock(clock),
+            clock=CLOCK if clock is CLOCK else RegistryClock(clock),
             limits=limits,
         )
         runtime = ControllerRuntime(

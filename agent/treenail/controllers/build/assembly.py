@@ -28,12 +28,11 @@ def make_build_controller(
     *,
     proxies: ProxySettings | None = None,
     signing_key: SigningKey | None = None,
-    registry_clock: Clock | None = None,
     limits: RegistryLimits | None = None,
 ) -> BuildController:
     """Make the controller; its Jobs are in the namespace of the settings.
 
-    Requests that add the config to an image have ``limits``, measured with ``registry_clock``.
+    Requests that add the config to an image have ``limits``.
     """
     reader = ClusterReader(client, clock, namespace=settings.namespace)
     planner, gate, events = Planner(reader), RepositoryGate(), BuildEvents(recorder)
@@ -42,7 +41,7 @@ def make_build_controller(
         JobBuilder(client, planner, settings),
         LayerBuilder(
             planner,
-            registry_clock or clock,
+            clock,
             proxies=proxies,
             signing_key=signing_key,
             limits=limits,
