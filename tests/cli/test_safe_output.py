@@ -61,6 +61,7 @@ CONTROLLER_COMMANDS = {
     "rollout": ["status", CANARY],
     "run": ["--enable", "render", "--kubeconfig", CANARY, "--no-leader-election"],
     "status": ["--kubeconfig", CANARY],
+    "trust": ["--signing-key", CANARY, "registry.example.com/os/node"],
 }
 
 

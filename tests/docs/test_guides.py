@@ -24,7 +24,7 @@ from treenail_lab.machine.settings import MachineSettings
 NODES = ("worker-0", "worker-1")
 AGENT_SETTINGS = (
     "[limits]\nretry_first_s = 0.1\nretry_max_s = 0.5\n"
-    "[health]\ndeadline_s = 3\nsettle_s = 0.1\ninterval_s = 0.1\n"
+    "[health]\ndeadline_s = 6\nsettle_s = 0.1\ninterval_s = 0.1\n"
     "failing_s = 0.5\nready_s = 0.5\noutage_s = 0.5\n"
 )
 ALL = sorted(GUIDES.glob("*.md"))

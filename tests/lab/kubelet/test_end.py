@@ -14,12 +14,15 @@ from treenail_lab.lifetime.owner import owner
 
 pytestmark = pytest.mark.integration
 
+# A shell starts its background jobs with SIGINT ignored.
 KUBELET = """
+import signal
 import sys
 from pathlib import Path
 from tests.lab.kubelet.cluster import ContainerCluster
 from treenail_lab.lifetime.owner import owner
 with owner.temporary_directory() as directory, ContainerCluster(directory) as cluster:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     script = "trap '' TERM HUP INT; setsid sleep 600 & echo started; exec sleep 600"
     cluster.create_pod("a", script, {"env": [{"name": "MARKED", "value": sys.argv[1]}]})
     cluster.wait_log("a", "started")
