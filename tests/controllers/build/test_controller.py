@@ -15,9 +15,10 @@ from tests.controllers.build.site import (
     open_site,
 )
 from tests.registry.images import make_client
-from tests.registry.real_registry import PULLER, RegistryService
+from tests.registry.real_registry import PULLER, FaultKind, RegistryFault, RegistryService
 from tests.waiting import wait_until
 from treenail.api.pullspec import parse_pull_spec
+from treenail.builder.images.provenance import read_provenance
 from treenail.builder.images.signatures import verify_image
 from treenail.controllers.install.permissions import BUILD_VERBS, CONTROLLER_VERBS
 from treenail.image.build_reason import BuildReason
@@ -68,6 +69,37 @@ def test_image_is_signed_before_it_is_ready(site: BuildSite) -> None:
     spec = parse_pull_spec(image, where="the test")
     client = make_client(site.registry, PULLER)
     verify_image(client, spec.repository, spec.digest, key.public_key)
+
+
+def test_image_has_one_statement_of_its_provenance(site: BuildSite) -> None:
+    site.add_pool()
+    site.add_image_config(text=CONTAINERFILE)
+    kubelet = Kubelet(site)
+    with site.controller():
+        system = kubelet.succeed(kubelet.wait_pod())
+        spec = parse_pull_spec(site.wait_image(), where="the test")
+    client = make_client(site.registry, PULLER)
+    (statement,) = map(json.loads, read_provenance(client, spec.repository, spec.digest))
+    client.close()
+    assert statement["subject"][0]["digest"] == {"sha256": spec.digest.partition(":")[2]}
+    definition = statement["predicate"]["buildDefinition"]
+    assert definition["externalParameters"]["machineConfig"] == "rendered-worker-0"
+    found = {each["digest"]["sha256"] for each in definition["resolvedDependencies"]}
+    assert found == {each.partition("sha256:")[2] for each in (site.base, system)}
+
+
+def test_provenance_that_cannot_be_attached_fails_no_build(
+    site: BuildSite, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.registry.faults.add(
+        RegistryFault(FaultKind.STATUS, method="GET", path="/referrers/", status=500, times=0)
+    )
+    site.add_pool()
+    site.add_image_config()
+    with site.controller():
+        site.wait_image(limit_s=60)
+    assert site.build_state()[0] == "Succeeded"
+    assert "cannot attach the provenance of the image" in caplog.text
 
 
 def test_containerfile_is_built_by_a_job_and_gets_the_config(site: BuildSite) -> None:

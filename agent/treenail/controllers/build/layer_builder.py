@@ -1,14 +1,17 @@
 """Adds the config to images through registries alone, and checks images."""
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
+from treenail import __version__
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.pullspec import PullSpec, parse_pull_spec
 from treenail.builder.append_config import ImageDestination, append_config
+from treenail.builder.images.provenance import attach_provenance
 from treenail.builder.images.signatures import SigningKey, sign_image
 from treenail.builder.phases.failures import choose_reason
-from treenail.clock import Clock
+from treenail.clock import Clock, format_rfc3339
 from treenail.config.pullsecret import PullSecret
 from treenail.controllers.build.facts import (
     Answer,
@@ -24,12 +27,18 @@ from treenail.errors import ClusterError, TreenailError
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase
 from treenail.image.config_layer import ConfigLayer, make_config_layer
-from treenail.image.push_spec import parse_push_spec
+from treenail.image.labels import POOL
+from treenail.image.oci.provenance import STATEMENT_TYPE, BuildProvenance
+from treenail.image.push_spec import PushSpec, parse_push_spec
 from treenail.registry.client import RegistryClient
 from treenail.registry.images import resolve_image
 from treenail.registry.logins import select_login
+from treenail.registry.names import compute_digest
 from treenail.registry.proxies import ProxySettings
+from treenail.registry.referrers import get_referrers
 from treenail.registry.transport import RegistryLimits, TlsSettings
+
+log = logging.getLogger(__name__)
 
 _MAX_PROBLEMS = 5
 
@@ -165,12 +174,43 @@ class LayerBuilder:
                         BuildPhase.PUSH,
                         lambda: sign_image(pusher, target.repository, appended.digest, key),
                     )
+                self._attach_provenance(pusher, target, appended.digest, question, plan)
         except GateClosed as error:
             raise AttemptFailed(AttemptFailure(BuildReason.REGISTRY_BUSY, str(error))) from error
         finally:
             puller.close()
             pusher.close()
         return target.make_pull_spec(appended.digest)
+
+    def _attach_provenance(
+        self,
+        client: RegistryClient,
+        target: PushSpec,
+        digest: str,
+        question: AppendConfig,
+        plan: BuildPlan,
+    ) -> None:
+        """Attach how the image was built, once. A failure is logged; the image is complete."""
+        wanted, text = plan.wanted, plan.containerfile.encode()
+        provenance = BuildProvenance(
+            name=f"{target.registry}/{target.repository}",
+            digest=digest,
+            materials=tuple(dict.fromkeys((wanted.base_image, question.source))),
+            machine_config=question.config,
+            pool=plan.labels.get(POOL, ""),
+            build=target.tag,
+            content_key=wanted.content_key,
+            containerfile_digest=compute_digest(text) if wanted.needs_job else "",
+            version=__version__,
+            started="",
+            finished=format_rfc3339(self._clock.now()),
+        )
+        try:
+            # The same image may have been pushed before the controller ended.
+            if not get_referrers(client, target.repository, digest, STATEMENT_TYPE):
+                attach_provenance(client, target.repository, provenance)
+        except TreenailError as error:
+            log.warning("%s: cannot attach the provenance of the image: %s", wanted.name, error)
 
     def _connect_source(
         self, source: PullSpec, config: MachineOSConfig, *, is_base: bool

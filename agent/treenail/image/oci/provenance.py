@@ -32,7 +32,7 @@ class BuildProvenance:
     version: str
     """The version of the builder."""
     started: str
-    """RFC 3339."""
+    """RFC 3339; empty if unknown."""
     finished: str
 
 
@@ -62,7 +62,7 @@ def make_statement(provenance: BuildProvenance) -> bytes:
                     "builder": {"id": _BUILDER, "version": {"treenail": provenance.version}},
                     "metadata": {
                         "invocationId": provenance.build,
-                        "startedOn": provenance.started,
+                        **({"startedOn": provenance.started} if provenance.started else {}),
                         "finishedOn": provenance.finished,
                     },
                 },
