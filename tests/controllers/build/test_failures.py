@@ -43,6 +43,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.limit(120)]
 
 LIMITS = RegistryLimits(connect_s=1.0, idle_s=0.3, request_s=1.0)
 STEP_S = 10.0
+STARTED = ("Prepared", "Building")
 OTHER = "unrelated"
 """A MachineOSConfig without a pool. Its events make waiting workers read the moved clock."""
 
@@ -414,7 +415,7 @@ def test_deleted_job_cancels_the_build_until_a_rebuild(
     request_build(site, pool)
     with site.controller(clock=clock):
         kubelet.next_pod()
-        wait_until(lambda: read_state(site, pool)[0] == "Prepared", limit_s=20)
+        wait_until(lambda: read_state(site, pool)[0] in STARTED, limit_s=20)
         (job,) = kubelet.jobs()
         site.client.delete(JOBS, job, namespace=NAMESPACE, propagation="Background")
         wait_state(site, pool, "Interrupted", "Cancelled", 0)
@@ -432,7 +433,7 @@ def test_deleted_config_leaves_no_build_job_or_login(
     request_build(site, pool)
     with site.controller():
         kubelet.next_pod()
-        wait_until(lambda: read_state(site, pool)[0] == "Prepared", limit_s=20)
+        wait_until(lambda: read_state(site, pool)[0] in STARTED, limit_s=20)
         site.client.delete(MACHINEOSCONFIGS, pool)
 
         def list_left() -> list[str]:
