@@ -10,7 +10,7 @@ from treenail.builder.instructions import find_images, find_step_lines
     [
         ("FROM a.io/b:1 AS x\nFROM x\nFROM 0\n", ("a.io/b:1",)),
         ("ARG TAG=1\nFROM a.io/b:${TAG}\nFROM a.io/c:${OTHER:-2}\n", ("a.io/b:1", "a.io/c:2")),
-        ("FROM scratch AS X\nCOPY --from=x /a /b\nCOPY --from=a.io/d:1 /a /b\n", ("a.io/d:1",)),
+        ("FROM scratch AS X\nCOPY --from=X /a /b\nCOPY --from=a.io/d:1 /a /b\n", ("a.io/d:1",)),
         ("FROM scratch\nRUN --mount=type=bind,from=a.io/e:1,target=/e true\n", ("a.io/e:1",)),
         ("FROM --platform=linux/amd64 a.io/b:1\nRUN true --from=no\n", ("a.io/b:1",)),
         ("FROM later\nFROM scratch AS later\n", ("later",)),

@@ -66,7 +66,7 @@ SIGNALS = [
 def test_lab_ended_by_signal_leaves_no_process_and_no_directory(number: signal.Signals) -> None:
     with running_lab() as (process, directory):
         # The lab, the controllers, the bus, systemd and logind, the agent.
-        assert len(find_processes(directory)) >= 5
+        wait_until(lambda: len(find_processes(directory)) >= 5)
         process.send_signal(number)
         if number is signal.SIGINT:
             process.send_signal(number)

@@ -30,7 +30,7 @@ def find_images(text: str) -> tuple[str, ...]:
         is_stage = instruction.keyword == "FROM"
         image = images.get(instruction.line, "")
         for reference in [image] if is_stage else _find_flag_images(instruction):
-            if reference.lower() not in stages:
+            if reference not in stages:
                 found[reference] = None
         if is_stage:
             index = sum(line < instruction.line for line in images)
