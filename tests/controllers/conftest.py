@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,13 @@ import pytest
 
 from tests.contract.client import Cluster
 from tests.controllers.clusters import collection_of
+from tests.controllers.objects import Objects
 from tests.waiting import wait_until
+from treenail.clock import SystemClock
 from treenail.controllers.install import installation
+from treenail.kube.client import Client
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.transport import HttpTransport
 from treenail_lab.apiserver.serving.server import LabServer
 
 KUBECONFIG = os.environ.get("TREENAIL_TEST_KUBECONFIG", "")
@@ -89,3 +95,26 @@ def kubeconfig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]
         return
     with LabServer(tmp_path / "api") as server:
         yield server.admin_kubeconfig
+
+
+@pytest.fixture
+def objects(shared_kubeconfig: Path) -> Iterator[Objects]:
+    """Objects on the lab and on the real cluster."""
+    with _open_objects(shared_kubeconfig) as found:
+        yield found
+
+
+@pytest.fixture(params=[REAL])
+def real_objects(real_kubeconfig: Path) -> Iterator[Objects]:
+    """On the real cluster only: the lab does not evaluate the rules of a kind."""
+    with _open_objects(real_kubeconfig) as found:
+        yield found
+
+
+@contextmanager
+def _open_objects(kubeconfig: Path) -> Iterator[Objects]:
+    transport = HttpTransport(read_kubeconfig(str(kubeconfig)), SystemClock())
+    found = Objects(Client(transport))
+    yield found
+    found.remove()
+    transport.close()

@@ -1,45 +1,20 @@
 """The kinds of image builds, on the lab's API server and on a real one."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.controllers.conftest import REAL
-from tests.controllers.test_kinds import Objects
+from tests.controllers.objects import Objects
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.clock import SystemClock
 from treenail.errors import InvalidError
-from treenail.kube.client import Client, Json
-from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.client import Json
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS
-from treenail.kube.transport import HttpTransport
 
 DIGEST = "@sha256:" + 64 * "a"
 SPEC = "registry.example.com/os:latest"
 EARLY, LATE = "2026-01-31T12:00:00Z", "2026-01-31T12:00:01Z"
 REFERENCE: Json = {"group": "", "resource": "configmaps", "name": "x", "namespace": "builds"}
-
-
-@pytest.fixture
-def objects(shared_kubeconfig: Path) -> Iterator[Objects]:
-    transport = HttpTransport(read_kubeconfig(str(shared_kubeconfig)), SystemClock())
-    found = Objects(Client(transport))
-    yield found
-    found.remove()
-    transport.close()
-
-
-@pytest.fixture(params=[REAL])
-def real_objects(real_kubeconfig: Path) -> Iterator[Objects]:
-    """On the real cluster only: the lab does not evaluate the rules of a kind."""
-    transport = HttpTransport(read_kubeconfig(str(real_kubeconfig)), SystemClock())
-    found = Objects(Client(transport))
-    yield found
-    found.remove()
-    transport.close()
 
 
 def config_spec(objects: Objects, **more: object) -> Json:

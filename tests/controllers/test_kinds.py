@@ -1,14 +1,11 @@
 """The kinds that treenail installs, on the lab's API server and on a real one."""
 
 import re
-import secrets
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.controllers.conftest import REAL
+from tests.controllers.objects import Objects
 from tests.controllers.rollout.test_schema import (
     INVALID_POLICIES,
     MAX_UNAVAILABLE,
@@ -17,11 +14,9 @@ from tests.controllers.rollout.test_schema import (
     VALID_POLICIES,
 )
 from treenail.api.disruptionpolicy import ClusterDisruptionPolicy, RestartPolicyAction
-from treenail.clock import SystemClock
 from treenail.controllers.rollout.policy import ObservedPolicy
-from treenail.errors import InvalidError, NotFoundError
-from treenail.kube.client import Client, Json, PatchType
-from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.errors import InvalidError
+from treenail.kube.client import Json
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
     MACHINECONFIGNODES,
@@ -30,64 +25,6 @@ from treenail.kube.resources import (
     ROLLOUTPOLICIES,
     Resource,
 )
-from treenail.kube.transport import HttpTransport
-
-
-class Objects:
-    """Objects of one test, which all have its name and are deleted at its end."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.name = f"treenail-test-{secrets.token_hex(3)}"
-        self._resources: list[Resource] = []
-
-    def make(self, resource: Resource, **more: object) -> Json:
-        self._resources.append(resource)
-        return self.client.create(resource, self.document(resource, **more))
-
-    def apply(self, resource: Resource, **more: object) -> Json:
-        self._resources.append(resource)
-        body = self.document(resource, **more)
-        return self.client.patch(resource, self.name, body, PatchType.APPLY)
-
-    def write_status(self, resource: Resource, status: object) -> Json:
-        body: Json = {"status": status}  # type: ignore[dict-item]  # JSON
-        return self.client.patch(resource, self.name, body, subresource="status")
-
-    def document(self, resource: Resource, **more: object) -> Json:
-        found: dict[str, Any] = {
-            "apiVersion": resource.api_version,
-            "kind": resource.kind,
-            "metadata": {"name": self.name},
-            **more,
-        }
-        return found
-
-    def remove(self) -> None:
-        for resource in dict.fromkeys(self._resources):
-            try:
-                self.client.delete(resource, self.name)
-            except NotFoundError:
-                continue
-
-
-@pytest.fixture
-def objects(shared_kubeconfig: Path) -> Iterator[Objects]:
-    transport = HttpTransport(read_kubeconfig(str(shared_kubeconfig)), SystemClock())
-    found = Objects(Client(transport))
-    yield found
-    found.remove()
-    transport.close()
-
-
-@pytest.fixture(params=[REAL])
-def real_objects(real_kubeconfig: Path) -> Iterator[Objects]:
-    """On the real cluster only: the lab does not evaluate the rules of a kind."""
-    transport = HttpTransport(read_kubeconfig(str(real_kubeconfig)), SystemClock())
-    found = Objects(Client(transport))
-    yield found
-    found.remove()
-    transport.close()
 
 
 @pytest.mark.parametrize(

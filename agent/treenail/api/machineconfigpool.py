@@ -82,7 +82,7 @@ class MachineConfigPool:
 
     @property
     def is_deleting(self) -> bool:
-        return self.metadata.others.get("deletionTimestamp") is not None
+        return self.metadata.is_deleting
 
     @classmethod
     def from_json(cls, document: object) -> "MachineConfigPool":

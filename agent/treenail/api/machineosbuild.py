@@ -56,12 +56,12 @@ class MachineOSBuild:
 
     @property
     def is_deleting(self) -> bool:
-        return self.metadata.others.get("deletionTimestamp") is not None
+        return self.metadata.is_deleting
 
     @property
     def created(self) -> str:
         """Creation time in RFC 3339, to order the objects."""
-        return str(self.metadata.others.get("creationTimestamp", ""))
+        return self.metadata.created
 
     @property
     def state(self) -> BuildState:

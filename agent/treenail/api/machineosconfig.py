@@ -79,12 +79,12 @@ class MachineOSConfig:
 
     @property
     def is_deleting(self) -> bool:
-        return self.metadata.others.get("deletionTimestamp") is not None
+        return self.metadata.is_deleting
 
     @property
     def created(self) -> str:
         """Creation time in RFC 3339, to order the objects."""
-        return str(self.metadata.others.get("creationTimestamp", ""))
+        return self.metadata.created
 
     @property
     def current_build(self) -> str:

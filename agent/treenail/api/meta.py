@@ -52,6 +52,15 @@ class ObjectMeta:
     owner_references: tuple[OwnerReference, ...] = ()
     others: Json = field(default_factory=dict, repr=False)
 
+    @property
+    def is_deleting(self) -> bool:
+        return self.others.get("deletionTimestamp") is not None
+
+    @property
+    def created(self) -> str:
+        """Creation time in RFC 3339, to order objects; empty for an object of a file."""
+        return str(self.others.get("creationTimestamp") or "")
+
     @classmethod
     def from_fields(cls, fields: Fields) -> "ObjectMeta":
         return cls(

@@ -49,7 +49,7 @@ class JobStatus:
                 uncounted.get_list("succeeded") or uncounted.get_list("failed")
             ),
             conditions=status.map_objects("conditions", Condition.from_fields),
-            is_deleting=metadata.others.get("deletionTimestamp") is not None,
+            is_deleting=metadata.is_deleting,
         )
 
     def find_condition(self, kind: str) -> Condition | None:

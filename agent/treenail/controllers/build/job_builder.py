@@ -62,7 +62,7 @@ class JobBuilder:
         """Add an owner, so that the Job stays as long as one of its builds does."""
         document = self._client.get(JOBS, job.name, namespace=self._settings.namespace)
         meta = ObjectMeta.from_fields(Fields.from_json(document, "Job").get_object("metadata"))
-        if meta.uid != job.uid or meta.others.get("deletionTimestamp") is not None:
+        if meta.uid != job.uid or meta.is_deleting:
             raise ConflictError(f"Job {job.name} was deleted meanwhile")
         if any(each.uid == build.metadata.uid for each in meta.owner_references):
             return

@@ -121,7 +121,7 @@ class ObservedPod:
             failure=None if failure is None else replace(failure, seconds=seconds),
             digest=next((each.digest for each in results if each.phase is BuildPhase.PUSH), ""),
             seconds=seconds,
-            created=str(meta.others.get("creationTimestamp", "")),
+            created=meta.created,
         )
 
 

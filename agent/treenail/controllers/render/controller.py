@@ -81,7 +81,7 @@ class ObservedConfig:
         """Sort key: oldest first, and within a second by resourceVersion."""
         meta = self.config.metadata
         version = int(meta.resource_version) if meta.resource_version.isdigit() else 0
-        return str(meta.others.get("creationTimestamp", "")), version, meta.name
+        return meta.created, version, meta.name
 
 
 class RenderController:

@@ -108,11 +108,10 @@ class NodeFacts:
         ready_changed_at = parse_rfc3339(changed[0]) if changed else None
         is_healthy = all(map(_is_healthy, conditions))
         started_at = parse_rfc3339(annotations.get(STARTED_AT))
-        created = meta.others.get("creationTimestamp")
         return cls(
             name=meta.name,
             labels=meta.labels,
-            created_at=created if isinstance(created, str) else "",
+            created_at=meta.created,
             is_healthy=is_healthy,
             pressure=_describe_pressure(conditions),
             ready_changed_at=ready_changed_at,
