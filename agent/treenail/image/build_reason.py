@@ -86,8 +86,8 @@ REMEDIES: dict[BuildReason, str] = {
         "treenail-controller build -f DIR --local"
     ),
     BuildReason.BASE_NOT_FOUND: (
-        "set osImageURL to an image that exists in the registry; check it with: "
-        "skopeo inspect docker://IMAGE"
+        "name an image that exists in osImageURL, in the annotation treenail.io/base-image or in "
+        "FROM; check it with: skopeo inspect docker://IMAGE"
     ),
     BuildReason.BASE_LOGIN_REFUSED: (
         "correct the login for the base image's registry in the Secret that "

@@ -140,6 +140,22 @@ def test_build_with_wrong_arguments_names_the_remedy(
     assert message in capsys.readouterr().err
 
 
+def test_build_without_the_pool_says_how_to_add_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = f"registry.example.com/os/base@{DIGEST}"
+    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base) / "all.json"
+    documents = json.loads(manifests.read_text())
+    documents["items"] = [
+        each for each in documents["items"] if each["kind"] != "MachineConfigPool"
+    ]
+    manifests.write_text(json.dumps(documents))
+    assert main(["build", "-f", str(manifests)]) == 64
+    shown = capsys.readouterr().err
+    assert "the input has no MachineConfigPool worker, found: none" in shown
+    assert "kubectl get machineconfigpool worker -o yaml" in shown
+
+
 def test_build_of_a_wrong_containerfile_names_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -116,6 +116,14 @@ def _plan_build(
     planner: Planner,
     architecture: str,
 ) -> OfflineBuild:
+    if config.pool not in found.pools:
+        known = ", ".join(sorted(found.pools)) or "none"
+        raise UsageError(
+            f"cannot plan the build of MachineOSConfig {config.name}: the input has no "
+            f"MachineConfigPool {config.pool}, found: {known}",
+            remedy=f"add it with: kubectl get machineconfigpool {config.pool} -o yaml | "
+            "treenail-controller build -f DIR -f -",
+        )
     configs, errors = offline.render_pools(found, config.pool)
     if errors:
         raise errors[0]

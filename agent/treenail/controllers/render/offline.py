@@ -61,9 +61,10 @@ def render_pools(
     than one ControllerConfig.
     """
     if only is not None and only not in found.pools:
-        known = ", ".join(sorted(found.pools)) or "none"
+        known = ", ".join(sorted(found.pools))
         raise UsageError(
-            f"cannot render MachineConfigPool {only}: the input contains only: {known}"
+            f"cannot render MachineConfigPool {only}: the input contains "
+            + (f"only: {known}" if known else "no MachineConfigPool")
         )
     if not found.pools:
         raise ConfigError("cannot render: the input contains no MachineConfigPool")
