@@ -330,13 +330,14 @@ def make_build_controller(
     signing_key: SigningKey | None = None,
     clock: Clock = CLOCK,
     limits: RegistryLimits | None = None,
+    metrics: ControllerMetrics | None = None,
 ) -> BuildController:
     """Make a build controller whose Jobs are in a namespace."""
     return assembly.make_build_controller(
         client,
         clock,
         recorder,
-        ControllerMetrics(),
+        metrics or ControllerMetrics(),
         JobSettings(namespace=namespace),
         signing_key=signing_key,
         limits=limits,

@@ -315,6 +315,7 @@ class BuildSite:
         signing_key: SigningKey | None = None,
         clock: Clock = CLOCK,
         limits: RegistryLimits | None = None,
+        metrics: ControllerMetrics | None = None,
     ) -> Iterator[MortalTransport]:
         """Run the build controller as the only leader."""
         http = HttpTransport(read_kubeconfig(str(self.kubeconfig)), CLOCK, max_kept=16)
@@ -329,6 +330,7 @@ class BuildSite:
             signing_key=signing_key,
             clock=CLOCK if clock is CLOCK else RegistryClock(clock),
             limits=limits,
+            metrics=metrics,
         )
         runtime = ControllerRuntime(
             [ControllerSettings(controller, first_retry_s=0.05, max_retry_s=0.5)],

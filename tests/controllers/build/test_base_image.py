@@ -9,10 +9,8 @@ from treenail.api import annotations as key
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import parse_rfc3339
 from treenail.controllers.build.base_image import (
-    CHECK_INTERVAL_S,
     BaseDecision,
     BaseFacts,
-    BaseRecord,
     decide_base,
     decode_base_record,
     encode_base_record,
@@ -27,6 +25,8 @@ from treenail.controllers.build.facts import (
     Question,
     ResolveBase,
 )
+from treenail.controllers.image_tags.decide import CHECK_INTERVAL_S
+from treenail.controllers.image_tags.record import TagRecord
 from treenail.errors import ConfigError
 from treenail.image.build_reason import BuildReason
 
@@ -46,7 +46,7 @@ class Site:
     image: str = IMAGES[0]
     """What the tag stands for; empty for no such tag."""
     failure: BuildReason | None = None
-    record: BaseRecord | None = None
+    record: TagRecord | None = None
     rebuild: bool = False
     tag: str = TAG
     answers: dict[Question, Answer] = field(default_factory=dict)
@@ -238,7 +238,7 @@ def make_config(**notes: str) -> MachineOSConfig:
 
 
 def test_record_replaces_the_tag_that_it_was_made_of() -> None:
-    record = encode_base_record(BaseRecord(TAG, IMAGES[0], "2026-01-01T00:00:00Z"))
+    record = encode_base_record(TagRecord(TAG, IMAGES[0], "2026-01-01T00:00:00Z"))
     assert pin_base_image(make_config(base_image=TAG, resolved_base=record)).base_image == IMAGES[0]
     other = make_config(base_image=f"{TAG}-2", resolved_base=record)
     assert pin_base_image(other).base_image == f"{TAG}-2"

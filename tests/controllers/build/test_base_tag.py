@@ -6,11 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.controllers.build.site import BuildSite, MortalTransport, open_site
+from tests.controllers.build.site import (
+    BuildSite,
+    Json,
+    MortalTransport,
+    MovableClock,
+    open_site,
+)
 from tests.registry.images import make_client
 from tests.registry.real_registry import RegistryService
 from tests.waiting import wait_until
 from treenail.api.pullspec import parse_pull_spec
+from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.kube.resources import EVENTS, MACHINEOSCONFIGS
 from treenail.registry.images import resolve_image
 
 pytestmark = [pytest.mark.integration, pytest.mark.limit(120)]
@@ -58,6 +66,11 @@ def record(site: BuildSite) -> dict[str, str]:
     return found
 
 
+def find_events(site: BuildSite, reason: str) -> list[str]:
+    found = site.client.list(EVENTS, namespace="default").items
+    return [str(each["message"]) for each in found if each.get("reason") == reason]
+
+
 def test_tag_is_resolved_once_until_a_rebuild_is_requested(site: BuildSite) -> None:
     first = site.move_tag("once", "1")
     tag = add_tagged(site, "once")
@@ -84,20 +97,43 @@ def test_tag_is_resolved_once_until_a_rebuild_is_requested(site: BuildSite) -> N
 
 
 def test_new_digest_of_a_tag_is_built_within_the_window(site: BuildSite) -> None:
-    site.move_tag("watched", "1")
-    add_tagged(site, "watched", rebuild_schedule=ALWAYS)
+    first = site.move_tag("watched", "1")
+    tag = add_tagged(site, "watched", rebuild_schedule=ALWAYS)
     with site.controller():
         image = site.wait_image()
     second = site.move_tag("watched", "2")
     # A controller that starts asks once, then every quarter of an hour.
-    with site.controller():
+    metrics = ControllerMetrics()
+    with site.controller(metrics=metrics):
         later = site.wait_image(but=image)
+        wait_until(lambda: find_events(site, "ImageTagMoved"))
     assert read_base(site, later) == second
+    assert find_events(site, "ImageTagMoved") == [f"{tag} moved from {first} to {second}"]
+    name = "treenail_controller_base_image_tag_changes_total"
+    line = f'{name}{{pool="worker",reason="ImageTagMoved"}} 1.0'
+    assert line in metrics.render_text().splitlines()
     site.move_tag("watched", "1")
     with site.controller():
         wait_until(lambda: site.condition("BaseImageResolved")[1] == "TagMovedBack", limit_s=20)
+        wait_until(lambda: find_events(site, "TagMovedBack"))
         assert site.image() == later
         assert site.condition("ImageReady")[0] == "True"
+
+
+def test_changed_login_resolves_the_tag_at_once(site: BuildSite) -> None:
+    site.move_tag("private", "1")
+    site.put_secret("global-pull-secret-copy", host="other.example.com")
+    add_tagged(site, "private")
+    clock = MovableClock()
+    with site.controller(clock=clock):
+        wait_until(lambda: site.condition("BaseImageResolved")[0] == "False", limit_s=20)
+        assert site.condition("BaseImageResolved")[1] == "BaseLoginRefused"
+        site.put_secret("global-pull-secret-copy")
+        # Less than the minute until the registry is asked again.
+        clock.move(31)
+        note: Json = {"metadata": {"annotations": {"example.com/now": "later"}}}
+        site.client.patch(MACHINEOSCONFIGS, "worker", note)
+        site.wait_image()
 
 
 def test_tag_that_does_not_exist_is_a_condition_and_no_build(site: BuildSite) -> None:

@@ -1,6 +1,7 @@
 """Reads what builds need and no informer caches: Secrets, ConfigMaps, rendered configs, CAs."""
 
 import base64
+import hashlib
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -96,6 +97,20 @@ class ClusterReader:
             return self.read_login(GLOBAL_PULL_SECRET)
         content = self.read_trust().pull_secret
         return parse_pull_secret(content, where="internalRegistryPullSecret")
+
+    def compute_access_version(self, name: str) -> str:
+        """Return a text that changes with the login for base images, and with the CAs."""
+        trust = self.read_trust()
+        secret = self.find_object(SECRETS, name or GLOBAL_PULL_SECRET)
+        meta = Fields.from_json(secret or {}, "Secret").get_object("metadata")
+        parts = (
+            meta.get_text("uid"),
+            meta.get_text("resourceVersion"),
+            hashlib.sha256(trust.pull_secret).hexdigest(),
+            *sorted(trust.registry_cas.values()),
+            trust.bundle,
+        )
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     def read_rendered_facts(self, name: str) -> RenderedFacts:
         """Read a rendered config once; its name contains the hash of its content."""

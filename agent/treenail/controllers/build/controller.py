@@ -24,6 +24,7 @@ from treenail.controllers.build.actions import (
 from treenail.controllers.build.base_image import (
     BaseDecision,
     decide_base,
+    decode_base_record,
     encode_base_record,
     make_base_facts,
 )
@@ -52,6 +53,8 @@ from treenail.controllers.build.planning import BuildPlan, BuildPlanner, BuildRe
 from treenail.controllers.build.pruner import ImagePruner
 from treenail.controllers.build.views import BuildViews
 from treenail.controllers.build.writer import BuildWriter, CachedObjects
+from treenail.controllers.image_tags.record import find_tag_change
+from treenail.controllers.image_tags.tag_metrics import TagMetrics
 from treenail.controllers.rollout.gates.os_image import find_pool_owner
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
@@ -111,6 +114,7 @@ class BuildController:
         )
         self._views = BuildViews(namespace)
         self._metrics = None if metrics is None else BuildMetrics(metrics, self._read_objects)
+        self._tag_metrics = None if metrics is None else TagMetrics(metrics, "base_image")
         self._facts: dict[str, tuple[str, BuildFacts]] = {}
         self._desk: RegistryDesk
 
@@ -130,8 +134,7 @@ class BuildController:
                 return None
             base = self._decide_base(found)
             if base.write is not None or base.drops_record:
-                text = "" if base.write is None else encode_base_record(base.write)
-                self._writer.record_base(found.config, text)
+                self._record_base(found.config, base)
                 continue
             if base.is_waiting:
                 return None
@@ -185,7 +188,9 @@ class BuildController:
             facts = make_base_facts(config)
         except ConfigError as error:
             return BaseDecision(problem=BuildProblem(InputReason.ANNOTATION_INVALID, str(error)))
-        base = decide_base(facts, self._desk.get_answers(config.name), self._clock.now())
+        planner, answers = self._parts.planner, self._desk.get_answers(config.name)
+        login = planner.compute_base_access_version(config) if facts.is_unresolved else ""
+        base = decide_base(facts, answers, self._clock.now(), login=login)
         if (question := base.question) is not None:
             architecture = choose_architecture(self._views.find_architectures(config.pool))
             self._desk.ask(
@@ -194,6 +199,18 @@ class BuildController:
                 lambda: self._parts.layers.resolve_base(question, architecture, config),
             )
         return base
+
+    def _record_base(self, config: MachineOSConfig, base: BaseDecision) -> None:
+        """Store the decision, then report what changed for users."""
+        text = "" if base.write is None else encode_base_record(base.write)
+        self._writer.record_base(config, text)
+        before = config.metadata.annotations.get(key.RESOLVED_BASE, "")
+        change = find_tag_change(decode_base_record(before), base.write)
+        if change is None:
+            return
+        self._parts.events.record_tag_change(config, change)
+        if self._tag_metrics is not None:
+            self._tag_metrics.record_change(change, config.pool)
 
     def _observe(
         self, found: CachedObjects, base: BaseDecision

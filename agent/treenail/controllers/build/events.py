@@ -3,6 +3,7 @@
 from treenail.api.machineosbuild import API_VERSION, KIND, BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.controllers.build.actions import SetBuildStatus
+from treenail.controllers.image_tags.record import TagChange
 from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.resources import MACHINEOSCONFIGS
 
@@ -19,6 +20,16 @@ class BuildEvents:
             MACHINEOSCONFIGS.kind, config.name, config.metadata.uid, api_version=API_VERSION
         )
         self._recorder.record_warning(owner, "ImagesNotPruned", message)
+
+    def record_tag_change(self, config: MachineOSConfig, change: TagChange) -> None:
+        """Record that the tag of the base image moved, or is not followed."""
+        owner = ObjectReference(
+            MACHINEOSCONFIGS.kind, config.name, config.metadata.uid, api_version=API_VERSION
+        )
+        if change.is_warning:
+            self._recorder.record_warning(owner, change.reason, change.message)
+        else:
+            self._recorder.record_normal(owner, change.reason, change.message)
 
     def record_status(
         self, action: SetBuildStatus, before: MachineOSBuild, config: MachineOSConfig

@@ -219,6 +219,8 @@ class ResolveBase:
     revision: int = 0
     """Another number asks again."""
     is_for_rebuild: bool = False
+    login: str = ""
+    """Version of the login, while no image is known: a changed one asks again."""
 
     @property
     def build(self) -> str:

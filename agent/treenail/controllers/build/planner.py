@@ -157,6 +157,10 @@ class Planner:
         """Read the login for the base image."""
         return self._reader.read_base_login(config.base_pull_secret)
 
+    def compute_base_access_version(self, config: MachineOSConfig) -> str:
+        """Return a text that changes with the login for the base image."""
+        return self._reader.compute_access_version(config.base_pull_secret)
+
     def read_ca(self, registry: str) -> str:
         """Return the CAs of a registry."""
         trust = self._reader.read_trust()

@@ -72,6 +72,9 @@ class BuildPlanner(Protocol):
     def read_base_login(self, config: MachineOSConfig) -> PullSecret:
         """Read the login for the base image; raise `CredentialError` or `ClusterError`."""
 
+    def compute_base_access_version(self, config: MachineOSConfig) -> str:
+        """Return a text that changes with the login for the base image; raise `ClusterError`."""
+
     def read_ca(self, registry: str) -> str:
         """Return the CAs of a registry beside those of the system, in PEM."""
 
