@@ -30,11 +30,11 @@ def compute_build_name(
         "OSImageURL": "",
         "ReleaseVersion": rendered.metadata.annotations.get(key.RELEASE_VERSION, ""),
     }
-    return f"{config.name}-{digest(pool.configuration.document, _complete_spec(config), images)}"
+    return f"{config.name}-{digest(pool.configuration.document, complete_spec(config), images)}"
 
 
-def _complete_spec(config: MachineOSConfig) -> Json:
-    """Return the spec as Go encodes the object of the API server."""
+def complete_spec(config: MachineOSConfig) -> Json:
+    """Return the spec as Go encodes the object of the API server, also of an object of a file."""
     # Go encodes a list that is not set as null, and the API server drops the null.
     files = config.spec.get("containerFile")
     if isinstance(files, list):

@@ -33,8 +33,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--filename",
         metavar="FILE",
         action="append",
-        help="plan the MachineConfigs, MachineConfigPools or ControllerConfig in this file, this "
-        "directory, or - for the standard input; repeatable",
+        help="plan the MachineConfigs, MachineConfigPools, MachineOSConfigs or ControllerConfig in "
+        "this file, this directory, or - for the standard input; repeatable",
     )
     parser.add_argument(
         "--live", action="store_true", help="plan the changes that the cluster requests already"
@@ -60,6 +60,14 @@ def print_plan(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"cannot plan: MachineConfigPool {arguments.pool} does not exist, found: {known}"
         )
+    for name, found_config in sorted(documents.image_configs.items()):
+        if found_config.pool not in after.pools:
+            known = ", ".join(sorted(after.pools)) or "none"
+            raise UsageError(
+                f"cannot plan: MachineOSConfig {name} names MachineConfigPool "
+                f"{found_config.pool!r:.260}, which does not exist, found: {known}",
+                remedy="correct spec.machineConfigPool.name, or name the pool with -f, too",
+            )
     plans = plan.plan_pools(after, now=SystemClock().now(), only=arguments.pool)
     print_output(
         arguments.output,

@@ -52,10 +52,12 @@ def plan_change(
     *,
     nodes: tuple[str, ...],
     writes_image_files: bool = False,
+    image_source: str = "",
 ) -> NodeChange:
     """Compute the change of these nodes.
 
     ``writes_image_files``: in image mode the agents write the files that the image lacks.
+    ``image_source`` names what requests the image of ``after``, if it has one.
     """
     for name, config in ((before.config, old), (after.config, new)):
         if config is None:
@@ -77,7 +79,6 @@ def plan_change(
             drop_provided(was, former | provided), drop_provided(will_be, provided)
         )
         cost = compute_disruption(found, policy)
-        image_source = "spec.osImage of the pool" if after.image else ""
         because = ConfigSources(found, old, new, image_source=image_source).find_cause
     except ConfigError as error:
         return NodeChange(nodes, before, unknown_reason=str(error))

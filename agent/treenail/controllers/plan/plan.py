@@ -15,7 +15,12 @@ from treenail.api.meta import ObjectMeta
 from treenail.config.reconcilable import find_read_only_paths
 from treenail.controllers.plan.budgets import BlockingBudget
 from treenail.controllers.plan.change import NodeChange, plan_change
-from treenail.controllers.plan.planned_build import PlannedBuild, plan_pool_build
+from treenail.controllers.plan.planned_build import (
+    PlannedBuild,
+    PoolBuildInput,
+    apply_image_config,
+    plan_pool_build,
+)
 from treenail.controllers.render.offline import InputManifests
 from treenail.controllers.render.render import ControllerConfig, is_rendered, render_pool
 from treenail.controllers.rollout import progress, select
@@ -35,6 +40,8 @@ from treenail.errors import ConfigError
 
 NODE_WITHOUT_DRAIN_S = 60.0
 """Assumed duration of an update without a drain."""
+ARCHITECTURE_LABEL = "kubernetes.io/arch"
+"""Label of Nodes, which each kubelet sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +104,17 @@ def apply_manifests(before: PlanInput, documents: InputManifests) -> PlanInput:
     cluster = next(iter(documents.controller_configs.values()), before.controller_config)
     configs = {**before.configs, **documents.configs}
     policies = {**before.policies, **documents.policies}
+    applied = {
+        name: apply_image_config(before.image_configs.get(name), found)
+        for name, found in documents.image_configs.items()
+    }
     return replace(
-        before, pools=pools, configs=configs, controller_config=cluster, policies=policies
+        before,
+        pools=pools,
+        configs=configs,
+        controller_config=cluster,
+        policies=policies,
+        image_configs={**before.image_configs, **applied},
     )
 
 
@@ -128,16 +144,31 @@ def _plan_pool(
         raise observed.error
     pool, config, sources = _render_target(snapshot, observed.pool)
     check_supported_fields(pool)
-    target, build = plan_pool_build(
-        pool, snapshot.image_configs.values(), snapshot.image_builds.values()
+    image = plan_pool_build(
+        PoolBuildInput(
+            pool,
+            config,
+            frozenset(found for node in nodes if (found := node.labels.get(ARCHITECTURE_LABEL))),
+            snapshot.configs,
+            tuple(snapshot.image_configs.values()),
+            tuple(snapshot.image_builds.values()),
+        )
     )
+    target, build = image.target, image.build
     policy = find_policy(pool, snapshot.policies)
     limit = compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
     limit = limit_to_quorum(limit, nodes)
     outdated = [node for node in nodes if not node.is_updated_to(target)]
     writes_files = pool.image_files is PoolImageFiles.WRITE
     changes = tuple(
-        _plan_changes(snapshot, outdated, target, config, writes_image_files=writes_files)
+        _plan_changes(
+            snapshot,
+            outdated,
+            target,
+            config,
+            writes_image_files=writes_files,
+            image_source=image.source,
+        )
     )
     is_written = not target.image or writes_files
     batches = tuple(_plan_batches(outdated, nodes, target, policy, limit))
@@ -160,9 +191,12 @@ def _plan_pool(
         duration_s=None if rollout_s is None else rollout_s + build_s,
         build=build,
         waiting_reason=_find_waiting_reason(pool, policy, now) if outdated else "",
-        problems=tuple(
-            f"{each.reason} ({each.place}); {each.remedy}"
-            for each in (find_read_only_paths(config) if config and is_written else ())
+        problems=(
+            *image.problems,
+            *(
+                f"{each.reason} ({each.place}); {each.remedy}"
+                for each in (find_read_only_paths(config) if config and is_written else ())
+            ),
         ),
         budgets=tuple(
             budget
@@ -193,6 +227,7 @@ def _plan_changes(
     config: MachineConfig | None,
     *,
     writes_image_files: bool,
+    image_source: str,
 ) -> Iterator[NodeChange]:
     groups: dict[RolloutTarget, list[str]] = {}
     for node in outdated:
@@ -208,6 +243,7 @@ def _plan_changes(
             snapshot.disruption_policy,
             nodes=tuple(names),
             writes_image_files=writes_image_files,
+            image_source=image_source,
         )
 
 

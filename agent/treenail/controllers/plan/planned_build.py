@@ -1,19 +1,41 @@
 """The image build that a pool needs before its nodes can move: a step of the plan."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
+from treenail.api import annotations as key
+from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import parse_rfc3339
-from treenail.controllers.rollout.gates.os_image import find_pool_build, read_pool_image
+from treenail.controllers.build.base_image import is_tag, pin_base_image
+from treenail.controllers.build.planner import DEFAULT_ARCHITECTURE
+from treenail.controllers.rollout.gates.os_image import (
+    GateBlocked,
+    PoolBuild,
+    decide_pool_image,
+    find_pool_build,
+    read_pool_image,
+)
 from treenail.controllers.rollout.nodes import RolloutTarget
+from treenail.image.build_name import complete_spec, compute_build_name
+from treenail.image.inputs.build_inputs import BuildInputs
+from treenail.image.inputs.check_config import (
+    find_architecture_findings,
+    find_config_findings,
+    find_pool_findings,
+)
+from treenail.image.inputs.check_objects import find_rendered_findings
 
 UNBUILT_IMAGE = "(built first)"
 """In place of the pull spec of an image that does not exist yet."""
 ASSUMED_BUILD_S = 300.0
-"""Assumed duration of the first build of a pool."""
+"""Assumed duration of the first build of a pool with a Job."""
+ASSUMED_LAYER_S = 5.0
+"""Assumed duration of the first build without a Job."""
+_BUILT_AGAIN_BY = (key.BUILD_SEES_CONFIG, key.BUILD_CONTEXT)
+"""Annotations that change the image of a build and not its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,36 +46,151 @@ class PlannedBuild:
     duration_s: float
     last_build: str = ""
     """The build whose duration is assumed; empty before the first one."""
+    needs_job: bool = True
+    """False if only the layer with the config is new."""
+    name: str = ""
+    """Name of the MachineOSBuild; empty while the tag of its base is not resolved."""
 
 
-def plan_pool_build(
-    pool: MachineConfigPool,
-    configs: Iterable[MachineOSConfig],
-    builds: Iterable[MachineOSBuild],
-) -> tuple[RolloutTarget, PlannedBuild | None]:
+@dataclass(frozen=True, slots=True)
+class PoolBuildInput:
+    """A pool and what decides about its image."""
+
+    pool: MachineConfigPool
+    rendered: MachineConfig | None
+    """The rendered config of the pool; None if it does not exist."""
+    architectures: frozenset[str]
+    """Those of the pool's nodes."""
+    configs: Mapping[str, MachineConfig]
+    """Rendered configs of earlier builds, among others."""
+    image_configs: tuple[MachineOSConfig, ...]
+    builds: tuple[MachineOSBuild, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolImagePlan:
+    """The pool's target, the build that it needs, and what prevents that build."""
+
+    target: RolloutTarget
+    build: PlannedBuild | None = None
+    problems: tuple[str, ...] = ()
+    source: str = ""
+    """What requests the image, for users; empty if the target has none."""
+
+
+def apply_image_config(known: MachineOSConfig | None, wanted: MachineOSConfig) -> MachineOSConfig:
+    """Return the MachineOSConfig after ``kubectl apply``; its status stays if nothing changes."""
+    if known is None:
+        return wanted
+    notes = dict(known.metadata.annotations) | dict(wanted.metadata.annotations)
+    if any(notes.get(name) != known.metadata.annotations.get(name) for name in _BUILT_AGAIN_BY):
+        notes[key.REBUILD] = ""
+    metadata = replace(known.metadata, annotations=notes)
+    is_same = complete_spec(known) == complete_spec(wanted)
+    if is_same and notes.get(key.BASE_IMAGE) == known.metadata.annotations.get(key.BASE_IMAGE):
+        return replace(known, metadata=metadata)
+    return replace(wanted, metadata=metadata, pull_spec="", conditions=(), status={})
+
+
+def plan_pool_build(facts: PoolBuildInput) -> PoolImagePlan:
     """Return the pool's target, and the build that it needs; raise `ConfigError`."""
-    builds = tuple(builds)
-    found = find_pool_build(pool, configs, builds)
+    found = find_pool_build(facts.pool, facts.image_configs, facts.builds)
     if found.config is None:
-        return read_pool_image(pool).target, None
-    name, build = pool.configuration.name, found.build
-    is_built = build is not None and build.state is BuildState.SUCCEEDED
-    if is_built and build is not None and build.pull_spec == found.config.pull_spec:
-        return RolloutTarget(name, build.pull_spec), None
-    last = max(
+        target = read_pool_image(facts.pool).target
+        return PoolImagePlan(target, source="spec.osImage of the pool" if target.image else "")
+    name = facts.pool.configuration.name
+    config = pin_base_image(found.config)
+    source = f"MachineOSConfig {config.name}"
+    problems = tuple(dict.fromkeys(_find_problems(facts, found, config)))
+    if problems:
+        return PoolImagePlan(RolloutTarget(name, UNBUILT_IMAGE), problems=problems, source=source)
+    build_name = _compute_name(facts, config)
+    build = found.build
+    if not config.pull_spec:
+        # A user may revert a change: the build of these inputs exists then.
+        build = next((each for each in facts.builds if each.name == build_name), None)
+    if build is not None and _is_current(build, config):
+        return PoolImagePlan(RolloutTarget(name, build.pull_spec), source=source)
+    planned = replace(_estimate_build(facts, config), name=build_name)
+    return PoolImagePlan(RolloutTarget(name, UNBUILT_IMAGE), planned, source=source)
+
+
+def _find_problems(
+    facts: PoolBuildInput, found: PoolBuild, config: MachineOSConfig
+) -> Iterator[str]:
+    for each in facts.image_configs:
+        if each.pool == facts.pool.name and _is_unanswered(each):
+            for finding in (
+                *find_config_findings(each),
+                *find_pool_findings(each, facts.pool, found.config),
+                *find_architecture_findings(each, facts.architectures),
+            ):
+                yield f"MachineOSConfig {each.name}: {finding}"
+    if _is_unanswered(config) and facts.rendered is not None and not is_tag(config.base_image):
+        yield from map(str, find_rendered_findings(facts.rendered, base_image=config.base_image))
+    verdict = decide_pool_image(facts.pool, found)
+    if isinstance(verdict, GateBlocked):
+        yield verdict.reason
+
+
+def _is_unanswered(config: MachineOSConfig) -> bool:
+    """Whether no build controller has accepted or refused the object as it is."""
+    return not config.conditions and not config.pull_spec
+
+
+def _is_current(build: MachineOSBuild, config: MachineOSConfig) -> bool:
+    """Whether the build has made the image that the MachineOSConfig requests."""
+    return (
+        build.state is BuildState.SUCCEEDED
+        and not config.needs_rebuild
+        and build.pull_spec == (config.pull_spec or build.pull_spec)
+    )
+
+
+def _compute_name(facts: PoolBuildInput, config: MachineOSConfig) -> str:
+    if facts.rendered is None or is_tag(config.base_image):
+        return ""
+    return compute_build_name(config, facts.pool, facts.rendered)
+
+
+def _estimate_build(facts: PoolBuildInput, config: MachineOSConfig) -> PlannedBuild:
+    succeeded = sorted(
         (
             each
-            for each in builds
-            if each.image_config == found.config.name and each.state is BuildState.SUCCEEDED
+            for each in facts.builds
+            if each.image_config == config.name and each.state is BuildState.SUCCEEDED
         ),
         key=lambda each: each.end,
-        default=None,
+        reverse=True,
     )
-    planned = PlannedBuild(found.config.name, _measure_s(last), last.name if last else "")
-    return RolloutTarget(name, UNBUILT_IMAGE), planned
+    needs_job = _needs_job(facts, config, succeeded[0] if succeeded else None)
+    last = next((each for each in succeeded if bool(each.job) == needs_job), None)
+    assumed_s = ASSUMED_BUILD_S if needs_job else ASSUMED_LAYER_S
+    if last is None or (seconds := _measure_s(last)) is None:
+        return PlannedBuild(config.name, assumed_s, needs_job=needs_job)
+    return PlannedBuild(config.name, seconds, last.name, needs_job)
 
 
-def _measure_s(build: MachineOSBuild | None) -> float:
-    began = None if build is None else parse_rfc3339(build.start)
-    ended = None if build is None else parse_rfc3339(build.end)
-    return ASSUMED_BUILD_S if began is None or ended is None else max(ended - began, 0.0)
+def _needs_job(facts: PoolBuildInput, config: MachineOSConfig, last: MachineOSBuild | None) -> bool:
+    """Whether the system part must be built; that of the last build serves the same inputs."""
+    if facts.rendered is None:
+        return True
+    wanted = _list_inputs(facts, config, facts.rendered)
+    if not any(each.needs_job for each in wanted):
+        return False
+    before = facts.configs.get(last.config) if last is not None else None
+    if before is None or not config.pull_spec or config.needs_rebuild or config.sees_config:
+        return True
+    return _list_inputs(facts, config, before) != wanted
+
+
+def _list_inputs(
+    facts: PoolBuildInput, config: MachineOSConfig, rendered: MachineConfig
+) -> list[BuildInputs]:
+    architectures = sorted(facts.architectures) or [DEFAULT_ARCHITECTURE]
+    return [BuildInputs.from_objects(config, rendered, each) for each in architectures]
+
+
+def _measure_s(build: MachineOSBuild) -> float | None:
+    began, ended = parse_rfc3339(build.start), parse_rfc3339(build.end)
+    return None if began is None or ended is None else max(ended - began, 0.0)

@@ -7,7 +7,7 @@ from treenail.api.decode import Json
 from treenail.controllers.plan.change import NodeChange
 from treenail.controllers.plan.plan import PoolPlan
 from treenail.controllers.rollout.nodes import RolloutTarget
-from treenail.controllers.rollout.progress import format_duration
+from treenail.controllers.rollout.progress import format_duration, format_limit
 from treenail.update.impact.disruption import DisruptionCause
 
 MAX_REASONS = 20
@@ -67,9 +67,10 @@ def _format_pool(plan: PoolPlan) -> Iterator[str]:
         yield f"  rendered from {', '.join(plan.sources)}"
     if plan.build is not None:
         like = f", like {plan.build.last_build}" if plan.build.last_build else ""
+        what = "builds" if plan.build.needs_job else "adds the config, without a Job, to"
         yield (
-            f"  builds the image of MachineOSConfig {plan.build.image_config} first, about "
-            f"{format_duration(plan.build.duration_s)}{like}"
+            f"  {what} the image of MachineOSConfig {plan.build.image_config} first, about "
+            f"{format_limit(plan.build.duration_s)}{like}"
         )
     for change in plan.changes:
         yield from _format_change(change)

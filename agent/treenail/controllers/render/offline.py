@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from treenail.api import documents, machineconfig, machineconfigpool
+from treenail.api import documents, machineconfig, machineconfigpool, machineosconfig
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineosconfig import MachineOSConfig
 from treenail.config.validation import find_ignored_fields, validate_config
 from treenail.controllers.render import render
 from treenail.controllers.render.render import ControllerConfig, RenderedConfig
@@ -18,6 +19,7 @@ from treenail.errors import ConfigError, UsageError
 _KINDS = (
     machineconfig.KIND,
     machineconfigpool.KIND,
+    machineosconfig.KIND,
     policy.KIND,
     render.CONTROLLER_CONFIG_KIND,
 )
@@ -32,6 +34,7 @@ class InputManifests:
     configs: dict[str, MachineConfig] = field(default_factory=dict)
     controller_configs: dict[str, ControllerConfig] = field(default_factory=dict)
     policies: dict[str, ObservedPolicy] = field(default_factory=dict)
+    image_configs: dict[str, MachineOSConfig] = field(default_factory=dict)
     locations: dict[tuple[str, str], str] = field(default_factory=dict)
     """File and document of each object, by kind and name."""
     warnings: list[str] = field(default_factory=list)
@@ -113,6 +116,8 @@ def _read_document(document: Json, location: str, found: InputManifests) -> None
                     f"{location}, {kind} {name}: {ignored}"
                     for ignored in find_ignored_fields(config)
                 )
+        elif kind == machineosconfig.KIND:
+            found.image_configs[name] = MachineOSConfig.from_json(document)
         elif kind == policy.KIND:
             policy.parse_policy(document, name)
             found.policies[name] = ObservedPolicy.from_json(document)
