@@ -6,6 +6,7 @@ import zlib
 from tests.controllers.rollout.world import World
 from treenail.api import annotations as key
 from treenail.api.decode import Json
+from treenail.controllers.plan.pool_build import BuildRow
 from treenail.controllers.plan.status_document import build_status_document
 from treenail.controllers.plan.status_table import build_rows
 from treenail.controllers.statuspage.source import EncodedDocument
@@ -18,6 +19,12 @@ PAST = [
     {**_PAST, "outcome": "Complete"},
     {**_PAST, "outcome": "Halted", "reason": "worker-0001: disk"},
 ]
+
+
+BUILDS = {
+    "worker": BuildRow("worker-1", "Building", "Job build-worker-1 runs build", 200.0),
+    "gpu": BuildRow("gpu-1", "Failed", f"line 2: {HOSTILE}\nlast output", 4.0),
+}
 
 
 def make_document(worker_nodes: int = 8) -> Json:
@@ -55,7 +62,11 @@ def make_document(worker_nodes: int = 8) -> Json:
                     rollout={"config": "new", "image": IMAGE, **halted})  # fmt: skip
     world.deliver()
     rows = build_rows(
-        world.list_pools(), world.list_nodes(), world.list_policies(), now=world.now() + 90.0
+        world.list_pools(),
+        world.list_nodes(),
+        world.list_policies(),
+        now=world.now() + 90.0,
+        builds=BUILDS,
     )
     return {"problem": "", "omittedNodes": 0, **build_status_document(rows, now=world.now() + 90.0)}
 

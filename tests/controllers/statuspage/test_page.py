@@ -89,6 +89,21 @@ def test_pool_shows_progress_blockers_and_history(site: Site) -> None:
     assert site.browser.problems == []
 
 
+def test_pool_shows_its_image_build(site: Site) -> None:
+    running, failed = (
+        read_text(site, f"[aria-label='pool {name}'] .build") for name in ("worker", "gpu")
+    )
+    assert running == "image build: Building, 3 min 20 s: Job build-worker-1 runs build"
+    assert failed.startswith("image build: Failed, 4 s: line 2: <script>")
+    classes = "[...document.querySelectorAll('#pools .build')].map(each => each.className).join()"
+    assert site.browser.evaluate(classes) == "build bad,build busy"
+    assert (
+        site.browser.evaluate("document.querySelector('[aria-label=\"pool infra\"] .build')")
+        is None
+    )
+    assert site.browser.problems == []
+
+
 def test_hostile_text_stays_text(site: Site) -> None:
     assert "<script>document.title='owned'</script><img" in read_text(
         site, "[aria-label='pool gpu']"

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tests.controllers.rollout.agents import add_nodes, add_pool, start_client
 from tests.waiting import wait_until
@@ -10,7 +11,8 @@ from treenail.clock import SystemClock
 from treenail.controllers.plan.leader import LeaderReport, LeaderState
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.statuspage.source import StatusSource
-from treenail.kube.resources import NODES
+from treenail.kube.client import Json
+from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, NODES
 from treenail_lab.apiserver.serving.server import LabServer
 
 
@@ -22,6 +24,74 @@ class StillClock(SystemClock):
 
     def monotonic(self) -> float:
         return self.seconds
+
+
+def test_document_has_the_build_of_each_pool(tmp_path: Path) -> None:
+    with LabServer(tmp_path) as server:
+        client, transport = start_client(server)
+        add_pool(client, "worker", "old")
+        config = make_image_config("worker", pool="worker")
+        client.create(MACHINEOSCONFIGS, config)
+        informers = Informers(client, SystemClock())
+        source = StatusSource(informers, SystemClock())
+        informers.start()
+
+        def read_build() -> tuple[str, str]:
+            pools: Any = source.build_document()["pools"]
+            build = pools[0]["build"] if pools else None
+            return (build["state"], build["message"]) if build else ("", "")
+
+        try:
+            wait_until(lambda: read_build() == ("Pending", ""))
+            notes = {"metadata": {"annotations": {key.CURRENT_BUILD: "worker-1"}}}
+            client.patch(MACHINEOSCONFIGS, "worker", notes)
+            client.create(MACHINEOSBUILDS, make_image_build("worker-1"))
+            failed = make_condition("Failed", "line 2: no such file")
+            body: Json = {"status": {"conditions": [failed]}}
+            client.patch(MACHINEOSBUILDS, "worker-1", body, subresource="status")
+            wait_until(lambda: read_build() == ("Failed", "line 2: no such file"))
+        finally:
+            informers.stop()
+            transport.close()
+
+
+def make_image_config(name: str, *, pool: str) -> Json:
+    spec: Json = {
+        "machineConfigPool": {"name": pool},
+        "imageBuilder": {"imageBuilderType": "Job"},
+        "renderedImagePushSecret": {"name": "push"},
+        "renderedImagePushSpec": "registry.example.com/os:latest",
+    }
+    return {
+        "apiVersion": MACHINEOSCONFIGS.api_version,
+        "kind": MACHINEOSCONFIGS.kind,
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def make_image_build(name: str) -> Json:
+    spec: Json = {
+        "machineConfig": {"name": "rendered-worker-1"},
+        "machineOSConfig": {"name": "worker"},
+        "renderedImagePushSpec": "registry.example.com/os:latest",
+    }
+    return {
+        "apiVersion": MACHINEOSBUILDS.api_version,
+        "kind": MACHINEOSBUILDS.kind,
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def make_condition(kind: str, message: str) -> Json:
+    return {
+        "type": kind,
+        "status": "True",
+        "reason": "InstructionFailed",
+        "message": message,
+        "lastTransitionTime": "2026-01-31T12:00:00Z",
+    }
 
 
 def test_document_follows_the_watches_and_is_built_once_a_second(tmp_path: Path) -> None:

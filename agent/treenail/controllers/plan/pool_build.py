@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import parse_rfc3339
+from treenail.controllers.rollout.gates.os_image import find_pool_owner
 
 REJECTED, PENDING = "Rejected", "Pending"
 
@@ -27,9 +28,14 @@ def find_pool_builds(
     configs: Mapping[str, MachineOSConfig], builds: Mapping[str, MachineOSBuild], now: float
 ) -> dict[str, BuildRow]:
     """Return the builds by pool; ``now`` is in seconds since the epoch."""
-    # The first MachineOSConfig of a pool wins.
-    ordered = sorted(configs.values(), key=lambda each: (each.created, each.name), reverse=True)
-    return {each.pool: _describe(each, builds.get(each.current_build), now) for each in ordered}
+    owners = (
+        find_pool_owner(pool, configs.values()) for pool in {each.pool for each in configs.values()}
+    )
+    return {
+        each.pool: _describe(each, builds.get(each.current_build), now)
+        for each in owners
+        if each is not None
+    }
 
 
 def _describe(config: MachineOSConfig, build: MachineOSBuild | None, now: float) -> BuildRow:

@@ -8,15 +8,24 @@ from dataclasses import dataclass
 
 from treenail.api import annotations as key
 from treenail.api.decode import Json
+from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import Clock
 from treenail.controllers.plan.leader import LeaderReport
+from treenail.controllers.plan.pool_build import find_pool_builds
 from treenail.controllers.plan.status_document import build_status_document
 from treenail.controllers.plan.status_table import build_rows
 from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.controllers.rollout.policy import ObservedPolicy
 from treenail.controllers.rollout.pools import ObservedPool
 from treenail.controllers.runtime.informers import Informers
-from treenail.kube.resources import MACHINECONFIGPOOLS, NODES, ROLLOUTPOLICIES
+from treenail.kube.resources import (
+    MACHINECONFIGPOOLS,
+    MACHINEOSBUILDS,
+    MACHINEOSCONFIGS,
+    NODES,
+    ROLLOUTPOLICIES,
+)
 from treenail.kube.watch import WatchScope
 
 MAX_NODES = 10_000
@@ -56,6 +65,12 @@ class StatusSource:
         self._policies = informers.add_view(
             WatchScope(ROLLOUTPOLICIES), ObservedPolicy.from_json, optional=True
         )
+        self._image_configs = informers.add_view(
+            WatchScope(MACHINEOSCONFIGS), MachineOSConfig.from_json, optional=True
+        )
+        self._image_builds = informers.add_view(
+            WatchScope(MACHINEOSBUILDS), MachineOSBuild.from_json, optional=True
+        )
         self._lock = threading.Lock()
         self._built_at = float("-inf")
         self._latest = EncodedDocument(b"", b"")
@@ -81,6 +96,9 @@ class StatusSource:
             self._policies.get_all(),
             now=now,
             leader=leader,
+            builds=find_pool_builds(
+                self._image_configs.get_all(), self._image_builds.get_all(), now
+            ),
         )
         found = build_status_document(rows, now=now, leader=leader)
         problem = self._informers.summarize_problem()
