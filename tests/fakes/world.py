@@ -607,6 +607,13 @@ class FakeControllerConfigSync:
         return ()
 
 
+class FakeTrustStore:
+    """There are no anchors."""
+
+    def sync_store(self) -> tuple[str, ...]:
+        return ()
+
+
 class FakeHealth:
     """Checks of a world: one of the machine, and the API server."""
 

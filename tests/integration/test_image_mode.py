@@ -16,6 +16,9 @@ from tests.integration.test_config import (
     files,
 )
 from tests.waiting import wait_until
+from treenail.config.node_paths import USER_CA_BUNDLE
+from treenail.daemon.configuration.trust_store import BUNDLE
+from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
 pytestmark = pytest.mark.integration
 
@@ -51,5 +54,24 @@ def test_image_mode_is_left_and_entered_with_one_reboot_each(
     assert site.machine.boot_count == boots + 2
     assert (configs.text(APP), configs.text(STATE)) == ("text", "state")
     assert (configs.text(UNIT_FILE), configs.text(VENDOR_UNIT)) == (None, UNIT_TEXT)
+    shown = treenail(site, "drift", "--json")
+    assert (shown.returncode, json.loads(shown.stdout)["drifts"]) == (0, [])
+
+
+@pytest.mark.long("bootc")
+def test_anchor_of_an_image_is_trusted_until_an_image_lacks_it(
+    site: Site, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pem = CertificateAuthority(tmp_path_factory.mktemp("pki")).pem.decode()
+    configs = Configs(site)
+    goals = [
+        derive_goal(site, configs.add(**files(**{APP: text})), {APP: text, **anchors})
+        for text, anchors in (("trusted", {USER_CA_BUNDLE: pem}), ("plain", {}))
+    ]
+    for goal, is_trusted in zip(goals, (True, False), strict=True):
+        site.ask(goal)
+        site.settle(goal, limit_s=LIMIT_S)
+        bundle = configs.text(BUNDLE) or ""
+        assert (pem.strip() in bundle) is is_trusted
     shown = treenail(site, "drift", "--json")
     assert (shown.returncode, json.loads(shown.stdout)["drifts"]) == (0, [])

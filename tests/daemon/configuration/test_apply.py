@@ -23,6 +23,7 @@ from treenail.daemon.configuration.apply import (
 )
 from treenail.daemon.configuration.inspect import MachineInspector, SystemdUnitStates
 from treenail.daemon.configuration.step_runner import StepRunner
+from treenail.daemon.configuration.trust_store import ANCHORS, BUNDLE, PROGRAM, UPDATE_UNIT
 from treenail.errors import LedgerError, RollbackError, StepError, UnitError
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.files import HostFiles
@@ -91,9 +92,9 @@ class Machine:
         self.top = top
         self.root = Root(top)
         self.systemd = FakeSystemd(self.root, *refused)
-        host = make_machine(self.root)
-        self.survey = MachineInspector(host, SystemdUnitStates(self.systemd))
-        self.runner = StepRunner(host, self.systemd)
+        self.host = make_machine(self.root)
+        self.survey = MachineInspector(self.host, SystemdUnitStates(self.systemd))
+        self.runner = StepRunner(self.host, self.systemd)
 
     def bring(
         self,
@@ -167,6 +168,36 @@ def test_services_are_notified_in_order_and_once(top):
     ]
     assert machine.tree()[f"{UNITS}/multi-user.target.wants/a.service"][1] == f"/{UNITS}/a.service"
     assert machine.bring(wanted(file("/etc/motd", "new"), unit=UNIT)) == []
+
+
+class ExtractPrograms:
+    """Copies the anchors into the bundle, as update-ca-trust does."""
+
+    def __init__(self, top: Path) -> None:
+        self._top = top
+
+    def run_command(self, argv: Sequence[str], *, timeout_s: float) -> bytes:
+        assert argv == (str(self._top / PROGRAM.lstrip("/")), "extract")
+        bundle = self._top / BUNDLE.lstrip("/")
+        bundle.parent.mkdir(parents=True, exist_ok=True)
+        found = sorted((self._top / ANCHORS.lstrip("/")).iterdir())
+        bundle.write_bytes(b"".join(each.read_bytes() for each in found))
+        return b""
+
+
+@pytest.mark.parametrize("refused", [(), (f"restart {UPDATE_UNIT}",)])
+def test_trust_store_follows_anchors_before_crio_restarts(top, refused):
+    machine = Machine(top, *refused)
+    machine.host.__dict__["unsandboxed"] = ExtractPrograms(top)
+    (top / PROGRAM.lstrip("/")).parent.mkdir(parents=True)
+    (top / PROGRAM.lstrip("/")).touch()
+    body = "-----BEGIN%20CERTIFICATE-----%0AAAAA%0A-----END%20CERTIFICATE-----"
+    anchor = file(f"{ANCHORS}/openshift-config-user-ca-bundle.crt", body)
+    machine.bring(
+        wanted(anchor), RestartPolicyAction(UPDATE_UNIT), RestartPolicyAction("crio.service")
+    )
+    assert machine.systemd.calls == [f"restart {UPDATE_UNIT}", "restart crio.service"]
+    assert (top / BUNDLE.lstrip("/")).read_text().startswith("-----BEGIN")
 
 
 def test_user_created_after_start_is_found(top):

@@ -39,6 +39,7 @@ from treenail.daemon.configuration.image_content import DeploymentImages
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
 from treenail.daemon.configuration.path_watcher import InotifyPathWatcher
+from treenail.daemon.configuration.trust_store import TrustStore
 from treenail.daemon.interfaces import OSBackend
 from treenail.daemon.local.metrics import NodeMetrics
 from treenail.daemon.local.requests import RequestFile
@@ -290,6 +291,7 @@ class Agent:
             cluster=self._node_client,
             pull_secrets=PullSecrets(machine.root, machine.labelled_files, settings),
             certificates=self._controller_config,
+            trust_store=TrustStore(machine),
             requests=RequestFile(machine.files),
             mcd_state=MCDState(machine.files),
             configuration=configuration,

@@ -29,7 +29,7 @@ def format_status(document: Json, width: int | None = None) -> str:
             else _format_api_server(as_object(document["apiServer"])),
         ),
         *_format_outcome(document, is_unknown="lastUpdate" in unknown),
-        *_format_list("Pull secret", document["credentials"], is_unknown="credentials" in unknown),
+        *_format_list("Credentials", document["credentials"], is_unknown="credentials" in unknown),
         *_format_list("Drift", document["drift"], is_unknown="drift" in unknown),
         *_format_list("Problem", document["problems"], is_unknown=False),
     ]

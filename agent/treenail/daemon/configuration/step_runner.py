@@ -9,6 +9,7 @@ from typing import Protocol, assert_never
 from treenail.api.contents import Contents
 from treenail.config import node_paths
 from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
+from treenail.daemon.configuration.trust_store import UPDATE_UNIT, TrustStore
 from treenail.errors import FileError, HostError, UnitError
 from treenail.host.filesystem.entries import (
     AbsentEntry,
@@ -88,6 +89,7 @@ class StepRunner:
         self._units = UnitFileReader(self._files)
         self._accounts = Accounts(self._files)
         self._services = services
+        self._trust_store = TrustStore(machine)
 
     def check_owners(self, steps: Sequence[ConfigStep]) -> None:
         """Raise `FileError` for owners that the machine has no account for."""
@@ -268,10 +270,25 @@ class StepRunner:
                 self._services.reload_daemon()
             case ReloadUnit(unit=unit):
                 self._services.reload_unit(unit)
+            case RestartUnit(unit=unit) if unit == UPDATE_UNIT:
+                self._update_trust_store(self._services)
             case RestartUnit(unit=unit):
                 self._services.restart_unit(unit)
             case _:
                 assert_never(step)
+
+    def _update_trust_store(self, services: ServiceManager) -> None:
+        """Restart the unit, and extract the store where the unit fails or does nothing.
+
+        Its ConditionFirstBoot=true makes a restart succeed without a run.
+        """
+        try:
+            services.restart_unit(UPDATE_UNIT)
+        except UnitError as error:
+            # The MCD runs the program, too, where the unit fails (update.go).
+            log.warning("%s; updating the trust store without it", error)
+        for problem in self._trust_store.update_store():
+            log.warning("%s", problem)
 
     def _resolve_owner(self, user: int | str, group: int | str) -> tuple[int, int]:
         return self._accounts.find_uid(user), self._accounts.find_gid(group)

@@ -11,6 +11,7 @@ from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.configuration.drift_repair import DriftRepairer
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
+from treenail.daemon.configuration.trust_store import TrustStore
 from treenail.daemon.interfaces import (
     ClusterAccess,
     DeploymentPins,
@@ -39,6 +40,7 @@ class NodeInterfaces:
     cluster: ClusterAccess
     pull_secrets: PullSecrets
     certificates: ControllerConfigSync
+    trust_store: TrustStore
     requests: RequestFile
     mcd_state: MCDState
     configuration: NodeConfiguration

@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 
 _MAX_LOGGED_DRIFTS = 20
 _CONTROLLER_CONFIG_REASON, _PULL_SECRET_REASON = "ControllerConfigNotApplied", "PullSecretUnusable"
+_TRUST_STORE_REASON = "TrustStoreNotUpdated"
 """Reasons of Events about problems with certificates and pull secrets."""
 
 START_EXTENSION_S = 660.0
@@ -167,9 +168,13 @@ class ReconcileLoop:
     def finish_boot(self) -> None:
         """Run the actions that finish a boot, until one fails or needs the API server.
 
-        Afterwards files, units and users match the booted deployment. Call it before systemd
-        starts the kubelet and everything else that reads them.
+        Afterwards files, units, users and the trust store match the booted deployment. Call it
+        before systemd starts the kubelet and everything else that reads them.
         """
+        self._finish_boot_actions()
+        self._sync_trust_store()
+
+    def _finish_boot_actions(self) -> None:
         for _ in range(_MAX_BOOT_PASSES):
             if self._runner.record.update is not None:
                 self._status_file.extend_start_timeout(START_EXTENSION_S)
@@ -192,6 +197,7 @@ class ReconcileLoop:
         self._refresh_credentials(
             _PULL_SECRET_REASON, self._interfaces.pull_secrets.install_secrets
         )
+        self._sync_trust_store()
         self._remove_answered_request()
         facts, decision = self._observe_and_decide()
         decision = self._mark_overdue(decision)
@@ -200,6 +206,9 @@ class ReconcileLoop:
         finally:
             if facts.request is not None and facts.request.kind is RequestKind.REPAIR:
                 self._interfaces.requests.remove_request()
+
+    def _sync_trust_store(self) -> None:
+        self._refresh_credentials(_TRUST_STORE_REASON, self._interfaces.trust_store.sync_store)
 
     def _run_decision(self, facts: Facts, decision: Decision) -> float:
         self._log_decision(decision)

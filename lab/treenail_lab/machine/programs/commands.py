@@ -1,4 +1,4 @@
-"""Emulated bootc, podman, ostree and journalctl, as programs below a machine's root.
+"""Emulated bootc, podman, ostree, journalctl and update-ca-trust, below a machine's root.
 
 They emulate the interface of the process: arguments, output, exit codes, signals and locks. They
 use the same `Sysroot` as the emulated rpm-ostreed.
@@ -26,6 +26,7 @@ from treenail_lab.machine.systemd.unit_log import find_unit_log
 
 _PODMAN_FAILED = 125
 _PARALLEL_BLOBS = 6
+_TRUST_SOURCES = ("usr/share/pki/ca-trust-source/anchors", "etc/pki/ca-trust/source/anchors")
 
 
 def install_programs(root: Path, catalogue: Path, settings_file: Path) -> None:
@@ -238,11 +239,28 @@ def _run_journalctl(host: ProgramContext, arguments: list[str]) -> int:
     return 0
 
 
+def _run_update_ca_trust(host: ProgramContext, arguments: list[str]) -> int:
+    """Write the bundle that programs read; the real program also leaves out what is no CA."""
+    if arguments not in ([], ["extract"]):
+        print(f"Error: unknown command: {shlex.join(arguments)}", file=sys.stderr)
+        return 1
+    found = sorted(
+        each for place in _TRUST_SOURCES for each in (host.root / place).glob("*") if each.is_file()
+    )
+    bundle = host.root / "etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem"
+    bundle.parent.mkdir(parents=True, exist_ok=True)
+    scratch = bundle.with_suffix(".new")
+    scratch.write_bytes(b"".join(each.read_bytes() for each in found))
+    scratch.replace(bundle)
+    return 0
+
+
 _PROGRAMS: Mapping[str, Callable[[ProgramContext, list[str]], int]] = {
     "bootc": _run_bootc,
     "podman": _run_podman,
     "ostree": _run_ostree,
     "journalctl": _run_journalctl,
+    "update-ca-trust": _run_update_ca_trust,
 }
 
 
