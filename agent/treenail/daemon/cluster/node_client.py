@@ -111,7 +111,7 @@ class NodeClient:
     def refresh_node(self) -> None:
         """Read our Node from the API server; wake the loop when a decision could change.
 
-        The watch reports the same version later, and then nothing has changed any more. A pass that
+        The watch reports the same version later and finds no change. A pass that
         read its facts before this would wait for the next resync.
         """
         known = self.get_cached_node()
