@@ -10,6 +10,7 @@ from tests.builder.test_attestations import make_key
 from tests.controllers.build.site import (
     CONTAINERFILE,
     BuildSite,
+    Json,
     Kubelet,
     MortalTransport,
     open_site,
@@ -23,6 +24,7 @@ from treenail.builder.images.signatures import verify_image
 from treenail.controllers.install.permissions import BUILD_VERBS, CONTROLLER_VERBS
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.kube.resources import EVENTS
 from treenail.registry.images import resolve_image
 
 pytestmark = [pytest.mark.integration, pytest.mark.limit(120)]
@@ -88,8 +90,8 @@ def test_image_has_one_statement_of_its_provenance(site: BuildSite) -> None:
     assert found == {each.partition("sha256:")[2] for each in (site.base, system)}
 
 
-def test_provenance_that_cannot_be_attached_fails_no_build(
-    site: BuildSite, caplog: pytest.LogCaptureFixture
+def test_provenance_that_cannot_be_attached_is_reported_and_fails_no_build(
+    site: BuildSite,
 ) -> None:
     site.registry.faults.add(
         RegistryFault(FaultKind.STATUS, method="GET", path="/referrers/", status=500, times=0)
@@ -98,8 +100,21 @@ def test_provenance_that_cannot_be_attached_fails_no_build(
     site.add_image_config()
     with site.controller():
         site.wait_image(limit_s=60)
+        reported = wait_until(lambda: find_warnings(site, "ProvenanceNotAttached"))
     assert site.build_state()[0] == "Succeeded"
-    assert "cannot attach the provenance of the image" in caplog.text
+    (build,) = site.builds()
+    report = json.loads(build["metadata"]["annotations"]["treenail.io/build-report"])
+    assert report["warning"].startswith("cannot attach the provenance of the image: cannot list")
+    assert {each["involvedObject"]["kind"] for each in reported} == {
+        "MachineOSBuild",
+        "MachineOSConfig",
+    }
+    assert all(report["warning"] in each["message"] for each in reported)
+
+
+def find_warnings(site: BuildSite, reason: str) -> list[Json]:
+    found = site.client.list(EVENTS, namespace="default").items
+    return [each for each in found if (each["type"], each["reason"]) == ("Warning", reason)]
 
 
 def test_containerfile_is_built_by_a_job_and_gets_the_config(site: BuildSite) -> None:

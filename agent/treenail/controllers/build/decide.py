@@ -194,7 +194,10 @@ class _Decider:
         if answer.failure is not None:
             return self._fail(build, answer.failure)
         report = replace(
-            build.report, retry_at=None, seconds={**build.report.seconds, **answer.seconds}
+            build.report,
+            retry_at=None,
+            seconds={**build.report.seconds, **answer.seconds},
+            warning=answer.warning,
         )
         self._set_report(build, report)
         return self._set_status(

@@ -3,6 +3,7 @@
 from treenail.api.machineosbuild import API_VERSION, KIND, BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.controllers.build.actions import SetBuildStatus
+from treenail.controllers.build.observed import make_build_facts
 from treenail.controllers.image_tags.record import TagChange
 from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.resources import MACHINEOSCONFIGS
@@ -49,5 +50,10 @@ class BuildEvents:
             text = f"built {action.digest}"
             self._recorder.record_normal(build, "BuildSucceeded", text)
             self._recorder.record_normal(owner, "BuildSucceeded", f"{before.name}: {text}")
+            # Written before the status.
+            if warning := make_build_facts(before).report.warning:
+                self._recorder.record_warning(build, "ProvenanceNotAttached", warning)
+                text = f"{before.name}: {warning}"
+                self._recorder.record_warning(owner, "ProvenanceNotAttached", text)
         elif before.state is not action.state:
             self._recorder.record_normal(build, f"Build{action.state.value}", action.message)

@@ -53,6 +53,8 @@ class BuildReport:
     """Job of the last counted attempt. A failure is counted once."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Duration of each phase of the attempt that succeeded."""
+    warning: str = ""
+    """What is missing beside the complete image, such as its provenance; empty for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,8 @@ class Answer:
     count: int = 1
     """Failures in a row."""
     seconds: Mapping[str, float] = field(default_factory=dict)
+    warning: str = ""
+    """What is missing beside the image; empty for nothing."""
 
 
 @dataclass(frozen=True, slots=True)

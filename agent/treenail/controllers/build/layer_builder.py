@@ -80,16 +80,16 @@ class LayerBuilder:
         self, question: CheckImage | AppendConfig, plan: BuildPlan, config: MachineOSConfig
     ) -> Answer:
         """Do what the question requests; an error becomes part of the answer."""
-        began = self._clock.monotonic()
+        began, warning = self._clock.monotonic(), ""
         try:
             if isinstance(question, AppendConfig):
-                image = self._append_config(question, plan, config)
+                image, warning = self._append_config(question, plan, config)
             else:
                 image = self._check_image(question.image, config)
         except AttemptFailed as error:
             return Answer(self._clock.now(), error.failure)
         seconds = {"config": self._clock.monotonic() - began}
-        return Answer(self._clock.now(), pull_spec=image, seconds=seconds)
+        return Answer(self._clock.now(), pull_spec=image, seconds=seconds, warning=warning)
 
     def resolve_base(
         self, question: ResolveBase, architecture: str, config: MachineOSConfig
@@ -129,7 +129,8 @@ class LayerBuilder:
 
     def _append_config(
         self, question: AppendConfig, plan: BuildPlan, config: MachineOSConfig
-    ) -> str:
+    ) -> tuple[str, str]:
+        """Push the image; return its pull spec, and what is missing beside it."""
         source = parse_pull_spec(question.source, where="base image")
         target = parse_push_spec(question.push_spec, where="push spec")
 
@@ -174,13 +175,13 @@ class LayerBuilder:
                         BuildPhase.PUSH,
                         lambda: sign_image(pusher, target.repository, appended.digest, key),
                     )
-                self._attach_provenance(pusher, target, appended.digest, question, plan)
+                warning = self._attach_provenance(pusher, target, appended.digest, question, plan)
         except GateClosed as error:
             raise AttemptFailed(AttemptFailure(BuildReason.REGISTRY_BUSY, str(error))) from error
         finally:
             puller.close()
             pusher.close()
-        return target.make_pull_spec(appended.digest)
+        return target.make_pull_spec(appended.digest), warning
 
     def _attach_provenance(
         self,
@@ -189,8 +190,8 @@ class LayerBuilder:
         digest: str,
         question: AppendConfig,
         plan: BuildPlan,
-    ) -> None:
-        """Attach how the image was built, once. A failure is logged; the image is complete."""
+    ) -> str:
+        """Attach how the image was built, once; return why that failed. The image is complete."""
         wanted, text = plan.wanted, plan.containerfile.encode()
         provenance = BuildProvenance(
             name=f"{target.registry}/{target.repository}",
@@ -210,7 +211,10 @@ class LayerBuilder:
             if not get_referrers(client, target.repository, digest, STATEMENT_TYPE):
                 attach_provenance(client, target.repository, provenance)
         except TreenailError as error:
-            log.warning("%s: cannot attach the provenance of the image: %s", wanted.name, error)
+            warning = f"cannot attach the provenance of the image: {error}"
+            log.warning("%s: %s", wanted.name, warning)
+            return warning
+        return ""
 
     def _connect_source(
         self, source: PullSpec, config: MachineOSConfig, *, is_base: bool

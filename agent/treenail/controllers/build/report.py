@@ -11,6 +11,7 @@ from treenail.image.build_reason import BuildReason
 
 LIMIT_BYTES = 8 * 1024
 _MESSAGE_LIMIT = 2000
+_WARNING_LIMIT = 500
 _MAX_PHASES = 16
 
 
@@ -38,6 +39,7 @@ def decode_report(text: str) -> BuildReport:
             retry_at=parse_rfc3339(retry_at) if retry_at else None,
             job=fields.get_text("job"),
             seconds=_decode_seconds(fields.get_object("seconds")),
+            warning=fields.get_text("warning"),
         )
     except (ConfigError, ValueError):
         return BuildReport()
@@ -47,6 +49,8 @@ def _convert_report(report: BuildReport, log: str | None) -> Json:
     found: Json = {"attempts": report.attempts, "seconds": _round(report.seconds)}
     if report.job:
         found["job"] = report.job
+    if report.warning:
+        found["warning"] = report.warning[:_WARNING_LIMIT]
     if report.retry_at is not None:
         found["retryAt"] = format_rfc3339(report.retry_at)
     if (failure := report.failure) is not None:
