@@ -25,13 +25,14 @@ from treenail.api import annotations as key
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.pullspec import parse_pull_spec
-from treenail.controllers.build.expired import (
-    MAX_EXPIRED,
-    ExpiredImage,
-    add_expired_images,
-    encode_expired_images,
-    find_expired_images,
-    read_expired_images,
+from treenail.controllers.build.pushed_images import (
+    MAX_PUSHED,
+    PushedImage,
+    add_pushed_images,
+    encode_pushed_images,
+    find_prune_candidates,
+    find_pushed_images,
+    read_pushed_images,
 )
 from treenail.controllers.build.repository_gate import GateClosed, RepositoryGate
 from treenail.kube.resources import EVENTS, MACHINEOSBUILDS, MACHINEOSCONFIGS, NODES
@@ -99,8 +100,14 @@ def wait_pruned(site: BuildSite, images: list[str], *others: str) -> None:
     )
 
 
-def get_marks(site: BuildSite) -> tuple[ExpiredImage, ...]:
-    return read_expired_images(MachineOSConfig.from_json(site.image_config()))
+def read_config(site: BuildSite) -> MachineOSConfig:
+    return MachineOSConfig.from_json(site.image_config())
+
+
+def get_candidates(site: BuildSite) -> list[str]:
+    """Return the recorded images that no build names any longer."""
+    builds = [MachineOSBuild.from_json(each) for each in site.client.list(MACHINEOSBUILDS).items]
+    return [each.image for each in find_prune_candidates(read_config(site), builds)]
 
 
 def add_node(site: BuildSite, image: str) -> None:
@@ -137,7 +144,7 @@ def test_image_that_a_node_of_another_pool_has_stays(
             add_node(site, images[0])
             images += build_images(site, 6, 3)
             wait_pruned(site, images, images[0])
-            wait_until(lambda: [each.image for each in get_marks(site)] == [images[0]])
+            wait_until(lambda: get_candidates(site) == [images[0]])
         assert client.head_manifest(REPOSITORY, foreign.digest)
         client.close()
 
@@ -168,12 +175,47 @@ def test_registry_that_refuses_deletion_is_reported_once(site: BuildSite) -> Non
         images = [site.wait_image(), *build_images(site, 2, 4)]
         wait_until(lambda: find_events(site), limit_s=20)
         images += build_images(site, 7, 2)
-        wait_until(lambda: len(get_marks(site)) == 3)
+        wait_until(lambda: len(get_candidates(site)) == 3)
+        status, reason, shown = site.condition("ImagesPruned")
     assert find_present(site, images) == set(images)
     (message,) = find_events(site)
     assert message.startswith(f"cannot delete images of {REPOSITORY}: ")
+    assert "@sha256:" not in message
+    assert (status, reason) == ("False", "DeletionRefused")
+    assert shown.startswith(f"{message}; permit the push login to delete")
     tried = [each for each in site.registry.front.requests if each[0] == "DELETE"]
     assert len(tried) == 1
+
+
+def test_refusal_ends_when_the_registry_deletes_images(site: BuildSite) -> None:
+    refused = RegistryFault(FaultKind.STATUS, method="DELETE", status=405, times=1)
+    site.registry.faults.add(refused)
+    start(site)
+    with site.controller():
+        images = [site.wait_image(), *build_images(site, 2, 4)]
+        wait_until(lambda: site.condition("ImagesPruned")[0] == "False", limit_s=20)
+        assert find_present(site, images) == set(images)
+    with site.controller():
+        wait_pruned(site, images)
+        wait_until(lambda: site.condition("ImagesPruned")[:2] == ("True", "AsExpected"), limit_s=20)
+
+
+def test_image_of_a_build_that_a_user_deleted_is_deleted(site: BuildSite) -> None:
+    start(site)
+    with site.controller():
+        images = [site.wait_image(), *build_images(site, 2, 2)]
+        # Not the newest ones: the image of the pool and the one before it stay.
+        wait_until(lambda: len(read_pushed_images(read_config(site))) == 3)
+        deleted = next(
+            each["metadata"]["name"]
+            for each in site.builds()
+            if each["status"]["digestedImagePushSpec"] == images[0]
+        )
+        site.client.delete(MACHINEOSBUILDS, deleted)
+        wait_until(lambda: get_candidates(site) == [images[0]])
+        images += build_images(site, 5, 1)
+        wait_until(lambda: find_present(site, images) == set(images[1:]), limit_s=20)
+        wait_until(lambda: get_candidates(site) == [])
 
 
 def test_unreadable_references_delete_nothing(
@@ -215,7 +257,7 @@ def test_kill_between_marks_loses_no_image(site: BuildSite, is_before: bool) -> 
             wait_until(lambda before=before: site.image() != before, limit_s=20)  # type: ignore[misc]
             images.append(site.image())
             wait_pruned(site, images)
-            wait_until(lambda: get_marks(site) == ())
+            wait_until(lambda: get_candidates(site) == [])
         assert_builds_have_images(site)
 
 
@@ -228,16 +270,15 @@ def assert_builds_have_images(site: BuildSite) -> None:
 
 def test_marks_are_bounded_and_keep_their_order() -> None:
     known = tuple(
-        ExpiredImage(f"quay.io/os/node@sha256:{number:064x}", BUILD)
-        for number in range(MAX_EXPIRED)
+        PushedImage(f"quay.io/os/node@sha256:{number:064x}", BUILD) for number in range(MAX_PUSHED)
     )
-    new = ExpiredImage(f"quay.io/os/node@{DIGEST}", BUILD)
-    found = add_expired_images(known, [new])
+    new = PushedImage(f"quay.io/os/node@{DIGEST}", BUILD)
+    found = add_pushed_images(known, [new])
     assert found == (*known[1:], new)
-    assert add_expired_images(found, [new]) == found
-    notes = {key.EXPIRED_IMAGES: encode_expired_images(found)}
+    assert add_pushed_images(found, [new]) == found
+    notes = {key.PUSHED_IMAGES: encode_pushed_images(found)}
     document = {"metadata": {"name": "worker", "annotations": notes}}
-    assert read_expired_images(MachineOSConfig.from_json(document)) == found
+    assert read_pushed_images(MachineOSConfig.from_json(document)) == found
 
 
 @pytest.mark.parametrize(
@@ -245,8 +286,8 @@ def test_marks_are_bounded_and_keep_their_order() -> None:
     ["[]", "{", '{"quay.io/os/node:latest":"x"}', f'{{"quay.io/os/node@{DIGEST}":"release"}}'],
 )
 def test_mark_that_no_build_can_have_made_is_ignored(text: str) -> None:
-    document = {"metadata": {"name": "worker", "annotations": {key.EXPIRED_IMAGES: text}}}
-    assert read_expired_images(MachineOSConfig.from_json(document)) == ()
+    document = {"metadata": {"name": "worker", "annotations": {key.PUSHED_IMAGES: text}}}
+    assert read_pushed_images(MachineOSConfig.from_json(document)) == ()
 
 
 def test_system_part_of_another_repository_is_not_marked() -> None:
@@ -261,8 +302,8 @@ def test_system_part_of_another_repository_is_not_marked() -> None:
         "spec": {"renderedImagePushSpec": f"quay.io/os/node:{BUILD}"},
         "status": {"digestedImagePushSpec": f"quay.io/os/node@{DIGEST}"},
     }
-    expected = (ExpiredImage(f"quay.io/os/node@{DIGEST}", BUILD),)
-    assert find_expired_images(MachineOSBuild.from_json(document)) == expected
+    expected = (PushedImage(f"quay.io/os/node@{DIGEST}", BUILD),)
+    assert find_pushed_images(MachineOSBuild.from_json(document)) == expected
 
 
 def test_push_waits_for_the_end_of_pruning_and_prune_for_that_of_pushes() -> None:

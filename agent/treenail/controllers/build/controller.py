@@ -20,6 +20,7 @@ from treenail.controllers.build.actions import (
     CreateJob,
     DeleteJob,
     SetBuildStatus,
+    SetConfigStatus,
 )
 from treenail.controllers.build.base_image import (
     BaseDecision,
@@ -51,6 +52,8 @@ from treenail.controllers.build.overlay import OwnWrites
 from treenail.controllers.build.planner import choose_architecture
 from treenail.controllers.build.planning import BuildPlan, BuildPlanner, BuildRefused
 from treenail.controllers.build.pruner import ImagePruner
+from treenail.controllers.build.pushed_images import find_prune_candidates, find_unrecorded_images
+from treenail.controllers.build.status import make_prune_condition
 from treenail.controllers.build.views import BuildViews
 from treenail.controllers.build.writer import BuildWriter, CachedObjects
 from treenail.controllers.image_tags.record import find_tag_change
@@ -320,12 +323,20 @@ class BuildController:
         found, pruner = self._find_objects(name), self._parts.pruner
         if found is None or pruner is None:
             return None
+        config, builds = found.config, found.builds.values()
+        if unrecorded := find_unrecorded_images(config, builds):
+            self._writer.record_images(config, unrecorded)
+            return _BUSY_RETRY_S
         gone = pruner.get_gone_images(name)
         if gone:
-            self._writer.forget_images(found.config, gone)
+            self._writer.forget_images(config, gone)
             pruner.forget_images(name, gone)
             return _BUSY_RETRY_S
-        return pruner.consider(found.config)
+        condition = make_prune_condition(config.conditions, pruner.get_problem(name))
+        if condition is not None:
+            self._writer.execute(SetConfigStatus((condition,)), found)
+            return _BUSY_RETRY_S
+        return pruner.consider(config, find_prune_candidates(config, builds))
 
     def _execute(self, action: BuildAction, name: str, plan: BuildPlan | None) -> None:
         found = self._find_objects(name)

@@ -211,9 +211,8 @@ def _build_container(
             "limits": limits,
         },
         "volumeMounts": mounts,
-        # As root, a container's default capabilities suffice to map IDs: newuidmap, which gains
-        # privileges, is for other users.
-        "securityContext": {"allowPrivilegeEscalation": False, "runAsUser": 0},
+        # buildah maps user IDs with newuidmap, which no_new_privs forbids.
+        "securityContext": {"allowPrivilegeEscalation": phase == "build"},
     }
 
 

@@ -1,10 +1,12 @@
 """Deletes images of deleted builds from their registry, at a bounded pace.
 
-Candidates are only images that a MachineOSConfig names as expired. What refers to them is read from
-the API server for each pass; if anything cannot be read, nothing is deleted.
+Candidates are only images that a MachineOSConfig names and that none of its builds has any longer.
+What refers to them is read from the API server for each pass; if anything cannot be read, nothing
+is deleted.
 """
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -20,8 +22,8 @@ from treenail.builder.images.prune import (
 )
 from treenail.clock import Clock
 from treenail.controllers.build.events import BuildEvents
-from treenail.controllers.build.expired import ExpiredImage, read_expired_images
 from treenail.controllers.build.planner import Planner
+from treenail.controllers.build.pushed_images import PushedImage
 from treenail.controllers.build.references import ImageReferences, ReferenceReader
 from treenail.controllers.build.repository_gate import RepositoryGate
 from treenail.errors import TreenailError
@@ -35,6 +37,9 @@ log = logging.getLogger(__name__)
 
 PACE_S = 3600.0
 """Between two passes for one MachineOSConfig. A build that succeeds causes another one."""
+REFUSED_S = 86400.0
+"""Until the next try where the registry refuses deletions, unless the MachineOSConfig changes."""
+_DIGEST = re.compile(r"@sha256:[0-9a-f]{64}")
 _BUSY_S = 10.0
 _DELETED_LIMIT = 16
 """Images of one pass."""
@@ -46,8 +51,10 @@ class _State:
     next_at: float = 0.0
     gone: frozenset[str] = frozenset()
     """Pull specs of images that the registry no longer has."""
-    blocked_generation: int = -1
-    """Generation of the MachineOSConfig whose registry refuses deletions."""
+    problem: str | None = None
+    """Why the registry refuses deletions; empty if it does not, None before the first pass."""
+    refused_generation: int = -1
+    """Generation of the MachineOSConfig of the refusal."""
     cache: ImageCache = field(default_factory=dict)
 
 
@@ -81,26 +88,27 @@ class ImagePruner:
         self._executor, self._notify = executor, notify
 
     def request(self, name: str) -> None:
-        """Permit the next pass for a MachineOSConfig at once."""
+        """Permit the next pass for a MachineOSConfig at once, unless its registry refuses it."""
         with self._lock:
-            self._get_state(name).next_at = 0.0
+            state = self._get_state(name)
+            if not state.problem:
+                state.next_at = 0.0
 
-    def consider(self, config: MachineOSConfig) -> float | None:
+    def consider(self, config: MachineOSConfig, candidates: Sequence[PushedImage]) -> float | None:
         """Start a pass if one is due; return the seconds until the next try."""
-        if not read_expired_images(config):
+        if not candidates:
             return None
         with self._lock:
             state = self._get_state(config.name)
-            if state.blocked_generation == config.metadata.generation:
-                return None
             now = self._clock.monotonic()
-            if state.next_at > now:
+            is_changed = state.refused_generation != config.metadata.generation
+            if state.next_at > now and not (state.problem and is_changed):
                 return state.next_at - now
             if self._is_running:
                 return _BUSY_S
             self._is_running = True
             state.next_at = now + PACE_S
-        self._executor.submit(self._run, config)
+        self._executor.submit(self._run, config, tuple(candidates))
         return PACE_S
 
     def _postpone(self, name: str) -> None:
@@ -112,6 +120,11 @@ class ImagePruner:
         with self._lock:
             return self._get_state(name).gone
 
+    def get_problem(self, name: str) -> str | None:
+        """Return why the registry refuses deletions: empty if it does not, None if unknown."""
+        with self._lock:
+            return self._get_state(name).problem
+
     def forget_images(self, name: str, gone: frozenset[str]) -> None:
         """Forget images that the annotation no longer names."""
         with self._lock:
@@ -120,11 +133,11 @@ class ImagePruner:
     def _get_state(self, name: str) -> _State:
         return self._states.setdefault(name, _State())
 
-    def _run(self, config: MachineOSConfig) -> None:
+    def _run(self, config: MachineOSConfig, candidates: Sequence[PushedImage]) -> None:
         gone: frozenset[str] = frozenset()
         try:
-            by_repository: dict[str, list[ExpiredImage]] = {}
-            for each in read_expired_images(config):
+            by_repository: dict[str, list[PushedImage]] = {}
+            for each in candidates:
                 by_repository.setdefault(each.image.partition("@")[0], []).append(each)
             for images in by_repository.values():
                 gone |= self._prune_repository(config, images)
@@ -139,7 +152,7 @@ class ImagePruner:
         self._notify(config.name)
 
     def _prune_repository(
-        self, config: MachineOSConfig, images: Sequence[ExpiredImage]
+        self, config: MachineOSConfig, images: Sequence[PushedImage]
     ) -> frozenset[str]:
         """Return the images of one repository that it no longer has."""
         spec = images[0].spec
@@ -156,16 +169,16 @@ class ImagePruner:
                 if not is_free:
                     self._postpone(config.name)
                     return frozenset()
-                return self._delete_expired(client, spec.repository, config, images)
+                return self._delete_candidates(client, spec.repository, config, images)
         finally:
             client.close()
 
-    def _delete_expired(
+    def _delete_candidates(
         self,
         client: RegistryClient,
         repository: str,
         config: MachineOSConfig,
-        images: Sequence[ExpiredImage],
+        images: Sequence[PushedImage],
     ) -> frozenset[str]:
         by_digest = {each.spec.digest: each for each in images}
         with self._lock:
@@ -187,42 +200,59 @@ class ImagePruner:
         return frozenset(by_digest[digest].image for digest in absent if digest in by_digest)
 
     def _report(self, result: PruneResult, config: MachineOSConfig, repository: str) -> None:
+        """Record the end of a pass; a lasting refusal is reported once."""
+        begin = f"cannot delete images of {repository}: "
         if result.problem is None:
-            return
-        message = f"cannot delete images of {repository}: {result.problem}"
-        log.warning("%s: %s", config.name, message)
-        if is_lasting(result.problem):
             with self._lock:
-                self._get_state(config.name).blocked_generation = config.metadata.generation
+                state = self._get_state(config.name)
+                # A pass that deleted nothing shows nothing about the registry.
+                if result.deleted and (state.problem or begin).startswith(begin):
+                    state.problem = ""
+            return
+        log.warning("%s: %s%s", config.name, begin, result.problem)
+        if not is_lasting(result.problem):
+            return
+        # Without the digest, which would count as a reference where the message is stored.
+        message = begin + _DIGEST.sub("", str(result.problem))
+        with self._lock:
+            state = self._get_state(config.name)
+            is_known, state.problem = state.problem == message, message
+            state.refused_generation = config.metadata.generation
+            state.next_at = self._clock.monotonic() + REFUSED_S
+        if not is_known:
             self._events.record_prune_problem(config, message)
 
 
 def _read_candidates(
     client: RegistryClient,
     repository: str,
-    expired: Mapping[str, ExpiredImage],
+    candidates: Mapping[str, PushedImage],
     cache: ImageCache,
 ) -> tuple[StoredImage, ...]:
-    """Return all images; only expired ones count as treenail's."""
+    """Return all images; only candidates count as treenail's."""
     tagged = read_stored_images(client, repository, cache)
     found = {each.digest: replace(each, build="") for each in tagged}
-    for digest, image in expired.items():
+    for digest, image in candidates.items():
         if digest in found:
             found[digest] = replace(found[digest], build=image.tag)
+            for instance in found[digest].instances:
+                # Only lists name them; the plan keeps those of lists that stay.
+                if instance in found:
+                    found[instance] = replace(found[instance], build=image.tag)
         elif client.head_manifest(repository, digest) is not None:
             # Its tag names a newer image.
             found[digest] = StoredImage(digest, build=image.tag)
     return tuple(found.values())
 
 
-def _protect_tags(found: ImageReferences, images: Sequence[ExpiredImage]) -> Mapping[str, str]:
+def _protect_tags(found: ImageReferences, images: Sequence[PushedImage]) -> Mapping[str, str]:
     """Return the references by digest; builds refer to the tags that they push, too."""
     by_tag = {each.spec.digest: found.tags[each.tag] for each in images if each.tag in found.tags}
     return {**by_tag, **found.digests}
 
 
 def _find_previous(
-    found: ImageReferences, config: MachineOSConfig, images: Sequence[ExpiredImage]
+    found: ImageReferences, config: MachineOSConfig, images: Sequence[PushedImage]
 ) -> list[str]:
     """Return the image before the present one, unless a build names one."""
     current = found.current.get(config.name, "")

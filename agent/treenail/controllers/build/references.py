@@ -9,7 +9,7 @@ from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import ObjectMeta
 from treenail.controllers.build.cluster_reader import ClusterReader
-from treenail.controllers.build.expired import make_system_tag
+from treenail.controllers.build.pushed_images import make_system_tag
 from treenail.errors import NotFoundError
 from treenail.image.oci.prune import collect_references
 from treenail.kube.client import Client
@@ -114,7 +114,7 @@ def _strip_marks(document: Json) -> Mapping[str, object]:
     metadata = document.get("metadata")
     if not isinstance(metadata, dict) or not isinstance(metadata.get("annotations"), dict):
         return document
-    notes = {k: v for k, v in metadata["annotations"].items() if k != key.EXPIRED_IMAGES}
+    notes = {k: v for k, v in metadata["annotations"].items() if k != key.PUSHED_IMAGES}
     return {**document, "metadata": {**metadata, "annotations": notes}}
 
 

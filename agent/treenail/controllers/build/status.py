@@ -1,6 +1,7 @@
 """Texts and conditions that describe image builds."""
 
 import re
+from collections.abc import Iterable
 
 from treenail.api.machineosbuild import BuildState
 from treenail.api.machineosconfig import ImageConfigCondition as Kind
@@ -24,6 +25,12 @@ _ENDED_BY_CHANGE = frozenset({
     BuildReason.CONTAINERFILE_INVALID, BuildReason.INSTRUCTION_FAILED,
     BuildReason.CONFIG_NOT_BAKEABLE,
 })  # fmt: skip
+IMAGES_PRUNED = "ImagesPruned"
+"""Condition of a MachineOSConfig whose registry refused to delete images."""
+_PRUNE_REMEDY = (
+    "permit the push login to delete, or enable deletion in the registry; until then the images of "
+    "deleted builds stay"
+)
 _STEP = re.compile(r"(?:\[\d+/\d+\] )?STEP \d+/\d+: ")
 _EXIT = re.compile(r"subprocess exited ")
 _OUTPUT_LINES = 3
@@ -144,3 +151,21 @@ def _find_last_output(log: str) -> str:
 def _join(cause: str, remedy: str) -> str:
     room = max(MESSAGE_LIMIT - len(remedy) - 2, 0)
     return f"{cause[:room]}; {remedy}" if remedy else cause[:MESSAGE_LIMIT]
+
+
+def make_prune_condition(present: Iterable[Condition], problem: str | None) -> Condition | None:
+    """Return the condition of refused deletions if it must be written.
+
+    ``problem`` is None while nothing is known. A registry that never refused gets no condition.
+    """
+    if problem is None:
+        return None
+    known = next((each for each in present if each.type == IMAGES_PRUNED), None)
+    if not problem:
+        if known is None or known.status == "True":
+            return None
+        return Condition(IMAGES_PRUNED, "True", "AsExpected", "the registry deletes images")
+    wanted = ("False", "DeletionRefused", f"{problem}; {_PRUNE_REMEDY}")
+    if known is not None and (known.status, known.reason, known.message) == wanted:
+        return None
+    return Condition(IMAGES_PRUNED, *wanted)

@@ -1,6 +1,7 @@
 """Executes the actions of a decision that change MachineOSConfigs, MachineOSBuilds and pools."""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from treenail.api import annotations as key
@@ -22,14 +23,14 @@ from treenail.controllers.build.actions import (
     SetReport,
     SetSystemImage,
 )
-from treenail.controllers.build.expired import (
-    ExpiredImage,
-    add_expired_images,
-    encode_expired_images,
-    find_expired_images,
-    read_expired_images,
-)
 from treenail.controllers.build.overlay import OwnWrites
+from treenail.controllers.build.pushed_images import (
+    PushedImage,
+    add_pushed_images,
+    encode_pushed_images,
+    find_unrecorded_images,
+    read_pushed_images,
+)
 from treenail.controllers.build.report import encode_report
 from treenail.errors import AlreadyExistsError, NotFoundError
 from treenail.image.job_status import compute_build_conditions
@@ -89,7 +90,8 @@ class BuildWriter:
                 self._create_build(action, found)
             case DeleteBuild(name, uid, why):
                 # Before the deletion: afterwards nothing says that the images are treenail's.
-                self._mark_images(found.config, found.builds.get(name))
+                deleted = [each for each in found.builds.values() if each.name == name]
+                self.record_images(found.config, find_unrecorded_images(found.config, deleted))
                 self._delete_build(name, uid, why)
             case SetCurrentBuild(build):
                 self._annotate_config(found.config, {key.CURRENT_BUILD: build})
@@ -161,24 +163,23 @@ class BuildWriter:
 
     def forget_images(self, config: MachineOSConfig, gone: frozenset[str]) -> None:
         """Remove images that the registry no longer has from the annotation."""
-        known = read_expired_images(config)
-        self._write_expired(config, known, tuple(each for each in known if each.image not in gone))
+        known = read_pushed_images(config)
+        self._write_pushed(config, known, tuple(each for each in known if each.image not in gone))
 
-    def _mark_images(self, config: MachineOSConfig, build: MachineOSBuild | None) -> None:
-        if build is not None:
-            known = read_expired_images(config)
-            found = find_expired_images(build)
-            self._write_expired(config, known, add_expired_images(known, found))
+    def record_images(self, config: MachineOSConfig, images: Iterable[PushedImage]) -> None:
+        """Name images in the annotation, the newest last."""
+        known = read_pushed_images(config)
+        self._write_pushed(config, known, add_pushed_images(known, images))
 
-    def _write_expired(
+    def _write_pushed(
         self,
         config: MachineOSConfig,
-        before: tuple[ExpiredImage, ...],
-        after: tuple[ExpiredImage, ...],
+        before: tuple[PushedImage, ...],
+        after: tuple[PushedImage, ...],
     ) -> None:
         if before != after:
-            text = encode_expired_images(after) if after else None
-            self._annotate_config(config, {key.EXPIRED_IMAGES: text})
+            text = encode_pushed_images(after) if after else None
+            self._annotate_config(config, {key.PUSHED_IMAGES: text})
 
     def _delete_build(self, name: str, uid: str, why: str) -> None:
         try:

@@ -1,6 +1,7 @@
-"""Images of deleted builds: the only ones that pruning may delete.
+"""Images that builds pushed: the only ones that pruning may delete.
 
-A MachineOSConfig names them in an annotation, which is written before the build is deleted.
+A MachineOSConfig names them in an annotation as soon as they are pushed, so that the images of a
+build that a user deletes are known afterwards.
 """
 
 import json
@@ -15,14 +16,14 @@ from treenail.api.pullspec import PullSpec, parse_pull_spec
 from treenail.errors import ConfigError
 from treenail.image.push_spec import parse_push_spec
 
-MAX_EXPIRED = 64
+MAX_PUSHED = 64
 """The newest images of a MachineOSConfig. Older ones stay in the registry."""
 _TAG = re.compile(r"system-[0-9a-f]{16}|[a-z0-9][a-z0-9.-]*-[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
-class ExpiredImage:
-    """An image that a deleted build pushed."""
+class PushedImage:
+    """An image that a build pushed."""
 
     image: str
     """Pull spec by digest."""
@@ -31,7 +32,7 @@ class ExpiredImage:
 
     @property
     def spec(self) -> PullSpec:
-        return parse_pull_spec(self.image, where="expired image")
+        return parse_pull_spec(self.image, where="pushed image")
 
     @property
     def is_complete(self) -> bool:
@@ -44,7 +45,7 @@ def make_system_tag(content_key: str) -> str:
     return f"system-{content_key}"
 
 
-def find_expired_images(build: MachineOSBuild) -> tuple[ExpiredImage, ...]:
+def find_pushed_images(build: MachineOSBuild) -> tuple[PushedImage, ...]:
     """Return the images that a build pushed, the system part first."""
     system = build.metadata.annotations.get(key.SYSTEM_IMAGE, "")
     tagged = ((system, make_system_tag(build.content_key)), (build.pull_spec, build.name))
@@ -58,17 +59,44 @@ def find_expired_images(build: MachineOSBuild) -> tuple[ExpiredImage, ...]:
     return tuple(each for each in found if each and each.image.startswith(f"{repository}@"))
 
 
-def add_expired_images(
-    known: tuple[ExpiredImage, ...], found: Iterable[ExpiredImage]
-) -> tuple[ExpiredImage, ...]:
+def add_pushed_images(
+    known: tuple[PushedImage, ...], found: Iterable[PushedImage]
+) -> tuple[PushedImage, ...]:
     """Return the images with more of them, the newest last."""
     new = tuple(found)
-    return (*(each for each in known if each not in new), *new)[-MAX_EXPIRED:]
+    return (*(each for each in known if each not in new), *new)[-MAX_PUSHED:]
 
 
-def read_expired_images(config: MachineOSConfig) -> tuple[ExpiredImage, ...]:
+def find_unrecorded_images(
+    config: MachineOSConfig, builds: Iterable[MachineOSBuild]
+) -> tuple[PushedImage, ...]:
+    """Return the images of the config's builds that its annotation does not name, oldest first."""
+    known = {each.image for each in read_pushed_images(config)}
+    own = sorted(
+        _filter_builds(config, builds), key=lambda each: (each.metadata.created, each.name)
+    )
+    found = (image for build in own for image in find_pushed_images(build))
+    return tuple(image for image in found if image.image not in known)
+
+
+def find_prune_candidates(
+    config: MachineOSConfig, builds: Iterable[MachineOSBuild]
+) -> tuple[PushedImage, ...]:
+    """Return the images that no build of the config names any longer."""
+    own = _filter_builds(config, builds)
+    named = {image.image for build in own for image in find_pushed_images(build)}
+    return tuple(each for each in read_pushed_images(config) if each.image not in named)
+
+
+def _filter_builds(
+    config: MachineOSConfig, builds: Iterable[MachineOSBuild]
+) -> list[MachineOSBuild]:
+    return [each for each in builds if each.image_config == config.name]
+
+
+def read_pushed_images(config: MachineOSConfig) -> tuple[PushedImage, ...]:
     """Return the images of the annotation. Invalid entries count as none: they stay."""
-    text = config.metadata.annotations.get(key.EXPIRED_IMAGES, "")
+    text = config.metadata.annotations.get(key.PUSHED_IMAGES, "")
     try:
         entries = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -76,19 +104,19 @@ def read_expired_images(config: MachineOSConfig) -> tuple[ExpiredImage, ...]:
     if not isinstance(entries, dict):
         return ()
     found = (_parse_image(image, tag) for image, tag in entries.items())
-    return tuple(each for each in found if each is not None)[-MAX_EXPIRED:]
+    return tuple(each for each in found if each is not None)[-MAX_PUSHED:]
 
 
-def encode_expired_images(images: Iterable[ExpiredImage]) -> str:
+def encode_pushed_images(images: Iterable[PushedImage]) -> str:
     """Return the annotation."""
     return json.dumps({each.image: each.tag for each in images}, separators=(",", ":"))
 
 
-def _parse_image(image: str, tag: object) -> ExpiredImage | None:
+def _parse_image(image: str, tag: object) -> PushedImage | None:
     if not isinstance(tag, str) or not _TAG.fullmatch(tag):
         return None
     try:
-        parse_pull_spec(image, where="expired image")
+        parse_pull_spec(image, where="pushed image")
     except ConfigError:
         return None
-    return ExpiredImage(image, tag)
+    return PushedImage(image, tag)
