@@ -7,13 +7,33 @@ _USERINFO = re.compile(r"(?<=//)[^\s/@]*@|(?<![^\s\"'(=])[^\s/@:\"'(=]+:[^\s/@]+
 # Registries redirect to blob storage with a signature, a credential, in the query.
 _QUERY = re.compile(r"(https?://[^\s?\"']*\?)[^\s\"']+")
 _AUTHORIZATION = re.compile(r"(Authorization:\s*\w+)\s+\S+", re.IGNORECASE)
+# Logins as programs print them: NAME_PASSWORD=value, --token value, and values of auth.json.
+_NAMES = r"(?:password|passwd|passphrase|secret|token|api_?key|access_?key|private_?key)"
+_ASSIGNMENT = re.compile(
+    rf"((?<![A-Za-z0-9])[A-Za-z0-9_-]*{_NAMES}=)(?:\"[^\"]*\"|'[^']*'|[^\s&;,\"']+)", re.IGNORECASE
+)
+_OPTION = re.compile(rf"(--?[a-z-]*{_NAMES}\s+)(?![-|&;])\S+", re.IGNORECASE)
+_JSON_VALUE = re.compile(
+    rf"(\"(?:auth|identitytoken|registrytoken|[a-z0-9_-]*{_NAMES})\\?\"\s*:\s*\\?\")[^\"\\]+",
+    re.IGNORECASE,
+)
+# curl --user NAME:PASSWORD; two numbers are IDs of a user and a group.
+_USER_OPTION = re.compile(
+    r"((?:^|\s)(?:-u|--user|--(?:[a-z]+-)?creds)[ =])(?!\d+:\d+(?:\s|$))[^\s:/=]+:\S+"
+)
 _LIMIT = 2000
 
 
 def sanitize_text(text: str, *, limit: int = _LIMIT) -> str:
-    """Return ``text`` on one line, bounded, without credentials of URLs and HTTP headers."""
+    """Return ``text`` on one line, bounded, without credentials.
+
+    Found are those of URLs, HTTP headers, assignments, options and auth.json. No pattern finds a
+    password that a program prints alone.
+    """
     line = " ".join(text.split())
     line = _USERINFO.sub("", line)
     line = _QUERY.sub(r"\1…", line)
     line = _AUTHORIZATION.sub(r"\1 …", line)
+    for pattern in (_ASSIGNMENT, _OPTION, _JSON_VALUE, _USER_OPTION):
+        line = pattern.sub(r"\1…", line)
     return line if len(line) <= limit else line[: limit - 1] + "…"

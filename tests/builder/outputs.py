@@ -190,7 +190,7 @@ container "5893": writing blob: adding layer with blob "sha256:ed01": processing
         BuildReason.DISK_FULL,
         "no space left on the builder's disk",
     ),
-    _record("killed", 137, "STEP 2/2: RUN make", BuildReason.OUT_OF_MEMORY, "signal 9"),
+    _record("killed", 137, "STEP 2/2: RUN make", BuildReason.INSTRUCTION_FAILED, "signal 9"),
     _record("terminated", 143, "STEP 2/2: RUN make", BuildReason.INSTRUCTION_FAILED, "signal 15"),
     _record(
         "broken-storage",

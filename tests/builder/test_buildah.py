@@ -13,7 +13,7 @@ from tests.builder.base_image import (
 )
 from tests.builder.sandboxing import make_program, needs_buildah
 from treenail.builder import assemble
-from treenail.builder.buildah.program import BindMount, Buildah
+from treenail.builder.buildah.program import BindMount, Buildah, TextFiles
 from treenail.builder.layout import ImageLayout, LayoutImage
 from treenail.errors import CommandError
 
@@ -45,8 +45,7 @@ def build_once(
     buildah.tag_image(buildah.load_image(layout.path, "base"), "base")
     lines: list[str] = []
     code = buildah.build_image(
-        containerfile,
-        context,
+        TextFiles(containerfile, context),
         images={BASE: "base"},
         mounts=mounts,
         keeps_layers=keeps_layers,

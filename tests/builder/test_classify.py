@@ -1,9 +1,13 @@
 """`classify_failure` on recorded outputs of buildah."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.builder.outputs import FAILURES, RecordedFailure
+from tests.waiting import wait_until
 from treenail.builder.buildah.classify import classify_failure
+from treenail.builder.buildah.disk_space import DiskSpace, DiskWatch
 from treenail.image.build_reason import BuildReason
 
 
@@ -28,7 +32,7 @@ def test_classification_with_oom_kills_names_memory() -> None:
     ("code", "oom_kills", "reason"),
     [
         (137, 0, BuildReason.INSTRUCTION_FAILED),
-        (137, None, BuildReason.OUT_OF_MEMORY),
+        (137, None, BuildReason.INSTRUCTION_FAILED),
         (143, None, BuildReason.INSTRUCTION_FAILED),
         (139, 0, BuildReason.BUILDER_FAILED),
     ],
@@ -39,6 +43,59 @@ def test_classification_of_killed_buildah_needs_evidence_for_memory(
     found = classify_failure(code, ("STEP 2/2: RUN kill -9 -1",), oom_kills=oom_kills)
     assert found.reason is reason
     assert f"signal {code - 128}" in found.cause
+
+
+def test_classification_of_a_kill_without_counter_names_both_causes() -> None:
+    found = classify_failure(137, ("STEP 2/2: RUN kill -9 -1",), oom_kills=None)
+    assert "the instruction" in found.cause
+    assert "lack of memory" in found.cause
+
+
+MIB = 1024 * 1024
+PRINTED = "echo No space left on device"
+NEEDED = "installing package kernel needs 900MB more space on the / filesystem"
+
+
+@pytest.mark.parametrize(
+    ("line", "space", "reason"),
+    [
+        (PRINTED, DiskSpace(20_000 * MIB, 1_000_000), BuildReason.INSTRUCTION_FAILED),
+        (PRINTED, DiskSpace(3 * MIB, 1_000_000), BuildReason.DISK_FULL),
+        (PRINTED, DiskSpace(20_000 * MIB, 0), BuildReason.DISK_FULL),
+        (PRINTED, DiskSpace(3 * MIB), BuildReason.DISK_FULL),
+        (PRINTED, None, BuildReason.DISK_FULL),
+        (NEEDED, DiskSpace(2_000 * MIB), BuildReason.DISK_FULL),
+        (NEEDED, DiskSpace(200_000 * MIB), BuildReason.INSTRUCTION_FAILED),
+    ],
+)
+def test_classification_of_full_disk_needs_a_disk_without_space(
+    line: str, space: DiskSpace | None, reason: BuildReason
+) -> None:
+    error = f'Error: building at STEP "RUN {line}; false": exit status 1'
+    assert classify_failure(1, (line, error), space=space).reason is reason
+
+
+def test_classification_of_own_error_on_a_full_disk_names_the_free_space() -> None:
+    error = "Error: committing container: write /storage/x: no space left on device"
+    found = classify_failure(125, (error,), space=DiskSpace(3 * MIB))
+    assert found.reason is BuildReason.DISK_FULL
+    assert "3 MiB" in found.cause
+
+
+def test_disk_watch_records_the_least_space_of_each_kind() -> None:
+    found = [DiskSpace(5, 7), DiskSpace(9, 2), None, DiskSpace(8, None)]
+    watch = DiskWatch(Path("/"), read=lambda _: found.pop(0) if found else None)
+    with watch:
+        while found:
+            watch.sample()
+    assert watch.lowest == DiskSpace(5, 2)
+
+
+def test_disk_watch_samples_without_calls(tmp_path: Path) -> None:
+    sizes = iter([10, 4])
+    watch = DiskWatch(tmp_path, read=lambda _: DiskSpace(next(sizes, 100)))
+    with watch:
+        wait_until(lambda: watch.lowest == DiskSpace(4))
 
 
 def test_classification_of_full_disk_needs_recent_output() -> None:

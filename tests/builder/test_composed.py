@@ -56,7 +56,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Base]:
         yield registry, push_base(registry, tmp_path_factory.mktemp("base"))
 
 
-def build(base: Base, place: Path, text: str) -> tuple[BuildResult, list[str]]:
+def build(base: Base, place: Path, text: str, **more: bytes) -> tuple[BuildResult, list[str]]:
     """Build a user's text that sees the config and a trust bundle."""
     registry, reference = base
     assert find_containerfile_problems(text) == ()
@@ -69,6 +69,7 @@ def build(base: Base, place: Path, text: str) -> tuple[BuildResult, list[str]]:
         CONFIG_FILE: layer.tar_gz,
         TRUST_FILE: inputs.trust_bundle.encode(),
         "motd": b"welcome\n",
+        **more,
     }
     assert set(composed.files) == {CONFIG_FILE, TRUST_FILE}
     lines: list[str] = []
@@ -100,3 +101,25 @@ def test_text_sees_config_trust_bundle_and_arguments(base: Base, tmp_path: Path)
 def test_failed_instruction_has_the_line_of_the_users_text(base: Base, tmp_path: Path) -> None:
     result, lines = build(base, tmp_path, "FROM configs AS final\n\nRUN true\nRUN false\n")
     assert (result.reason, result.line) == (BuildReason.INSTRUCTION_FAILED, 4), lines
+
+
+@pytest.mark.parametrize("name", [".containerignore", ".dockerignore"])
+def test_ignore_file_of_the_user_does_not_hide_own_files(
+    base: Base, tmp_path: Path, name: str
+) -> None:
+    text = (
+        "FROM configs AS final\n"
+        "COPY . /etc/copied/\n"
+        f"RUN ls -A /etc/copied; cat /etc/app.conf {ANCHOR}\n"
+    )
+    ignored = {name: b"# all but one\n*\n!motd", "secret": b"hidden"}
+    result, lines = build(base, tmp_path, text, **ignored)
+    assert result.has_succeeded, lines
+    assert {"from the config", "PEM", "motd"} <= set(lines)
+    assert "secret" not in lines
+
+
+def test_invalid_ignore_file_fails_as_text_of_the_user(base: Base, tmp_path: Path) -> None:
+    text = "FROM configs AS final\nCOPY . /etc/copied/\n"
+    result, lines = build(base, tmp_path, text, **{".containerignore": b"[\n"})
+    assert result.exit_code == 64, lines

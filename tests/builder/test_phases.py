@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -149,6 +150,14 @@ def test_build_on_a_full_disk_has_its_reason(base: Base, tmp_path: Path) -> None
     assert (result.reason, result.line, result.exit_code) == ("DiskFull", 2, 75), result.message
 
 
+@pytest.mark.skipif(
+    shutil.disk_usage(tempfile.gettempdir()).free < 2 * 1024**3, reason="needs 2 GiB of free space"
+)
+def test_printed_text_of_a_full_disk_is_no_full_disk(base: Base, tmp_path: Path) -> None:
+    result, _ = build(base, tmp_path, "RUN echo No space left on device; exit 3\n")
+    assert (result.reason, result.line, result.exit_code) == ("InstructionFailed", 2, 64)
+
+
 def test_second_build_takes_instructions_from_the_cache(base: Base, tmp_path: Path) -> None:
     registry, _ = base
     text = "RUN echo made > /made\nFROM configs AS final\nRUN echo again > /again\n"
@@ -249,6 +258,30 @@ def test_terminated_fetch_reports_an_eviction_at_once(base: Base, tmp_path: Path
             assert process.wait(timeout=20) == 75
     found = BuildResult.from_json(result.read_bytes())
     assert (found.reason, found.digest) == ("Evicted", "")
+
+
+EARLY_SIGNAL = """
+import os, signal, sys
+sys.path.remove(os.path.dirname(__file__))
+del sys.modules["argparse"]
+os.kill(os.getpid(), signal.SIGTERM)
+import argparse
+"""
+
+
+def test_sigterm_while_modules_are_imported_reports_an_eviction(tmp_path: Path) -> None:
+    # The interpreter finds this module first.
+    (tmp_path / "argparse.py").write_text(EARLY_SIGNAL)
+    result = tmp_path / "result"
+    places = os.pathsep.join(filter(None, [str(tmp_path), *sys.path]))
+    environ = {**os.environ, "PYTHONPATH": places}
+    done = subprocess.run(
+        [sys.executable, "-m", "treenail.builder", "fetch", f"--inputs={tmp_path}",
+         f"--work={tmp_path}", f"--result={result}"],
+        env=environ, check=False,
+    )  # fmt: skip
+    assert done.returncode == 75
+    assert BuildResult.from_json(result.read_bytes()).reason == "Evicted"
 
 
 def run_until_killed(directory: Path, reference: str, secret: Path, ca: Path) -> None:

@@ -106,5 +106,5 @@ def _make_container(phase: str, login: str = "") -> Json:
         "command": ["python3", "-m", "treenail.builder"],
         "args": arguments,
         "volumeMounts": mounts,
-        "securityContext": {"allowPrivilegeEscalation": phase == "build"},
+        "securityContext": {"allowPrivilegeEscalation": False, "runAsUser": 0},
     }

@@ -123,6 +123,7 @@ class Agent:
         user = server.write_kubeconfig(f"system:node:{NODE}", ["system:nodes"])
         self.transport = MonotonicTransport(user, admin) if admin else Transport(user)
         self.events = Recorded()
+        self.changes = 0
         self.cluster = self.make_client()
         self.cluster.refresh_node()
 
@@ -132,8 +133,11 @@ class Agent:
             self.events,
             node_name=NODE,
             clock=FakeClock(),
-            on_change=lambda: None,
+            on_change=self._count_change,
         )
+
+    def _count_change(self) -> None:
+        self.changes += 1
 
     def report(
         self, current: Target, desired: Target, *, event: NodeEvent | None = None
@@ -324,3 +328,27 @@ def test_read_from_restored_server_replaces_cached_node(
     server.load_state(tmp_path / "state.json")
     agent.cluster.refresh_node()
     assert desired_of(agent) is None
+
+
+def test_change_that_a_read_finds_first_wakes_the_loop(
+    server: LabServer, admin: Client, agent: Agent
+) -> None:
+    """The watch finds nothing new afterwards, and the pass that reads may have older facts."""
+    agent.changes = 0
+    found = admin.patch(NODES, NODE, request_of("rendered-2"))
+    agent.cluster.refresh_node()
+    assert agent.changes == 1
+    agent.cluster.accept_node(found)
+    agent.cluster.refresh_node()
+    assert agent.changes == 1
+
+
+def test_change_in_the_response_to_progress_wakes_the_loop(
+    server: LabServer, admin: Client, agent: Agent
+) -> None:
+    agent.changes = 0
+    admin.patch(NODES, NODE, request_of("rendered-2"))
+    agent.cluster.write_progress(10)
+    assert agent.changes == 1
+    agent.cluster.write_progress(20)
+    assert agent.changes == 1

@@ -229,6 +229,21 @@ def test_source_that_is_invalid_keeps_its_last_valid_logins(machine, content, re
     assert machine.pulls_with() == (canonical(a="1", b="3"), canonical(a="1", b="3"))
 
 
+@pytest.mark.parametrize("content", [b"", b" \n"])
+def test_source_that_is_truncated_keeps_its_last_valid_logins(machine, content):
+    """A shell that rewrites a file empties it first."""
+    machine.write(CLUSTER, secret(a="1"))
+    machine.credentials.install_secrets()
+    machine.write(CLUSTER, content)
+    machine.reboot()
+    (problem,) = machine.credentials.install_secrets()
+    assert problem == (
+        f'{CLUSTER} is empty; its last valid logins stay in use; write {{"auths": {{}}}} into it '
+        "to remove them"
+    )
+    assert machine.pulls_with() == (canonical(a="1"), canonical(a="1"))
+
+
 @pytest.mark.parametrize("path", [CLUSTER, INTERNAL])
 def test_source_that_vanishes_keeps_its_last_valid_logins(machine, path):
     machine.write(CLUSTER, secret(a="1"))

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from treenail.builder.buildah.disk_space import DiskSpace
 from treenail.image.build_reason import BuildReason
 
 _CONTAINERFILE_INVALID = (
@@ -28,12 +29,18 @@ _CONTAINERFILE_INVALID = (
 )
 _BASE_NOT_FOUND = (r"image not known", r"creating build container: .*(?:not found|no such image)")
 _NO_SPACE = (r"no space left on device", r"disk quota exceeded")
-# The texts of the kernel's error in a program's own output, such as tar, dd, rpm and dnf.
-_NO_SPACE_IN_OUTPUT = (
-    *_NO_SPACE,
+# Package managers compute what they need before they begin: much space may be free.
+_NEEDS_SPACE = (
     r"not enough (?:free )?(?:disk )?space",
-    r"needs \d+ ?[kmg]b on the / filesystem",
+    r"needs \d+ ?[kmg]b (?:more space )?on the / filesystem",
+    r"at least \d+ ?[kmg]b more space needed on the / filesystem",
 )
+_MIB = 1024 * 1024
+# The kernel refuses a large allocation while less than this is free.
+_FULL_BELOW = 512 * _MIB
+# More than packages of one transaction need.
+_NEEDED_BELOW = 8192 * _MIB
+_FEW_FILES = 100
 _STEP_FAILED = re.compile(r'building at STEP "(.*)": ((?:exit status|while running).*)', re.DOTALL)
 _ERROR = re.compile(r"(?:^|\s)Error: (.*)")
 _SIGNAL = re.compile(r"subprocess exited on (\w+)")
@@ -54,24 +61,26 @@ class BuildFailure:
 
 
 def classify_failure(
-    exit_code: int, tail: Sequence[str], *, oom_kills: int | None = None
+    exit_code: int,
+    tail: Sequence[str],
+    *,
+    oom_kills: int | None = None,
+    space: DiskSpace | None = None,
 ) -> BuildFailure:
     """Classify a failed run of buildah by its exit code and its last lines.
 
-    ``oom_kills`` counts the processes of this build that the kernel killed for lack of memory;
-    None where that is unknown.
+    ``oom_kills`` counts the processes of this build that the kernel killed for lack of memory.
+    ``space`` is the least free space of the disk during the build. Both are None where that is
+    unknown; then the output alone decides.
     """
     error = find_error(tail)
     own_text = "\n".join([error, *filter(_OWN_LOG.match, tail)]).lower()
     step = _STEP_FAILED.search(error)
     if oom_kills:
         return BuildFailure(BuildReason.OUT_OF_MEMORY, _describe_oom(error, oom_kills))
-    if _matches(own_text, _NO_SPACE) or (
-        step and _matches("\n".join(tail[-_OUTPUT_LINES:]).lower(), _NO_SPACE_IN_OUTPUT)
-    ):
-        return BuildFailure(
-            BuildReason.DISK_FULL, f"no space left on the builder's disk: {error or tail[-1]}"
-        )
+    output = "\n".join(tail[-_OUTPUT_LINES:]).lower() if step else own_text
+    if _is_disk_full(output, space):
+        return BuildFailure(BuildReason.DISK_FULL, _describe_full_disk(error or tail[-1], space))
     if step:
         return BuildFailure(BuildReason.INSTRUCTION_FAILED, _describe_step(step, tail))
     if _matches(own_text, _CONTAINERFILE_INVALID):
@@ -95,10 +104,36 @@ def find_error(tail: Sequence[str]) -> str:
     return ""
 
 
+def mentions_full_disk(line: str) -> bool:
+    """Return whether a line of output is what programs print on a full disk."""
+    return _matches(line.lower(), (*_NO_SPACE, *_NEEDS_SPACE))
+
+
+def _is_disk_full(output: str, space: DiskSpace | None) -> bool:
+    """Return whether the output names a full disk, and the disk was indeed full."""
+    is_full, needs_more = _matches(output, _NO_SPACE), _matches(output, _NEEDS_SPACE)
+    if space is None:
+        return is_full or needs_more
+    has_few_files = space.free_files is not None and space.free_files < _FEW_FILES
+    return (is_full and (space.free_bytes < _FULL_BELOW or has_few_files)) or (
+        needs_more and space.free_bytes < _NEEDED_BELOW
+    )
+
+
+def _describe_full_disk(error: str, space: DiskSpace | None) -> str:
+    free = "" if space is None else f" ({space.free_bytes // _MIB} MiB were free)"
+    return f"no space left on the builder's disk{free}: {error}"
+
+
 def _classify_signal(number: int, oom_kills: int | None) -> BuildFailure:
     cause = f"buildah was killed by signal {number}"
     if number == signal.SIGKILL and oom_kills is None:
-        return BuildFailure(BuildReason.OUT_OF_MEMORY, cause)
+        # Not OutOfMemory without evidence: a second attempt would end in the same way.
+        return BuildFailure(
+            BuildReason.INSTRUCTION_FAILED,
+            f"{cause}: either the instruction sent it to all processes, or the kernel did for lack "
+            "of memory; this builder cannot read the kernel's counter",
+        )
     if number in _SENT_SIGNALS:
         # buildah runs in a PID namespace: only its own instructions can send it a signal.
         return BuildFailure(

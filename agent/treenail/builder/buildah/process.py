@@ -88,8 +88,8 @@ class SandboxedProgram:
         if program.returncode == sandbox.EXIT_NO_NAMESPACE and problems:
             raise CommandError(
                 f"cannot run {argv[0]}: {problems[0]}",
-                remedy="allow user namespaces here: a container needs its default capabilities, "
-                "allowPrivilegeEscalation and a seccomp profile that permits unshare; "
+                remedy="allow user namespaces here: a container needs runAsUser 0, its default "
+                "capabilities and a seccomp profile that permits unshare; "
                 "on a host run: sysctl user.max_user_namespaces=65536",
             )
         return program.returncode if program.returncode >= 0 else 128 - program.returncode

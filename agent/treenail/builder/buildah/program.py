@@ -25,6 +25,16 @@ class BindMount:
     target: str
 
 
+@dataclass(frozen=True, slots=True)
+class TextFiles:
+    """Files of one run of ``buildah bud``."""
+
+    containerfile: Path
+    context: Path
+    ignore_file: Path | None = None
+    """Replaces the ignore file of the context."""
+
+
 class Buildah:
     """Runs buildah with storage in the work directory, which is its working directory."""
 
@@ -91,8 +101,7 @@ class Buildah:
 
     def build_image(
         self,
-        containerfile: Path,
-        context: Path,
+        files: TextFiles,
         *,
         images: Mapping[str, str],
         mounts: Sequence[BindMount],
@@ -110,13 +119,14 @@ class Buildah:
             f"--build-context={reference}=container-image://{_LOCAL_PREFIX}{name}"
             for reference, name in images.items()
         ]
+        ignored = [f"--ignorefile={files.ignore_file}"] if files.ignore_file else []
         volumes = [f"--volume={mount.source}:{mount.target}:ro" for mount in mounts]
         return self._program.run_program(
             [*self._make_command("bud"), "--isolation=chroot", "--timestamp=0", "--pull=never",
              "--format=oci", f"--signature-policy={self._work}/home/policy.json",
              f"--layers={str(keeps_layers).lower()}", f"--arch={architecture}",
-             *contexts, *volumes, f"--tag={self.built_image}", f"--file={containerfile}",
-             str(context)],
+             *contexts, *volumes, *ignored, f"--tag={self.built_image}",
+             f"--file={files.containerfile}", str(files.context)],
             timeout_s=timeout_s,
             add_line=add_line,
         )  # fmt: skip

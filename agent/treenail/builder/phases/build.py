@@ -14,16 +14,22 @@ from treenail.builder.build_spec import (
     BuildSpec,
     FetchedImages,
 )
-from treenail.builder.buildah.classify import BuildFailure, classify_failure
+from treenail.builder.buildah.classify import (
+    BuildFailure,
+    classify_failure,
+    mentions_full_disk,
+)
+from treenail.builder.buildah.disk_space import DiskWatch
 from treenail.builder.buildah.oom import count_oom_kills
 from treenail.builder.buildah.output import BuildOutput
-from treenail.builder.buildah.program import BindMount, Buildah
+from treenail.builder.buildah.program import BindMount, Buildah, TextFiles
 from treenail.builder.instructions import find_step_lines
 from treenail.builder.layout import ImageLayout
 from treenail.clock import Clock
 from treenail.errors import CommandError, CommandTimeoutError, FileError
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.image.inputs.compose import OWN_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -58,30 +64,40 @@ def build_image(
     text = directories.read_containerfile()
     layout = ImageLayout(directories.layout)
     context = copy_context(directories.inputs / "context", directories.work / "context")
+    ignore_file = write_ignore_file(context, directories.work / "ignore")
+    files = TextFiles(directories.inputs / "Containerfile", context, ignore_file)
     buildah.prepare_work()
     references, loaded_ids = _load_images(buildah, fetched, directories.layout)
     loaded = clock.monotonic()
     output = BuildOutput(find_step_lines(text), show_line)
     kills_before = count_oom_kills()
+    disk = DiskWatch(directories.work)
+
+    def add_line(line: str) -> None:
+        if mentions_full_disk(line):
+            disk.sample()
+        output.add_line(line)
+
     keeps_layers = settings.keeps_layers or bool(spec.cache_repository)
     try:
-        code = buildah.build_image(
-            directories.inputs / "Containerfile",
-            context,
-            images=references,
-            mounts=settings.mounts,
-            keeps_layers=keeps_layers,
-            architecture=spec.architecture,
-            timeout_s=settings.timeout_s,
-            add_line=output.add_line,
-        )
+        with disk:
+            code = buildah.build_image(
+                files,
+                images=references,
+                mounts=settings.mounts,
+                keeps_layers=keeps_layers,
+                architecture=spec.architecture,
+                timeout_s=settings.timeout_s,
+                add_line=add_line,
+            )
     except CommandTimeoutError as error:
         failure = BuildFailure(BuildReason.DEADLINE_EXCEEDED, str(error))
         return _make_failure(failure, output, spec)
     if code:
         kills = count_oom_kills()
         oom_kills = None if kills is None or kills_before is None else kills - kills_before
-        return _make_failure(classify_failure(code, output.tail, oom_kills=oom_kills), output, spec)
+        failure = classify_failure(code, output.tail, oom_kills=oom_kills, space=disk.lowest)
+        return _make_failure(failure, output, spec)
     built = clock.monotonic()
     try:
         digest = _save_image(buildah, layout, fetched)
@@ -130,6 +146,24 @@ def copy_context(source: Path, target: Path) -> Path:
     except OSError as error:
         raise FileError(f"cannot copy {error.filename}: {error.strerror}") from error
     return target
+
+
+def write_ignore_file(context: Path, target: Path) -> Path | None:
+    """Write the user's ignore file without effect on our own files; None without an ignore file.
+
+    buildah reads the first of these names in the context (containerignore(5)).
+    """
+    for name in (".containerignore", ".dockerignore"):
+        path = context / name
+        if not path.is_file():
+            continue
+        try:
+            # The last pattern that matches decides.
+            target.write_bytes(path.read_bytes() + f"\n!{OWN_PREFIX}*\n".encode())
+        except OSError as error:
+            raise FileError(f"cannot write {target}: {error.strerror}") from error
+        return target
+    return None
 
 
 def _load_images(

@@ -211,8 +211,9 @@ def _build_container(
             "limits": limits,
         },
         "volumeMounts": mounts,
-        # buildah maps user IDs with newuidmap, which no_new_privs forbids.
-        "securityContext": {"allowPrivilegeEscalation": phase == "build"},
+        # As root, a container's default capabilities suffice to map IDs: newuidmap, which gains
+        # privileges, is for other users.
+        "securityContext": {"allowPrivilegeEscalation": False, "runAsUser": 0},
     }
 
 

@@ -102,7 +102,7 @@ def build_node_access() -> list[Json]:
 def _build_namespaces(options: InstallOptions) -> list[Json]:
     levels = {options.namespace: "restricted"}
     if options.has_builds:
-        # buildah needs a container's default capabilities, and newuidmap without no_new_privs.
+        # buildah needs root and a container's default capabilities.
         levels[options.build_namespace] = "baseline"
     return [_build_namespace(name, level) for name, level in levels.items()]
 

@@ -109,6 +109,12 @@ class NodeClient:
             self._on_change()
 
     def refresh_node(self) -> None:
+        """Read our Node from the API server; wake the loop when a decision could change.
+
+        The watch reports the same version later and finds no change. A pass that
+        read its facts before this would wait for the next resync.
+        """
+        known = self.get_cached_node()
         with self._lock:
             before = self._watched
         token = self._responses.begin_request()
@@ -118,6 +124,7 @@ class NodeClient:
                 # etcd answers a read with its newest state, whatever the watch said before.
                 self._watched = node
         self._responses.store_response(self._name, node, token)
+        self._notify_of_change(known)
 
     def fetch_machine_config(self, name: str) -> MachineConfig:
         try:
@@ -192,6 +199,7 @@ class NodeClient:
         token = self._responses.begin_request()
         patched = Node.from_json(self._client.patch(NODES, self._name, body))
         self._responses.store_response(self._name, patched, token)
+        self._notify_of_change(node)
 
     def record_event(self, event: NodeEvent) -> None:
         """Record the Event, unless it is the one recorded last."""

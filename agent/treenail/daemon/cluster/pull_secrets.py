@@ -47,9 +47,9 @@ class _PullSecretSource:
 class PullSecrets:
     """The pull secrets of the cluster and of its internal registry, merged into one file.
 
-    For a source that is invalid or missing, the copy of its last valid content is used, also
-    after a restart. A source that never existed is empty. Without any login, pulls are anonymous,
-    and the agent removes its files and links.
+    For a source that is invalid, empty or missing, the copy of its last valid content is used,
+    also after a restart; ``{"auths": {}}`` removes its logins. A source that never existed is
+    empty. Without any login, pulls are anonymous, and the agent removes its files and links.
 
     A new login replaces the previous one of the same registry. The previous one is stored until a
     pull succeeded with the new one, and is used again when the registry rejects the new one.
@@ -133,12 +133,19 @@ class PullSecrets:
             self._write_auth_file(credential_history.select_credentials(history, self._merged))
 
     def _read_source(self, source: _PullSecretSource, problems: list[str]) -> PullSecret:
-        problem = ""
+        problem, absence = "", f"{source.path} no longer exists; its last valid logins stay in use"
         try:
-            found = self._parse_file(source.path)
-            if found is not None:
+            content = self._files.read_file(source.path, limit=_LIMIT)
+            if content is not None and content.strip():
+                found = parse_pull_secret(content, where=source.path)
                 self._save_last_good(source, found, problems)
                 return found
+            if content is not None:
+                # A program that rewrites a file in place empties it first.
+                absence = (
+                    f"{source.path} is empty; its last valid logins stay in use; "
+                    'write {"auths": {}} into it to remove them'
+                )
         except (FileError, CredentialError) as error:
             problem = str(error)
         last = None
@@ -146,11 +153,12 @@ class PullSecrets:
             last = self._parse_file(source.last_good)
         except (FileError, CredentialError) as error:
             problems.append(str(error))
-        if last is not None:
-            problem = problem or f"{source.path} no longer exists"
-            problems.append(f"{problem}; its last valid logins stay in use")
-        elif problem:
+        if problem and last is None:
             problems.append(f"{problem}; it has no earlier valid content")
+        elif problem:
+            problems.append(f"{problem}; its last valid logins stay in use")
+        elif last is not None and last.credentials:
+            problems.append(absence)
         return last or PullSecret()
 
     def _save_last_good(

@@ -1,0 +1,138 @@
+"""Command line of ``python -m treenail.builder``: one phase of a build.
+
+Each phase writes its result as JSON to ``--result``, which the kubelet reports as the container's
+termination message. Exit codes: 0 done; 64 the user's text or files are wrong; 75 every other
+failure.
+"""
+
+import argparse
+import getpass
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from treenail.builder.build_spec import BuildDirectories
+from treenail.builder.buildah import sandbox
+from treenail.builder.buildah.namespaces import choose_id_maps
+from treenail.builder.buildah.process import SandboxedProgram, make_environment
+from treenail.builder.buildah.program import BindMount, Buildah
+from treenail.builder.phases import build, fetch, push
+from treenail.builder.phases.failures import make_failed_result
+from treenail.builder.phases.registries import RegistrySettings
+from treenail.builder.phases.termination import TerminationHandler
+from treenail.clock import SystemClock
+from treenail.errors import TreenailError
+from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import EXIT_USER, BuildPhase, BuildResult
+
+DRIVERS = ("overlay", "vfs")
+
+log = logging.getLogger(__name__)
+
+
+class PhaseParser(argparse.ArgumentParser):
+    """Parser that exits with `EXIT_USER`: another attempt of the Job has the same arguments."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USER, f"{self.prog}: {message}\n")
+
+
+def main(argv: list[str] | None, handler: TerminationHandler) -> int:
+    """Run one phase; return its exit code. ``handler`` is installed."""
+    arguments = create_parser().parse_args(argv)
+    if arguments.die_with_parent:
+        sandbox.die_with_parent()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    phase = BuildPhase(arguments.phase)
+
+    def report_termination() -> int:
+        message = "the builder was terminated: its pod was deleted or evicted"
+        result = BuildResult(phase, reason=BuildReason.EVICTED, message=message)
+        return _report_result(result, arguments.result)
+
+    handler.set_report(report_termination)
+    return _report_result(_run_phase(phase, arguments), arguments.result)
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """Create the parser of all phases."""
+    parser = PhaseParser(prog="python -m treenail.builder", description=__doc__)
+    phases = parser.add_subparsers(dest="phase", metavar="PHASE", required=True)
+    fetch_parser = phases.add_parser(BuildPhase.FETCH.value, help="pull the images of the text")
+    build_parser = phases.add_parser(BuildPhase.BUILD.value, help="run the Containerfile")
+    push_parser = phases.add_parser(BuildPhase.PUSH.value, help="push the image")
+    for each in (fetch_parser, build_parser, push_parser):
+        each.add_argument("--inputs", metavar="DIR", type=Path, required=True)
+        each.add_argument("--work", metavar="DIR", type=Path, required=True)
+        each.add_argument("--result", metavar="FILE", type=Path, required=True)
+        each.add_argument("--die-with-parent", action="store_true", help=argparse.SUPPRESS)
+    fetch_parser.add_argument("--pull-secret", metavar="FILE", type=Path, dest="secret")
+    push_parser.add_argument("--push-secret", metavar="FILE", type=Path, dest="secret")
+    for each in (fetch_parser, push_parser):
+        each.add_argument("--ca", metavar="FILE", type=Path, help="CAs besides the system's")
+    build_parser.add_argument(
+        "--mount",
+        metavar="SOURCE:TARGET",
+        action="append",
+        default=[],
+        type=_parse_mount,
+        help="let instructions see the directory SOURCE, unless it is absent; repeatable",
+    )
+    build_parser.add_argument("--driver", choices=DRIVERS, default=DRIVERS[0])
+    build_parser.add_argument("--timeout", metavar="SECONDS", type=float, default=3600.0)
+    return parser
+
+
+def _run_phase(phase: BuildPhase, arguments: argparse.Namespace) -> BuildResult:
+    directories = BuildDirectories(arguments.inputs, arguments.work)
+    clock = SystemClock()
+    try:
+        if phase is BuildPhase.FETCH:
+            return fetch.fetch_images(directories, _read_settings(arguments), clock)
+        if phase is BuildPhase.PUSH:
+            return push.push_image(directories, _read_settings(arguments), clock)
+        settings = build.BuildSettings(
+            mounts=tuple(mount for mount in arguments.mount if mount.source.is_dir()),
+            timeout_s=arguments.timeout,
+        )
+        buildah = _create_buildah(arguments)
+        return build.build_image(directories, buildah, settings, clock, log.info)
+    except TreenailError as error:
+        return make_failed_result(error, phase)
+
+
+def _read_settings(arguments: argparse.Namespace) -> RegistrySettings:
+    return RegistrySettings.read(arguments.secret, arguments.ca, os.environ)
+
+
+def _create_buildah(arguments: argparse.Namespace) -> Buildah:
+    user = os.geteuid()
+    name = "root" if user == 0 else getpass.getuser()
+    maps = choose_id_maps(user, name, os.getegid(), proc=Path("/proc"), etc=Path("/etc"))
+    work = arguments.work.absolute()
+    environ = make_environment(os.environ, work)
+    program = SandboxedProgram(SystemClock(), maps, environ, directory=work)
+    return Buildah(program, work, arguments.driver)
+
+
+def _report_result(result: BuildResult, path: Path) -> int:
+    if result.reason is None:
+        log.info("%s done%s", result.phase, f": {result.digest}" if result.digest else "")
+    else:
+        log.error("%s failed: %s: %s", result.phase, result.reason, result.message)
+    try:
+        # Not by rename: the kubelet mounts this one file.
+        path.write_text(result.to_json())
+    except OSError as error:
+        log.error("cannot write %s: %s", path, error.strerror)  # noqa: TRY400 - for users
+        return result.exit_code or 75
+    return result.exit_code
+
+
+def _parse_mount(text: str) -> BindMount:
+    source, colon, target = text.partition(":")
+    if not colon or not target.startswith("/") or ":" in target:
+        raise argparse.ArgumentTypeError(f"expected SOURCE:TARGET, found {text!r}")
+    return BindMount(Path(source), target)
