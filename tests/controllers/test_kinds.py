@@ -35,6 +35,8 @@ from treenail.kube.resources import (
         (MACHINECONFIGPOOLS, {"pinnedImageSets": [{"name": "A_"}]}, "pinnedImageSets"),
         (MACHINECONFIGPOOLS, {"osImageStream": {}}, "osImageStream.name"),
         (MACHINECONFIGPOOLS, {"osImage": "registry.example.com/os:latest"}, "spec.osImage"),
+        (MACHINECONFIGPOOLS, {"osImageTag": {"follow": True}}, "osImageTag.name"),
+        (MACHINECONFIGPOOLS, {"osImageTag": {"name": "os:stable"}}, "osImageTag.name"),
         (MACHINECONFIGPOOLS, {"imageFiles": "Both"}, "imageFiles"),
         (MACHINECONFIGPOOLS, {"rolloutPolicy": ""}, "rolloutPolicy"),
         (ROLLOUTPOLICIES, {"canary": {"nodes": 0}}, "canary.nodes"),
@@ -84,18 +86,36 @@ def test_valid_pool_is_stored_unchanged(objects: Objects) -> None:
         "paused": True,
         "maxUnavailable": "10%",
         "configuration": {"name": "x", "source": [{"kind": "MachineConfig", "name": "00"}]},
+        "osImageTag": {"name": "registry.example.com/os:stable", "follow": True, "pullSecret": "a"},
         "osImageStream": {"name": "rhel-10"},
     }
     made = objects.make(MACHINECONFIGPOOLS, spec=spec)
     status: Json = {
         "observedGeneration": 1,
         "machineCount": 3,
+        "osImageTag": {
+            "tag": "registry.example.com/os:stable",
+            "image": f"registry.example.com/os@sha256:{'1' * 64}",
+            "resolvedAt": "2026-01-01T00:00:00Z",
+            "earlier": ["registry.example.com/os@sha256:x"],
+            "reason": "TagNotFound",
+            "message": "x",
+        },
         "conditions": [{"type": "Updated", "status": "True", "reason": "x"}],
     }
     written = objects.write_status(MACHINECONFIGPOOLS, status)
 
     assert made["spec"] == spec
     assert written["status"] == status
+
+
+def test_digest_and_tag_of_a_pool_exclude_each_other(real_objects: Objects) -> None:
+    spec: Json = {
+        "osImage": f"registry.example.com/os@sha256:{'1' * 64}",
+        "osImageTag": {"name": "registry.example.com/os:stable"},
+    }
+    with pytest.raises(InvalidError, match="exclude each other"):
+        real_objects.make(MACHINECONFIGPOOLS, spec=spec)
 
 
 POLICY: Json = {

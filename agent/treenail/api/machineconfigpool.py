@@ -18,8 +18,9 @@ ARBITER = "arbiter"
 
 SPEC_FIELDS = frozenset({
     "configuration", "imageFiles", "machineConfigSelector", "maxUnavailable", "nodeSelector",
-    "osImage", "osImageStream", "paused", "pinnedImageSets", "rolloutPolicy",
+    "osImage", "osImageStream", "osImageTag", "paused", "pinnedImageSets", "rolloutPolicy",
 })  # fmt: skip
+_TAG_FIELDS = frozenset({"follow", "name", "pullSecret"})
 _SELECTOR_FIELDS = frozenset({"matchLabels", "matchExpressions"})
 
 
@@ -48,6 +49,27 @@ class PoolConfiguration:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolImageTag:
+    """Tag of the OS image of a pool. A controller resolves it; nodes get digests only."""
+
+    name: str
+    """The tag with its registry and repository."""
+    is_followed: bool = False
+    """A new digest is assigned; otherwise the tag is resolved once."""
+    pull_secret: str = ""
+    """Secret in the namespace of the controller; empty for the cluster's pull secret."""
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "PoolImageTag":
+        """Read the object; raise `ConfigError`."""
+        return cls(
+            fields.get_required_text("name"),
+            fields.get_bool("follow"),
+            fields.get_text("pullSecret"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class MachineConfigPool:
     """Snapshot of a MachineConfigPool."""
 
@@ -63,6 +85,8 @@ class MachineConfigPool:
     """Desired configuration of the nodes."""
     os_image: str | None = None
     """Pull spec of the OS image of the nodes; None for the image that the config names."""
+    os_image_tag: PoolImageTag | None = None
+    """Names the OS image by tag, in place of ``os_image``."""
     image_files: PoolImageFiles | None = None
     """None leaves the choice to the settings of each node."""
     rollout_policy: str = ""
@@ -100,6 +124,11 @@ class MachineConfigPool:
             max_unavailable=_parse_max_unavailable(spec),
             configuration=PoolConfiguration.from_fields(spec.get_object("configuration")),
             os_image=spec.get_optional_text("osImage"),
+            os_image_tag=(
+                PoolImageTag.from_fields(spec.get_object("osImageTag"))
+                if spec.values.get("osImageTag") is not None
+                else None
+            ),
             image_files=_parse_image_files(spec),
             rollout_policy=spec.get_text("rolloutPolicy"),
             os_image_stream=spec.get_object("osImageStream").get_text("name"),
@@ -116,6 +145,7 @@ def reject_unknown_pool_fields(document: object) -> None:
     """Raise `ConfigError` for a field of the spec that no MachineConfigPool has."""
     spec = Fields.from_json(document, "").get_object("spec")
     reject_unknown_fields(spec, SPEC_FIELDS)
+    reject_unknown_fields(spec.get_object("osImageTag"), _TAG_FIELDS)
     for name in ("machineConfigSelector", "nodeSelector"):
         reject_unknown_fields(spec.get_object(name), _SELECTOR_FIELDS)
 

@@ -51,12 +51,15 @@ class Site:
     tag: str = TAG
     answers: dict[Question, Answer] = field(default_factory=dict)
     asked: int = 0
+    login: str = "1"
+    """Version of the login."""
 
     def decide(self) -> BaseDecision:
         """Decide once; execute the decision."""
         windows = parse_schedule(self.schedule) if self.schedule else ()
         facts = BaseFacts("uid", self.tag, self.record, windows, self.rebuild, has_condition=True)
-        found = decide_base(facts, self.answers, self.now)
+        login = self.login if facts.is_unresolved else ""
+        found = decide_base(facts, self.answers, self.now, login=login)
         if found.write is not None:
             self.record = decode_base_record(encode_base_record(found.write))
             assert self.record == found.write
@@ -218,6 +221,16 @@ def test_tag_that_was_never_there_is_a_problem_with_remedy() -> None:
     found.image = IMAGES[0]
     found.now += decision.requeue_after_s or 0
     assert found.settle().problem is None
+
+
+def test_failed_resolution_is_repeated_at_once_with_another_login() -> None:
+    found = Site(failure=BuildReason.BASE_LOGIN_REFUSED)
+    assert found.settle().problem is not None
+    found.failure = None
+    assert found.settle().problem is not None
+    found.login = "2"
+    assert found.settle().problem is None
+    assert (found.served(), found.asked) == (IMAGES[0], 2)
 
 
 def test_another_tag_is_resolved_and_a_digest_removes_the_record() -> None:

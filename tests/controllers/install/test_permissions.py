@@ -59,8 +59,12 @@ CLOCK = SystemClock()
 ROLE = "machineconfiguration.openshift.io/role"
 
 # The lab's server does not check this: it needs an optional admission plugin.
-# The second one is for a policy that names a Secret.
-ASKED_ELSEWHERE = {("machineconfigpools/finalizers", "update"), ("secrets", "get")}
+# The second one is for a policy that names a Secret, the third one for a pool with a tag.
+ASKED_ELSEWHERE = {
+    ("machineconfigpools/finalizers", "update"),
+    ("secrets", "get"),
+    ("controllerconfigs", "get"),
+}
 
 
 @pytest.fixture

@@ -71,6 +71,7 @@ class World:
         self.stale_reason = ""
         self.on_write: Callable[[str, str, Json], None] = lambda *_: None
         self.warnings: list[tuple[str, str, str]] = []
+        self.notices: list[tuple[str, str, str]] = []
         self._version = 0
         self._facts: dict[tuple[str, str], NodeFacts] = {}
 
@@ -161,6 +162,9 @@ class World:
 
     def record_warning(self, regarding: ObjectReference, reason: str, message: str) -> None:
         self.warnings.append((regarding.name, reason, message))
+
+    def record_normal(self, regarding: ObjectReference, reason: str, message: str) -> None:
+        self.notices.append((regarding.name, reason, message))
 
     # Other clients.
 

@@ -73,6 +73,8 @@ class ControllerContext:
     own_node_name: str
     load_secret: Callable[[str], Json]
     """Reads a Secret of the controller's namespace. Raises `ClusterError`."""
+    find_namespace: Callable[[], str]
+    """Returns the controller's namespace; raises `UsageError` where it is unknown."""
     build_jobs: JobSettings
     signing_key: str
     """File of the key that signs built images; empty for none."""
@@ -99,6 +101,7 @@ def _build_render(context: ControllerContext) -> tuple[ControllerSettings, ...]:
 
 def _build_rollout(context: ControllerContext) -> tuple[ControllerSettings, ...]:
     from treenail.api import annotations as key
+    from treenail.cli.controller.tag_source import make_tag_source
     from treenail.controllers.rollout.controller import RolloutController
     from treenail.controllers.rollout.gates.external import GateClient
     from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
@@ -117,7 +120,13 @@ def _build_rollout(context: ControllerContext) -> tuple[ControllerSettings, ...]
     return (
         ControllerSettings(
             RolloutController(
-                client, context.clock, gates, context.recorder, settings, context.metrics
+                client,
+                context.clock,
+                gates,
+                context.recorder,
+                settings,
+                context.metrics,
+                tags=make_tag_source(client, context.clock, context.find_namespace),
             )
         ),
         ControllerSettings(
@@ -299,6 +308,7 @@ class ControllerProcess:
             load_secret=lambda name: client.get(
                 SECRETS, name, namespace=arguments.namespace or _read_own_namespace()
             ),
+            find_namespace=lambda: arguments.namespace or _read_own_namespace(),
             build_jobs=_read_build_settings(arguments),
             signing_key=arguments.signing_key,
         )

@@ -225,6 +225,18 @@ def _make_question(facts: BaseFacts, question: TagQuestion) -> ResolveBase:
 
 def _find_answer(answers: Mapping[Question, Answer], question: ResolveBase) -> TagAnswer | None:
     found = answers.get(question)
+    if found is None and not question.login:
+        # An image is an image, whichever login found it.
+        found = next(
+            (
+                each
+                for asked, each in answers.items()
+                if isinstance(asked, ResolveBase)
+                and each.failure is None
+                and replace(asked, login="") == question
+            ),
+            None,
+        )
     if found is None:
         return None
     failure = found.failure

@@ -98,6 +98,11 @@ class ClusterReader:
         content = self.read_trust().pull_secret
         return parse_pull_secret(content, where="internalRegistryPullSecret")
 
+    def read_ca(self, registry: str) -> str:
+        """Return the CAs of a registry beside those of the system, in PEM."""
+        trust = self.read_trust()
+        return "\n".join(filter(None, (trust.registry_cas.get(registry, ""), trust.bundle)))
+
     def compute_access_version(self, name: str) -> str:
         """Return a text that changes with the login for base images, and with the CAs."""
         trust = self.read_trust()

@@ -163,8 +163,7 @@ class Planner:
 
     def read_ca(self, registry: str) -> str:
         """Return the CAs of a registry."""
-        trust = self._reader.read_trust()
-        return "\n".join(filter(None, (trust.registry_cas.get(registry, ""), trust.bundle)))
+        return self._reader.read_ca(registry)
 
     def read_rendered(self, name: str) -> MachineConfig:
         """Read a rendered config with its files."""

@@ -60,8 +60,9 @@ class TagRecord:
             "image": self.image,
             "resolvedAt": self.resolved_at,
             "earlier": list(self.earlier),
-            "revision": self.revision,
         }
+        if self.revision:
+            found["revision"] = self.revision
         if self.is_for_rebuild:
             found["forRebuild"] = True
         if self.problem is not None:

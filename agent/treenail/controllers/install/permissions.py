@@ -32,6 +32,8 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         "nodes": _WATCH_VERBS,
     },
     "rollout": {
+        # Logins and CAs, for pools whose image is a tag.
+        f"controllerconfigs.{GROUP}": ("get",),
         f"machineconfigs.{GROUP}": ("get",),
         f"machineconfigpools.{GROUP}": _WATCH_VERBS,
         f"machineconfigpools/status.{GROUP}": ("patch",),

@@ -13,12 +13,14 @@ from treenail.controllers.build.base_image import is_tag, pin_base_image
 from treenail.controllers.build.planner import DEFAULT_ARCHITECTURE
 from treenail.controllers.rollout.gates.os_image import (
     GateBlocked,
+    GateOpen,
     PoolBuild,
     decide_pool_image,
     find_pool_build,
-    read_pool_image,
+    read_pool_target,
 )
 from treenail.controllers.rollout.nodes import RolloutTarget
+from treenail.errors import ConfigError
 from treenail.image.build_name import complete_spec, compute_build_name
 from treenail.image.inputs.build_inputs import BuildInputs
 from treenail.image.inputs.check_config import (
@@ -96,8 +98,9 @@ def plan_pool_build(facts: PoolBuildInput) -> PoolImagePlan:
     """Return the pool's target, and the build that it needs; raise `ConfigError`."""
     found = find_pool_build(facts.pool, facts.image_configs, facts.builds)
     if found.config is None:
-        target = read_pool_image(facts.pool).target
-        return PoolImagePlan(target, source="spec.osImage of the pool" if target.image else "")
+        target = _read_target(facts.pool)
+        field = "osImageTag" if facts.pool.os_image_tag is not None else "osImage"
+        return PoolImagePlan(target, source=f"spec.{field} of the pool" if target.image else "")
     name = facts.pool.configuration.name
     config = pin_base_image(found.config)
     source = f"MachineOSConfig {config.name}"
@@ -194,3 +197,14 @@ def _list_inputs(
 def _measure_s(build: MachineOSBuild) -> float | None:
     began, ended = parse_rfc3339(build.start), parse_rfc3339(build.end)
     return None if began is None or ended is None else max(ended - began, 0.0)
+
+
+def _read_target(pool: MachineConfigPool) -> RolloutTarget:
+    verdict = read_pool_target(pool)
+    if isinstance(verdict, GateOpen):
+        return verdict.target
+    raise ConfigError(
+        f"cannot find the OS image of pool {pool.name}: {verdict.reason}",
+        remedy="compare with a cluster that has resolved the tag, or name the image by digest in "
+        "spec.osImage",
+    )

@@ -10,6 +10,8 @@ from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import Clock
+from treenail.controllers.image_tags.desk import TagSource
+from treenail.controllers.image_tags.tag_metrics import TagMetrics
 from treenail.controllers.rollout.disruption_budgets import BudgetWatcher
 from treenail.controllers.rollout.gates.background import (
     MAX_PARALLEL_REQUESTS,
@@ -21,6 +23,7 @@ from treenail.controllers.rollout.gates.os_image import (
     PoolBuild,
     find_pool_build,
 )
+from treenail.controllers.rollout.image_tag_keeper import TagParts
 from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.controllers.rollout.policy import ObservedPolicy
 from treenail.controllers.rollout.pool_index import PoolIndex
@@ -45,6 +48,8 @@ from treenail.kube.resources import (
 from treenail.kube.watch import WatchScope
 
 MAX_PARALLEL_WRITES = 16
+MAX_PARALLEL_TAGS = 4
+"""Requests to registries at the same time."""
 _ORPHAN_PREFIX = "node/"
 """Prefix of keys that are nodes with a lock. The name of a pool contains no slash."""
 _DECISIVE = (
@@ -76,7 +81,10 @@ class RolloutController:
         events: EventRecorder,
         settings: RolloutSettings,
         metrics: ControllerMetrics | None = None,
+        *,
+        tags: TagSource | None = None,
     ) -> None:
+        """``tags`` resolves the tags of pools; without it such a pool waits."""
         self._clock = clock
         self._settings = settings
         self._executor = ThreadPoolExecutor(
@@ -85,6 +93,10 @@ class RolloutController:
         self._gate_executor = ThreadPoolExecutor(
             MAX_PARALLEL_REQUESTS, thread_name_prefix="rollout-gates"
         )
+        self._tag_executor = ThreadPoolExecutor(
+            MAX_PARALLEL_TAGS, thread_name_prefix="rollout-tags"
+        )
+        self._enqueue: Callable[[str], None] = lambda _: None
         self._budgets = BudgetWatcher(client, clock)
         self._index = PoolIndex(self._find_pool, self._find_node)
         self._reconciler = RolloutReconciler(
@@ -95,13 +107,14 @@ class RolloutController:
                 self._find_node,
                 self._list_policies,
                 self._find_build,
+                self._budgets.find_blocked_nodes,
             ),
             clock,
             BackgroundGates(gates, clock, self._gate_executor),
             events,
             settings,
             parallel_map=self._executor.map,
-            find_blocked_nodes=self._budgets.find_blocked_nodes,
+            tags=self._make_tag_parts(tags, metrics),
         )
         self._pool_metrics = (
             None if metrics is None else PoolMetrics(metrics, clock, self._read_all_pools)
@@ -115,8 +128,25 @@ class RolloutController:
         self._lock = threading.Lock()
         self._not_before: dict[str, float] = {}
 
+    def _make_tag_parts(
+        self, source: TagSource | None, metrics: ControllerMetrics | None
+    ) -> TagParts | None:
+        if source is None:
+            return None
+        return TagParts(
+            source,
+            self._tag_executor,
+            self._notify,
+            None if metrics is None else TagMetrics(metrics, "pool_image"),
+        )
+
+    def _notify(self, pool: str) -> None:
+        """Enqueue a pool. The runtime provides the queue after the construction."""
+        self._enqueue(pool)
+
     def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
         """Watch pools, policies, nodes and PodDisruptionBudgets."""
+        self._enqueue = enqueue
         self._budgets.watch_budgets(informers)
         image_key = self._settings.image_key
         pools = informers.add_view(WatchScope(MACHINECONFIGPOOLS), ObservedPool.from_json)
@@ -225,6 +255,7 @@ class RolloutController:
         self._executor.shutdown()
         # A gate that hangs must not delay the end of the process.
         self._gate_executor.shutdown(wait=False, cancel_futures=True)
+        self._tag_executor.shutdown(wait=False, cancel_futures=True)
 
     def _read_all_pools(self) -> list[PoolSnapshot]:
         found = (self._index.read_pool(name) for name in sorted(self._index.get_pool_names()))

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import API_VERSION, ARBITER, KIND, MASTER, MachineConfigPool
+from treenail.api.meta import Condition
 from treenail.clock import Clock, format_rfc3339
 from treenail.controllers.rollout import status
+from treenail.controllers.rollout.config_check import ConfigChecker
 from treenail.controllers.rollout.decide import (
     NO_POLICY,
     RolloutContext,
@@ -37,6 +39,7 @@ from treenail.controllers.rollout.gates.os_image import (
     GateWaiting,
     PoolBuild,
 )
+from treenail.controllers.rollout.image_tag_keeper import ImageTagKeeper, TagParts
 from treenail.controllers.rollout.lock_keeper import LockKeeper
 from treenail.controllers.rollout.node_settings import build_settings, find_settings_changes
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
@@ -51,10 +54,7 @@ from treenail.controllers.rollout.pools import (
 )
 from treenail.controllers.rollout.progress import ROLLOUT_STATUS, RolloutRecord
 from treenail.controllers.rollout.status import (
-    DEGRADED,
     NODE_IN_TWO_POOLS,
-    PROGRESS_DEADLINE,
-    STALLED,
     PoolProblem,
     PoolStatus,
     PoolStatusInput,
@@ -66,11 +66,9 @@ from treenail.errors import (
     ConflictError,
     ForbiddenError,
     InvalidError,
-    NotFoundError,
 )
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder, ObjectReference
-from treenail.kube.resources import MACHINECONFIGS
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +104,8 @@ class RolloutCaches:
     """Returns the RolloutPolicies by name."""
     find_build: Callable[[MachineConfigPool], PoolBuild] = lambda _: NO_BUILD
     """Returns what builds the image of a pool."""
+    find_blocked_nodes: Callable[[], frozenset[str]] = frozenset
+    """Returns the nodes that a PodDisruptionBudget blocks."""
 
 
 @dataclass(slots=True)
@@ -119,6 +119,7 @@ class _PoolSync:
     target: RolloutTarget
     stale_reason: str = ""
     image: PoolBuild = NO_BUILD
+    image_tag: Condition | None = None
     policy: RolloutPolicy = NO_POLICY
     decision: RolloutDecision = field(default_factory=RolloutDecision)
     requeue_after_s: list[float] = field(default_factory=list)
@@ -145,19 +146,17 @@ class RolloutReconciler:
         settings: RolloutSettings,
         *,
         parallel_map: ParallelMap = map,
-        find_blocked_nodes: Callable[[], frozenset[str]] = frozenset,
+        tags: TagParts | None = None,
     ) -> None:
-        self._client = client
         self._caches = caches
         self._clock = clock
         self._gates = gates
         self._events = events
         self._settings = settings
-        self._find_blocked_nodes = find_blocked_nodes
         self._expected = ExpectedNodes()
         self._pools = ExpectedPools()
         self._status_written_at: dict[str, float] = {}
-        self._existing_configs: dict[str, str] = {}
+        self._configs = ConfigChecker(client)
         self._writer = RolloutWriter(
             client,
             clock,
@@ -166,6 +165,9 @@ class RolloutReconciler:
             image_key=settings.image_key,
         )
         self._locks = LockKeeper(gates, self._writer, self._pools)
+        self._tags = (
+            None if tags is None else ImageTagKeeper(tags, self._writer, self._pools, events, clock)
+        )
         self._policy_reporter = PolicyReporter(self._writer, caches.list_policies)
 
     def sync_pool(self, name: str) -> float | None:
@@ -189,6 +191,7 @@ class RolloutReconciler:
             else os_image.compute_build_target(pool, image.config, image.build)
         )
         sync = _PoolSync(snapshot, pool, overlaid, self._clock.now(), target, stale_reason, image)
+        self._refresh_tag(sync)
         sync.decision = self._decide_pool(sync)
         self._apply_decision(sync)
         self._report_status(sync)
@@ -210,10 +213,23 @@ class RolloutReconciler:
         """Forget a deleted node."""
         self._expected.forget_node(name)
 
+    def _refresh_tag(self, sync: _PoolSync) -> None:
+        """Resolve the tag of the pool, so that the decision sees the recorded image."""
+        if self._tags is None or sync.snapshot.observed.error is not None:
+            return
+        try:
+            found = self._tags.refresh_tag(sync.pool, self._caches.list_policies(), sync.nodes)
+        except ClusterError as error:
+            sync.record_error(error)
+            return
+        sync.pool, sync.image_tag = found.pool, found.condition
+        if found.requeue_after_s is not None:
+            sync.requeue_after_s.append(found.requeue_after_s)
+
     def _forget_pool(self, name: str) -> float | None:
         self._pools.forget_pool(name)
         self._status_written_at.pop(name, None)
-        self._existing_configs.pop(name, None)
+        self._configs.forget_pool(name)
         try:
             self._policy_reporter.remove_pool(name)
         except ClusterError as error:
@@ -259,12 +275,12 @@ class RolloutReconciler:
         if not decision.nodes_to_assign:
             return decision
         # Gates cost a request each, so they are queried only when a node would be assigned.
-        verdict = self._check_config_exists(pool) or self._gates.check_alerts(sync.policy.alerts)
+        verdict = self._configs.check_config(pool) or self._gates.check_alerts(sync.policy.alerts)
         if isinstance(verdict, GatePending):
             sync.requeue_after_s.append(PENDING_RETRY_S)
             return replace(decision, nodes_to_assign=())
         if verdict is None:
-            blocked_nodes = self._find_blocked_nodes()
+            blocked_nodes = self._caches.find_blocked_nodes()
             return decide(blocked_nodes=blocked_nodes) if blocked_nodes else decision
         sync.requeue_after_s.append(GATE_RETRY_S)
         return decide(verdict)
@@ -289,24 +305,6 @@ class RolloutReconciler:
         waiting = os_image.check_control_plane(name, masters, arbiters, target)
         if waiting is not None:
             yield waiting
-
-    def _check_config_exists(self, pool: MachineConfigPool) -> GateBlocked | None:
-        """Block the rollout of a rendered config that does not exist."""
-        config = pool.configuration.name
-        if self._existing_configs.get(pool.name) == config:
-            return None
-        try:
-            self._client.get(MACHINECONFIGS, config)
-        except NotFoundError:
-            return GateBlocked(
-                f"cannot assign MachineConfig {config}: it does not exist; create it, or correct "
-                f"spec.configuration of pool {pool.name}",
-                "MissingMachineConfig",
-            )
-        except ClusterError as error:
-            return GateBlocked(f"cannot read MachineConfig {config}: {error}", "ClusterError")
-        self._existing_configs[pool.name] = config
-        return None
 
     def _apply_decision(self, sync: _PoolSync) -> None:
         record = sync.decision.record
@@ -461,21 +459,15 @@ class RolloutReconciler:
             progress_message=sync.decision.progress_message,
             stalled_message=sync.decision.stalled_message,
             problem=problem,
+            image_tag=sync.image_tag,
         )
         return status.compute_status(status_input, now=now)
 
     def _emit_warnings(self, pool: MachineConfigPool, written: PoolStatus) -> None:
         """Emit an Event for a problem that is new or has another message."""
-        before = [(each.type, each.status, each.message) for each in pool.conditions]
-        for condition in written.conditions:
-            is_stall = condition.type == STALLED and condition.reason == PROGRESS_DEADLINE
-            now = (condition.type, condition.status, condition.message)
-            is_problem = condition.type == DEGRADED or is_stall
-            if is_problem and condition.status == "True" and now not in before:
-                regarding = ObjectReference(
-                    KIND, pool.name, uid=pool.metadata.uid, api_version=API_VERSION
-                )
-                self._events.record_warning(regarding, condition.reason, condition.message)
+        regarding = ObjectReference(KIND, pool.name, uid=pool.metadata.uid, api_version=API_VERSION)
+        for condition in status.find_new_problems(pool, written):
+            self._events.record_warning(regarding, condition.reason, condition.message)
 
 
 def _apply_gate_verdict(

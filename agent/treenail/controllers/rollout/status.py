@@ -81,6 +81,8 @@ class PoolStatusInput:
     """How many nodes are updated, and the estimated time left."""
     problem: PoolProblem | None = None
     """Why the rollout cannot continue without a user."""
+    image_tag: Condition | None = None
+    """OSImageResolved; None for a pool that never had a tag."""
     stalled_message: str = ""
     """Why the rollout exceeds its progress deadline; empty while it does not."""
 
@@ -153,6 +155,7 @@ def compute_status(status_input: PoolStatusInput, *, now: str) -> PoolStatus:
         *building.compute_build_degraded(
             status_input.image_config, status_input.image_build, before.get(IMAGE_BUILD_DEGRADED)
         ),
+        *(() if status_input.image_tag is None else (status_input.image_tag,)),
     ]
     conditions = {**before, **{condition.type: condition for condition in computed}}
     degraded = _compute_degraded(status_input, conditions)
@@ -347,6 +350,18 @@ def build_unusable_status(pool: MachineConfigPool, problem: PoolProblem, *, now:
         conditions=merge_conditions(pool.conditions, computed, now=now),
         observed_generation=pool.metadata.generation,
     )
+
+
+def find_new_problems(pool: MachineConfigPool, written: PoolStatus) -> list[Condition]:
+    """Return the conditions that report a problem which is new or has another message."""
+    before = [(each.type, each.status, each.message) for each in pool.conditions]
+    return [
+        each
+        for each in written.conditions
+        if (each.type == DEGRADED or (each.type, each.reason) == (STALLED, PROGRESS_DEADLINE))
+        and each.status == "True"
+        and (each.type, each.status, each.message) not in before
+    ]
 
 
 def _strip_estimate(status: PoolStatus) -> PoolStatus:

@@ -12,6 +12,7 @@ from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import Clock, format_rfc3339
 from treenail.controllers.rollout.expected import ExpectedNodes
+from treenail.controllers.rollout.gates.image_tag import TAG_STATUS
 from treenail.controllers.rollout.locks import LOCKS_STATUS, NodeLock
 from treenail.controllers.rollout.node_settings import SettingsChange, build_target_annotations
 from treenail.controllers.rollout.nodes import (
@@ -175,6 +176,14 @@ class RolloutWriter:
         # A merge patch keeps fields that it does not name.
         absent = dict.fromkeys(Fields.from_json(pool.status, "").get_object(ROLLOUT_STATUS).values)
         return self._write_status(pool, {ROLLOUT_STATUS: {**absent, **record.to_json()}})
+
+    def write_image_tag(self, pool: MachineConfigPool, status: Json) -> MachineConfigPool:
+        """Replace how the tag was resolved, or remove it if empty; return the pool as above."""
+        # A merge patch keeps fields that it does not name.
+        known = Fields.from_json(pool.status, "").get_object(TAG_STATUS).values
+        return self._write_status(
+            pool, {TAG_STATUS: {**dict.fromkeys(known), **status} if status else None}
+        )
 
     def write_locks(self, pool: MachineConfigPool, locks: Iterable[NodeLock]) -> MachineConfigPool:
         """Write the locks that nodes may hold and return the pool from the response."""

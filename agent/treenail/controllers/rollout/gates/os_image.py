@@ -12,6 +12,7 @@ from treenail.api import pullspec
 from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
+from treenail.controllers.rollout.gates.image_tag import check_tag, read_tag_state
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 
 _BUILD_FAILED_MESSAGE = "Build Failed"
@@ -63,8 +64,34 @@ GateAnswer = GateWaiting | GateBlocked | GatePending | None
 """Answer of an external gate; None means that it is open."""
 
 
+def read_pool_target(pool: MachineConfigPool) -> GateVerdict:
+    """Return the pool's config with the image that its spec names by digest or by tag.
+
+    Raises `ConfigError` when the image is invalid.
+    """
+    tag, name = pool.os_image_tag, pool.configuration.name
+    if tag is None:
+        return read_pool_image(pool)
+    if pool.os_image is not None:
+        return GateBlocked(
+            f"pool {pool.name} names an image in spec.osImage and a tag in spec.osImageTag; "
+            "remove one of the two",
+            "InvalidConfiguration",
+        )
+    check_tag(pool)
+    state = read_tag_state(pool)
+    if (record := state.record) is not None and record.tag == tag.name:
+        return GateOpen(
+            RolloutTarget(name, record.image),
+            f"the pool names {tag.name}, which was {record.image} at {record.resolved_at}",
+        )
+    if state.problem is not None:
+        return GateBlocked(state.problem.message, state.problem.reason)
+    return GateWaiting(f"waiting: {tag.name} is being resolved")
+
+
 def read_pool_image(pool: MachineConfigPool) -> GateOpen:
-    """Return the pool's config with the image from its spec, if it names one.
+    """Return the pool's config with the image from ``spec.osImage``, if it names one.
 
     Raises `ConfigError` when ``spec.osImage`` is not a pull spec by digest.
     """
@@ -109,15 +136,16 @@ def find_pool_owner(pool: str, configs: Iterable[MachineOSConfig]) -> MachineOSC
 def decide_pool_image(pool: MachineConfigPool, found: PoolBuild) -> GateVerdict:
     """Return the target of the pool, from a build if a MachineOSConfig requests one.
 
-    Raises `ConfigError` when ``spec.osImage`` is not a pull spec by digest.
+    Raises `ConfigError` when the image in the spec of the pool is invalid.
     """
     if found.config is None:
-        return read_pool_image(pool)
-    if pool.os_image is not None:
+        return read_pool_target(pool)
+    if pool.os_image is not None or pool.os_image_tag is not None:
+        field = "osImageTag" if pool.os_image is None else "osImage"
         return GateBlocked(
-            f"pool {pool.name} names an image in spec.osImage, and MachineOSConfig "
+            f"pool {pool.name} names an image in spec.{field}, and MachineOSConfig "
             f"{found.config.name} builds one for it; remove one of the two: kubectl patch mcp "
-            f'{pool.name} --type=json -p \'[{{"op": "remove", "path": "/spec/osImage"}}]\', '
+            f'{pool.name} --type=json -p \'[{{"op": "remove", "path": "/spec/{field}"}}]\', '
             f"or kubectl delete machineosconfig {found.config.name}",
             "InvalidConfiguration",
         )

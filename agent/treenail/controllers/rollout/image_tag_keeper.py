@@ -1,0 +1,148 @@
+"""Resolves the tags of pools, and records the digests in their status."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from treenail.api.machineconfigpool import API_VERSION, KIND, MachineConfigPool
+from treenail.api.meta import Condition
+from treenail.clock import Clock
+from treenail.controllers.image_tags.decide import TagQuestion
+from treenail.controllers.image_tags.desk import TagDesk, TagSource
+from treenail.controllers.image_tags.record import TagChange
+from treenail.controllers.image_tags.tag_metrics import TagMetrics
+from treenail.controllers.rollout.expected import ExpectedPools
+from treenail.controllers.rollout.gates.image_tag import (
+    check_tag,
+    decide_pool_tag,
+    is_tag_unresolved,
+)
+from treenail.controllers.rollout.nodes import NodeFacts
+from treenail.controllers.rollout.policy import ObservedPolicy, find_policy
+from treenail.controllers.rollout.writer import RolloutWriter
+from treenail.errors import ClusterError, ConfigError
+from treenail.kube.events import EventRecorder, ObjectReference
+
+log = logging.getLogger(__name__)
+
+DEFAULT_ARCHITECTURE = "amd64"
+"""For a pool without nodes."""
+_ARCHITECTURE_LABEL = "kubernetes.io/arch"
+_MAX_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TagParts:
+    """Collaborators of a keeper beside the cluster."""
+
+    source: TagSource
+    executor: Executor
+    """Runs the requests to registries."""
+    notify: Callable[[str], None]
+    """Gets the name of a pool whose answer has arrived."""
+    metrics: TagMetrics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TagResult:
+    """The pool after its tag was looked at."""
+
+    pool: MachineConfigPool
+    condition: Condition | None = None
+    """None for a pool that never had a tag."""
+    requeue_after_s: float | None = None
+
+
+class ImageTagKeeper:
+    """Tags of all pools. Thread-safe for different pools."""
+
+    def __init__(
+        self,
+        parts: TagParts,
+        writer: RolloutWriter,
+        pools: ExpectedPools,
+        events: EventRecorder,
+        clock: Clock,
+    ) -> None:
+        self._source = parts.source
+        self._metrics = parts.metrics
+        self._desk = TagDesk(parts.executor, parts.notify)
+        self._writer = writer
+        self._pools = pools
+        self._events = events
+        self._clock = clock
+
+    def refresh_tag(
+        self,
+        pool: MachineConfigPool,
+        policies: Mapping[str, ObservedPolicy],
+        nodes: Iterable[NodeFacts],
+    ) -> TagResult:
+        """Ask, record and report as necessary; raise `ClusterError` of a write.
+
+        A pool with an invalid tag or policy stays as it is; the rollout reports these.
+        """
+        try:
+            check_tag(pool)
+            windows = find_policy(pool, policies).windows
+        except ConfigError:
+            return TagResult(pool)
+        name = pool.name
+        if pool.os_image_tag is None:
+            self._desk.forget(name)
+        login = self._find_login(pool)
+        for _ in range(_MAX_ROUNDS):
+            found = decide_pool_tag(
+                pool,
+                windows,
+                lambda question: self._desk.find_answer(name, question),
+                self._clock.now(),
+                login=login if is_tag_unresolved(pool) else "",
+            )
+            if found.status is not None:
+                pool = self._pools.record_write(
+                    pool, self._writer.write_image_tag(pool, found.status)
+                )
+                self._report(pool, found.change)
+                continue
+            if found.question is not None:
+                self._ask(pool, found.question, nodes)
+            return TagResult(pool, found.condition, found.requeue_after_s)
+        return TagResult(pool, requeue_after_s=1.0)
+
+    def _find_login(self, pool: MachineConfigPool) -> str:
+        tag = pool.os_image_tag
+        if tag is None or not is_tag_unresolved(pool):
+            return ""
+        try:
+            return self._source.compute_access_version(tag.pull_secret)
+        except ClusterError as error:
+            log.debug("cannot read the login of pool %s: %s", pool.name, error)
+            return ""
+
+    def _ask(
+        self, pool: MachineConfigPool, question: TagQuestion, nodes: Iterable[NodeFacts]
+    ) -> None:
+        tag = pool.os_image_tag
+        assert tag is not None
+        found = {node.labels.get(_ARCHITECTURE_LABEL, "") for node in nodes} - {""}
+        architectures = frozenset(found or {DEFAULT_ARCHITECTURE})
+        self._desk.ask(
+            pool.name,
+            question,
+            lambda: self._source.resolve_tag(question.image, architectures, tag.pull_secret),
+        )
+
+    def _report(self, pool: MachineConfigPool, change: TagChange | None) -> None:
+        if change is None:
+            return
+        regarding = ObjectReference(KIND, pool.name, pool.metadata.uid, api_version=API_VERSION)
+        if change.is_warning:
+            self._events.record_warning(regarding, change.reason, change.message)
+            log.warning("pool %s: %s", pool.name, change.message)
+        else:
+            self._events.record_normal(regarding, change.reason, change.message)
+            log.info("pool %s: %s", pool.name, change.message)
+        if self._metrics is not None:
+            self._metrics.record_change(change, pool.name)

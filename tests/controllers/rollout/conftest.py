@@ -1,0 +1,5 @@
+"""Registries for the tests of the rollout controller."""
+
+from tests.registry.real_registry import lab_registry
+
+__all__ = ["lab_registry"]

@@ -1,0 +1,34 @@
+"""Tags of a registry in memory, as `treenail.controllers.build.tag_resolver` resolves them."""
+
+from dataclasses import dataclass, field
+
+from treenail.controllers.image_tags.decide import TagAnswer
+from treenail.image.build_reason import BuildReason
+
+
+@dataclass
+class FakeTagSource:
+    """A registry with one image per tag; each image has all of these architectures."""
+
+    images: dict[str, str] = field(default_factory=dict)
+    """Pull specs by digest, by tag."""
+    architectures: frozenset[str] = frozenset({"amd64"})
+    failure: BuildReason | None = None
+    """Why the registry answers nothing."""
+    version: str = "1"
+    """Of login and CAs."""
+    now: float = 0.0
+    asked: list[tuple[str, frozenset[str], str]] = field(default_factory=list)
+
+    def resolve_tag(self, image: str, architectures: frozenset[str], secret: str) -> TagAnswer:
+        self.asked.append((image, architectures, secret))
+        if self.failure is not None:
+            return TagAnswer(self.now, reason=self.failure, message="the registry failed")
+        found = self.images.get(image)
+        if found is None or not architectures <= self.architectures:
+            reason = BuildReason.BASE_NOT_FOUND
+            return TagAnswer(self.now, reason=reason, message=f"{image} does not exist")
+        return TagAnswer(self.now, found)
+
+    def compute_access_version(self, secret: str) -> str:
+        return f"{secret}-{self.version}"
