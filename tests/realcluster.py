@@ -69,8 +69,11 @@ def find_programs(environment: Mapping[str, str]) -> ClusterPrograms:
 class RealCluster:
     """Runs while entered. Logs of the programs, which hold no secrets, are in ``logs``."""
 
-    def __init__(self, programs: ClusterPrograms, logs: Path | None = None) -> None:
+    def __init__(
+        self, programs: ClusterPrograms, logs: Path | None = None, *, watches_nodes: bool = True
+    ) -> None:
         self._programs = programs
+        self._watches_nodes = watches_nodes
         self._keeps_logs = logs is not None
         self._logs = logs
         self._exits = ExitStack()
@@ -169,6 +172,8 @@ class RealCluster:
             f"--cluster-signing-cert-file={self._authority.file}",
             f"--cluster-signing-key-file={self._directory / 'ca.key'}",
             "--leader-elect=false",
+            # Nodes of tests renew no lease, so they would become unreachable.
+            "--controllers=*" + ("" if self._watches_nodes else ",-node-lifecycle-controller"),
         )
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         admin = Cluster.of_kubeconfig(kubeconfig)

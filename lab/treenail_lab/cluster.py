@@ -146,7 +146,9 @@ class Lab:
         registry = LabRegistry(self.directory, self.plan.registry_version).__enter__()
         self.registry = registry
         self.client.create(CONTROLLERCONFIGS, build_controller_config(registry))
-        self.builder = BuilderNode(self.directory, self.client, registry)
+        self.builder = BuilderNode(
+            self.directory, self.client, registry.host, hidden=(registry.service.directory,)
+        )
         self.builder.create_node()
         self.server.api.pod_logs.directories.append(self.builder.log_directory)
         self.builder.start(self.open_client(self.server.write_node_kubeconfig(BUILDER)))

@@ -4,6 +4,7 @@ import base64
 import json
 import logging
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self, TextIO
 
@@ -109,12 +110,16 @@ class LabRegistry:
 
 
 class BuilderNode:
-    """The Node for builds: its kubelet runs pods that reach the registry only."""
+    """The Node for builds: its kubelet runs pods that reach the registry on loopback only."""
 
-    def __init__(self, directory: Path, admin: Client, registry: LabRegistry) -> None:
+    def __init__(
+        self, directory: Path, admin: Client, registry_host: str, *, hidden: Sequence[Path] = ()
+    ) -> None:
         self._directory = directory
         self._admin = admin
-        self._registry = registry
+        self._registry_port = int(registry_host.rpartition(":")[2])
+        # Logins of the API server and of the registry.
+        self._hidden = (directory, *hidden)
         self._kubelet: Kubelet | None = None
 
     def create_node(self) -> None:
@@ -148,14 +153,8 @@ class BuilderNode:
         if why:
             log.info("no builds of Containerfiles: %s", why)
             return
-        port = int(self._registry.host.rpartition(":")[2])
-        forward = PortForward(self._directory / "registry.sock", port)
-        places = KubeletPlaces(
-            self._directory / BUILDER,
-            (self._directory, self._registry.service.directory),
-            forward,
-            {},
-        )
+        forward = PortForward(self._directory / "registry.sock", self._registry_port)
+        places = KubeletPlaces(self._directory / BUILDER, self._hidden, forward, {})
         self._kubelet = Kubelet(BUILDER, client, places, SystemClock())
         self._kubelet.start()
 
@@ -163,6 +162,10 @@ class BuilderNode:
         """Kill the containers."""
         if self._kubelet is not None:
             self._kubelet.stop()
+
+    def kill_container(self, pod_uid: str, container: str) -> bool:
+        """Kill a container of a build with SIGKILL; return whether it ran."""
+        return self._kubelet is not None and self._kubelet.kill_container(pod_uid, container)
 
     @property
     def log_directory(self) -> Path:

@@ -9,7 +9,7 @@ import pytest
 from tests.contract.client import Cluster
 from tests.mco import operator, programs
 from tests.mco.nodes import LabNodes, allow_agents
-from tests.mco.pool import POOL, Pool
+from tests.mco.pool import Pool, run_pool
 from tests.realcluster import RealCluster, RealClusterError, find_programs
 from treenail_lab.images import make_image
 from treenail_lab.lifetime.owner import owner
@@ -23,7 +23,7 @@ def kube_server() -> Iterator[RealCluster]:
         found = find_programs(os.environ)
     except RealClusterError as error:
         pytest.skip(str(error))
-    with RealCluster(found) as server:
+    with RealCluster(found, watches_nodes=False) as server:
         cluster = Cluster.of_kubeconfig(server.kubeconfig)
         operator.install_kinds(cluster, kinds)
         allow_agents(cluster)
@@ -56,20 +56,8 @@ def shared_pool(
     with owner.temporary_directory() as directory:
         image = make_image("os/node", "1", 20_000_000)
         nodes = LabNodes(directory, kube_server, [image], node_names)
-        pool = Pool(nodes, image)
-        try:
-            pool.create()
-            nodes.start(POOL, pool.wait_rendered())
-            pool.wait_updated()
+        with run_pool(nodes, image, controller) as pool:
             yield pool
-        except BaseException:
-            sys.stdout.write(nodes.read_story())
-            if os.environ.get("TREENAIL_TEST_MCC_LOG"):
-                sys.stdout.write(controller.log.read_text("utf-8"))
-            raise
-        finally:
-            nodes.stop()
-            pool.delete()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from treenail.controllers.install import installation
 from treenail.daemon.configuration.mcd_state import FIRST_BOOT_ANNOTATIONS
 from treenail_lab import images
 from treenail_lab.cluster import build_pull_secret
+from treenail_lab.image_builds import LabRegistry, merge_logins
 from treenail_lab.images import Image, ImageCatalogue
 from treenail_lab.machine.node.machine import LabMachine
 from treenail_lab.machine.settings import MachineSettings
@@ -36,9 +37,16 @@ class LabNodes:
     """Nodes of one pool with their machines, which are installed from the first image."""
 
     def __init__(
-        self, directory: Path, server: RealCluster, catalogue: Sequence[Image], names: Sequence[str]
+        self,
+        directory: Path,
+        server: RealCluster,
+        catalogue: Sequence[Image],
+        names: Sequence[str],
+        *,
+        registry: LabRegistry | None = None,
     ) -> None:
         self._directory, self._server = directory, server
+        self._registry = registry
         self._catalogue = catalogue
         self._images_file = directory / "images.json"
         self.cluster = Cluster.of_kubeconfig(server.kubeconfig)
@@ -49,7 +57,9 @@ class LabNodes:
 
     def start(self, pool: str, config: str, *, settings: str = SETTINGS) -> None:
         """Create the Nodes and start their machines, which were provisioned with the config."""
-        images.save_catalogue(ImageCatalogue(tuple(self._catalogue)), self._images_file)
+        hosts = () if self._registry is None else (self._registry.host,)
+        catalogue = ImageCatalogue(tuple(self._catalogue), registries=hosts)
+        images.save_catalogue(catalogue, self._images_file)
         for name in self._names:
             create_node(self.cluster, name, pool)
             self._install_machine(name, config, settings)
@@ -139,9 +149,11 @@ class LabNodes:
             self._images_file,
             image=self._catalogue[0],
             agent=command,
-            kubelet_config=build_pull_secret(self._catalogue),
+            kubelet_config=self._build_pull_secret(),
             machine_settings=MachineSettings(pull_bytes_per_s=1e9, staging_s=0.02),
         )
+        if self._registry is not None:
+            self._registry.write_certificate(machine.root)
         kubeconfig = machine.root / "var/lib/kubelet/kubeconfig"
         kubeconfig.parent.mkdir(parents=True, exist_ok=True)
         kubeconfig.touch(mode=0o600)
@@ -163,6 +175,10 @@ class LabNodes:
         base.parent.mkdir(parents=True, exist_ok=True)
         base.write_text(BASE_TEXT)
         self.machines[name] = machine
+
+    def _build_pull_secret(self) -> str:
+        found = build_pull_secret(self._catalogue)
+        return found if self._registry is None else merge_logins(found, self._registry.pull_login)
 
     def _run_kubelets(self) -> None:
         """Report each Node's Ready condition as its kubelet does."""

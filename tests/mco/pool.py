@@ -1,6 +1,9 @@
 """The pool ``worker`` of the real machine-config-controller, and its nodes."""
 
-from contextlib import suppress
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from tests.contract.client import JSON_PATCH
@@ -119,3 +122,22 @@ class Pool:
             and conditions.get("Updated") == "True"
             and conditions.get("Degraded") == "False"
         )
+
+
+@contextmanager
+def run_pool(nodes: LabNodes, image: Image, controller: operator.Controller) -> Iterator[Pool]:
+    """Yield the pool with its nodes, at rest at its first config; print all logs of a failure."""
+    pool = Pool(nodes, image)
+    try:
+        pool.create()
+        nodes.start(POOL, pool.wait_rendered())
+        pool.wait_updated()
+        yield pool
+    except BaseException:
+        sys.stdout.write(nodes.read_story())
+        if os.environ.get("TREENAIL_TEST_MCC_LOG"):
+            sys.stdout.write(controller.log.read_text("utf-8"))
+        raise
+    finally:
+        nodes.stop()
+        pool.delete()

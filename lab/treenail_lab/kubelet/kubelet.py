@@ -51,6 +51,11 @@ class Kubelet:
         if self._places.forward is not None:
             self._places.forward.stop()
 
+    def kill_container(self, pod_uid: str, container: str) -> bool:
+        """Kill a container with SIGKILL; return whether it ran."""
+        worker = self._workers.get(pod_uid)
+        return worker is not None and worker.kill_container(container)
+
     def find_log(self, namespace: str, pod: str, container: str) -> Path:
         """Return the path of a container's log."""
         return self._places.directory / LOGS / namespace / pod / f"{container}.log"

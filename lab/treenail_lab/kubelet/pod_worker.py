@@ -65,6 +65,7 @@ class PodWorker:
         self._client, self._clock, self._places = client, clock, places
         self._pod = pod
         self._records: dict[str, ContainerRecord] = {}
+        self._processes: dict[str, ContainerProcess] = {}
         self._plan: PodPlan | None = None
         self._reported: Json = {}
         self._outcome: PodOutcome | None = None
@@ -87,6 +88,17 @@ class PodWorker:
         if self._grace_s is None or grace_s < self._grace_s:
             self._grace_s = grace_s
             self._wakeup.set()
+
+    def kill_container(self, name: str) -> bool:
+        """Kill a container with SIGKILL, as an administrator of the host does.
+
+        Returns whether it ran.
+        """
+        process, record = self._processes.get(name), self._records.get(name)
+        if process is None or record is None or not record.is_running:
+            return False
+        process.send_signal(signal.SIGKILL)
+        return True
 
     def stop(self) -> None:
         """Kill the containers and report nothing, as a machine that loses its power."""
@@ -149,6 +161,7 @@ class PodWorker:
             for container in containers:
                 process = self._prepare(container, volumes)
                 process.start(sandbox)
+                self._processes[container.name] = process
                 self._records[container.name].began = self._clock.now()
                 processes[container.name] = process
             self._report()
