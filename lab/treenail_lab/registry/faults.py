@@ -68,6 +68,12 @@ class FaultPlan:
         with self._guard:
             self._faults.clear()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether every fault was applied as often as it should."""
+        with self._guard:
+            return not self._faults
+
     def take(self, method: str, path: str) -> RegistryFault | None:
         """Return the fault of this request, which counts as one of its times."""
         with self._guard:
