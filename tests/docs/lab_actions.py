@@ -40,9 +40,12 @@ def make_os_image(version: str) -> Image:
 class LabActions:
     """The actions on a lab."""
 
-    def __init__(self, lab: Lab, shells: LabShells) -> None:
+    def __init__(
+        self, lab: Lab, shells: LabShells, more: Mapping[str, Callable[..., None]]
+    ) -> None:
         self._lab = lab
         self._shells = shells
+        self._more = more
 
     def run(self, text: str) -> None:
         """Run the action with this name. Raises LookupError for an unknown one."""
@@ -70,6 +73,7 @@ class LabActions:
             r"the cluster is as before, with the agent on (\S+)": self._restore_cluster,
             r"(\S+) has the file (\S+) of (\S+)": self._copy_file,
             "the nodes have managed a file": self._manage_file,
+            **self._more,
         }
 
     def wait_until_at_rest(self) -> None:

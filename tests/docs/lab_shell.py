@@ -65,6 +65,8 @@ class LabShells:
         self._directory = directory
         self.workstation = directory / "workstation"
         self.workstation.mkdir()
+        self.names: dict[str, str] = {}
+        """The lab's words in place of those in guides, such as the address of its registry."""
         self._broken_units: dict[str, str] = {}
         commands: LabCommands = {}
         for name, machine in lab.machines.items():
@@ -82,8 +84,8 @@ class LabShells:
 
     def run(self, place: str, command: str) -> subprocess.CompletedProcess[str]:
         """Run a command; its output has standard output and standard error together."""
-        return subprocess.run(
-            ["bash", "-c", self._locate_files(place, command)],
+        done = subprocess.run(
+            ["bash", "-c", self._locate_files(place, self._replace_names(command))],
             cwd=self.workstation,
             env=self._build_environment(place),
             stdin=subprocess.DEVNULL,
@@ -93,15 +95,23 @@ class LabShells:
             check=False,
             timeout=_LIMIT_S,
         )
+        for name, found in self.names.items():
+            done.stdout = done.stdout.replace(found, name)
+        return done
 
     def write_file(self, place: str, path: str, text: str) -> None:
         """Write a file of a node, or one in the directory of the workstation."""
         base = self.workstation if place == CLUSTER else self._lab.machines[place].root
         target = base / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+        target.write_text(self._replace_names(text), encoding="utf-8")
         if text.startswith("#!"):
             target.chmod(0o755)
+
+    def _replace_names(self, text: str) -> str:
+        for name, found in self.names.items():
+            text = re.sub(rf"\b{re.escape(name)}\b", found, text)
+        return text
 
     def break_unit(self, unit: str, digest: str) -> None:
         """Make a unit fail on all machines after each boot into this image; empty for none."""

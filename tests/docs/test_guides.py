@@ -3,12 +3,13 @@
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.docs.build_actions import BuildActions, list_names
 from tests.docs.command_lines import find_problems
 from tests.docs.guide import FILE, LAB, NOT_RUN, RUN, ConsoleCommand, GuideStep, read_guide
 from tests.docs.lab_actions import GUIDES, LabActions, make_os_image
@@ -18,6 +19,7 @@ from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail_lab.cluster import POOL, Lab, LabPlan
 from treenail_lab.controllers import ControllerReplicas
 from treenail_lab.demo import pool
+from treenail_lab.image_builds import find_build_refusal
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.settings import MachineSettings
 
@@ -31,13 +33,17 @@ ALL = sorted(GUIDES.glob("*.md"))
 WITH_COMMANDS = [guide for guide in ALL if any(step.kind == RUN for step in read_guide(guide))]
 
 
+VERSION = "41.20260101"
+NEEDS_REGISTRY = "the cluster has a registry"
+"""Action of a guide whose lab has a registry and a Node for builds."""
 UPDATE_ID = re.compile(r"(?<=TREENAIL_UPDATE=)[0-9a-f]{32}")
 
 
 class GuideLab:
     """A lab at rest, its shells and actions; use it as a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_registry: bool = False) -> None:
+        self._has_registry = has_registry
         self.update_id = ""
         """The ID of an update that a command printed last; a guide has that of another run."""
         self._stack = ExitStack()
@@ -46,17 +52,26 @@ class GuideLab:
         with self._stack as started:
             directory = owner.make_directory()
             started.callback(owner.remove_directory, directory)
-            first = make_os_image("41.20260101")
             settings = MachineSettings(pull_bytes_per_s=1e9, staging_s=0.02)
             plan = LabPlan(
-                NODES, (first,), machine_settings=settings, agent_settings=AGENT_SETTINGS
+                NODES,
+                () if self._has_registry else (make_os_image(VERSION),),
+                machine_settings=settings,
+                agent_settings=AGENT_SETTINGS,
+                registry_version=VERSION if self._has_registry else "",
             )
             lab = started.enter_context(Lab(directory, plan))
             controllers = ControllerReplicas(lab)
             started.callback(controllers.stop)
-            start_pool(lab, controllers, first.pull_spec)
+            start_pool(lab, controllers)
             self.shells = started.enter_context(LabShells(lab, directory))
-            self.actions = LabActions(lab, self.shells)
+            more: Mapping[str, Callable[..., None]] = {}
+            if lab.registry is not None:
+                self.shells.names = list_names(lab.registry)
+                builds = BuildActions(lab, controllers)
+                started.callback(builds.stop)
+                more = builds.list_actions()
+            self.actions = LabActions(lab, self.shells, more)
             self._stack = started.pop_all()
         return self
 
@@ -64,11 +79,14 @@ class GuideLab:
         self._stack.close()
 
 
-def start_pool(lab: Lab, controllers: ControllerReplicas, image: str) -> None:
+def start_pool(lab: Lab, controllers: ControllerReplicas) -> None:
     controllers.create_manifests()
-    pool.create_pool(lab, image)
-    # Images of the lab have no files of MachineConfigs.
-    lab.client.patch(MACHINECONFIGPOOLS, POOL, {"spec": {"imageFiles": "Write"}})
+    if lab.registry is None:
+        pool.create_pool(lab, lab.installed_image.pull_spec)
+        # Images of the lab have no files of MachineConfigs.
+        lab.client.patch(MACHINECONFIGPOOLS, POOL, {"spec": {"imageFiles": "Write"}})
+    else:
+        pool.create_pool_without_image(lab, lab.installed_image.pull_spec)
     controllers.start_replica()
     for node, machine in lab.machines.items():
         # Commands on the node find it, although the host has another name.
@@ -83,7 +101,13 @@ class GuideLabs:
         self._lab: GuideLab | None = None
 
     @contextmanager
-    def lend(self) -> Iterator[GuideLab]:
+    def lend(self, *, has_registry: bool = False) -> Iterator[GuideLab]:
+        if has_registry:
+            with GuideLab(has_registry=True) as own:
+                own.actions.wait_until_at_rest()
+                yield own
+                own.actions.wait_until_at_rest()
+            return
         lab, self._lab = self._lab or GuideLab().__enter__(), None
         try:
             lab.actions.wait_until_at_rest()
@@ -115,12 +139,18 @@ def ids(path: Path) -> str:
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl here")
 @pytest.mark.parametrize("guide", WITH_COMMANDS, ids=ids)
 def test_guide_prints_what_its_commands_print(guide: Path, guide_labs: GuideLabs) -> None:
-    with guide_labs.lend() as lab:
-        for step in read_guide(guide):
+    steps = read_guide(guide)
+    has_registry = any(step.argument == NEEDS_REGISTRY for step in steps)
+    if has_registry and (refusal := find_build_refusal()[0]):
+        pytest.skip(refusal)
+    with guide_labs.lend(has_registry=has_registry) as lab:
+        for step in steps:
             run_step(lab, step)
 
 
 def run_step(lab: GuideLab, step: GuideStep) -> None:
+    if step.argument == NEEDS_REGISTRY:
+        return
     if step.kind == LAB:
         lab.actions.run(step.argument)
     elif step.kind == FILE:

@@ -8,6 +8,7 @@ from tests.controllers.plan.test_status_table import build, make_world
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.cli.controller.status_text import format_table
+from treenail.controllers.plan.blockers import RolloutBlocker
 from treenail.controllers.plan.pool_build import BuildRow, find_pool_builds
 from treenail.controllers.plan.status_document import build_status_document
 
@@ -66,3 +67,12 @@ def test_table_and_document_show_the_build(width: int | None) -> None:
     assert document["pools"][0]["build"] == {  # type: ignore[index]
         "name": "os-1", "state": "Failed", "message": "line 2: x\n", "seconds": 4,
     }  # fmt: skip
+
+
+def test_message_of_a_failed_build_that_blocks_the_pool_is_shown_once() -> None:
+    blocker = RolloutBlocker("degraded", "image build os-1 failed: line 2: x")
+    failed = BuildRow("os-1", "Failed", "line 2: x", 4.0)
+    row = replace(build(make_world("a"))[0], build=failed, blockers=(blocker,))
+    text = "\n".join(map(str, format_table([row])))
+    assert "  image build: Failed, 4 s\n" in text
+    assert text.count("line 2: x") == 1

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from treenail.cli.controller.styled_line import StyledLine, style_text
 from treenail.cli.terminal import format_duration, wrap_text
@@ -145,11 +146,12 @@ def _format_pool(row: PoolRow, width: int | None) -> Iterator[StyledLine]:
     wave = f", wave {min(row.wave, row.waves)} of {row.waves}" if row.wave and row.waves > 1 else ""
     text = f"to {target}{wave}" if row.target.config else "no rendered config yet"
     yield from _wrap(escape_line(text), width, "  ", "faint")
-    if row.build is not None:
-        yield from _wrap(
-            format_build(row.build), width, "  ", _BUILD_STYLES.get(row.build.state, "busy")
-        )
     own = [each for each in row.blockers if not each.node or each.kind == "halted"]
+    if (build := row.build) is not None:
+        # A failed build blocks the pool with the same message.
+        if any(build.message in each.message for each in own):
+            build = replace(build, message="")
+        yield from _wrap(format_build(build), width, "  ", _BUILD_STYLES.get(build.state, "busy"))
     for blocker in own:
         is_wait = blocker.kind in WAIT_REASONS
         yield from _wrap(format_blocker(blocker), width, "  ", "busy" if is_wait else "bad")
