@@ -30,7 +30,7 @@ from treenail.registry.images import copy_blobs, copy_image, resolve_image
 from treenail.registry.names import OCI_MANIFEST, Descriptor
 from treenail.registry.referrers import attach, get_referrers
 from treenail.registry.transport import RegistryLimits, TlsSettings
-from treenail.registry.uploads import mount_blob, upload_blob, upload_bytes
+from treenail.registry.uploads import mount_blob, upload_blob, upload_bytes, verify_push_access
 
 SMALL_CHUNKS = RegistryLimits(chunk_bytes=64 * 1024)
 
@@ -98,6 +98,15 @@ def test_mounted_blob_is_read_from_the_other_repository(any_registry: RegistrySe
     assert read_blob(any_registry, "os/node", blob) == b"content of the base"
     missing = describe_blob(b"not there")
     assert not mount_blob(client, "os/node", missing.digest, "base/os")
+
+
+def test_push_access_is_verified_by_a_cancelled_upload(any_registry: RegistryService) -> None:
+    before = len(any_registry.front.requests)
+    verify_push_access(make_client(any_registry), "os/node")
+    methods = [method for method, *_ in any_registry.front.requests[before:]]
+    assert methods[-2:] == ["POST", "DELETE"]
+    with pytest.raises(Denied, match=r"cannot push to .*/os/node"):
+        verify_push_access(make_client(any_registry, PULLER), "os/node")
 
 
 def test_all_tags_are_listed_in_order(any_registry: RegistryService) -> None:

@@ -83,6 +83,25 @@ def mount_blob(client: RegistryClient, repository: str, digest: str, source: str
     return client.retry(mount)
 
 
+def verify_push_access(client: RegistryClient, repository: str) -> None:
+    """Begin an upload and cancel it; raise `RegistryError` where the login may not push."""
+    check_repository(repository)
+    action = f"push to {client.host}/{repository}"
+    scopes = (f"repository:{repository}:pull,push",)
+
+    def begin() -> None:
+        url = client.make_url(repository, "blobs/uploads/")
+        answer = client.send("POST", url, {}, scopes=scopes, action=action)
+        client.expect(answer, {202}, action=action)
+        answer.read(client.limits.error_bytes)
+        # An abandoned upload is the registry's to purge where it refuses the cancellation.
+        with suppress(RegistryError):
+            place = client.parse_location(answer, action=action)
+            client.send("DELETE", place, {}, scopes=scopes, action=action).close()
+
+    client.retry(begin)
+
+
 def upload_blob(
     client: RegistryClient, repository: str, descriptor: Descriptor, open_blob: OpenBlob
 ) -> None:

@@ -132,6 +132,30 @@ def test_external_failure_is_retried_in_new_jobs(reason: BuildReason) -> None:
     assert only_build(found) is BuildState.SUCCEEDED
 
 
+def test_refused_push_is_found_without_a_job() -> None:
+    found = world()
+    found.push_failure = BuildReason.PUSH_LOGIN_REFUSED
+    decision = found.settle("worker")
+    (build,) = found.builds.values()
+    assert (build.state, build.reason) == (BuildState.BUILDING, BuildReason.PUSH_LOGIN_REFUSED)
+    assert found.jobs == {}
+    assert decision.requeue_after_s == 60.0
+    found.push_failure = None
+    found.now += 60.0
+    found.settle("worker")
+    assert list(found.jobs) == ["build-worker-c00-2"]
+    found.converge()
+    assert only_build(found) is BuildState.SUCCEEDED
+
+
+def test_denied_push_ends_the_build_without_a_job() -> None:
+    found = world()
+    found.push_failure = BuildReason.PUSH_DENIED
+    found.settle("worker")
+    assert only_build(found) is BuildState.FAILED
+    assert found.jobs == {}
+
+
 def test_external_failure_ends_the_build_after_a_day() -> None:
     found = world()
     began = found.now

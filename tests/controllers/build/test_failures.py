@@ -37,7 +37,7 @@ from treenail.kube.resources import (
 )
 from treenail.registry.transport import RegistryLimits
 from treenail_lab.registry.faults import FaultKind, RegistryFault
-from treenail_lab.registry.service import PUSHER, RegistryService
+from treenail_lab.registry.service import PULLER, PUSHER, RegistryService
 
 pytestmark = [pytest.mark.integration, pytest.mark.limit(120)]
 
@@ -252,6 +252,40 @@ def test_rotated_login_is_used_by_the_next_attempt_without_a_user(
         site.registry.rotate_password(PUSHER, old)
         site.put_secret("push")
         site.put_secret("global-pull-secret-copy")
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"), [("PushLoginRefused", "refuses"), ("PushDenied", "push")]
+)
+def test_login_that_cannot_push_is_found_before_any_job(
+    site: BuildSite, pool: str, kubelet: "PoolKubelet", reason: str, text: str
+) -> None:
+    clock = MovableClock()
+    if reason == "PushDenied":
+        site.put_secret("other", PULLER)
+    else:
+        old = site.registry.passwords[PUSHER]
+        site.registry.passwords[PUSHER] = "wrong"
+        site.put_secret("other")
+        site.registry.passwords[PUSHER] = old
+    site.add_image_config(
+        pool,
+        f"{CONTAINERFILE}LABEL pool={pool}\n",
+        renderedImagePushSecret={"name": "other"},
+    )
+    is_retried = classify_retry(BuildReason(reason)) is RetryClass.EXTERNAL
+    with site.controller(clock=clock, limits=LIMITS):
+        wait_state(site, pool, "Building" if is_retried else "Failed", reason, 1)
+        assert text in site.build_state(read_builds(site, pool)[0]["metadata"]["name"])[2]
+        assert kubelet.jobs() == []
+        site.put_secret("other")
+        if is_retried:
+            pass_time(site, clock, lambda: kubelet.has_job("-2"))
+        else:
+            site.request_rebuild(pool)
+        kubelet.kubelet.succeed(kubelet.next_pod())
+        wait_until(lambda: is_served(site, pool), limit_s=30)
+    assert len(kubelet.pods) == 1
 
 
 # Failures of Jobs

@@ -31,6 +31,7 @@ from treenail.controllers.build.facts import (
     BuildProblem,
     BuildSituation,
     CheckImage,
+    CheckPush,
     ImageConfigFacts,
     JobFacts,
     JobState,
@@ -92,6 +93,8 @@ class World:
     asked: list[tuple[str, Question]] = field(default_factory=list)
     pool_reports: dict[str, Condition] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
+    push_failure: BuildReason | None = None
+    """Why the registry refuses the login for pushes."""
     kill_at: int | None = None
     """How many writes before the process ends."""
     kills_before: bool = True
@@ -146,6 +149,8 @@ class World:
 
     def answer(self, failure: BuildReason | None = None) -> None:
         """Answer the oldest question."""
+        if self._answer_push_checks() and not self.asked:
+            return
         name, question = self.asked.pop(0)
         known = self.answers.setdefault(name, {})
         if failure is not None:
@@ -155,12 +160,22 @@ class World:
         elif isinstance(question, CheckImage):
             found_image = question.image if question.image in self.images else ""
             known[question] = Answer(self.now, pull_spec=found_image)
-        else:
+        elif isinstance(question, AppendConfig):
             content, _ = self.images[question.source]
             self._number += 1
             image = f"{REPOSITORY}@sha256:{self._number:064x}"
             self.images[image] = (content, question.config)
             known[question] = Answer(self.now, pull_spec=image, seconds={"config": 0.1})
+
+    def _answer_push_checks(self) -> bool:
+        """Answer the questions that every Job needs; return whether there were any."""
+        found = [each for each in self.asked if isinstance(each[1], CheckPush)]
+        self.asked = [each for each in self.asked if each not in found]
+        for name, question in found:
+            refused = self.push_failure
+            failure = None if refused is None else AttemptFailure(refused, "the login is refused")
+            self.answers.setdefault(name, {})[question] = Answer(self.now, failure)
+        return bool(found)
 
     # The controller
 
@@ -202,6 +217,8 @@ class World:
         """Decide until nothing is left to write."""
         for _ in range(MAX_STEPS):
             decision = self.sync(name)
+            if self._answer_push_checks():
+                continue
             if not [each for each in decision.actions if not isinstance(each, AskRegistry)]:
                 return decision
         raise Broken(f"writes without end: {decision.actions}")

@@ -8,6 +8,7 @@ from treenail.controllers.build.facts import (
     Answer,
     AppendConfig,
     CheckImage,
+    CheckPush,
     JobFacts,
     ResolveBase,
 )
@@ -33,7 +34,10 @@ class ConfigLayerBuilder(Protocol):
     """Adds the config to an image, through a registry alone."""
 
     def answer_question(
-        self, question: CheckImage | AppendConfig, plan: BuildPlan, config: MachineOSConfig
+        self,
+        question: CheckImage | CheckPush | AppendConfig,
+        plan: BuildPlan,
+        config: MachineOSConfig,
     ) -> Answer:
         """Do what a question requests within a time limit; an error becomes part of the answer."""
 

@@ -35,6 +35,7 @@ from treenail.controllers.build.facts import (
     BuildReport,
     BuildSituation,
     CheckImage,
+    CheckPush,
     JobFacts,
     JobState,
     Question,
@@ -268,6 +269,11 @@ class _Decider:
             return build
         if self._situation.problem is not None:
             return build
+        answer = self._ask(CheckPush(build.uid, wanted.system_push_spec, attempt))
+        if answer is None:
+            return build
+        if answer.failure is not None:
+            return self._fail(build, answer.failure)
         self._actions.append(CreateJob(wanted, build.name, attempt))
         message = f"created Job {own_name}"
         return self._set_status(replace(build, job=own_name), BuildState.PREPARED, "", message)

@@ -197,6 +197,17 @@ class CheckImage:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckPush:
+    """Question to a registry whether the login may push: a Job finds that out at its end."""
+
+    build: str
+    """UID of the build."""
+    image: str
+    """Push spec of the system part."""
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class AppendConfig:
     """Order to a registry: add the config to an image, and push it under the tag of the build."""
 
@@ -230,7 +241,7 @@ class ResolveBase:
         return f"{self.owner}/{self.image}/{self.revision}"
 
 
-Question = CheckImage | AppendConfig | ResolveBase
+Question = CheckImage | CheckPush | AppendConfig | ResolveBase
 
 
 @dataclass(frozen=True, slots=True)

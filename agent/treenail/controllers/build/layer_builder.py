@@ -18,6 +18,7 @@ from treenail.controllers.build.facts import (
     AppendConfig,
     AttemptFailure,
     CheckImage,
+    CheckPush,
     ResolveBase,
 )
 from treenail.controllers.build.planner import Planner
@@ -37,10 +38,14 @@ from treenail.registry.names import compute_digest
 from treenail.registry.proxies import ProxySettings
 from treenail.registry.referrers import get_referrers
 from treenail.registry.transport import RegistryLimits, TlsSettings
+from treenail.registry.uploads import verify_push_access
 
 log = logging.getLogger(__name__)
 
 _MAX_PROBLEMS = 5
+_REFUSALS = frozenset({
+    BuildReason.PUSH_LOGIN_REFUSED, BuildReason.PUSH_DENIED, BuildReason.CERTIFICATE_UNKNOWN,
+})  # fmt: skip
 
 T = TypeVar("T")
 
@@ -77,13 +82,18 @@ class LayerBuilder:
         self._gate = gate or RepositoryGate()
 
     def answer_question(
-        self, question: CheckImage | AppendConfig, plan: BuildPlan, config: MachineOSConfig
+        self,
+        question: CheckImage | CheckPush | AppendConfig,
+        plan: BuildPlan,
+        config: MachineOSConfig,
     ) -> Answer:
         """Do what the question requests; an error becomes part of the answer."""
         began, warning = self._clock.monotonic(), ""
         try:
             if isinstance(question, AppendConfig):
                 image, warning = self._append_config(question, plan, config)
+            elif isinstance(question, CheckPush):
+                image = self._check_push(question.image, config)
             else:
                 image = self._check_image(question.image, config)
         except AttemptFailed as error:
@@ -126,6 +136,29 @@ class LayerBuilder:
                 client.close()
 
         return image if self._attempt(BuildPhase.PUSH, check) else ""
+
+    def _check_push(self, image: str, config: MachineOSConfig) -> str:
+        """Return the push spec; raise `AttemptFailed` if the registry refuses the login.
+
+        Other failures may end before the Job pushes, and its builder retries them.
+        """
+        spec = parse_push_spec(image, where="push spec")
+
+        def check() -> None:
+            login = self._planner.read_push_login(config)
+            client = self._connect(spec.registry, spec.repository, login)
+            try:
+                verify_push_access(client, spec.repository)
+            finally:
+                client.close()
+
+        try:
+            self._attempt(BuildPhase.PUSH, check)
+        except AttemptFailed as error:
+            if error.failure.reason in _REFUSALS:
+                raise
+            log.warning("cannot check the login for pushes: %s", error)
+        return image
 
     def _append_config(
         self, question: AppendConfig, plan: BuildPlan, config: MachineOSConfig
