@@ -187,3 +187,42 @@ def test_web_page_without_rollout_controller_is_refused(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "add rollout to --enable" in captured.err
+
+
+def test_signing_key_reaches_the_controller_as_a_file_of_its_secret(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = printed(capsys, "--enable", "rollout,build", "--signing-key-secret", "image-signing")
+    (deployment,) = of_kind(found, "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (volume,) = pod["volumes"]
+    assert volume["secret"]["secretName"] == "image-signing"
+    (mount,) = pod["containers"][0]["volumeMounts"]
+    assert mount == {"name": volume["name"], "mountPath": mount["mountPath"], "readOnly": True}
+    file = f"{mount['mountPath']}/{volume['secret']['items'][0]['path']}"
+    assert f"--signing-key={file}" in pod["containers"][0]["args"]
+    # Only root and the group of the process may read it.
+    assert volume["secret"]["defaultMode"] == 0o440
+    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--enable", "render,drain"], ["--enable", "build", "--only", "agent"]]
+)
+def test_signing_key_secret_without_build_controller_is_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["manifests", "--signing-key-secret", "key", *arguments]) == 64
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "add build to --enable" in captured.err
+
+
+@pytest.mark.parametrize("name", ["Key_1", "a/b", ".a", "a" * 254, "a\n"])
+def test_name_that_no_secret_can_have_is_refused(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["manifests", f"--signing-key-secret={name}"])
+    assert ended.value.code == 64
+    assert "expected the name of a Secret" in capsys.readouterr().err

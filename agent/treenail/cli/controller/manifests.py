@@ -1,6 +1,7 @@
 """``treenail-controller manifests``: print the manifests of an installation."""
 
 import argparse
+import re
 import sys
 
 from treenail.api import documents
@@ -14,6 +15,8 @@ from treenail.controllers.install.monitoring import build_monitoring
 from treenail.controllers.install.permissions import DEFAULT_CONTROLLERS
 from treenail.errors import UsageError
 
+_SECRET_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_NAME_LIMIT = 253
 _MONITORING_NAMESPACE = "monitoring"
 """Where kube-prometheus installs Prometheus."""
 
@@ -85,7 +88,20 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         f"port-forward -n NAMESPACE deployment/{installation.NAME} {installation.WEB_PORT}",
     )
     build_options.add_arguments(parser)
+    parser.add_argument(
+        "--signing-key-secret",
+        metavar="NAME",
+        type=_parse_secret_name,
+        help=f"sign built images with the EC key in {installation.SIGNING_KEY} of this Secret in "
+        "the namespace of the Deployment (default: no signatures)",
+    )
     parser.set_defaults(run=print_manifests)
+
+
+def _parse_secret_name(text: str) -> str:
+    if len(text) > _NAME_LIMIT or not _SECRET_NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"expected the name of a Secret, found {text!r:.40}")
+    return text
 
 
 def _parse_namespaces(text: str) -> tuple[str, ...]:
@@ -102,6 +118,11 @@ def print_manifests(arguments: argparse.Namespace) -> int:
             "cannot use --web without the rollout controller: only it may read rollout policies",
             remedy="add rollout to --enable, or leave --web out",
         )
+    if arguments.signing_key_secret and (arguments.only or "build" not in arguments.enable):
+        raise UsageError(
+            "cannot use --signing-key-secret without the build controller: only it signs images",
+            remedy="add build to --enable, or leave --signing-key-secret out",
+        )
     if arguments.only and arguments.monitoring:
         raise UsageError("cannot use --monitoring with --only: agents have no Service")
     if arguments.only and arguments.metrics_from is not None:
@@ -116,6 +137,7 @@ def print_manifests(arguments: argparse.Namespace) -> int:
         has_web_page=arguments.web,
         metrics_namespaces=readers,
         builds=build_options.read_settings(arguments, arguments.build_namespace or ""),
+        signing_key_secret=arguments.signing_key_secret or "",
     )
     found = (
         installation.build_node_access()

@@ -24,6 +24,9 @@ WEB_PORT = 8081
 EVENTS_NAMESPACE = "default"
 """Namespace of Events about nodes and pools."""
 
+SIGNING_KEY = "key.pem"
+_KEY_VOLUME = "signing-key"
+_KEY_DIRECTORY = "/run/secrets/treenail-signing-key"
 _RBAC = "rbac.authorization.k8s.io"
 LABELS: Json = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "treenail"}
 SELECTOR: Json = {"app.kubernetes.io/name": NAME}
@@ -43,6 +46,8 @@ class InstallOptions:
     """Namespaces whose pods may read the metrics."""
     builds: JobSettings = field(default_factory=JobSettings)
     """Jobs of image builds, if the controller ``build`` is installed."""
+    signing_key_secret: str = ""
+    """Secret with the key that signs built images, in its field `SIGNING_KEY`; empty for none."""
 
     @property
     def has_builds(self) -> bool:
@@ -200,6 +205,8 @@ def _build_deployment(options: InstallOptions) -> Json:
                 "runAsUser": _NONROOT_UID,
                 "runAsGroup": _NONROOT_UID,
                 "seccompProfile": {"type": "RuntimeDefault"},
+                # The kubelet gives files of Secrets to this group.
+                **({"fsGroup": _NONROOT_UID} if options.signing_key_secret else {}),
             },
             "tolerations": [
                 {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"},
@@ -215,6 +222,7 @@ def _build_deployment(options: InstallOptions) -> Json:
                 }
             },
             "containers": [_build_container(options)],
+            **_build_volumes(options),
         },
     }
     return {
@@ -227,6 +235,24 @@ def _build_deployment(options: InstallOptions) -> Json:
             "template": template,
         },
     }
+
+
+def _build_volumes(options: InstallOptions) -> Json:
+    if not options.signing_key_secret:
+        return {}
+    secret: Json = {
+        "secretName": options.signing_key_secret,
+        "defaultMode": 0o440,
+        "items": [{"key": SIGNING_KEY, "path": SIGNING_KEY}],
+    }
+    return {"volumes": [{"name": _KEY_VOLUME, "secret": secret}]}
+
+
+def _build_mounts(options: InstallOptions) -> Json:
+    if not options.signing_key_secret:
+        return {}
+    mount: Json = {"name": _KEY_VOLUME, "mountPath": _KEY_DIRECTORY, "readOnly": True}
+    return {"volumeMounts": [mount]}
 
 
 def _build_anti_affinity(weight: int, topology_key: str) -> Json:
@@ -251,7 +277,13 @@ def _build_container(options: InstallOptions) -> Json:
             f"--metrics=:{PORT}",
             *([f"--web=127.0.0.1:{WEB_PORT}"] if options.has_web_page else []),
             *_build_job_arguments(options),
+            *(
+                [f"--signing-key={_KEY_DIRECTORY}/{SIGNING_KEY}"]
+                if options.signing_key_secret
+                else []
+            ),
         ],
+        **_build_mounts(options),
         "env": [
             _build_field_env("NODE_NAME", "spec.nodeName"),
             _build_field_env("POD_NAME", "metadata.name"),
