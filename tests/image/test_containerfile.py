@@ -46,8 +46,6 @@ def test_comments_and_empty_lines_between_continued_lines_are_left_out() -> None
     assert (first.line, first.end_line) == (1, 1)
     assert (second.line, second.end_line, second.arguments) == (2, 5, "a   && b")
     assert third.line == 6
-    assert parse_containerfile(text).find_instruction(4) == second
-    assert parse_containerfile(text).find_instruction(7) is None
 
 
 def test_escape_directive_changes_the_continuation() -> None:

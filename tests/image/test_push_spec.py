@@ -4,7 +4,7 @@ import pytest
 
 from treenail.api.pullspec import parse_pull_spec
 from treenail.errors import ConfigError
-from treenail.image.push_spec import parse_push_spec, replace_tag
+from treenail.image.push_spec import parse_push_spec
 
 DIGEST = "sha256:" + 64 * "a"
 
@@ -54,15 +54,3 @@ def test_anything_else_is_rejected_with_an_example(text: str, why: str) -> None:
     assert why in message
     assert "\n" not in message
     assert "REGISTRY/REPOSITORY:TAG" in raised.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("registry.example.com/os:latest", "registry.example.com/os:worker-1"),
-        ("registry:5000/os", "registry:5000/os:worker-1"),
-        ("registry:5000/a/b:x", "registry:5000/a/b:worker-1"),
-    ],
-)
-def test_tag_is_replaced(text: str, expected: str) -> None:
-    assert replace_tag(text, "worker-1") == expected

@@ -104,11 +104,6 @@ class Containerfile:
         """
         return next((each.line for each in self.instructions if each.heredocs), 0)
 
-    def find_instruction(self, line: int) -> Instruction | None:
-        """Return the instruction that a line belongs to."""
-        found = (each for each in self.instructions if each.line <= line <= each.end_line)
-        return next(found, None)
-
 
 # A controller reads the same texts in each pass: a long one takes 1 ms.
 @lru_cache(maxsize=128)

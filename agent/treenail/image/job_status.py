@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from treenail.api.decode import Fields
-from treenail.api.machineosbuild import BuildState, MachineOSBuild
+from treenail.api.machineosbuild import BuildState
 from treenail.api.meta import Condition, ObjectMeta
 from treenail.escape import escape_text
 
@@ -105,8 +105,3 @@ def can_change_state(before: BuildState, after: BuildState) -> bool:
     if before.has_ended or before is after or after is BuildState.INITIAL:
         return False
     return not (before is BuildState.BUILDING and after is BuildState.PREPARED)
-
-
-def is_status_update_needed(before: MachineOSBuild, after: MachineOSBuild) -> bool:
-    """Return whether the MCO would write the status ``after`` over ``before``."""
-    return can_change_state(before.state, after.state)

@@ -61,15 +61,6 @@ def parse_push_spec(text: str, *, where: str) -> PushSpec:
     return PushSpec(parsed.registry, parsed.repository, tag)
 
 
-def replace_tag(spec: str, tag: str) -> str:
-    """Return the push spec ``spec`` with another tag.
-
-    Text before the tag stays as it is, as the Machine Config Operator keeps it.
-    """
-    name, colon, found = spec.rpartition(":")
-    return f"{name}:{tag}" if colon and "/" not in found else f"{spec}:{tag}"
-
-
 def _make_error(where: str, text: str, why: str) -> ConfigError:
     return ConfigError(
         f"{where} is {text!r}, but {why}",

@@ -1,4 +1,4 @@
-"""Images: the instance of an architecture, its config, and copies between repositories."""
+"""Images: the instance of an architecture, its config, and copies of blobs."""
 
 import json
 from collections.abc import Generator, Iterable, Iterator
@@ -76,20 +76,6 @@ def find_instance(content: bytes, architecture: str, *, where: str) -> Descripto
         f"cannot use {where}: it has no image for linux/{architecture}; it has: {listed}",
         status=404,
     )
-
-
-def copy_image(
-    image: ResolvedImage,
-    source: RegistryClient,
-    target: RegistryClient,
-    repository: str,
-    reference: str,
-) -> str:
-    """Copy an image; blobs of the same registry are mounted. Return the manifest's digest."""
-    blobs = (image.config_blob, *image.layers)
-    copy_blobs(blobs, source, image.repository, target, repository)
-    manifest = image.manifest
-    return target.put_manifest(repository, reference, manifest.media_type, manifest.content)
 
 
 def copy_blobs(

@@ -118,7 +118,7 @@ def _create_buildah(arguments: argparse.Namespace) -> Buildah:
 
 
 def _report_result(result: BuildResult, path: Path) -> int:
-    if result.reason is None:
+    if result.has_succeeded:
         log.info("%s done%s", result.phase, f": {result.digest}" if result.digest else "")
     else:
         log.error("%s failed: %s: %s", result.phase, result.reason, result.message)

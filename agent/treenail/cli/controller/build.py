@@ -253,7 +253,7 @@ def _build_locally(
 
 def _run_phase(build: LocalBuild, phase: BuildPhase) -> BuildResult:
     result = build.run_phase(phase)
-    if result.reason is not None:
+    if not result.has_succeeded:
         raise BuildFailedError(result)
     return result
 

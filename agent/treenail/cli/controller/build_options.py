@@ -24,27 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_namespace,
         help="namespace of the Jobs and Secrets of builds (default: that of the controllers)",
     )
-    parser.add_argument(
-        "--build-cpu",
-        metavar="QUANTITY",
-        type=parse_quantity,
-        default=defaults.cpu,
-        help="CPU that a build requests (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--build-memory",
-        metavar="QUANTITY",
-        type=parse_quantity,
-        default=defaults.memory,
-        help="memory that a build requests and may use (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--build-storage",
-        metavar="QUANTITY",
-        type=parse_quantity,
-        default=defaults.storage,
-        help="disk space that a build may use (default: %(default)s)",
-    )
+    for name, default, what in (
+        ("cpu", defaults.cpu, "CPU that a build requests"),
+        ("memory", defaults.memory, "memory that a build requests and may use"),
+        ("storage", defaults.storage, "disk space that a build may use"),
+    ):
+        parser.add_argument(
+            f"--build-{name}",
+            metavar="QUANTITY",
+            type=parse_quantity,
+            default=default,
+            help=f"{what} (default: %(default)s)",
+        )
     parser.add_argument(
         "--build-cache",
         metavar="REPOSITORY",

@@ -54,6 +54,7 @@ from treenail.image.build_reason import (
     classify_retry,
     compute_retry_delay,
 )
+from treenail.image.job_status import can_change_state
 
 PROBLEM_RETRY_S = 30.0
 """Delay until a problem is looked at again. Secrets and ConfigMaps are not watched."""
@@ -448,6 +449,8 @@ class _Decider:
         before = next(each for each in self._situation.builds if each.name == build.name)
         if (build.state, state) == (BuildState.BUILDING, BuildState.PREPARED):
             state = BuildState.BUILDING
+        if state is not before.state and not can_change_state(before.state, state):
+            return build
         after = replace(build, state=state, reason=str(reason) or state.value, message=message)
         if (before.state, before.reason, before.message, before.job, before.digest) != (
             after.state, after.reason, after.message, after.job, after.digest,
