@@ -23,6 +23,7 @@ from tests.registry.real_registry import (
 )
 from treenail.builder.append_config import (
     ImageDestination,
+    ImageSource,
     append_config,
     append_config_to_list,
 )
@@ -46,7 +47,7 @@ LABELS = ImageLabels("rendered-worker-a", "worker", "quay.io/os@sha256:1").to_ma
 def append(client: RegistryClient, reference: str, tag: str, repository: str = "os/node") -> str:
     image = resolve_image(client, "os/base", reference, "amd64")
     destination = ImageDestination(client, repository, tag)
-    return append_config(client, image, LAYER, LABELS, destination).digest
+    return append_config(ImageSource(client, image), LAYER, LABELS, destination).digest
 
 
 @pytest.mark.parametrize("is_docker", [False, True])
@@ -75,12 +76,12 @@ def test_list_of_manifests_gets_the_layer_in_each_image(any_registry: RegistrySe
         for name in names
     }
     listed = push_index(client, bases, "os/base")
-    images = [resolve_image(client, "os/base", listed, name) for name in names]
+    images = [ImageSource(client, resolve_image(client, "os/base", listed, name)) for name in names]
     destination = ImageDestination(client, "os/node", "build-1")
-    pushed = append_config_to_list(client, images, LAYER, LABELS, destination)
-    for name in names:
+    pushed = append_config_to_list(images, LAYER, LABELS, destination)
+    for name, instance in zip(names, pushed.instances, strict=True):
         found = resolve_image(client, "os/node", "build-1", name)
-        assert found.index_digest == pushed.digest
+        assert (found.index_digest, found.digest) == (pushed.digest, instance)
         assert found.layers[-1].digest == LAYER.digest
 
 
@@ -90,7 +91,7 @@ def test_base_of_another_registry_is_streamed(lab_registry: RegistryService) -> 
         push_image(source, "os/base")
         image = resolve_image(source, "os/base", "base", "amd64")
         destination = ImageDestination(make_client(lab_registry), "os/node", "build-1")
-        pushed = append_config(source, image, LAYER, LABELS, destination)
+        pushed = append_config(ImageSource(source, image), LAYER, LABELS, destination)
         assert pushed.moved_bytes == image.layers[0].size
     assert resolve_image(make_client(lab_registry), "os/node", "build-1", "amd64")
 
@@ -165,7 +166,8 @@ def test_agent_accepts_the_tree_that_buildah_unpacks(
     image = resolve_image(client, "os/base", "base", "amd64")
     config_layer = make_config_layer(FULL)
     destination = ImageDestination(client, "os/node", "build-1")
-    digest = append_config(client, image, config_layer, LABELS, destination).digest
+    source = ImageSource(client, image)
+    digest = append_config(source, config_layer, LABELS, destination).digest
     auth = tmp_path / "auth.json"
     auth.write_bytes(real_registry.make_auth_json(PULLER))
     options = ["--authfile", str(auth), "--cert-dir", str(real_registry.ca_file.parent)]

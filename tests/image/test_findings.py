@@ -190,10 +190,14 @@ def test_second_machineosconfig_of_a_pool_is_not_accepted() -> None:
     assert "kubectl delete machineosconfig legacy" in finding.remedy
 
 
-def test_nodes_of_several_architectures_are_found() -> None:
-    finding = only(find_architecture_findings(config(), {"arm64", "amd64"}))
-    assert finding.reason is InputReason.ARCHITECTURES_MIXED
-    assert finding.found == "amd64, arm64"
+def test_nodes_of_several_architectures_need_an_entry_for_each() -> None:
+    both = {"arm64", "amd64"}
+    assert list(find_architecture_findings(config(), both)) == []
+    entries = [{"containerfileArch": "ARM64", "content": "FROM configs\n"}]
+    finding = only(find_architecture_findings(config(containerFile=entries), both))
+    assert finding.reason is InputReason.ARCHITECTURE_MISSING
+    entries.append({"containerfileArch": "NoArch", "content": "FROM configs\n"})
+    assert list(find_architecture_findings(config(containerFile=entries), both)) == []
 
 
 def test_degraded_node_blocks_the_first_build_only() -> None:

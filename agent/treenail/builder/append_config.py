@@ -25,6 +25,14 @@ class ImageDestination:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageSource:
+    """An image, and a client of the registry that has it."""
+
+    client: RegistryClient
+    image: ResolvedImage
+
+
+@dataclass(frozen=True, slots=True)
 class AppendedImage:
     """A pushed image, verified by its digest."""
 
@@ -32,47 +40,47 @@ class AppendedImage:
     layer_digest: str
     moved_bytes: int
     """Bytes of the base that no mount could provide."""
+    instances: tuple[str, ...] = ()
+    """Digests of the images of a list of manifests, in the order of their sources."""
 
 
 def append_config(
-    source: RegistryClient,
-    image: ResolvedImage,
+    source: ImageSource,
     layer: ConfigLayer,
     labels: Mapping[str, str],
     destination: ImageDestination,
 ) -> AppendedImage:
     """Push the image with the config layer under the tag; raises `RegistryError`, `ConfigError`."""
-    instance, moved = _push_instance(
-        source, image, layer, labels, destination, reference=destination.tag
-    )
+    instance, moved = _push_instance(source, layer, labels, destination, reference=destination.tag)
     _verify(destination, instance.digest)
     return AppendedImage(instance.digest, layer.digest, moved)
 
 
 def append_config_to_list(
-    source: RegistryClient,
-    images: Sequence[ResolvedImage],
+    sources: Sequence[ImageSource],
     layer: ConfigLayer,
     labels: Mapping[str, str],
     destination: ImageDestination,
 ) -> AppendedImage:
-    """Push one image per architecture and their list of manifests under the tag."""
+    """Push one image per architecture, and their list of manifests under the tag.
+
+    Raises `RegistryError`, `ConfigError`.
+    """
     instances: list[ImageInstance] = []
     moved = 0
-    for image in images:
-        instance, more = _push_instance(source, image, layer, labels, destination, reference="")
+    for source in sources:
+        instance, more = _push_instance(source, layer, labels, destination, reference="")
         instances.append(instance)
         moved += more
     media_type, content = make_index(instances)
     client = destination.client
     digest = client.put_manifest(destination.repository, destination.tag, media_type, content)
     _verify(destination, digest)
-    return AppendedImage(digest, layer.digest, moved)
+    return AppendedImage(digest, layer.digest, moved, tuple(each.digest for each in instances))
 
 
 def _push_instance(
-    source: RegistryClient,
-    image: ResolvedImage,
+    source: ImageSource,
     layer: ConfigLayer,
     labels: Mapping[str, str],
     destination: ImageDestination,
@@ -80,9 +88,9 @@ def _push_instance(
     reference: str,
 ) -> tuple[ImageInstance, int]:
     client, repository = destination.client, destination.repository
-    base = image.manifest
+    image, base = source.image, source.image.manifest
     documents = append_layer(base.media_type, base.content, image.config, layer, labels)
-    moved = copy_blobs(image.layers, source, image.repository, client, repository)
+    moved = copy_blobs(image.layers, source.client, image.repository, client, repository)
     upload_bytes(client, repository, documents.layer_type, layer.tar_gz)
     upload_bytes(client, repository, image.config_blob.media_type, documents.config)
     digest = client.put_manifest(

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.contract.client import Cluster
 from tests.controllers.clusters import collection_of, make_build_controller
-from tests.registry.images import make_client, make_layer, push_image
+from tests.registry.images import make_client, make_layer, push_image, push_index
 from tests.registry.real_registry import PUSHER, RegistryService
 from tests.waiting import wait_until
 from treenail.api import annotations as key
@@ -38,6 +38,7 @@ from treenail.kube.resources import (
     MACHINEOSBUILDS,
     MACHINEOSCONFIGS,
     NAMESPACES,
+    NODES,
     PODS,
     SECRETS,
     get_object,
@@ -216,6 +217,31 @@ class BuildSite:
             },
         )
 
+    def add_node(self, name: str, architecture: str, pool: str = "worker") -> None:
+        """Create a Node of a pool."""
+        labels = {f"node-role.kubernetes.io/{pool}": "", "kubernetes.io/arch": architecture}
+        self.client.create(
+            NODES,
+            {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": name, "labels": labels},
+                "status": {"nodeInfo": {"architecture": architecture}},
+            },
+        )
+
+    def use_base_list(self, *architectures: str) -> None:
+        """Replace the base image by a list of manifests, each with a layer of its own."""
+        client = make_client(self.registry)
+        images = {
+            name: push_image(
+                client, "os/base", name, architecture=name, layers=[make_layer({name: b"x"})]
+            )
+            for name in architectures
+        }
+        self.base = f"{self.registry.host}/os/base@{push_index(client, images, 'os/base', 'list')}"
+        client.close()
+
     def add_image_config(
         self,
         name: str = "worker",
@@ -246,9 +272,11 @@ class BuildSite:
         body: Json = {"spec": {"configuration": {"name": config}}}
         self.client.patch(MACHINECONFIGPOOLS, pool, body)
 
+    def annotate(self, name: str, notes: dict[str, str]) -> None:
+        self.client.patch(MACHINEOSCONFIGS, name, {"metadata": {"annotations": notes}})
+
     def request_rebuild(self, name: str) -> None:
-        body: Json = {"metadata": {"annotations": {key.REBUILD: ""}}}
-        self.client.patch(MACHINEOSCONFIGS, name, body)
+        self.annotate(name, {key.REBUILD: ""})
 
     def move_tag(self, tag: str, content: str, repository: str = "os/base") -> str:
         """Push a base image under a tag; return its pull spec by digest."""
@@ -395,14 +423,19 @@ class Kubelet:
         labels = get_object(get_object(pod, "metadata"), "labels")
         build = str(labels[key.IMAGE_BUILD])
         if not digest:
-            found = self._site.client.get(
-                CONFIGMAPS, f"containerfile-{build}", namespace=self._site.namespace
-            )
-            spec = json.loads(str(get_object(found, "data")["build.json"]))["pushSpec"]
-            target = parse_push_spec(spec, where="the test")
+            inputs = read_inputs_name(pod)
+            found = self._site.client.get(CONFIGMAPS, inputs, namespace=self._site.namespace)
+            spec = json.loads(str(get_object(found, "data")["build.json"]))
+            target = parse_push_spec(spec["pushSpec"], where="the test")
             client = make_client(self._site.registry)
             layer = make_layer({"etc/built": build.encode()})
-            digest = push_image(client, target.repository, target.tag, layers=[layer]).digest
+            digest = push_image(
+                client,
+                target.repository,
+                target.tag,
+                layers=[layer],
+                architecture=spec["architecture"],
+            ).digest
             client.close()
         self.finished.append(build)
         self._report(
@@ -440,6 +473,17 @@ class Kubelet:
         self._site.client.patch(
             PODS, name, {"status": status}, namespace=self._site.namespace, subresource="status"
         )
+
+
+def read_inputs_name(pod: Json) -> str:
+    """Return the name of the ConfigMap with the Containerfile of a pod."""
+    (inputs,) = (each for each in pod["spec"]["volumes"] if each["name"] == "inputs")
+    return str(inputs["projected"]["sources"][0]["configMap"]["name"])
+
+
+def read_architecture(pod: Json) -> str:
+    """Return the architecture of the nodes that may run a pod."""
+    return str(pod["spec"]["nodeSelector"]["kubernetes.io/arch"])
 
 
 def _build_container_status(result: BuildResult) -> Json:

@@ -372,6 +372,9 @@ def disturb(found: World) -> None:
     events: list[Callable[[], object]] = [
         lambda: found.change(name, content=found.random.choice(["", "c0", "c1", "c2"])),
         lambda: found.change(name, config=f"rendered-worker-{found.random.randrange(3)}"),
+        lambda: found.change(
+            name, architectures=found.random.choice([("amd64",), ("arm64",), ("amd64", "arm64")])
+        ),
         lambda: found.rebuild(name),
         found.collect_garbage,
         lambda: found.problems.update({name: BuildProblem("SecretMissing", "missing")}),

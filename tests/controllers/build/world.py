@@ -1,7 +1,9 @@
 """Builds, Jobs and a registry in memory: executes decisions, and checks each write."""
 
 import random
+import re
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from treenail.api.machineosbuild import BuildState
 from treenail.api.meta import Condition
@@ -20,8 +22,9 @@ from treenail.controllers.build.actions import (
     SetConfigStatus,
     SetCurrentBuild,
     SetReport,
-    SetSystemImage,
+    SetSystems,
 )
+from treenail.controllers.build.controller import find_system_images
 from treenail.controllers.build.decide import BuildDecision, decide_builds
 from treenail.controllers.build.facts import (
     Answer,
@@ -37,6 +40,7 @@ from treenail.controllers.build.facts import (
     JobState,
     Question,
     WantedBuild,
+    WantedSystem,
 )
 from treenail.controllers.build.job_name import make_job_name
 from treenail.image.build_reason import BuildReason
@@ -61,6 +65,8 @@ class Inputs:
     content: str = "c0"
     """Containerfile; empty for the config layer alone."""
     config: str = "rendered-worker-0"
+    architectures: tuple[str, ...] = ("amd64",)
+    """Of the pool's nodes."""
 
     def make_wanted(self, name: str) -> WantedBuild:
         return WantedBuild(
@@ -68,11 +74,20 @@ class Inputs:
             config=self.config,
             push_spec=f"{REPOSITORY}:{name}-{self.content}{self.config[-1]}",
             content_key=self.content,
-            share_key=f"key-{self.content}",
-            needs_job=bool(self.content),
+            share_key="key-" + "-".join((self.content, *self.architectures)),
+            systems=tuple(map(self.make_system, self.architectures)),
             base_image=BASE,
-            system_push_spec=f"{REPOSITORY}:system-{self.content}",
             push_secret="push",
+        )
+
+    def make_system(self, architecture: str) -> WantedSystem:
+        return WantedSystem(
+            architecture=architecture,
+            name=architecture if len(self.architectures) > 1 else "",
+            content_key=f"{self.content}-{architecture}",
+            share_key=f"key-{self.content}-{architecture}",
+            needs_job=bool(self.content),
+            push_spec=f"{REPOSITORY}:system-{self.content}-{architecture}",
         )
 
 
@@ -89,7 +104,11 @@ class World:
     jobs: dict[str, JobFacts] = field(default_factory=dict)
     images: dict[str, tuple[str, str]] = field(default_factory=lambda: {BASE: ("", "")})
     """Content and config of each image in the registry."""
+    platforms: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Architectures of these images, without the base, which has all."""
     answers: dict[str, dict[Question, Answer]] = field(default_factory=dict)
+    expired: dict[str, list[BuildFacts]] = field(default_factory=dict)
+    """Deleted builds, whose images stay."""
     asked: list[tuple[str, Question]] = field(default_factory=list)
     pool_reports: dict[str, Condition] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
@@ -105,11 +124,11 @@ class World:
 
     # Actions of users and of the cluster
 
-    def add_config(self, name: str, **inputs: str) -> None:
+    def add_config(self, name: str, **inputs: Any) -> None:
         self.configs[name] = ImageConfigFacts(name, self._make_uid(), 1, name)
         self.inputs[name] = Inputs(**inputs)
 
-    def change(self, name: str, **inputs: str) -> None:
+    def change(self, name: str, **inputs: Any) -> None:
         for each, value in inputs.items():
             setattr(self.inputs[name], each, value)
         known = self.configs[name]
@@ -134,7 +153,9 @@ class World:
         job = self.jobs[name]
         self._number += 1
         digest = f"sha256:{self._number:064x}"
-        self.images[f"{REPOSITORY}@{digest}"] = (job.share_key.removeprefix("key-"), "")
+        _, content, architecture = job.share_key.split("-")
+        self.images[f"{REPOSITORY}@{digest}"] = (content, "")
+        self.platforms[f"{REPOSITORY}@{digest}"] = (architecture,)
         self._set_job(name, state=JobState.SUCCEEDED, digest=digest, seconds={"build": 2.0})
 
     def fail_job(self, name: str, reason: BuildReason) -> None:
@@ -161,10 +182,14 @@ class World:
             found_image = question.image if question.image in self.images else ""
             known[question] = Answer(self.now, pull_spec=found_image)
         elif isinstance(question, AppendConfig):
-            content, _ = self.images[question.source]
+            (content,) = {self.images[image][0] for _, image in question.sources}
+            for architecture, source in question.sources:
+                if architecture not in self.platforms.get(source, (architecture,)):
+                    raise Broken(f"{source} is not for {architecture}")
             self._number += 1
             image = f"{REPOSITORY}@sha256:{self._number:064x}"
             self.images[image] = (content, question.config)
+            self.platforms[image] = tuple(name for name, _ in question.sources)
             known[question] = Answer(self.now, pull_spec=image, seconds={"config": 0.1})
 
     def _answer_push_checks(self) -> bool:
@@ -186,11 +211,11 @@ class World:
         jobs = tuple(
             replace(job, is_orphan=not uids & set(job.owners))
             for job in self.jobs.values()
-            if job.image_config == name or job.share_key == wanted.share_key
+            if job.image_config == name or job.share_key in wanted.share_keys
         )
         others = [b for b in self.builds.values() if b.image_config != name and not b.has_ended]
-        same = [b for b in self.builds.values() if b.share_key == wanted.share_key]
-        images = [b.system_image for b in same if b.state is BuildState.SUCCEEDED]
+        done = [b for b in self.builds.values() if b.state is BuildState.SUCCEEDED]
+        done += self.expired.get(name, [])
         return BuildSituation(
             config=self.configs[name],
             now=self.now,
@@ -198,8 +223,8 @@ class World:
             problem=self.problems.get(name),
             builds=own,
             jobs=jobs,
-            needed_keys=frozenset(b.share_key for b in others),
-            system_images=tuple(dict.fromkeys(filter(None, images))),
+            needed_keys=frozenset(each for b in others for each in b.share_keys),
+            system_images=find_system_images(done, wanted.share_keys),
             answers=self.answers.get(name, {}),
             pool_condition=self.pool_reports.get(name),
         )
@@ -262,19 +287,21 @@ class World:
                 self.builds[wanted.name] = BuildFacts(
                     wanted.name, self._make_uid(), name, wanted.config, wanted.push_spec,
                     created=f"{self._number:06}", share_key=wanted.share_key,
-                    rebuild_of=rebuild_of,
+                    rebuild_of=rebuild_of, architectures=wanted.architectures,
+                    systems={each.name: each.initial for each in wanted.systems},
                 )  # fmt: skip
             case DeleteBuild(build, uid, why):
                 found = self.builds[build]
                 if found.uid != uid:
                     raise Broken("another build")
-                if found.state is BuildState.FAILED and "rebuild" not in why:
+                if found.state is BuildState.FAILED and not re.search("rebuild|architecture", why):
                     ended = [
                         b for b in self.builds.values()
                         if b.image_config == name and b.has_ended and b.created > found.created
                     ]  # fmt: skip
                     if len(ended) < 3:
                         raise Broken(f"evidence of {build} is lost")
+                self.expired.setdefault(name, []).append(found)
                 del self.builds[build]
             case SetCurrentBuild(build):
                 self.configs[name] = replace(config, current_build=build)
@@ -284,10 +311,13 @@ class World:
                 self.configs[name] = replace(config, rebuild_of="")
             case SetReport(build, report):
                 self.builds[build] = replace(self.builds[build], report=report)
-            case SetSystemImage(build, image):
-                if image not in self.images:
-                    raise Broken(f"{image} is not verified")
-                self.builds[build] = replace(self.builds[build], system_image=image)
+            case SetSystems(build, systems):
+                for architecture, system in systems.items():
+                    if system.image and system.image not in self.images:
+                        raise Broken(f"{system.image} is not verified")
+                    if architecture not in ("", *self.platforms.get(system.image, (architecture,))):
+                        raise Broken(f"{system.image} is not for {architecture}")
+                self.builds[build] = replace(self.builds[build], systems=systems)
             case SetBuildStatus():
                 self._set_build_status(action)
             case SetConfigStatus(conditions, pull_spec, build):
@@ -296,8 +326,8 @@ class World:
                     config, conditions=conditions, pull_spec=pull_spec, pull_spec_build=build,
                     observed_generation=config.generation,
                 )  # fmt: skip
-            case CreateJob(wanted, build, attempt):
-                self._create_job(name, wanted, build, attempt)
+            case CreateJob(system, build, attempt):
+                self._create_job(name, system, build, attempt)
             case AdoptJob(job, build):
                 owners = (*self.jobs[job.name].owners, self.builds[build].uid)
                 self._set_job(job.name, owners=owners)
@@ -317,8 +347,12 @@ class World:
             raise Broken("Building became Prepared")
         if action.state is BuildState.SUCCEEDED and action.digest not in self.images:
             raise Broken(f"{action.digest} does not exist")
+        systems = before.systems
+        if "" in systems:
+            systems = {"": replace(systems[""], job=action.job or before.job)}
         self.builds[action.build] = replace(
             before,
+            systems=systems,
             state=action.state,
             reason=action.reason or action.state.value,
             message=action.message,
@@ -332,17 +366,19 @@ class World:
         inputs = self.inputs[name]
         if self.images[pull_spec] != (inputs.content, inputs.config):
             raise Broken(f"served {self.images[pull_spec]}, wanted {inputs}")
+        if not set(inputs.architectures) <= set(self.platforms[pull_spec]):
+            raise Broken(f"served {self.platforms[pull_spec]}, wanted {inputs}")
 
-    def _create_job(self, name: str, wanted: WantedBuild, build: str, attempt: int) -> None:
+    def _create_job(self, name: str, system: WantedSystem, build: str, attempt: int) -> None:
         for job in self.jobs.values():
-            if job.share_key == wanted.share_key and job.is_running:
-                raise Broken(f"two Jobs of {wanted.share_key}")
-        job_name = make_job_name(build, attempt)
+            if job.share_key == system.share_key and job.is_running:
+                raise Broken(f"two Jobs of {system.share_key}")
+        job_name = make_job_name(build, attempt, system.name)
         if job_name in self.jobs:
             raise Broken(f"Job {job_name} exists")
         self.jobs[job_name] = JobFacts(
-            job_name, self._make_uid(), share_key=wanted.share_key, image_config=name, build=build,
-            attempt=attempt, owners=(self.builds[build].uid,),
+            job_name, self._make_uid(), share_key=system.share_key, image_config=name, build=build,
+            attempt=attempt, architecture=system.name, owners=(self.builds[build].uid,),
         )  # fmt: skip
 
     def _make_uid(self) -> str:

@@ -190,7 +190,7 @@ def _find_reusable(build: OfflineBuild, arguments: argparse.Namespace) -> bool |
     """Whether the registry has the system part; None if it was not asked."""
     if not build.plan.wanted.needs_job or arguments.push_secret is None:
         return None
-    spec = parse_push_spec(build.plan.wanted.system_push_spec, where="the push spec")
+    spec = parse_push_spec(build.plan.systems[0].wanted.push_spec, where="the push spec")
     settings = RegistrySettings.read(arguments.push_secret, arguments.ca, os.environ)
     if build.plan.ca_pem and arguments.ca is None:
         settings = replace(settings, tls=replace(settings.tls, ca_pem=build.plan.ca_pem))
@@ -225,12 +225,12 @@ def _create_builder(arguments: argparse.Namespace) -> LocalBuilder:
 def _build_locally(
     build: OfflineBuild, builder: LocalBuilder, arguments: argparse.Namespace
 ) -> LocalResult:
-    plan = build.plan
-    text = plan.containerfile if plan.wanted.needs_job else f"FROM {plan.wanted.base_image}\n"
+    plan, system = build.plan, build.plan.systems[0]
+    text = system.containerfile if plan.wanted.needs_job else f"FROM {plan.wanted.base_image}\n"
     spec = BuildSpec(
         push_spec=plan.wanted.push_spec,
-        architecture=plan.architecture,
-        user_line=plan.user_line,
+        architecture=system.architecture,
+        user_line=system.user_line,
     )
     ca_pem = "" if arguments.ca is not None else plan.ca_pem
     timeout_s = arguments.timeout or float(plan.deadline_s)

@@ -45,14 +45,14 @@ def convert_to_json(
             "machineOSConfig": build.config,
             "machineOSBuild": build.plan.wanted.name,
             "machineConfig": build.plan.wanted.config,
-            "architecture": build.plan.architecture,
+            "architecture": build.plan.systems[0].architecture,
             "baseImage": build.plan.wanted.base_image,
             "contentKey": build.plan.wanted.content_key,
             "needsJob": build.plan.wanted.needs_job,
-            "systemImage": build.plan.wanted.system_push_spec,
+            "systemImage": build.plan.systems[0].wanted.push_spec,
             "systemImageExists": reusable.get(build.pool),
             "pushSpec": build.plan.wanted.push_spec,
-            "containerfile": build.plan.containerfile,
+            "containerfile": build.plan.systems[0].containerfile,
             "configLayer": {
                 "digest": build.layer.digest,
                 "sizeBytes": build.layer.size,
@@ -71,15 +71,15 @@ def _convert_result(result: LocalResult | None) -> dict[str, object]:
 
 
 def _format_build(build: OfflineBuild, reuse: str, result: LocalResult | None) -> Iterator[str]:
-    plan = build.plan
+    plan, system = build.plan, build.plan.systems[0]
     yield f"pool {build.pool}: MachineOSConfig {build.config}"
     yield f"  build:        {plan.wanted.name}"
     yield f"  config:       {plan.wanted.config}"
     yield f"  base image:   {plan.wanted.base_image}"
-    yield f"  architecture: {plan.architecture}"
+    yield f"  architecture: {system.architecture}"
     yield f"  content key:  {plan.wanted.content_key}"
     if plan.wanted.needs_job:
-        yield f"  system image: {plan.wanted.system_push_spec}"
+        yield f"  system image: {system.wanted.push_spec}"
         yield f"                {reuse}"
     else:
         yield "  system image: the base image; the build needs no Job"
@@ -89,7 +89,7 @@ def _format_build(build: OfflineBuild, reuse: str, result: LocalResult | None) -
         yield f"    omitted:    {path}"
     if plan.wanted.needs_job:
         yield "  Containerfile:"
-        for line in plan.containerfile.splitlines():
+        for line in system.containerfile.splitlines():
             yield f"    {line}".rstrip()
     if result is not None:
         yield f"  built:        {result.digest}"

@@ -1,10 +1,18 @@
 """Writes that `decide` requests. Each can be repeated: the process may end before or after it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from treenail.api.machineosbuild import BuildState
 from treenail.api.meta import Condition
-from treenail.controllers.build.facts import BuildReport, JobFacts, Question, WantedBuild
+from treenail.controllers.build.facts import (
+    BuildReport,
+    JobFacts,
+    Question,
+    SystemFacts,
+    WantedBuild,
+    WantedSystem,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +62,12 @@ class SetReport:
 
 
 @dataclass(frozen=True, slots=True)
-class SetSystemImage:
-    """Record the system part of a build."""
+class SetSystems:
+    """Record the system parts of a build."""
 
     build: str
-    image: str
+    systems: Mapping[str, SystemFacts]
+    """By architecture; an empty name for the only one, whose Job is in the status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +97,7 @@ class SetConfigStatus:
 class CreateJob:
     """Begin an attempt of the system part."""
 
-    wanted: WantedBuild
+    system: WantedSystem
     build: str
     attempt: int
 
@@ -133,7 +142,7 @@ BuildAction = (
     | AcceptRebuild
     | FinishRebuild
     | SetReport
-    | SetSystemImage
+    | SetSystems
     | SetBuildStatus
     | SetConfigStatus
     | CreateJob

@@ -6,6 +6,7 @@ from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import parse_rfc3339
 from treenail.controllers.build.actions import SetBuildStatus
+from treenail.controllers.build.status import UNSCHEDULABLE
 from treenail.controllers.runtime.metrics import SLOW_BUCKETS_S, ControllerMetrics, MetricTable
 
 STATES = tuple(state for state in BuildState if state is not BuildState.INITIAL)
@@ -49,7 +50,7 @@ class BuildMetrics:
             self._total.increment(pool, action.state.value)
             began = parse_rfc3339(before.start) if before.start else None
             self._durations.observe(max(0.0, now - (began or now)), pool)
-        elif action.reason:
+        elif action.reason not in ("", UNSCHEDULABLE):
             self._retries.increment(pool, action.reason)
 
     def record_push(self, pool: str, seconds: float) -> None:

@@ -1,5 +1,6 @@
 """Builders of the two parts of an image, behind one Protocol each."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from treenail.api.machineosbuild import MachineOSBuild
@@ -12,16 +13,24 @@ from treenail.controllers.build.facts import (
     JobFacts,
     ResolveBase,
 )
-from treenail.controllers.build.planning import BuildPlan
+from treenail.controllers.build.planning import BuildPlan, SystemPlan
 
 
 class SystemBuilder(Protocol):
     """Builds the system part of an image. All methods can be repeated, and raise `ClusterError`."""
 
     def start_attempt(
-        self, plan: BuildPlan, config: MachineOSConfig, build: MachineOSBuild, attempt: int
+        self,
+        plan: BuildPlan,
+        system: SystemPlan,
+        config: MachineOSConfig,
+        build: MachineOSBuild,
+        attempt: int,
     ) -> None:
-        """Begin an attempt, unless one of the same key runs: then raise `ConflictError`."""
+        """Begin an attempt for one architecture.
+
+        Raises `ConflictError` if one of the same key runs.
+        """
 
     def adopt_attempt(self, job: JobFacts, build: MachineOSBuild) -> None:
         """Add a build to those that wait for a running attempt."""
@@ -42,6 +51,9 @@ class ConfigLayerBuilder(Protocol):
         """Do what a question requests within a time limit; an error becomes part of the answer."""
 
     def resolve_base(
-        self, question: ResolveBase, architecture: str, config: MachineOSConfig
+        self, question: ResolveBase, architectures: Sequence[str], config: MachineOSConfig
     ) -> Answer:
-        """Return the image of a tag by digest, within a time limit; errors as above."""
+        """Return the image of a tag by digest, within a time limit; errors as above.
+
+        The image must have every architecture.
+        """

@@ -23,12 +23,12 @@ def find_job_deletions(
 
     ``builds`` are the builds of the MachineOSConfig as they are after the ``actions``.
     """
-    needed = {build.share_key for build in builds if not build.has_ended}
+    needed = {each for build in builds if not build.has_ended for each in build.share_keys}
     needed |= situation.needed_keys
     wanted = situation.wanted
     if wanted is not None and all(build.name != wanted.name for build in builds):
         # The build that takes the Job over is not created yet.
-        needed.add(wanted.share_key)
+        needed |= wanted.share_keys
     deleted = {each.job.name for each in actions if isinstance(each, DeleteJob)}
     reasons = (
         (job, _find_reason(job, situation.config.name, builds, frozenset(needed)))
@@ -47,10 +47,13 @@ def _find_reason(
         return "its build was deleted" if job.image_config == image_config else ""
     if not own:
         return ""
-    if job.is_running and any(build.report.job == job.name for build in own):
+    if job.is_running and any(job.name in build.report.jobs for build in own):
         return "its attempt failed"
     if not job.is_running and any(
-        build.name == job.build and job.attempt < build.report.attempts for build in own
+        build.name == job.build
+        and job.attempt < build.report.attempts
+        and job.name != build.get_system(job.architecture).job
+        for build in own
     ):
         return "a later attempt failed"
     if job.share_key in needed or not all(build.has_ended for build in own):

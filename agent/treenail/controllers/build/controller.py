@@ -5,9 +5,10 @@ one of them become one turn, and no pool waits for another one's build.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from treenail.api import annotations as key
 from treenail.api.machineosbuild import MachineOSBuild
@@ -40,6 +41,7 @@ from treenail.controllers.build.facts import (
     BuildSituation,
     JobFacts,
     ResolveBase,
+    SystemFacts,
 )
 from treenail.controllers.build.observed import (
     ObservedJob,
@@ -49,11 +51,16 @@ from treenail.controllers.build.observed import (
     make_job_facts,
 )
 from treenail.controllers.build.overlay import OwnWrites
-from treenail.controllers.build.planner import choose_architecture
+from treenail.controllers.build.planner import choose_architectures
 from treenail.controllers.build.planning import BuildPlan, BuildPlanner, BuildRefused
 from treenail.controllers.build.pruner import ImagePruner
-from treenail.controllers.build.pushed_images import find_prune_candidates, find_unrecorded_images
+from treenail.controllers.build.pushed_images import (
+    find_prune_candidates,
+    find_unrecorded_images,
+    read_pushed_images,
+)
 from treenail.controllers.build.status import make_prune_condition
+from treenail.controllers.build.systems import read_architectures
 from treenail.controllers.build.views import BuildViews
 from treenail.controllers.build.writer import BuildWriter, CachedObjects
 from treenail.controllers.image_tags.record import find_tag_change
@@ -195,11 +202,11 @@ class BuildController:
         login = planner.compute_base_access_version(config) if facts.is_unresolved else ""
         base = decide_base(facts, answers, self._clock.now(), login=login)
         if (question := base.question) is not None:
-            architecture = choose_architecture(self._views.find_architectures(config.pool))
+            architectures = choose_architectures(self._find_architectures(found))
             self._desk.ask(
                 config.name,
                 question,
-                lambda: self._parts.layers.resolve_base(question, architecture, config),
+                lambda: self._parts.layers.resolve_base(question, architectures, config),
             )
         return base
 
@@ -225,10 +232,8 @@ class BuildController:
         wanted = None if plan is None else plan.wanted
         if plan is not None and problem is None and _needs_secrets(own, plan):
             problem = self._parts.planner.check_secrets(config)
-        share_key = "" if wanted is None else wanted.share_key
+        share_keys = frozenset[str]() if wanted is None else wanted.share_keys
         running = [each for each in all_builds if not each.has_ended]
-        same = [each for each in all_builds if share_key and each.share_key == share_key]
-        same.sort(key=lambda each: each.created, reverse=True)
         kept = {each.uid for each in own} | base.kept_answers
         self._desk.keep_answers(config.name, frozenset(kept))
         condition = next(
@@ -246,18 +251,25 @@ class BuildController:
             wanted=wanted,
             problem=problem,
             builds=own,
-            jobs=tuple(self._observe_jobs(config.name, share_key, own, uids)),
+            jobs=tuple(self._observe_jobs(config.name, share_keys, own, uids)),
             needed_keys=frozenset(
-                each.share_key for each in running if each.image_config != config.name
+                share_key
+                for each in running
+                if each.image_config != config.name
+                for share_key in each.share_keys
             ),
-            system_images=tuple(
-                dict.fromkeys(each.system_image for each in same if each.system_image)
-            ),
+            system_images=find_system_images(all_builds, share_keys, _find_pushed(config, plan)),
             answers=self._desk.get_answers(config.name),
             pool_condition=condition,
             base_condition=base.condition,
         )
         return plan, situation
+
+    def _find_architectures(self, found: CachedObjects) -> frozenset[str]:
+        """Return the architectures of the pool's nodes; without a node, those of its image."""
+        present = self._views.find_architectures(found.config.pool)
+        current = found.builds.get(found.config.current_build)
+        return present or frozenset(() if current is None else read_architectures(current))
 
     def _plan(
         self, found: CachedObjects, base: BuildProblem | None
@@ -272,9 +284,7 @@ class BuildController:
         if base is not None:
             return None, base
         try:
-            plan = self._parts.planner.plan_build(
-                config, pool, self._views.find_architectures(pool.name)
-            )
+            plan = self._parts.planner.plan_build(config, pool, self._find_architectures(found))
         except BuildRefused as error:
             return None, error.problem
         except (ConfigError, NotFoundError) as error:
@@ -282,20 +292,25 @@ class BuildController:
         return plan, next(map(_describe_problem, findings), None)
 
     def _observe_jobs(
-        self, name: str, share_key: str, builds: tuple[BuildFacts, ...], uids: frozenset[str]
+        self,
+        name: str,
+        share_keys: frozenset[str],
+        builds: tuple[BuildFacts, ...],
+        uids: frozenset[str],
     ) -> list[JobFacts]:
         own_uids = {each.uid for each in builds}
         jobs = {each.facts.name: each for each in self._views.jobs.get_all().values()}
         for build in builds:
             # A Job that the watch does not show yet must not count as deleted.
-            if not build.has_ended and build.job and build.job not in jobs:
-                self._add_live_job(build.job, jobs)
+            for recorded in (each.job for each in build.systems.values() if not each.image):
+                if not build.has_ended and recorded and recorded not in jobs:
+                    self._add_live_job(recorded, jobs)
         pods = list(self._views.pods.get_all().values())
         found = []
         for job in jobs.values():
             facts = job.facts
             is_own = facts.image_config == name or own_uids & set(facts.owners)
-            if is_own or (share_key and facts.share_key == share_key):
+            if is_own or facts.share_key in share_keys:
                 observed = make_job_facts(job, pods, uids)
                 if observed.has_unknown_end:
                     observed = make_job_facts(job, self._list_live_pods(facts.name), uids)
@@ -351,9 +366,15 @@ class BuildController:
                         question,
                         lambda: self._parts.layers.answer_question(question, ready, found.config),
                     )
-            case CreateJob(_, build, attempt):
+            case CreateJob(system, build, attempt):
                 if plan is not None:
-                    self._parts.jobs.start_attempt(plan, found.config, found.builds[build], attempt)
+                    self._parts.jobs.start_attempt(
+                        plan,
+                        plan.get_system(system.name),
+                        found.config,
+                        found.builds[build],
+                        attempt,
+                    )
             case AdoptJob(job, build):
                 self._parts.jobs.adopt_attempt(job, found.builds[build])
             case DeleteJob(job, why, has_inputs):
@@ -379,6 +400,36 @@ class BuildController:
 
 def _describe_problem(finding: InputFinding) -> BuildProblem:
     return BuildProblem(finding.reason, str(finding))
+
+
+def find_system_images(
+    builds: Iterable[BuildFacts],
+    share_keys: frozenset[str],
+    pushed: Iterable[SystemFacts] = (),
+) -> dict[str, tuple[str, ...]]:
+    """Return the system parts with these share keys, newest first.
+
+    ``pushed`` are those of deleted builds, which come last: the registry may not have them.
+    """
+    found: dict[str, dict[str, None]] = {each: {} for each in share_keys if each}
+    ordered = sorted(builds, key=lambda each: each.created, reverse=True)
+    for system in chain(*(each.systems.values() for each in ordered), pushed):
+        if system.image and system.share_key in found:
+            found[system.share_key].setdefault(system.image)
+    return {share_key: tuple(images) for share_key, images in found.items()}
+
+
+def _find_pushed(config: MachineOSConfig, plan: BuildPlan | None) -> Iterator[SystemFacts]:
+    """Yield the system parts of deleted builds that the wanted build could use again.
+
+    Pruning spares them, because the wanted build may use their tag.
+    """
+    pushed = read_pushed_images(config)[::-1]
+    for system in () if plan is None else (each.wanted for each in plan.systems):
+        repository, _, tag = system.push_spec.rpartition(":")
+        for each in pushed:
+            if each.tag == tag and each.image.startswith(f"{repository}@"):
+                yield replace(system.initial, image=each.image)
 
 
 def _needs_secrets(builds: tuple[BuildFacts, ...], plan: BuildPlan) -> bool:

@@ -5,27 +5,29 @@ again after a change, after an answer of a registry, or after `BuildDecision.req
 Nothing is remembered between two decisions: the process may end between any two writes.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from treenail.api.machineosbuild import BuildState
 from treenail.controllers.build.actions import (
     AcceptRebuild,
-    AdoptJob,
-    AskRegistry,
     BuildAction,
     CreateBuild,
-    CreateJob,
     DeleteBuild,
-    DeleteJob,
     FinishRebuild,
     ReportPool,
     SetBuildStatus,
     SetConfigStatus,
     SetCurrentBuild,
     SetReport,
-    SetSystemImage,
+    SetSystems,
 )
 from treenail.controllers.build.cleanup import find_build_deletions, find_job_deletions
+from treenail.controllers.build.decide_systems import (
+    RegistryQuestions,
+    SystemDecider,
+    SystemStep,
+)
 from treenail.controllers.build.facts import (
     POOL_TAKEN,
     Answer,
@@ -35,17 +37,13 @@ from treenail.controllers.build.facts import (
     BuildReport,
     BuildSituation,
     CheckImage,
-    CheckPush,
-    JobFacts,
-    JobState,
-    Question,
+    SystemFacts,
     WantedBuild,
 )
-from treenail.controllers.build.job_name import make_job_name
 from treenail.controllers.build.status import (
+    MESSAGE_LIMIT,
     compute_config_conditions,
     format_failure,
-    format_job_progress,
     format_retry,
 )
 from treenail.image.build_reason import (
@@ -58,6 +56,8 @@ from treenail.image.job_status import can_change_state
 
 PROBLEM_RETRY_S = 30.0
 """Delay until a problem is looked at again. Secrets and ConfigMaps are not watched."""
+MAX_COUNTED = 8
+"""Failed Jobs in a report: more than those of one attempt, which have an architecture each."""
 NO_BUILD = "none"
 """In place of the UID of a build to replace, when there is none."""
 
@@ -84,6 +84,8 @@ class _Decider:
         self._builds = {build.name: build for build in situation.builds}
         self._actions: list[BuildAction] = []
         self._delays: list[float] = []
+        self._registry = RegistryQuestions(situation, self._actions, self._delays)
+        self._systems = SystemDecider(situation, self._actions, self._registry)
 
     def decide(self) -> BuildDecision:
         wanted = self._situation.wanted
@@ -119,9 +121,7 @@ class _Decider:
         if self._config.rebuild_of == build.uid:
             self._actions.append(DeleteBuild(build.name, build.uid, "a rebuild is requested"))
             return None
-        if not build.has_ended and build.share_key != wanted.share_key:
-            # Files that its name does not cover changed: the context or the trust bundle.
-            why = "the files that it is built from changed"
+        if why := find_changed_inputs(wanted, build):
             self._actions.append(DeleteBuild(build.name, build.uid, why))
             return None
         if self._config.rebuild_of:
@@ -160,11 +160,11 @@ class _Decider:
         """Give the image of a finished build to the pool, once the registry has it."""
         if self._config.pull_spec == build.digest:
             return build
-        answer = self._ask(CheckImage(build.uid, build.digest))
+        answer = self._registry.ask(CheckImage(build.uid, build.digest))
         if answer is None:
             return build
         if answer.failure is not None:
-            self._retry_question(CheckImage(build.uid, build.digest), answer)
+            self._registry.retry(CheckImage(build.uid, build.digest), answer)
             return build
         if not answer.pull_spec:
             why = f"the registry no longer has {build.digest}"
@@ -174,23 +174,28 @@ class _Decider:
 
     def _advance(self, wanted: WantedBuild, build: BuildFacts) -> BuildFacts:
         report = build.report
-        if report.retry_at is not None and self._situation.now < report.retry_at:
+        is_waiting = report.retry_at is not None and self._situation.now < report.retry_at
+        if is_waiting and report.retry_at is not None:
             self._delays.append(report.retry_at - self._situation.now)
+        systems = [each for each in wanted.systems if each.needs_job]
+        if any(not build.get_system(each.name).image for each in systems):
+            return self._build_systems(wanted, build, is_waiting=is_waiting)
+        if is_waiting:
             return self._set_status(build, BuildState.BUILDING, *format_retry(report))
-        if not wanted.needs_job:
-            return self._append(wanted, build, wanted.base_image)
-        if build.system_image:
-            return self._append(wanted, build, build.system_image)
-        return self._build_system(wanted, build)
+        return self._append(wanted, build)
 
-    def _append(self, wanted: WantedBuild, build: BuildFacts, source: str) -> BuildFacts:
+    def _append(self, wanted: WantedBuild, build: BuildFacts) -> BuildFacts:
+        sources = tuple(
+            (each.architecture, build.get_system(each.name).image or wanted.base_image)
+            for each in wanted.systems
+        )
         attempt = build.report.attempts + 1
         if build.state is BuildState.INITIAL:
             build = self._set_status(
                 build, BuildState.BUILDING, "", "adding the config to the image"
             )
-        question = AppendConfig(build.uid, attempt, source, build.push_spec, wanted.config)
-        answer = self._ask(question)
+        question = AppendConfig(build.uid, attempt, sources, build.push_spec, wanted.config)
+        answer = self._registry.ask(question)
         if answer is None:
             return build
         if answer.failure is not None:
@@ -208,138 +213,73 @@ class _Decider:
 
     # The system part
 
-    def _build_system(self, wanted: WantedBuild, build: BuildFacts) -> BuildFacts:
-        job = self._find_own_job(build)
-        if job is not None:
-            return self._follow(wanted, build, job)
-        if not build.rebuild_of and not build.job:
-            for image in self._situation.system_images:
-                question = CheckImage(build.uid, image, build.report.attempts + 1)
-                answer = self._ask(question)
-                if answer is None:
-                    return build
-                if answer.failure is not None:
-                    return self._fail(build, answer.failure)
-                if answer.pull_spec:
-                    return self._set_system_image(wanted, build, image)
-        return self._start(wanted, build)
+    def _build_systems(
+        self, wanted: WantedBuild, build: BuildFacts, *, is_waiting: bool
+    ) -> BuildFacts:
+        """Continue with the system part of each architecture; with all of them, add the config."""
+        steps: dict[str, SystemStep] = {}
+        for system in wanted.systems:
+            if system.needs_job and not build.get_system(system.name).image:
+                steps[system.name] = self._systems.decide(system, build, is_waiting=is_waiting)
+        before = build.systems
+        changed = {name: step.facts for name, step in steps.items()}
+        build = replace(build, systems={**before, **changed}, job=_choose_job(steps) or build.job)
+        build = self._add_seconds(build, [each.seconds for each in steps.values()])
+        if self._needs_record(before, build):
+            self._actions.append(SetSystems(build.name, build.systems))
+        if cancelled := next((each for each in steps.values() if each.is_cancelled), None):
+            reason = BuildReason.CANCELLED
+            return self._set_status(build, BuildState.INTERRUPTED, reason, cancelled.message)
+        if any(each.failure is not None for each in steps.values()):
+            return self._fail_systems(build, steps)
+        if is_waiting:
+            return self._set_status(build, BuildState.BUILDING, *format_retry(build.report))
+        if all(each.facts.image for each in steps.values()):
+            if build.state is BuildState.INITIAL:
+                images = ", ".join(each.facts.image for each in steps.values())
+                build = self._set_status(build, BuildState.BUILDING, "", f"reusing {images}")
+            return self._append(wanted, build)
+        return self._report_progress(build, steps)
 
-    def _find_own_job(self, build: BuildFacts) -> JobFacts | None:
-        """Find the Job of the present attempt: the recorded one, or one that was just created."""
-        attempt = build.report.attempts + 1
-        own = [
-            job
-            for job in self._situation.jobs
-            if build.uid in job.owners
-            and job.name != build.report.job
-            and (job.name == build.job or (job.build, job.attempt) == (build.name, attempt))
-        ]
-        return min(own, key=lambda job: job.name != build.job, default=None)
-
-    def _start(self, wanted: WantedBuild, build: BuildFacts) -> BuildFacts:
-        attempt = build.report.attempts + 1
-        own_name = make_job_name(build.name, attempt)
-        if build.job == own_name and build.job != build.report.job:
-            return self._cancel(build, build.job)
-        same = [job for job in self._situation.jobs if job.share_key == build.share_key]
-        unfinished = [job for job in same if job.state in (JobState.PREPARED, JobState.BUILDING)]
-        if any(job.is_deleting or job.is_orphan for job in unfinished):
-            # Two Jobs of the same key must not run; the end of this one is an event.
-            return build
-        usable = [
-            job
-            for job in same
-            if job.is_running
-            or (job.state is JobState.SUCCEEDED and job.digest and not build.rebuild_of)
-        ]
-        usable = [
-            job
-            for job in usable
-            if job.name != build.report.job and not (job.is_deleting or job.is_orphan)
-        ]
-        if usable:
-            found = min(usable, key=lambda job: job.name)
-            if build.uid not in found.owners:
-                self._actions.append(AdoptJob(found, build.name))
-            return self._follow(wanted, build, found)
-        namesake = next((job for job in self._situation.jobs if job.name == own_name), None)
-        if namesake is not None:
-            # It belongs to an earlier build of the same name.
-            if not namesake.is_deleting:
-                self._actions.append(DeleteJob(namesake, f"{build.name} was created again"))
-            return build
-        if self._situation.problem is not None:
-            return build
-        answer = self._ask(CheckPush(build.uid, wanted.system_push_spec, attempt))
-        if answer is None:
-            return build
-        if answer.failure is not None:
-            return self._fail(build, answer.failure)
-        self._actions.append(CreateJob(wanted, build.name, attempt))
-        message = f"created Job {own_name}"
-        return self._set_status(replace(build, job=own_name), BuildState.PREPARED, "", message)
-
-    def _cancel(self, build: BuildFacts, job: str) -> BuildFacts:
-        message = f"Job {job} was deleted while it ran"
-        return self._set_status(build, BuildState.INTERRUPTED, BuildReason.CANCELLED, message)
-
-    def _follow(self, wanted: WantedBuild, build: BuildFacts, job: JobFacts) -> BuildFacts:
-        build = replace(build, job=job.name)
-        if job.state is JobState.SUCCEEDED:
-            return self._accept_system(wanted, build, job)
-        if job.failure is not None and (
-            job.state is JobState.FAILED
-            or classify_retry(job.failure.reason) is not RetryClass.EXTERNAL
-        ):
-            # Also while the Job runs: the API server may ignore podFailurePolicy.
-            return self._fail(build, job.failure, job.name)
-        if job.state is JobState.FAILED:
-            message = f"Job {job.name} failed, and its pods are gone"
-            return self._fail(build, AttemptFailure(BuildReason.EVICTED, message), job.name)
-        if job.is_deleting:
-            if job.build != build.name:
-                return build
-            return self._cancel(build, job.name)
-        state = BuildState(job.state.value)
-        return self._set_status(build, state, "", format_job_progress(job, build.report))
-
-    def _accept_system(self, wanted: WantedBuild, build: BuildFacts, job: JobFacts) -> BuildFacts:
-        """Accept the digest that a pod reported once the registry confirms it."""
-        repository = wanted.system_push_spec.rpartition(":")[0]
-        image = f"{repository}@{job.digest}"
-        if not job.digest:
-            message = f"Job {job.name} succeeded, but its pod was deleted with its result"
-            failure = AttemptFailure(BuildReason.EVICTED, message)
-            return self._fail(build, failure, job.name)
-        question = CheckImage(build.uid, image)
-        answer = self._ask(question)
-        if answer is None:
-            return self._set_status(build, BuildState.BUILDING, "", f"verifying {image}")
-        if answer.failure is not None:
-            self._retry_question(question, answer)
-            return self._set_status(
-                build,
-                BuildState.BUILDING,
-                answer.failure.reason,
-                f"cannot verify {image}: {answer.failure.message}; verifying it again",
-            )
-        if not answer.pull_spec:
-            message = f"Job {job.name} reported {image}, but the registry does not have it"
-            failure = AttemptFailure(BuildReason.DIGEST_MISMATCH, message)
-            return self._fail(build, failure, job.name)
-        report = replace(build.report, seconds={**build.report.seconds, **job.seconds})
+    def _add_seconds(self, build: BuildFacts, seconds: Sequence[Mapping[str, float]]) -> BuildFacts:
+        """Report the longest duration of each phase: Jobs run side by side."""
+        longest = dict(build.report.seconds)
+        for each in seconds:
+            longest |= {name: max(value, longest.get(name, 0.0)) for name, value in each.items()}
+        report = replace(build.report, seconds=longest)
         self._set_report(build, report)
-        build = replace(build, report=report)
-        return self._set_system_image(wanted, build, image)
+        return replace(build, report=report)
 
-    def _set_system_image(self, wanted: WantedBuild, build: BuildFacts, image: str) -> BuildFacts:
-        self._actions.append(SetSystemImage(build.name, image))
-        build = replace(build, system_image=image)
-        if build.state is BuildState.INITIAL:
-            build = self._set_status(build, BuildState.BUILDING, "", f"reusing {image}")
-        return self._append(wanted, build, image)
+    @staticmethod
+    def _needs_record(before: Mapping[str, SystemFacts], build: BuildFacts) -> bool:
+        """Return whether an annotation must change; the status has the Job of the only part."""
+        if "" not in build.systems:
+            return before != build.systems
+        return before.get("", SystemFacts()).image != build.systems[""].image
 
-    def _fail(self, build: BuildFacts, failure: AttemptFailure, job: str = "") -> BuildFacts:
+    def _report_progress(self, build: BuildFacts, steps: Mapping[str, SystemStep]) -> BuildFacts:
+        """Write the state of the Jobs. The build is prepared while none of them runs."""
+        shown = [each for each in steps.values() if each.state is not None]
+        if not shown:
+            return build
+        states = {each.state for each in shown}
+        has_image = any(each.facts.image for each in steps.values())
+        is_building = BuildState.BUILDING in states or has_image
+        state = BuildState.BUILDING if is_building else BuildState.PREPARED
+        reason = next((each.reason for each in shown if each.reason), "")
+        message = "; ".join(each.message for each in shown)[:MESSAGE_LIMIT]
+        return self._set_status(build, state, reason, message)
+
+    def _fail_systems(self, build: BuildFacts, steps: Mapping[str, SystemStep]) -> BuildFacts:
+        """Fail the attempt. A cause that waits for a user counts before one that is retried."""
+        failed = [(each.failure, each.facts.job) for each in steps.values() if each.failure]
+        failures = [failure for failure, _ in failed]
+        chosen = min(failures, key=lambda each: classify_retry(each.reason) is not RetryClass.USER)
+        return self._fail(build, chosen, tuple(job for _, job in failed if job))
+
+    def _fail(
+        self, build: BuildFacts, failure: AttemptFailure, jobs: tuple[str, ...] = ()
+    ) -> BuildFacts:
         """Count a failed attempt; end the build, or schedule the next attempt."""
         report = build.report
         attempts = report.attempts + 1
@@ -348,7 +288,8 @@ class _Decider:
         count = (2 if is_repeated else 1) if retry is RetryClass.ONCE else attempts
         delay = compute_retry_delay(count, retry)
         retry_at = None if delay is None else self._situation.now + delay.total_seconds()
-        report = BuildReport(attempts, failure, retry_at, job or report.job, failure.seconds)
+        counted = tuple(dict.fromkeys((*report.jobs, *jobs)))[-MAX_COUNTED:]
+        report = BuildReport(attempts, failure, retry_at, counted, failure.seconds)
         self._set_report(build, report)
         build = replace(build, report=report)
         if retry_at is None:
@@ -423,21 +364,6 @@ class _Decider:
         if known != ("True", reason, message):
             self._actions.append(ReportPool(reason, message))
 
-    def _ask(self, question: Question) -> Answer | None:
-        """Return the answer of a registry; None, and a request for it, without one."""
-        answer = self._situation.answers.get(question)
-        if answer is None:
-            self._actions.append(AskRegistry(question))
-        return answer
-
-    def _retry_question(self, question: Question, answer: Answer) -> None:
-        delay = compute_retry_delay(answer.count)
-        due = answer.at + (3600.0 if delay is None else delay.total_seconds())
-        if due <= self._situation.now:
-            self._actions.append(AskRegistry(question))
-        else:
-            self._delays.append(due - self._situation.now)
-
     def _set_report(self, build: BuildFacts, report: BuildReport) -> None:
         if report != build.report:
             self._actions.append(SetReport(build.name, report))
@@ -455,7 +381,8 @@ class _Decider:
         if (before.state, before.reason, before.message, before.job, before.digest) != (
             after.state, after.reason, after.message, after.job, after.digest,
         ):  # fmt: skip
-            self._actions = [
+            # In place: the deciders of the system parts append to the same list.
+            self._actions[:] = [
                 each
                 for each in self._actions
                 if not (isinstance(each, SetBuildStatus) and each.build == build.name)
@@ -464,3 +391,25 @@ class _Decider:
                 SetBuildStatus(build.name, state, str(reason), message, after.digest, after.job)
             )
         return after
+
+
+def find_changed_inputs(wanted: WantedBuild, build: BuildFacts) -> str:
+    """Return which inputs that its name does not cover make a build useless; empty for none."""
+    if not build.has_ended and build.share_key != wanted.share_key:
+        return "the files or the architectures that it is built for changed"
+    if not build.has_ended or not (build.architectures or len(wanted.systems) > 1):
+        return ""
+    missing = sorted(set(wanted.architectures) - set(build.architectures))
+    if missing:
+        return f"nodes of the pool have the architecture {', '.join(missing)}"
+    if build.state is not BuildState.SUCCEEDED and set(build.architectures) != set(
+        wanted.architectures
+    ):
+        return "the pool has fewer architectures now"
+    return ""
+
+
+def _choose_job(steps: Mapping[str, SystemStep]) -> str:
+    """Return the Job to name in the status: the first one that has not ended well."""
+    jobs = [each.facts.job for each in steps.values() if each.facts.job and not each.facts.image]
+    return next(iter(jobs), "") or next((each.facts.job for each in steps.values()), "")

@@ -49,8 +49,8 @@ class BuildReport:
     """Of the last failed attempt."""
     retry_at: float | None = None
     """When the next attempt begins; None without another one."""
-    job: str = ""
-    """Job of the last counted attempt. A failure is counted once."""
+    jobs: tuple[str, ...] = ()
+    """Jobs of the last counted attempt that failed. A failure is counted once."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Duration of each phase of the attempt that succeeded."""
     warning: str = ""
@@ -79,6 +79,18 @@ class ImageConfigFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class SystemFacts:
+    """System part of a build for one architecture."""
+
+    content_key: str = ""
+    share_key: str = ""
+    job: str = ""
+    """Name of its last Job; empty without one."""
+    image: str = ""
+    """Pull spec; empty while it is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
 class BuildFacts:
     """A MachineOSBuild."""
 
@@ -95,8 +107,10 @@ class BuildFacts:
     created: str = ""
     share_key: str = ""
     report: BuildReport = BuildReport()
-    system_image: str = ""
-    """Pull spec of the system part; empty while it is unknown."""
+    systems: Mapping[str, SystemFacts] = field(default_factory=dict)
+    """By architecture; an empty name if the build has only one."""
+    architectures: tuple[str, ...] = ()
+    """Empty for a build that does not record them."""
     digest: str = ""
     """Pull spec of the complete image."""
     job: str = ""
@@ -110,6 +124,15 @@ class BuildFacts:
     @property
     def has_ended(self) -> bool:
         return self.state.has_ended
+
+    @property
+    def share_keys(self) -> frozenset[str]:
+        """Share keys of the Jobs of this build."""
+        return frozenset(each.share_key for each in self.systems.values())
+
+    def get_system(self, name: str) -> SystemFacts:
+        """Return the system part with this name; an empty one if it is unknown."""
+        return self.systems.get(name) or SystemFacts()
 
 
 class JobState(StrEnum):
@@ -133,6 +156,8 @@ class JobFacts:
     image_config: str = ""
     build: str = ""
     """The MachineOSBuild that created it."""
+    architecture: str = ""
+    """Of the system part; empty if the build has only one."""
     attempt: int = 1
     state: JobState = JobState.PREPARED
     is_deleting: bool = False
@@ -166,6 +191,26 @@ class JobFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class WantedSystem:
+    """System part of the wanted build for one architecture."""
+
+    architecture: str = "amd64"
+    name: str = ""
+    """The architecture if the build has several ones, otherwise empty; part of the Job's name."""
+    content_key: str = ""
+    share_key: str = ""
+    """Builds with the same one share a Job: content key, push repository and push Secret."""
+    needs_job: bool = False
+    push_spec: str = ""
+    """Where the Job pushes it."""
+
+    @property
+    def initial(self) -> SystemFacts:
+        """The facts at the begin of a build."""
+        return SystemFacts(self.content_key, self.share_key)
+
+
+@dataclass(frozen=True, slots=True)
 class WantedBuild:
     """The build that config, pool and rendered config request now."""
 
@@ -173,15 +218,28 @@ class WantedBuild:
     config: str
     push_spec: str
     content_key: str = ""
+    """Over the inputs of all architectures."""
     share_key: str = ""
-    """Builds with the same one share a Job: content key, push repository and push Secret."""
-    needs_job: bool = False
+    systems: tuple[WantedSystem, ...] = (WantedSystem(),)
+    """One for each architecture of the pool's nodes."""
     base_image: str = ""
-    system_push_spec: str = ""
-    """Where the Job pushes the system part."""
     push_secret: str = ""
     instruction_remedy: str = ""
     """What else may help when an instruction failed; empty for nothing."""
+
+    @property
+    def needs_job(self) -> bool:
+        """True unless the system part of each architecture is the base image."""
+        return any(each.needs_job for each in self.systems)
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return tuple(each.architecture for each in self.systems)
+
+    @property
+    def share_keys(self) -> frozenset[str]:
+        """Share keys of the Jobs."""
+        return frozenset(each.share_key for each in self.systems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,19 +261,22 @@ class CheckPush:
     build: str
     """UID of the build."""
     image: str
-    """Push spec of the system part."""
+    """Push spec of the build."""
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class AppendConfig:
-    """Order to a registry: add the config to an image, and push it under the tag of the build."""
+    """Order to a registry: add the config to the images, and push them under the tag of the build.
+
+    Images of several architectures are pushed as a list of manifests.
+    """
 
     build: str
     """UID of the build."""
     attempt: int
-    source: str
-    """Pull spec of the system part."""
+    sources: tuple[tuple[str, str], ...]
+    """Architecture and pull spec of each system part."""
     push_spec: str
     config: str
     """The rendered config."""
@@ -272,11 +333,11 @@ class BuildSituation:
     builds: tuple[BuildFacts, ...] = ()
     """Builds of this MachineOSConfig."""
     jobs: tuple[JobFacts, ...] = ()
-    """Jobs of these builds, and Jobs with the share key of the wanted build."""
+    """Jobs of these builds, and Jobs with a share key of the wanted build."""
     needed_keys: frozenset[str] = frozenset()
     """Share keys that running builds of other MachineOSConfigs need."""
-    system_images: tuple[str, ...] = ()
-    """System parts of earlier builds with the share key of the wanted build, newest first."""
+    system_images: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """System parts of earlier builds by share key of the wanted build, newest first."""
     answers: Mapping[Question, Answer] = field(default_factory=dict)
     pool_condition: Condition | None = None
     """ImageBuildDegraded of the pool."""

@@ -13,13 +13,14 @@ from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.api.machineosbuild import API_VERSION, KIND
 from treenail.controllers.build.job_name import make_job_name
-from treenail.controllers.build.planning import BuildPlan, EntitlementMount
+from treenail.controllers.build.planning import BuildPlan, EntitlementMount, SystemPlan
 from treenail.image.build_result import EXIT_USER
 
 BACKOFF_LIMIT = 3
 """Pods that may fail before the Job fails, not counting evictions."""
 RESULT_PATH = "/dev/termination-log"
 INPUTS, WORK, SECRETS = "/build-inputs", "/build-work", "/build-secrets"
+ARCHITECTURE_LABEL = "kubernetes.io/arch"
 LOGIN_KEY = ".dockerconfigjson"
 _LOGIN_FILE = "config.json"
 _MODE = 0o440
@@ -53,9 +54,12 @@ class BuildReference:
     image_config: str
 
 
-def make_input_name(build: str) -> str:
-    """Return the name of the ConfigMap with the inputs of a build."""
-    return f"containerfile-{build}"
+def make_input_name(build: str, architecture: str) -> str:
+    """Return the name of the ConfigMap with the inputs of a Job.
+
+    ``architecture`` is empty for a build with only one.
+    """
+    return f"containerfile-{build}" + (f"-{architecture}" if architecture else "")
 
 
 def make_login_name(build: str, *, is_push: bool) -> str:
@@ -63,26 +67,30 @@ def make_login_name(build: str, *, is_push: bool) -> str:
     return f"{'final' if is_push else 'base'}-{build}"
 
 
-def build_inputs(plan: BuildPlan, build: BuildReference, settings: JobSettings) -> Json:
+def build_inputs(
+    plan: BuildPlan, system: SystemPlan, build: BuildReference, settings: JobSettings
+) -> Json:
     """Build the ConfigMap with the Containerfile and the facts of the build."""
     facts = {
-        "pushSpec": plan.wanted.system_push_spec,
-        "architecture": plan.architecture,
+        "pushSpec": system.wanted.push_spec,
+        "architecture": system.architecture,
         "cacheRepository": settings.cache_repository,
-        "userLine": plan.user_line,
+        "userLine": system.user_line,
     }
-    data: Json = {"Containerfile": plan.containerfile, "build.json": json.dumps(facts)}
+    data: Json = {"Containerfile": system.containerfile, "build.json": json.dumps(facts)}
     if plan.ca_pem:
         data["ca.pem"] = plan.ca_pem
     body: Json = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _build_metadata(make_input_name(build.name), plan, build, settings),
+        "metadata": _build_metadata(
+            make_input_name(build.name, system.wanted.name), plan, build, settings
+        ),
         "data": data,
     }
-    if plan.own_files:
+    if system.own_files:
         body["binaryData"] = {
-            name: base64.b64encode(content).decode() for name, content in plan.own_files.items()
+            name: base64.b64encode(content).decode() for name, content in system.own_files.items()
         }
     return body
 
@@ -103,6 +111,7 @@ def build_login(
 
 def build_job(
     plan: BuildPlan,
+    system: SystemPlan,
     build: BuildReference,
     settings: JobSettings,
     *,
@@ -110,10 +119,19 @@ def build_job(
     pull_login: str,
     push_login: str,
 ) -> Json:
-    """Build the Job of an attempt. The logins are names of Secrets; empty for anonymous access."""
-    name = make_job_name(build.name, attempt)
+    """Build the Job of an attempt for one architecture.
+
+    The logins are names of Secrets; empty for anonymous access.
+    """
+    name = make_job_name(build.name, attempt, system.wanted.name)
     metadata = _build_metadata(name, plan, build, settings)
-    labels = {**_get_labels(plan, build), key.BUILD_ATTEMPT: str(attempt)}
+    labels = {
+        **_get_labels(plan, build),
+        key.BUILD_KEY: system.wanted.share_key,
+        key.BUILD_ATTEMPT: str(attempt),
+    }
+    if system.wanted.name:
+        labels[key.BUILD_ARCHITECTURE] = system.wanted.name
     metadata["labels"] = labels
     return {
         "apiVersion": "batch/v1",
@@ -138,7 +156,7 @@ def build_job(
             },
             "template": {
                 "metadata": {"labels": labels},
-                "spec": _build_pod(plan, build, settings, pull_login, push_login),
+                "spec": _build_pod(plan, system, build, settings, pull_login, push_login),
             },
         },
     }
@@ -146,6 +164,7 @@ def build_job(
 
 def _build_pod(
     plan: BuildPlan,
+    system: SystemPlan,
     build: BuildReference,
     settings: JobSettings,
     pull_login: str,
@@ -153,7 +172,7 @@ def _build_pod(
 ) -> Json:
     volumes: list[Json] = [
         {"name": "work", "emptyDir": {}},
-        {"name": "inputs", "projected": {"sources": _build_sources(plan, build)}},
+        {"name": "inputs", "projected": {"sources": _build_sources(plan, system, build)}},
     ]
     for kind, login in (("pull", pull_login), ("push", push_login)):
         if login:
@@ -166,7 +185,7 @@ def _build_pod(
         "serviceAccountName": settings.account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "nodeSelector": {"kubernetes.io/arch": plan.architecture},
+        "nodeSelector": {ARCHITECTURE_LABEL: system.architecture},
         "initContainers": [
             _build_container("fetch", plan, settings, login=pull_login and "pull"),
             _build_container("build", plan, settings),
@@ -225,11 +244,12 @@ def _compute_build_limit(deadline_s: int) -> int:
     return deadline_s - min(_RESERVE_S, deadline_s // 2)
 
 
-def _build_sources(plan: BuildPlan, build: BuildReference) -> list[Json]:
+def _build_sources(plan: BuildPlan, system: SystemPlan, build: BuildReference) -> list[Json]:
     names = ["Containerfile", "build.json", *(["ca.pem"] if plan.ca_pem else [])]
     items: list[Json] = [{"key": name, "path": name} for name in names]
-    items += [{"key": name, "path": f"context/{name}"} for name in plan.own_files]
-    sources: list[Json] = [{"configMap": {"name": make_input_name(build.name), "items": items}}]
+    items += [{"key": name, "path": f"context/{name}"} for name in system.own_files]
+    own_name = make_input_name(build.name, system.wanted.name)
+    sources: list[Json] = [{"configMap": {"name": own_name, "items": items}}]
     if plan.context:
         copied: list[Json] = [
             {"key": name, "path": f"context/{name}"} for name in plan.context_files

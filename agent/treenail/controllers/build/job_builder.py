@@ -21,7 +21,7 @@ from treenail.controllers.build.job import (
     make_login_name,
 )
 from treenail.controllers.build.observed import ObservedJob
-from treenail.controllers.build.planning import BuildPlan, BuildPlanner
+from treenail.controllers.build.planning import BuildPlan, BuildPlanner, SystemPlan
 from treenail.errors import AlreadyExistsError, ConflictError, NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.resources import CONFIGMAPS, JOBS, SECRETS, Resource
@@ -39,17 +39,23 @@ class JobBuilder:
         self._lock = threading.Lock()
 
     def start_attempt(
-        self, plan: BuildPlan, config: MachineOSConfig, build: MachineOSBuild, attempt: int
+        self,
+        plan: BuildPlan,
+        system: SystemPlan,
+        config: MachineOSConfig,
+        build: MachineOSBuild,
+        attempt: int,
     ) -> None:
         """Create the Job after what it mounts, with the logins as they are now."""
         owner = BuildReference(build.name, build.metadata.uid, config.name)
         # Builds of the same key are decided on different threads.
         with self._lock:
-            self._check_none_runs(plan.wanted.share_key, owner)
-            self._put(CONFIGMAPS, build_inputs(plan, owner, self._settings))
+            self._check_none_runs(system.wanted.share_key, owner)
+            self._put(CONFIGMAPS, build_inputs(plan, system, owner, self._settings))
             pull_login, push_login = self._prepare_logins(plan, config, owner)
             body = build_job(
                 plan,
+                system,
                 owner,
                 self._settings,
                 attempt=attempt,
@@ -88,7 +94,7 @@ class JobBuilder:
             for resource, name in (
                 (SECRETS, make_login_name(job.build, is_push=False)),
                 (SECRETS, make_login_name(job.build, is_push=True)),
-                (CONFIGMAPS, make_input_name(job.build)),
+                (CONFIGMAPS, make_input_name(job.build, job.architecture)),
             ):
                 with suppress(NotFoundError):
                     self._client.delete(resource, name, namespace=namespace)

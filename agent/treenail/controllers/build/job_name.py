@@ -4,12 +4,14 @@ MAX_NAME = 63
 """Length limit of the name of a Job: its pods carry it in a label."""
 
 
-def make_job_name(build: str, attempt: int) -> str:
+def make_job_name(build: str, attempt: int, architecture: str = "") -> str:
     """Return the name of the Job of an attempt: ``build-BUILD``, with a number from the second on.
 
-    The hash at the end of a build's name stays whole when the name is too long.
+    ``architecture`` is empty for a build with only one; otherwise it precedes the number. The hash
+    at the end of a build's name stays whole when the name is too long.
     """
-    suffix = "" if attempt == 1 else f"-{attempt}"
+    suffix = f"-{architecture}" if architecture else ""
+    suffix += "" if attempt == 1 else f"-{attempt}"
     room = MAX_NAME - len("build-") - len(suffix)
     if len(build) > room:
         head, _, tail = build.rpartition("-")

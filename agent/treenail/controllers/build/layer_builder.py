@@ -1,13 +1,22 @@
 """Adds the config to images through registries alone, and checks images."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from treenail import __version__
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.pullspec import PullSpec, parse_pull_spec
-from treenail.builder.append_config import ImageDestination, append_config
+from treenail.builder.append_config import (
+    AppendedImage,
+    ImageDestination,
+    ImageSource,
+    append_config,
+    append_config_to_list,
+)
 from treenail.builder.images.provenance import attach_provenance
 from treenail.builder.images.signatures import SigningKey, sign_image
 from treenail.builder.phases.failures import choose_reason
@@ -102,19 +111,25 @@ class LayerBuilder:
         return Answer(self._clock.now(), pull_spec=image, seconds=seconds, warning=warning)
 
     def resolve_base(
-        self, question: ResolveBase, architecture: str, config: MachineOSConfig
+        self, question: ResolveBase, architectures: Sequence[str], config: MachineOSConfig
     ) -> Answer:
-        """Return the image of a tag by digest: that of its list of manifests, if it is one."""
+        """Return the image of a tag by digest: that of its list of manifests, if it is one.
+
+        The image must have every architecture.
+        """
         spec = parse_push_spec(question.image, where="base image")
 
         def resolve() -> str:
             login = self._planner.read_base_login(config)
             client = self._connect(spec.registry, spec.repository, login)
             try:
-                found = resolve_image(client, spec.repository, spec.tag, architecture)
+                found = client.get_manifest(spec.repository, spec.tag)
+                for each in architectures:
+                    # By digest: the tag may move meanwhile.
+                    resolve_image(client, spec.repository, found.digest, each)
             finally:
                 client.close()
-            return spec.make_pull_spec(found.index_digest or found.digest)
+            return spec.make_pull_spec(found.digest)
 
         try:
             image = self._attempt(BuildPhase.FETCH, resolve)
@@ -164,7 +179,6 @@ class LayerBuilder:
         self, question: AppendConfig, plan: BuildPlan, config: MachineOSConfig
     ) -> tuple[str, str]:
         """Push the image; return its pull spec, and what is missing beside it."""
-        source = parse_pull_spec(question.source, where="base image")
         target = parse_push_spec(question.push_spec, where="push spec")
 
         def read_layer() -> ConfigLayer:
@@ -180,41 +194,73 @@ class LayerBuilder:
                     f"no image and no agent can provide parts of {question.config}: {shown}",
                 )
             )
-        is_base = question.source == plan.wanted.base_image
-        puller = self._attempt(
-            BuildPhase.FETCH, lambda: self._connect_source(source, config, is_base=is_base)
-        )
-        pusher = self._attempt(
-            BuildPhase.PUSH,
-            lambda: self._connect(
-                target.registry, target.repository, self._planner.read_push_login(config)
-            ),
-        )
-        try:
-            image = self._attempt(
-                BuildPhase.FETCH,
-                lambda: resolve_image(puller, source.repository, source.digest, plan.architecture),
-            )
-            destination = ImageDestination(pusher, target.repository, target.tag)
-            # Pruning must not delete an equal image between its push and its verification.
-            with self._gate.enter(f"{target.registry}/{target.repository}"):
-                appended = self._attempt(
-                    BuildPhase.PUSH,
-                    lambda: append_config(puller, image, layer, plan.labels, destination),
+        with ExitStack() as stack:
+            sources = [
+                self._attempt(
+                    BuildPhase.FETCH,
+                    partial(self._open_source, stack, each, plan.wanted.base_image, config),
                 )
+                for each in question.sources
+            ]
+            pusher = self._attempt(
+                BuildPhase.PUSH,
+                lambda: self._connect(
+                    target.registry, target.repository, self._planner.read_push_login(config)
+                ),
+            )
+            stack.callback(pusher.close)
+            destination = ImageDestination(pusher, target.repository, target.tag)
+            try:
+                # Pruning must not delete an equal image between its push and its verification.
+                stack.enter_context(self._gate.enter(f"{target.registry}/{target.repository}"))
+            except GateClosed as error:
+                failure = AttemptFailure(BuildReason.REGISTRY_BUSY, str(error))
+                raise AttemptFailed(failure) from error
+            appended = self._attempt(
+                BuildPhase.PUSH, partial(_push_images, sources, layer, plan.labels, destination)
+            )
+            # Before the rollout: nodes may require the signature. They verify that of an instance.
+            for digest in (*appended.instances, appended.digest):
                 if key := self._signing_key:
-                    # Before the rollout: nodes may require the signature.
                     self._attempt(
                         BuildPhase.PUSH,
-                        lambda: sign_image(pusher, target.repository, appended.digest, key),
+                        partial(sign_image, pusher, target.repository, digest, key),
                     )
-                warning = self._attach_provenance(pusher, target, appended.digest, question, plan)
-        except GateClosed as error:
-            raise AttemptFailed(AttemptFailure(BuildReason.REGISTRY_BUSY, str(error))) from error
-        finally:
-            puller.close()
-            pusher.close()
+            warning = self._attach_provenances(pusher, target, appended, question, plan)
         return target.make_pull_spec(appended.digest), warning
+
+    def _open_source(
+        self, stack: ExitStack, source: tuple[str, str], base_image: str, config: MachineOSConfig
+    ) -> ImageSource:
+        """Return the image of an architecture; the stack closes its client."""
+        architecture, image = source
+        spec = parse_pull_spec(image, where="base image")
+        client = self._connect_source(spec, config, is_base=image == base_image)
+        stack.callback(client.close)
+        found = resolve_image(client, spec.repository, spec.digest, architecture)
+        return ImageSource(client, found)
+
+    def _attach_provenances(
+        self,
+        client: RegistryClient,
+        target: PushSpec,
+        appended: AppendedImage,
+        question: AppendConfig,
+        plan: BuildPlan,
+    ) -> str:
+        """Attach how the image was built; of a list, also to the image of each architecture.
+
+        Returns why that failed.
+        """
+        instances = zip(appended.instances, question.sources, strict=False)
+        subjects = [
+            *((digest, replace(question, sources=(source,))) for digest, source in instances),
+            (appended.digest, question),
+        ]
+        found = [
+            self._attach_provenance(client, target, digest, part, plan) for digest, part in subjects
+        ]
+        return next(filter(None, found), "")
 
     def _attach_provenance(
         self,
@@ -225,16 +271,19 @@ class LayerBuilder:
         plan: BuildPlan,
     ) -> str:
         """Attach how the image was built, once; return why that failed. The image is complete."""
-        wanted, text = plan.wanted, plan.containerfile.encode()
+        wanted = plan.wanted
+        images = tuple(image for _, image in question.sources)
+        texts = plan.find_containerfiles([name for name, _ in question.sources])
         provenance = BuildProvenance(
             name=f"{target.registry}/{target.repository}",
             digest=digest,
-            materials=tuple(dict.fromkeys((wanted.base_image, question.source))),
+            materials=tuple(dict.fromkeys((wanted.base_image, *images))),
             machine_config=question.config,
             pool=plan.labels.get(POOL, ""),
             build=target.tag,
             content_key=wanted.content_key,
-            containerfile_digest=compute_digest(text) if wanted.needs_job else "",
+            # The images of a list have a statement of their own, and may differ in this.
+            containerfile_digest=compute_digest(texts[0].encode()) if len(texts) == 1 else "",
             version=__version__,
             started="",
             finished=format_rfc3339(self._clock.now()),
@@ -280,3 +329,15 @@ class LayerBuilder:
         except TreenailError as error:
             failure = AttemptFailure(choose_reason(error, phase), str(error))
             raise AttemptFailed(failure) from error
+
+
+def _push_images(
+    sources: Sequence[ImageSource],
+    layer: ConfigLayer,
+    labels: Mapping[str, str],
+    destination: ImageDestination,
+) -> AppendedImage:
+    """Push the image, or a list of manifests for several architectures."""
+    if len(sources) == 1:
+        return append_config(sources[0], layer, labels, destination)
+    return append_config_to_list(sources, layer, labels, destination)

@@ -17,6 +17,7 @@ from treenail.controllers.build.facts import (
     JobState,
 )
 from treenail.controllers.build.report import decode_report
+from treenail.controllers.build.systems import read_architectures, read_systems
 from treenail.errors import ConfigError
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import EXIT_USER, BuildPhase, BuildResult
@@ -61,7 +62,8 @@ def make_build_facts(build: MachineOSBuild) -> BuildFacts:
         created=build.created,
         share_key=build.metadata.labels.get(key.BUILD_KEY, ""),
         report=decode_report(notes.get(key.BUILD_REPORT, "")),
-        system_image=notes.get(key.SYSTEM_IMAGE, ""),
+        systems=read_systems(build),
+        architectures=read_architectures(build),
         digest=build.pull_spec,
         job=build.job,
         rebuild_of=notes.get(key.REBUILD_OF, ""),
@@ -152,6 +154,7 @@ class ObservedJob:
                 share_key=meta.labels.get(key.BUILD_KEY, ""),
                 image_config=meta.labels.get(key.IMAGE_CONFIG, ""),
                 build=meta.labels.get(key.IMAGE_BUILD, ""),
+                architecture=meta.labels.get(key.BUILD_ARCHITECTURE, ""),
                 attempt=int(attempt) if attempt.isascii() and attempt.isdigit() else 1,
                 state=JobState(compute_job_state(replace(counts, is_deleting=False)).value),
                 is_deleting=counts.is_deleting,

@@ -135,7 +135,7 @@ def _plan_build(
     except BuildRefused as error:
         raise ConfigError(f"MachineOSConfig {config.name}: {error.problem.message}") from error
     layer = make_config_layer(rendered.config, trust_bundle=planner.read_trust_bundle())
-    context = dict(plan.own_files)
+    context = dict(plan.systems[0].own_files)
     if plan.context:
         context |= _read_files(objects, CONFIGMAPS, plan.context)
     entitlements = {

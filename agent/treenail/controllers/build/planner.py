@@ -1,6 +1,7 @@
 """Plans builds: validates the inputs, and computes names, keys and the composed Containerfile."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 
 from treenail.api import annotations as key
@@ -11,8 +12,14 @@ from treenail.api.machineosconfig import MachineOSConfig
 from treenail.config.pullsecret import PullSecret
 from treenail.controllers.build.base_image import pin_base_image
 from treenail.controllers.build.cluster_reader import ClusterReader
-from treenail.controllers.build.facts import BuildProblem, WantedBuild
-from treenail.controllers.build.planning import BuildPlan, BuildRefused, EntitlementMount
+from treenail.controllers.build.facts import BuildProblem, WantedBuild, WantedSystem
+from treenail.controllers.build.planning import (
+    BuildPlan,
+    BuildRefused,
+    EntitlementMount,
+    SystemPlan,
+)
+from treenail.controllers.build.pushed_images import make_system_tag
 from treenail.errors import CredentialError
 from treenail.image.build_name import compute_build_name
 from treenail.image.config_layer import make_config_layer
@@ -62,59 +69,65 @@ class Planner:
         """Plan the build of the pool's rendered config; raise `BuildRefused`."""
         config = pin_base_image(config)
         rendered = self._reader.read_rendered_facts(pool.configuration.name)
-        architecture = choose_architecture(architectures)
+        names = choose_architectures(architectures)
         document, where = self._find_context(config)
+        rendered_findings = (
+            finding
+            for name in names
+            for finding in find_rendered_findings(
+                rendered.config, base_image=config.base_image, architecture=name
+            )
+        )
         _refuse_findings(
             *find_config_findings(config),
-            *find_architecture_findings(config, architectures or {DEFAULT_ARCHITECTURE}),
-            *find_rendered_findings(
-                rendered.config, base_image=config.base_image, architecture=architecture
-            ),
+            *find_architecture_findings(config, names),
+            *dict.fromkeys(rendered_findings),
             *(find_context_findings(document, where) if where else ()),
         )
         context = read_context(document, where) if where else BuildContext()
         push_spec = parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
-        inputs = BuildInputs.from_objects(config, rendered.config, architecture)
-        text, base_image = inputs.user_text, inputs.base_image
-        entitlements = self._find_entitlements(config.pool) if text else ()
-        own_files: dict[str, bytes] = {}
-        if config.sees_config and text:
+        systems = [BuildInputs.from_objects(config, rendered.config, each) for each in names]
+        has_text = any(each.user_text for each in systems)
+        base_image = systems[0].base_image
+        entitlements = self._find_entitlements(config.pool) if has_text else ()
+        own_files = {TRUST_FILE: self.read_trust_bundle()}
+        if config.sees_config and has_text:
             own_files[CONFIG_FILE] = self._make_config_file(rendered.name)
-        bundle = self._reader.read_trust().bundle
-        inputs = replace(
-            inputs,
-            trust_bundle=bundle,
-            config_digest=_compute_digest(own_files.get(CONFIG_FILE)),
-            context_digest=context.digest,
-            mounts=tuple(each.path for each in entitlements),
-        )
-        content_key = compute_content_key(inputs)
+        config_digest = _compute_digest(own_files.get(CONFIG_FILE))
+        inputs = [
+            replace(
+                each,
+                trust_bundle=self._reader.read_trust().bundle,
+                config_digest=config_digest if each.user_text else "",
+                context_digest=context.digest,
+                mounts=tuple(mount.path for mount in entitlements) if each.user_text else (),
+            )
+            for each in systems
+        ]
+        content_key = compute_content_key(*inputs)
         name = compute_build_name(config, pool, rendered.config)
-        composed = compose_containerfile(inputs)
-        if TRUST_FILE in composed.files:
-            own_files[TRUST_FILE] = bundle.encode()
         repository = f"{push_spec.registry}/{push_spec.repository}"
+        plans = tuple(
+            _plan_system(each, own_files, repository, config.push_secret, is_only=len(inputs) == 1)
+            for each in inputs
+        )
         wanted = WantedBuild(
             name=name,
             config=rendered.name,
             push_spec=f"{repository}:{name}",
             content_key=content_key,
             share_key=compute_share_key(content_key, repository, config.push_secret),
-            needs_job=inputs.needs_job,
+            systems=tuple(each.wanted for each in plans),
             base_image=base_image,
-            system_push_spec=f"{repository}:system-{content_key}",
             push_secret=config.push_secret,
             instruction_remedy=describe_hidden_files(config, rendered.build_paths),
         )
         return BuildPlan(
             wanted=wanted,
-            architecture=architecture,
-            containerfile=composed.text,
-            user_line=composed.user_line or 1,
+            systems=plans,
             context=config.context_name,
             context_files=tuple(sorted(context.files)),
             entitlements=entitlements,
-            own_files=own_files if inputs.needs_job else {},
             ca_pem=self._read_all_cas(push_spec, base_image),
             labels=ImageLabels(
                 machine_config=rendered.name,
@@ -204,9 +217,35 @@ def compute_share_key(content_key: str, repository: str, push_secret: str) -> st
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def choose_architecture(found: frozenset[str]) -> str:
-    """Return the architecture of a pool, whose nodes must have only one."""
-    return min(found, default=DEFAULT_ARCHITECTURE)
+def choose_architectures(found: frozenset[str]) -> tuple[str, ...]:
+    """Return the architectures of an image for nodes with these ones, in a fixed order."""
+    return tuple(sorted(found)) or (DEFAULT_ARCHITECTURE,)
+
+
+def _plan_system(
+    inputs: BuildInputs,
+    files: Mapping[str, bytes],
+    repository: str,
+    push_secret: str,
+    *,
+    is_only: bool,
+) -> SystemPlan:
+    """Plan the system part for one architecture; ``files`` are those it may need."""
+    content_key, composed = compute_content_key(inputs), compose_containerfile(inputs)
+    wanted = WantedSystem(
+        architecture=inputs.architecture,
+        name="" if is_only else inputs.architecture,
+        content_key=content_key,
+        share_key=compute_share_key(content_key, repository, push_secret),
+        needs_job=inputs.needs_job,
+        push_spec=f"{repository}:{make_system_tag(content_key)}",
+    )
+    return SystemPlan(
+        wanted=wanted,
+        containerfile=composed.text,
+        user_line=composed.user_line or 1,
+        own_files={name: files[name] for name in composed.files} if inputs.needs_job else {},
+    )
 
 
 def _compute_digest(content: bytes | None) -> str:

@@ -1,6 +1,6 @@
 """Plan of a build: the wanted build, and the interfaces that compute and read it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -8,7 +8,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.config.pullsecret import PullSecret
-from treenail.controllers.build.facts import BuildProblem, WantedBuild
+from treenail.controllers.build.facts import BuildProblem, WantedBuild, WantedSystem
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,29 @@ class EntitlementMount:
 
 
 @dataclass(frozen=True, slots=True)
-class BuildPlan:
-    """A wanted build, and what its Job and the registries need to know."""
+class SystemPlan:
+    """The system part for one architecture, and what its Job needs to know."""
 
-    wanted: WantedBuild
-    architecture: str
+    wanted: WantedSystem
     containerfile: str = field(default="", repr=False)
-    """The composed Containerfile; empty without a Job."""
+    """The composed Containerfile."""
     user_line: int = 1
     """First line of the user's text in it."""
+    own_files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """Files of the composed Containerfile beside those of the ConfigMap, by name."""
+
+    @property
+    def architecture(self) -> str:
+        return self.wanted.architecture
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPlan:
+    """A wanted build, and what its Jobs and the registries need to know."""
+
+    wanted: WantedBuild
+    systems: tuple[SystemPlan, ...]
+    """One for each architecture, as in the wanted build."""
     base_pull_secret: str = ""
     """Secret in the namespace of builds; empty for anonymous access."""
     context: str = ""
@@ -38,13 +52,23 @@ class BuildPlan:
     context_files: tuple[str, ...] = ()
     """Names of these files."""
     entitlements: tuple[EntitlementMount, ...] = ()
-    own_files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """Files of the composed Containerfile beside those of the ConfigMap, by name."""
     ca_pem: str = field(default="", repr=False)
     """CAs of registries beside those of the system."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the complete image."""
     deadline_s: int = 3600
+
+    def get_system(self, name: str) -> SystemPlan:
+        """Return the system part with this name; raises `KeyError`."""
+        return {each.wanted.name: each for each in self.systems}[name]
+
+    def find_containerfiles(self, architectures: Sequence[str]) -> list[str]:
+        """Return the composed Containerfiles that Jobs build for these architectures."""
+        return [
+            each.containerfile
+            for each in self.systems
+            if each.wanted.needs_job and each.architecture in architectures
+        ]
 
 
 class BuildRefused(Exception):

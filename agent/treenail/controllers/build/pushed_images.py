@@ -13,6 +13,7 @@ from treenail.api import annotations as key
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.pullspec import PullSpec, parse_pull_spec
+from treenail.controllers.build.systems import read_systems
 from treenail.errors import ConfigError
 from treenail.image.push_spec import parse_push_spec
 
@@ -46,9 +47,11 @@ def make_system_tag(content_key: str) -> str:
 
 
 def find_pushed_images(build: MachineOSBuild) -> tuple[PushedImage, ...]:
-    """Return the images that a build pushed, the system part first."""
-    system = build.metadata.annotations.get(key.SYSTEM_IMAGE, "")
-    tagged = ((system, make_system_tag(build.content_key)), (build.pull_spec, build.name))
+    """Return the images that a build pushed, the system parts first."""
+    systems = (
+        (each.image, make_system_tag(each.content_key)) for each in read_systems(build).values()
+    )
+    tagged = (*systems, (build.pull_spec, build.name))
     try:
         target = parse_push_spec(build.push_spec, where="push spec")
     except ConfigError:

@@ -10,6 +10,7 @@ from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import ObjectMeta
 from treenail.controllers.build.cluster_reader import ClusterReader
 from treenail.controllers.build.pushed_images import make_system_tag
+from treenail.controllers.build.systems import read_systems
 from treenail.errors import NotFoundError
 from treenail.image.oci.prune import collect_references
 from treenail.kube.client import Client
@@ -102,8 +103,9 @@ class ReferenceReader:
 def _add_build(found: ImageReferences, build: MachineOSBuild) -> None:
     name = f"MachineOSBuild {build.name}"
     found.tags[build.name] = name
-    if build.content_key:
-        found.tags[make_system_tag(build.content_key)] = name
+    for system in read_systems(build).values():
+        if system.content_key:
+            found.tags[make_system_tag(system.content_key)] = name
     if build.state is BuildState.SUCCEEDED:
         digest = build.pull_spec.partition("@")[2]
         found.succeeded.setdefault(build.image_config, set()).add(digest)

@@ -37,7 +37,7 @@ def decode_report(text: str) -> BuildReport:
             attempts=max(fields.get_optional_integer("attempts") or 0, 0),
             failure=_decode_failure(fields),
             retry_at=parse_rfc3339(retry_at) if retry_at else None,
-            job=fields.get_text("job"),
+            jobs=tuple(filter(None, fields.get_text("job").split(","))),
             seconds=_decode_seconds(fields.get_object("seconds")),
             warning=fields.get_text("warning"),
         )
@@ -47,8 +47,8 @@ def decode_report(text: str) -> BuildReport:
 
 def _convert_report(report: BuildReport, log: str | None) -> Json:
     found: Json = {"attempts": report.attempts, "seconds": _round(report.seconds)}
-    if report.job:
-        found["job"] = report.job
+    if report.jobs:
+        found["job"] = ",".join(report.jobs)
     if report.warning:
         found["warning"] = report.warning[:_WARNING_LIMIT]
     if report.retry_at is not None:

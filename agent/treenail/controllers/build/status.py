@@ -36,6 +36,8 @@ _EXIT = re.compile(r"subprocess exited ")
 _OUTPUT_LINES = 3
 _CAUSE_LIMIT, _OUTPUT_LIMIT = 1000, 500  # characters; the remedy needs the rest
 
+UNSCHEDULABLE = "Unschedulable"
+"""Reason of a build whose Job no node can run, as in the condition of its pod."""
 MESSAGE_LIMIT = 2000
 """Maximum characters of a message. The API permits 32768, but users read it in tables."""
 
@@ -69,9 +71,9 @@ def format_retry(report: BuildReport) -> tuple[str, str]:
     return failure.reason, _join(f"{_format_cause(failure)}; {wait}", REMEDIES[failure.reason])
 
 
-def format_job_progress(job: JobFacts, report: BuildReport) -> str:
-    """Format what a Job does."""
-    what = f"Job {job.name} waits for a node"
+def format_job_progress(job: JobFacts, report: BuildReport, architecture: str) -> str:
+    """Format what a Job for an architecture does."""
+    what = f"Job {job.name} waits for a node of architecture {architecture}"
     if job.unschedulable:
         what += f": {job.unschedulable}"
     if job.phase:

@@ -10,6 +10,7 @@ from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import ObjectMeta
 from treenail.controllers.build.observed import ObservedJob, ObservedPod
+from treenail.controllers.build.systems import read_systems
 from treenail.controllers.rollout.pool_index import SelectedPools
 from treenail.controllers.rollout.pools import ObservedPool
 from treenail.controllers.runtime.informers import Informers, InformerView
@@ -72,6 +73,7 @@ class BuildViews:
         self.pools = informers.add_view(WatchScope(MACHINECONFIGPOOLS), MachineConfigPool.from_json)
         selection = informers.add_view(WatchScope(MACHINECONFIGPOOLS), ObservedPool.from_json)
         self.nodes = informers.add_view(WatchScope(NODES), NodeArchitecture.from_json)
+        self.nodes.add_handler(self._handle_node)
         jobs = WatchScope(JOBS, self._namespace, label_selector=key.BUILD_KEY)
         pods = WatchScope(PODS, self._namespace, label_selector=key.BUILD_KEY)
         self.jobs = informers.add_view(jobs, ObservedJob.from_json)
@@ -102,6 +104,15 @@ class BuildViews:
     ) -> None:
         if _extract_inputs(before) != _extract_inputs(after):
             self._enqueue_configs_of({name})
+
+    def _handle_node(
+        self, _name: str, before: NodeArchitecture | None, after: NodeArchitecture | None
+    ) -> None:
+        if before == after:
+            return
+        found = (each for each in (before, after) if each is not None)
+        pools = (self._pool_index.find_primary(each.name, each.labels) for each in found)
+        self._enqueue_configs_of(set(filter(None, pools)))
 
     def _handle_config(
         self, name: str, before: MachineOSConfig | None, after: MachineOSConfig | None
@@ -142,8 +153,9 @@ class BuildViews:
         """Enqueue every MachineOSConfig whose running build has the key of the Job."""
         self._enqueue(job.facts.image_config)
         for build in self.builds.get_all().values():
-            own_key = build.metadata.labels.get(key.BUILD_KEY)
-            if not build.state.has_ended and own_key == job.facts.share_key:
+            if not build.state.has_ended and job.facts.share_key in {
+                each.share_key for each in read_systems(build).values()
+            }:
                 self._enqueue(build.image_config)
 
 

@@ -21,7 +21,7 @@ from treenail.controllers.build.actions import (
     SetConfigStatus,
     SetCurrentBuild,
     SetReport,
-    SetSystemImage,
+    SetSystems,
 )
 from treenail.controllers.build.overlay import OwnWrites
 from treenail.controllers.build.pushed_images import (
@@ -32,6 +32,7 @@ from treenail.controllers.build.pushed_images import (
     read_pushed_images,
 )
 from treenail.controllers.build.report import encode_report
+from treenail.controllers.build.systems import encode_systems
 from treenail.errors import AlreadyExistsError, NotFoundError
 from treenail.image.job_status import compute_build_conditions
 from treenail.kube.client import Client
@@ -58,7 +59,7 @@ ObjectAction = (
     | AcceptRebuild
     | FinishRebuild
     | SetReport
-    | SetSystemImage
+    | SetSystems
     | SetBuildStatus
     | SetConfigStatus
     | ReportPool
@@ -102,9 +103,9 @@ class BuildWriter:
             case SetReport(build, report):
                 note: Json = {key.BUILD_REPORT: encode_report(report)}
                 self._patch_build(found.builds[build], {"metadata": {"annotations": note}})
-            case SetSystemImage(build, image):
-                image_note: Json = {key.SYSTEM_IMAGE: image}
-                self._patch_build(found.builds[build], {"metadata": {"annotations": image_note}})
+            case SetSystems(build, systems):
+                system_notes: Json = {**encode_systems(systems)}
+                self._patch_build(found.builds[build], {"metadata": {"annotations": system_notes}})
             case SetBuildStatus():
                 self._set_build_status(action, found.builds[action.build])
             case SetConfigStatus():
@@ -123,6 +124,8 @@ class BuildWriter:
         notes = {
             PUSH_SECRET: wanted.push_secret,
             key.CONTENT_KEY: wanted.content_key,
+            key.BUILD_ARCHITECTURES: ",".join(wanted.architectures),
+            **encode_systems({each.name: each.initial for each in wanted.systems}),
             key.REBUILD_OF: action.rebuild_of,
             key.PREVIOUS_FAILURE: action.previous_failure[:2000],
         }

@@ -85,15 +85,7 @@ def find_pool_findings(
 def find_architecture_findings(
     config: MachineOSConfig, architectures: Collection[str]
 ) -> Iterator[InputFinding]:
-    """Yield why an image cannot be built for the architectures of the pool's nodes."""
-    if len(architectures) > 1:
-        yield InputFinding(
-            InputReason.ARCHITECTURES_MIXED,
-            f"nodes of pool {config.pool}",
-            "nodes of one architecture",
-            ", ".join(sorted(architectures))[:100],
-            "move the others to a pool of their own",
-        )
+    """Yield why no image can be built for one of the architectures of the pool's nodes."""
     if not config.containerfiles:
         return
     entries = ", ".join(entry.architecture for entry in config.containerfiles)

@@ -10,7 +10,6 @@ class InputReason(StrEnum):
     """Why a MachineOSConfig is not accepted: the reason of its condition ``Accepted``."""
 
     ANNOTATION_INVALID = "AnnotationInvalid"
-    ARCHITECTURES_MIXED = "ArchitecturesMixed"
     ARCHITECTURE_MISSING = "ArchitectureMissing"
     BASE_IMAGE_INVALID = "BaseImageInvalid"
     BASE_IMAGE_UNRESOLVED = "BaseImageUnresolved"
