@@ -1,0 +1,93 @@
+"""Which rendered config and which OS image a new machine of a pool receives. Pure."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.controllers.rollout.gates.os_image import GateOpen, PoolBuild, decide_pool_image
+from treenail.controllers.rollout.status import read_reported_status
+from treenail.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedImage:
+    """The image of new machines."""
+
+    image: str
+    """Pull spec for the first boot; empty when the rendered config decides."""
+    reason: str
+    """Why new machines get this image, or none."""
+    os_image_url: str = ""
+    """``osImageURL`` of the encapsulated config: ``image``, or that of the rendered config, unless
+    machines cannot pull it before they join."""
+    is_later: bool = False
+    """True when the machine gets the pool's image only after it joins."""
+
+
+def select_rendered(pool: MachineConfigPool) -> str:
+    """Return the name of the rendered config for new machines; empty when the pool has none.
+
+    As in the Machine Config Operator (cluster_server.go) this is the pool's new config once one
+    node has it. Until then it is the last one that all nodes had, so that a broken config does not
+    reach new machines.
+    """
+    if _has_updated_node(pool) and pool.configuration.name:
+        return pool.configuration.name
+    return pool.status_configuration.name
+
+
+def select_image(
+    pool: MachineConfigPool,
+    build: PoolBuild,
+    *,
+    rendered_image: str,
+    needs_cluster: Collection[str] = (),
+) -> SelectedImage:
+    """Return the image for new machines of the pool.
+
+    They get the pool's image when the image gate is open and a node runs the pool's target. The
+    pool's status counts nodes, not images: after a rebuild of the same config, the count may be
+    that of the image before, until the rollout controller writes the status again.
+
+    ``rendered_image`` is the osImageURL of the selected rendered config. Machines cannot reach the
+    registries in ``needs_cluster`` (``HOST`` or ``HOST:PORT``) before they join.
+    """
+    base = "" if _find_registry(rendered_image) in needs_cluster else rendered_image
+    image, reason = _find_pool_image(pool, build)
+    host = _find_registry(image or rendered_image)
+    if host in needs_cluster:
+        reason = f"machines cannot reach registry {host} before they join"
+        return SelectedImage("", reason, base, is_later=True)
+    return SelectedImage(image, reason, image or base)
+
+
+def _find_pool_image(pool: MachineConfigPool, build: PoolBuild) -> tuple[str, str]:
+    """Return the pool's image, or an empty text, and the reason."""
+    try:
+        verdict = decide_pool_image(pool, build)
+    except ConfigError as error:
+        return "", str(error)
+    if not isinstance(verdict, GateOpen) or not verdict.target.image:
+        return "", verdict.reason
+    if not _has_updated_node(pool):
+        return "", f"no node of pool {pool.name} runs {verdict.target.image} yet"
+    return verdict.target.image, verdict.reason
+
+
+def _has_updated_node(pool: MachineConfigPool) -> bool:
+    """Return whether a node has the target in the pool's spec.
+
+    The counts in the status are those of an older spec while observedGeneration is lower. The MCO
+    does not compare the two, so its server gives a new config to machines for a moment.
+    """
+    try:
+        status = read_reported_status(pool)
+    except ConfigError:
+        return False
+    return status.counts.updated > 0 and status.observed_generation >= pool.metadata.generation
+
+
+def _find_registry(image: str) -> str:
+    """Return host and port of a pull spec; empty for a text without a registry."""
+    registry, slash, _ = image.partition("/")
+    return registry.lower() if slash else ""
