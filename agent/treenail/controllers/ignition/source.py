@@ -1,0 +1,238 @@
+"""Inputs of a served config: one code path for a cluster and for a directory of manifests."""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from treenail.api import annotations as key
+from treenail.api import controllerconfig, documents
+from treenail.api.controllerconfig import ControllerConfigContents
+from treenail.api.decode import Fields, Json
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api.meta import ObjectMeta
+from treenail.config.merge import GENERATED_BY
+from treenail.controllers.ignition.selection import SelectedImage, select_image, select_rendered
+from treenail.controllers.rollout.gates.os_image import find_pool_build
+from treenail.errors import ConfigError, TreenailError
+
+CONFIG_LIMIT = 8 * 1024 * 1024
+"""Maximum size of a rendered config in bytes of JSON."""
+
+
+class PoolMissingError(ConfigError):
+    """No pool has the requested name."""
+
+
+class SourceError(TreenailError):
+    """The pool exists, and its inputs cannot be read."""
+
+
+class SourceUnreadyError(SourceError):
+    """The API server has not listed the inputs yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedConfig:
+    """A MachineConfig in compressed form: a cluster has many, and few of them are served."""
+
+    name: str
+    version: str
+    """Changes with the contents."""
+    os_image_url: str
+    size: int
+    """Bytes of JSON."""
+    generated_by: str = ""
+    """Controller that rendered it; empty for a MachineConfig that a user wrote."""
+    content: bytes = field(default=b"", repr=False)
+    """Compressed JSON; empty for a config above `CONFIG_LIMIT`."""
+
+    @classmethod
+    def from_json(cls, document: Json) -> "PackedConfig":
+        """Pack an API object or a file; raise `ConfigError`."""
+        fields = Fields.from_json(document, "")
+        metadata = fields.get_object("metadata")
+        own = {**document, "metadata": metadata.get_other_fields("managedFields")}
+        text = json.dumps(own, separators=(",", ":")).encode()
+        return cls(
+            metadata.get_text("name"),
+            hashlib.sha256(text).hexdigest(),
+            fields.get_object("spec").get_text("osImageURL"),
+            len(text),
+            metadata.get_text_map("annotations").get(GENERATED_BY, ""),
+            zlib.compress(text, 1) if len(text) <= CONFIG_LIMIT else b"",
+        )
+
+    def unpack(self) -> Json:
+        """Return a new copy of the object; raise `SourceError` above the size limit."""
+        if not self.content:
+            raise SourceError(
+                f"cannot serve MachineConfig {self.name}: it has {self.size} bytes, and the limit "
+                f"is {CONFIG_LIMIT}"
+            )
+        where = f"MachineConfig {self.name}"
+        return documents.load_document(zlib.decompress(self.content), where=where)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedControllerConfig:
+    """The CAs of a ControllerConfig, or why they cannot be read."""
+
+    metadata: ObjectMeta
+    contents: ControllerConfigContents | None
+    version: str
+    """Changes with the contents."""
+    problem: str = ""
+
+    @classmethod
+    def from_json(cls, document: Json) -> "ObservedControllerConfig":
+        """Read an API object or a file; raise `ConfigError` for malformed metadata."""
+        fields = Fields.from_json(document, "")
+        metadata = ObjectMeta.from_fields(fields.get_object("metadata"))
+        text = json.dumps(document.get("spec"), sort_keys=True).encode()
+        version = hashlib.sha256(text).hexdigest()
+        try:
+            contents = ControllerConfigContents.from_json(document)
+        except ConfigError as error:
+            return cls(metadata, None, version, str(error))
+        return cls(metadata, contents, version)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPool:
+    """A pool, or why it cannot be read."""
+
+    pool: MachineConfigPool | None
+    problem: str = ""
+
+    @classmethod
+    def from_json(cls, document: Json) -> "ObservedPool":
+        """Read an API object or a file."""
+        try:
+            return cls(MachineConfigPool.from_json(document))
+        except ConfigError as error:
+            return cls(None, str(error))
+
+
+class SourceObjects(Protocol):
+    """The objects that inputs are selected from. Thread-safe."""
+
+    def find_pool(self, name: str) -> ObservedPool | None:
+        """Return the pool of this name."""
+
+    def find_config(self, name: str) -> PackedConfig | None:
+        """Return the MachineConfig of this name."""
+
+    def get_controller_configs(self) -> Mapping[str, ObservedControllerConfig]:
+        """Return all ControllerConfigs by name."""
+
+    def get_image_configs(self) -> Iterable[MachineOSConfig]:
+        """Return all MachineOSConfigs."""
+
+    def get_image_builds(self) -> Iterable[MachineOSBuild]:
+        """Return all MachineOSBuilds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """Settings of the server that the inputs depend on."""
+
+    image_annotation: str = key.DESIRED_OS_IMAGE
+    """Annotation in which the cluster's controllers assign images."""
+    needs_cluster: Collection[str] = ()
+    """Registries that machines cannot reach before they join."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedInputs:
+    """Everything that the config of a new machine is built from."""
+
+    pool: MachineConfigPool
+    config: PackedConfig
+    """The selected rendered config."""
+    controller_config: ControllerConfigContents | None
+    """None when the cluster has none."""
+    image: SelectedImage
+    versions: tuple[str, ...]
+    """Versions of the inputs: equal ones mean equal served configs."""
+    image_annotation: str = key.DESIRED_OS_IMAGE
+    """Annotation in which the cluster's controllers assign images."""
+
+    @property
+    def rendered(self) -> Json:
+        """A new copy of the rendered MachineConfig; raises `SourceError` above the size limit."""
+        return self.config.unpack()
+
+
+class PoolSource(Protocol):
+    """Reads the inputs of a pool. Thread-safe."""
+
+    def read_inputs(self, pool: str) -> ServedInputs:
+        """Read the inputs; raise `PoolMissingError`, `SourceError` or `SourceUnreadyError`."""
+
+    def describe_staleness(self) -> str:
+        """Say why and since when the inputs may be outdated; empty when they are current."""
+
+
+def read_pool_inputs(objects: SourceObjects, name: str, settings: SourceSettings) -> ServedInputs:
+    """Select the inputs of a pool; raise `PoolMissingError` or `SourceError`."""
+    observed = objects.find_pool(name)
+    if observed is None:
+        raise PoolMissingError(f"no MachineConfigPool has the name {name}")
+    if observed.pool is None:
+        raise SourceError(f"cannot read MachineConfigPool {name}: {observed.problem}")
+    pool = observed.pool
+    config = _find_rendered(objects, pool)
+    found = _find_controller_config(objects.get_controller_configs())
+    if found is not None and found.contents is None:
+        raise SourceError(f"cannot read ControllerConfig {found.metadata.name}: {found.problem}")
+    image = select_image(
+        pool,
+        find_pool_build(pool, objects.get_image_configs(), objects.get_image_builds()),
+        rendered_image=config.os_image_url,
+        needs_cluster=settings.needs_cluster,
+    )
+    versions = (
+        config.name,
+        config.version,
+        "" if found is None else found.version,
+        image.image,
+        image.os_image_url,
+        "later" if image.is_later else "",
+        settings.image_annotation,
+    )
+    contents = None if found is None else found.contents
+    return ServedInputs(pool, config, contents, image, versions, settings.image_annotation)
+
+
+def _find_rendered(objects: SourceObjects, pool: MachineConfigPool) -> PackedConfig:
+    name = select_rendered(pool)
+    if not name:
+        raise SourceError(
+            f"MachineConfigPool {pool.name} has no rendered config for new machines yet",
+            remedy=f"see its conditions: kubectl describe mcp {pool.name}",
+        )
+    config = objects.find_config(name)
+    if config is None:
+        raise SourceError(
+            f"cannot find MachineConfig {name}, which MachineConfigPool {pool.name} names"
+        )
+    return config
+
+
+def _find_controller_config(
+    found: Mapping[str, ObservedControllerConfig],
+) -> ObservedControllerConfig | None:
+    """Return the ControllerConfig that agents read, or the only one; raise `SourceError`."""
+    if controllerconfig.NAME in found or not found:
+        return found.get(controllerconfig.NAME)
+    if len(found) > 1:
+        raise SourceError(
+            f"expected one ControllerConfig, found {', '.join(sorted(found))}",
+            remedy=f"give the right one the name {controllerconfig.NAME}",
+        )
+    return next(iter(found.values()))
