@@ -10,6 +10,14 @@ CLOUD_CA = "/etc/kubernetes/static-pod-resources/configmaps/cloud-config/ca-bund
 USER_CA_BUNDLE = "/etc/pki/ca-trust/source/anchors/openshift-config-user-ca-bundle.crt"
 REGISTRY_CAS = "/etc/docker/certs.d"
 REGISTRY_PULL_SECRET = "/etc/mco/internal-registry-pull-secret.json"  # noqa: S105  # a path
+KUBECONFIG = "/etc/kubernetes/kubeconfig"
+"""Kubeconfig with the bootstrap credential of the kubelet."""
+FIRST_BOOT_ANNOTATIONS = "/etc/machine-config-daemon/node-annotations.json"
+"""Annotations for the Node of a new machine."""
+SERVED_CONFIG = "/etc/mcs-machine-config-content.json"
+"""The rendered MachineConfig that a new machine was served."""
+ENCAPSULATED_CONFIG = "/etc/ignition-machine-config-encapsulated.json"
+"""The MachineConfig without its Ignition config, for the first boot of the agent."""
 REGISTRIES_CONF = "/etc/containers/registries.conf"
 
 CORE_USER = "core"

@@ -9,6 +9,7 @@ from treenail.api import documents
 from treenail.api.machineconfig import MachineConfig
 from treenail.clock import Clock
 from treenail.codec import parse_json
+from treenail.config import node_paths
 from treenail.config.wanted import read_wanted_state
 from treenail.daemon.checks.preflight import PreflightChecker
 from treenail.daemon.cluster.pull_secrets import PullSecrets
@@ -37,7 +38,7 @@ from treenail.update.firstboot import (
 
 log = logging.getLogger(__name__)
 
-ENCAPSULATED_CONFIG = "/etc/ignition-machine-config-encapsulated.json"
+ENCAPSULATED_CONFIG = node_paths.ENCAPSULATED_CONFIG
 ENCAPSULATED_BACKUP = f"{ENCAPSULATED_CONFIG}.bak"
 STATE_FILE = "/var/lib/treenail/firstboot.json"
 DONE_FILE = "/var/lib/treenail/firstboot.done"

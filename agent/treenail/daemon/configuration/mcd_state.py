@@ -6,6 +6,7 @@ from treenail.api import annotations as key
 from treenail.api.decode import Fields, load_json
 from treenail.api.machineconfig import MachineConfig
 from treenail.codec import parse_json
+from treenail.config import node_paths
 from treenail.errors import ConfigError, FileError
 from treenail.host.filesystem.files import HostFiles
 
@@ -16,7 +17,7 @@ CURRENT_CONFIG = f"{DIRECTORY}/currentconfig"
 """The machine's current MachineConfig, as JSON."""
 CURRENT_IMAGE = f"{DIRECTORY}/currentimage"
 """Its image as a line of text; empty or missing without one."""
-FIRST_BOOT_ANNOTATIONS = f"{DIRECTORY}/node-annotations.json"
+FIRST_BOOT_ANNOTATIONS = node_paths.FIRST_BOOT_ANNOTATIONS
 """The Node's first annotations, which the Machine Config Server adds to the Ignition config."""
 _LIMIT = 64 * 1024 * 1024
 
