@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from treenail.image.containerfile import parse_containerfile
-from treenail.image.inputs.build_inputs import BuildInputs
+from treenail.image.inputs.build_inputs import BuildInputs, list_builder_options
 from treenail.image.inputs.compose import compose_containerfile
 from treenail.image.inputs.containerfile_problems import find_containerfile_problems
 from treenail.image.inputs.content_key import compute_content_key
@@ -116,6 +116,8 @@ def test_text_of_comments_alone_needs_no_job() -> None:
         {"config_digest": ""},
         {"context_digest": "sha256:" + 64 * "e"},
         {"mounts": ()},
+        {"options": list_builder_options(has_cache=True)},
+        {"options": list_builder_options(driver="vfs")},
     ],
 )
 def test_each_input_changes_the_key(change: dict[str, Any]) -> None:
@@ -131,6 +133,11 @@ def test_each_input_changes_the_key(change: dict[str, Any]) -> None:
 )
 def test_order_and_registry_do_not_change_the_key(change: dict[str, Any]) -> None:
     assert compute_content_key(replace(FULL, **change)) == compute_content_key(FULL)
+
+
+def test_usual_options_of_the_builder_do_not_change_the_key() -> None:
+    options = list_builder_options(driver="overlay", has_cache=False)
+    assert compute_content_key(replace(FULL, options=options)) == compute_content_key(FULL)
 
 
 def test_packages_without_use_do_not_change_the_key() -> None:

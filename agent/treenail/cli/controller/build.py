@@ -26,7 +26,7 @@ from treenail.controllers.build.offline import OfflineBuild
 from treenail.errors import ConfigError, HostError, TreenailError, UsageError
 from treenail.image.build_reason import REMEDIES
 from treenail.image.build_result import BuildPhase, BuildResult
-from treenail.image.inputs.build_inputs import ARCHITECTURES
+from treenail.image.inputs.build_inputs import ARCHITECTURES, list_builder_options
 from treenail.image.push_spec import parse_push_spec
 
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -116,6 +116,13 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="stop the build after this time (default: that of the MachineOSConfig, or 3600)",
     )
     parser.add_argument(
+        "--build-cache",
+        metavar="REPOSITORY",
+        default="",
+        help="take layers of single instructions from this repository, and with --push write them; "
+        "the key is that of a controller with the same option (default: none)",
+    )
+    parser.add_argument(
         "--storage-driver",
         choices=DRIVERS,
         default=DRIVERS[0],
@@ -134,6 +141,9 @@ def run_builds(arguments: argparse.Namespace) -> int:
         clock,
         architecture=arguments.architecture,
         only=arguments.pool,
+        options=list_builder_options(
+            driver=arguments.storage_driver, has_cache=bool(arguments.build_cache)
+        ),
     )
     if arguments.destination and len(builds) > 1:
         raise UsageError(
@@ -231,6 +241,7 @@ def _build_locally(
         push_spec=plan.wanted.push_spec,
         architecture=system.architecture,
         user_line=system.user_line,
+        cache_repository=arguments.build_cache,
     )
     ca_pem = "" if arguments.ca is not None else plan.ca_pem
     timeout_s = arguments.timeout or float(plan.deadline_s)

@@ -13,6 +13,7 @@ from treenail.controllers.build.pruner import ImagePruner
 from treenail.controllers.build.references import ReferenceReader
 from treenail.controllers.build.repository_gate import RepositoryGate
 from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.image.inputs.build_inputs import list_builder_options
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
 from treenail.registry.proxies import ProxySettings
@@ -35,7 +36,9 @@ def make_build_controller(
     Requests that add the config to an image have ``limits``.
     """
     reader = ClusterReader(client, clock, namespace=settings.namespace)
-    planner, gate, events = Planner(reader), RepositoryGate(), BuildEvents(recorder)
+    options = list_builder_options(has_cache=bool(settings.cache_repository))
+    planner = Planner(reader, options=options)
+    gate, events = RepositoryGate(), BuildEvents(recorder)
     parts = BuildParts(
         planner,
         JobBuilder(client, planner, settings),

@@ -90,11 +90,17 @@ class OfflineBuild:
 
 
 def plan_builds(
-    texts: Iterable[tuple[str, str | bytes]], clock: Clock, *, architecture: str, only: str | None
+    texts: Iterable[tuple[str, str | bytes]],
+    clock: Clock,
+    *,
+    architecture: str,
+    only: str | None,
+    options: tuple[str, ...] = (),
 ) -> list[OfflineBuild]:
     """Render the pools that have a MachineOSConfig, and plan their builds.
 
-    Raises `UsageError` when no pool has one, and `ConfigError` for invalid input.
+    ``options`` are those of the builder that change images. Raises `UsageError` when no pool has
+    one, and `ConfigError` for invalid input.
     """
     inputs = list(texts)
     found, objects = offline.read_manifests(inputs), FileObjects(inputs)
@@ -105,7 +111,7 @@ def plan_builds(
             f"cannot plan a build: the input has no MachineOSConfig for {place}",
             remedy="add a MachineOSConfig whose spec.machineConfigPool.name is a pool of the input",
         )
-    planner = Planner(ClusterReader(objects, clock, namespace=""))
+    planner = Planner(ClusterReader(objects, clock, namespace=""), options=options)
     return [_plan_build(each, found, objects, planner, architecture) for each in configs]
 
 

@@ -60,8 +60,10 @@ _ENTITLEMENTS: tuple[tuple[str, str, Resource], ...] = (
 class Planner:
     """A `treenail.controllers.build.planning.BuildPlanner`. Thread-safe."""
 
-    def __init__(self, reader: ClusterReader) -> None:
+    def __init__(self, reader: ClusterReader, *, options: tuple[str, ...] = ()) -> None:
+        """``options`` are those of the builder that change images."""
         self._reader = reader
+        self._options = options
 
     def plan_build(
         self, config: MachineOSConfig, pool: MachineConfigPool, architectures: frozenset[str]
@@ -101,6 +103,7 @@ class Planner:
                 config_digest=config_digest if each.user_text else "",
                 context_digest=context.digest,
                 mounts=tuple(mount.path for mount in entitlements) if each.user_text else (),
+                options=self._options if each.needs_job else (),
             )
             for each in systems
         ]

@@ -21,6 +21,22 @@ ARCHITECTURES: dict[str, ContainerfileArch] = {
 """Architectures of nodes and images, and their names in a MachineOSConfig."""
 
 
+DEFAULT_DRIVER = "overlay"
+"""Storage driver of buildah in Jobs."""
+
+
+def list_builder_options(
+    *, driver: str = DEFAULT_DRIVER, has_cache: bool = False
+) -> tuple[str, ...]:
+    """Return the options of a builder that change the image; empty for the usual ones.
+
+    With a cache each instruction is a layer. Storage drivers find other changes of a directory
+    that an instruction replaced.
+    """
+    found = ["layers"] if has_cache else []
+    return (*found, *([f"driver={driver}"] if driver != DEFAULT_DRIVER else []))
+
+
 _READ_BY_PROGRAMS = ("/etc/yum.repos.d/", "/etc/pki/", "/etc/containers/")
 _MAX_NAMED = 3
 
@@ -71,6 +87,9 @@ class BuildInputs:
     """Digest of the files for COPY; empty without any."""
     mounts: tuple[str, ...] = ()
     """Directories that are mounted while the user's text runs: each leaves its mount point."""
+
+    options: tuple[str, ...] = ()
+    """Options of the builder that change the image, from `list_builder_options`."""
 
     @classmethod
     def from_objects(

@@ -25,7 +25,10 @@ def compute_content_key(*inputs: BuildInputs) -> str:
 
 
 def _list_inputs(inputs: BuildInputs) -> Json:
+    # Without options, keys are those of builders that had none.
+    options: Json = {"options": sorted(inputs.options)} if inputs.options else {}
     return {
+        **options,
         "architecture": inputs.architecture,
         "base": _get_digest(inputs.base_image),
         "containerfile": inputs.user_text,
