@@ -91,6 +91,19 @@ def test_build_of_files_shows_key_and_containerfile_and_changes_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_build_of_files_with_a_cache_or_another_driver_has_another_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = f"registry.example.com/os/base@{DIGEST}"
+    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base)
+    keys = set()
+    for options in ([], ["--build-cache=registry.example.com/cache"], ["--storage-driver=vfs"]):
+        assert main(["build", "-f", str(manifests), "-o", "json", *options]) == 0
+        (item,) = json.loads(capsys.readouterr().out)["builds"]
+        keys.add(item["contentKey"])
+    assert len(keys) == 3
+
+
 def test_build_of_files_with_another_context_has_another_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
