@@ -106,7 +106,7 @@ class RequestRow:
     """True when the config was not built for this request."""
 
 
-class RequestLog(Protocol):
+class ConfigRequestLog(Protocol):
     """Receives every request for the config of a pool. The server calls it from many threads.
 
     It must return quickly: the thread holds a place of the server's limits.
@@ -116,7 +116,7 @@ class RequestLog(Protocol):
         """Record a request that has ended."""
 
 
-class NoRequestLog:
+class NoConfigRequestLog:
     """Records nothing; the server's own log has a line for each request."""
 
     def record(self, row: RequestRow) -> None:

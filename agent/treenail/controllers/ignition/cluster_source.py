@@ -6,9 +6,9 @@ from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.controllers.ignition.source import (
     ObservedControllerConfig,
-    ObservedPool,
     PackedConfig,
     ServedInputs,
+    ServedPool,
     SourceSettings,
     SourceUnreadyError,
     read_pool_inputs,
@@ -34,7 +34,7 @@ class ClusterSource:
         """Add the views; the caller starts the informers."""
         self._informers = informers
         self._settings = settings
-        self._pools = informers.add_view(WatchScope(MACHINECONFIGPOOLS), ObservedPool.from_json)
+        self._pools = informers.add_view(WatchScope(MACHINECONFIGPOOLS), ServedPool.from_json)
         self._configs = informers.add_view(WatchScope(MACHINECONFIGS), PackedConfig.from_json)
         self._controller_configs = informers.add_view(
             WatchScope(CONTROLLERCONFIGS), ObservedControllerConfig.from_json, optional=True
@@ -60,7 +60,7 @@ class ClusterSource:
         silence_s = self._informers.measure_silence_s(MACHINECONFIGPOOLS.plural)
         return f"{reason}; pools are {silence_s:.0f} s old"
 
-    def find_pool(self, name: str) -> ObservedPool | None:
+    def find_pool(self, name: str) -> ServedPool | None:
         """Return the pool of this name."""
         return self._pools.find(name)
 

@@ -21,9 +21,9 @@ from treenail.api.machineosconfig import MachineOSConfig
 from treenail.controllers.ignition.selection import select_rendered
 from treenail.controllers.ignition.source import (
     ObservedControllerConfig,
-    ObservedPool,
     PackedConfig,
     ServedInputs,
+    ServedPool,
     SourceError,
     SourceSettings,
     read_pool_inputs,
@@ -89,7 +89,7 @@ class _DirectoryObjects:
     """The objects of a directory, by name."""
 
     directory: str
-    pools: dict[str, ObservedPool] = field(default_factory=dict)
+    pools: dict[str, ServedPool] = field(default_factory=dict)
     configs: dict[str, PackedConfig] = field(default_factory=dict)
     controller_configs: dict[str, ObservedControllerConfig] = field(default_factory=dict)
     image_configs: dict[str, MachineOSConfig] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class _DirectoryObjects:
         except OSError as error:
             self.problems.append(f"{path.name}: {error.strerror or error}")
 
-    def find_pool(self, name: str) -> ObservedPool | None:
+    def find_pool(self, name: str) -> ServedPool | None:
         """Return the pool of this name, with the rendered config of the directory."""
         found = self.pools.get(name)
         if found is None:
@@ -144,7 +144,7 @@ class _DirectoryObjects:
             for item in fields.iter_objects("items"):
                 self._add_document(item.values, item.path)
         elif kind == machineconfigpool.KIND:
-            _add_object(self.pools, document, where, ObservedPool.from_json)
+            _add_object(self.pools, document, where, ServedPool.from_json)
         elif kind == machineconfig.KIND:
             _add_object(self.configs, document, where, PackedConfig.from_json)
         elif kind == CONTROLLER_CONFIG_KIND:

@@ -103,14 +103,14 @@ class ObservedControllerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedPool:
+class ServedPool:
     """A pool, or why it cannot be read."""
 
     pool: MachineConfigPool | None
     problem: str = ""
 
     @classmethod
-    def from_json(cls, document: Json) -> "ObservedPool":
+    def from_json(cls, document: Json) -> "ServedPool":
         """Read an API object or a file."""
         try:
             return cls(MachineConfigPool.from_json(document))
@@ -121,7 +121,7 @@ class ObservedPool:
 class SourceObjects(Protocol):
     """The objects that inputs are selected from. Thread-safe."""
 
-    def find_pool(self, name: str) -> ObservedPool | None:
+    def find_pool(self, name: str) -> ServedPool | None:
         """Return the pool of this name."""
 
     def find_config(self, name: str) -> PackedConfig | None:
