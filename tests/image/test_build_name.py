@@ -105,6 +105,16 @@ def test_base_image_of_an_annotation_changes_the_name() -> None:
     assert name_build(config) != name_build()
 
 
+def test_files_and_config_that_the_containerfile_sees_change_the_name() -> None:
+    noted = {key.BUILD_SEES_CONFIG: "true"}
+    sees = {**CONFIG, "metadata": {**CONFIG["metadata"], "annotations": noted}}
+    plain = MachineOSConfig.from_json(CONFIG), MachineConfigPool.from_json(POOL)
+    files = compute_build_name(
+        *plain, MachineConfig.from_json(RENDERED), context_digest=f"sha256:{'c' * 64}"
+    )
+    assert len({name_build(), name_build(sees), files}) == 3
+
+
 def test_pause_of_the_pool_does_not_change_the_name() -> None:
     paused = replace(MachineConfigPool.from_json(POOL), paused=True)
     name = compute_build_name(

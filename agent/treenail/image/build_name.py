@@ -10,14 +10,19 @@ from treenail.errors import ConfigError
 
 
 def compute_build_name(
-    config: MachineOSConfig, pool: MachineConfigPool, rendered: MachineConfig
+    config: MachineOSConfig,
+    pool: MachineConfigPool,
+    rendered: MachineConfig,
+    *,
+    context_digest: str = "",
 ) -> str:
     """Return ``<MachineOSConfig>-<hash>`` for the pool's rendered config.
 
     The hash covers the pool's configuration with its sources, the spec of the MachineOSConfig, the
     images of the rendered config and the release. A base image in an annotation of the
-    MachineOSConfig, by digest, replaces the one of the rendered config. Raises `ConfigError` for
-    objects that do not belong together.
+    MachineOSConfig, by digest, replaces the one of the rendered config. Files for COPY and the
+    annotation that shows the config to the Containerfile are covered if they exist. Raises
+    `ConfigError` for objects that do not belong together.
     """
     if pool.name != config.pool:
         raise ConfigError(
@@ -30,6 +35,10 @@ def compute_build_name(
         "OSImageURL": "",
         "ReleaseVersion": rendered.metadata.annotations.get(key.RELEASE_VERSION, ""),
     }
+    if config.sees_config:
+        images["BuildSeesConfig"] = "true"
+    if context_digest:
+        images["ContextDigest"] = context_digest
     return f"{config.name}-{digest(pool.configuration.document, complete_spec(config), images)}"
 
 

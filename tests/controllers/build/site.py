@@ -186,6 +186,14 @@ class BuildSite:
         except NotFoundError:
             self.client.create(SECRETS, body, namespace=self.namespace)
 
+    def put_context(self, name: str, files: dict[str, str]) -> None:
+        """Create or replace a ConfigMap with files for COPY."""
+        body: Json = {"metadata": {"name": name, "namespace": self.namespace}, "data": files}
+        try:
+            self.client.update(CONFIGMAPS, name, body, namespace=self.namespace)
+        except NotFoundError:
+            self.client.create(CONFIGMAPS, body, namespace=self.namespace)
+
     def add_config(self, name: str, text: str = "x", **spec: Any) -> None:
         """Create a rendered config with one file."""
         file = {"path": "/etc/motd", "contents": {"source": f"data:,{text}"}, "mode": 0o644}

@@ -186,6 +186,47 @@ def test_failed_instruction_names_files_of_the_config_that_it_did_not_see(site: 
     )
 
 
+def test_failed_build_begins_again_when_the_containerfile_sees_the_config(site: BuildSite) -> None:
+    site.add_pool()
+    site.add_image_config(text=CONTAINERFILE)
+    kubelet = Kubelet(site)
+    failure = BuildResult(BuildPhase.BUILD, reason=BuildReason.INSTRUCTION_FAILED, message="x")
+    with site.controller():
+        kubelet.fail(kubelet.wait_pod(), failure)
+        wait_until(lambda: site.build_state()[0] == "Failed", limit_s=20)
+        site.annotate("worker", {"treenail.io/build-sees-config": "true"})
+        kubelet.succeed(kubelet.wait_pod())
+        site.wait_image()
+    assert len(site.builds()) == 2
+
+
+def test_changed_file_of_the_context_is_a_new_build(site: BuildSite) -> None:
+    site.put_context("files", {"motd": "first"})
+    site.add_pool()
+    site.add_image_config(text=CONTAINERFILE, annotations={"treenail.io/context": "files"})
+    kubelet = Kubelet(site)
+    with site.controller():
+        kubelet.succeed(kubelet.wait_pod())
+        first = site.wait_image()
+        site.put_context("files", {"motd": "second"})
+        kubelet.succeed(kubelet.wait_pod())
+        second = site.wait_image(but=first)
+        site.put_context("files", {"motd": "first"})
+        assert site.wait_image(but=second) == first, "the first image is used again"
+    assert len(kubelet.finished) == 2
+
+
+def test_context_that_is_created_late_is_found_at_once(site: BuildSite) -> None:
+    site.add_pool()
+    site.add_image_config(text=CONTAINERFILE, annotations={"treenail.io/context": "files"})
+    kubelet = Kubelet(site)
+    with site.controller():
+        wait_until(lambda: site.condition("Accepted")[1] == "ContextInvalid", limit_s=20)
+        site.put_context("files", {"motd": "first"})
+        kubelet.succeed(kubelet.wait_pod())
+        site.wait_image()
+
+
 def test_evicted_pod_is_replaced_without_a_failure(site: BuildSite) -> None:
     site.add_pool()
     site.add_image_config(text=CONTAINERFILE)

@@ -55,7 +55,7 @@ from treenail.image.build_reason import (
 from treenail.image.job_status import can_change_state
 
 PROBLEM_RETRY_S = 30.0
-"""Delay until a problem is looked at again. Secrets and ConfigMaps are not watched."""
+"""Delay until a problem is looked at again. Secrets are not watched."""
 MAX_COUNTED = 8
 """Failed Jobs in a report: more than those of one attempt, which have an architecture each."""
 NO_BUILD = "none"

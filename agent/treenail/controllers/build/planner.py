@@ -20,6 +20,7 @@ from treenail.controllers.build.planning import (
     SystemPlan,
 )
 from treenail.controllers.build.pushed_images import make_system_tag
+from treenail.controllers.build.views import REPOSITORIES
 from treenail.errors import CredentialError
 from treenail.image.build_name import compute_build_name
 from treenail.image.config_layer import make_config_layer
@@ -53,7 +54,7 @@ _OBJECT_LIMIT = 1024 * 1024 - 64 * 1024
 _ENTITLEMENTS: tuple[tuple[str, str, Resource], ...] = (
     ("etc-pki-entitlement-{pool}", "/etc/pki/entitlement", SECRETS),
     ("etc-pki-rpm-gpg", "/etc/pki/rpm-gpg", SECRETS),
-    ("etc-yum-repos-d", "/etc/yum.repos.d", CONFIGMAPS),
+    (REPOSITORIES, "/etc/yum.repos.d", CONFIGMAPS),
 )
 
 
@@ -108,7 +109,7 @@ class Planner:
             for each in systems
         ]
         content_key = compute_content_key(*inputs)
-        name = compute_build_name(config, pool, rendered.config)
+        name = compute_build_name(config, pool, rendered.config, context_digest=context.digest)
         repository = f"{push_spec.registry}/{push_spec.repository}"
         plans = tuple(
             _plan_system(each, own_files, repository, config.push_secret, is_only=len(inputs) == 1)

@@ -15,6 +15,7 @@ from treenail.controllers.rollout.pool_index import SelectedPools
 from treenail.controllers.rollout.pools import ObservedPool
 from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.kube.resources import (
+    CONFIGMAPS,
     JOBS,
     MACHINECONFIGPOOLS,
     MACHINEOSBUILDS,
@@ -23,6 +24,9 @@ from treenail.kube.resources import (
     PODS,
 )
 from treenail.kube.watch import WatchScope
+
+REPOSITORIES = "etc-yum-repos-d"
+"""ConfigMap with the package repositories that the instructions of every build see."""
 
 Enqueue = Callable[[str], None]
 
@@ -44,6 +48,21 @@ class NodeArchitecture:
         return cls(meta.name, meta.labels, info.get_text("architecture"))
 
 
+@dataclass(frozen=True, slots=True)
+class InputVersion:
+    """Name and version of a ConfigMap that builds may read."""
+
+    name: str
+    version: str
+
+    @classmethod
+    def from_json(cls, document: Json) -> "InputVersion":
+        """Parse the metadata of a ConfigMap; raises `ConfigError`."""
+        fields = Fields.from_json(document, "ConfigMap")
+        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        return cls(meta.name, meta.resource_version)
+
+
 class BuildViews:
     """The caches of the build controller.
 
@@ -58,6 +77,7 @@ class BuildViews:
         self.builds: InformerView[MachineOSBuild]
         self.pools: InformerView[MachineConfigPool]
         self.nodes: InformerView[NodeArchitecture]
+        self.inputs: InformerView[InputVersion]
         self.jobs: InformerView[ObservedJob]
         self.pods: InformerView[ObservedPod]
 
@@ -74,6 +94,16 @@ class BuildViews:
         selection = informers.add_view(WatchScope(MACHINECONFIGPOOLS), ObservedPool.from_json)
         self.nodes = informers.add_view(WatchScope(NODES), NodeArchitecture.from_json)
         self.nodes.add_handler(self._handle_node)
+        # The controller writes those of Jobs itself. An older Role permits no watch.
+        inputs = WatchScope(
+            CONFIGMAPS,
+            self._namespace,
+            label_selector=f"!{key.EPHEMERAL_BUILD_OBJECT}",
+            is_optional=True,
+            has_metadata_only=True,
+        )
+        self.inputs = informers.add_view(inputs, InputVersion.from_json, optional=True)
+        self.inputs.add_handler(self._handle_input)
         jobs = WatchScope(JOBS, self._namespace, label_selector=key.BUILD_KEY)
         pods = WatchScope(PODS, self._namespace, label_selector=key.BUILD_KEY)
         self.jobs = informers.add_view(jobs, ObservedJob.from_json)
@@ -121,6 +151,17 @@ class BuildViews:
         if before is None or after is None:
             # Another MachineOSConfig of the pool may be the one that counts now.
             self._enqueue_configs_of({each.pool for each in (before, after) if each is not None})
+
+    def _handle_input(
+        self, _name: str, before: InputVersion | None, after: InputVersion | None
+    ) -> None:
+        """Plan builds that read a ConfigMap again."""
+        changed = after or before
+        if changed is None or before == after:
+            return
+        for config in self.configs.get_all().values():
+            if changed.name in (config.context_name, REPOSITORIES):
+                self._enqueue(config.name)
 
     def _handle_build(
         self, _name: str, before: MachineOSBuild | None, after: MachineOSBuild | None

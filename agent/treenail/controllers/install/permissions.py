@@ -75,7 +75,7 @@ DEFAULT_CONTROLLERS = tuple(name for name in CONTROLLER_VERBS if name != "build"
 """Controllers of an installation without image builds."""
 
 BUILD_VERBS: Verbs = {
-    "configmaps": ("create", "delete", "get", "update"),
+    "configmaps": ("create", "delete", "get", "update", *_WATCH_VERBS),
     "jobs.batch": ("create", "delete", "get", "patch", *_WATCH_VERBS),
     "pods": _WATCH_VERBS,
     "secrets": ("create", "delete", "get", "update"),

@@ -37,7 +37,7 @@ ASSUMED_BUILD_S = 300.0
 ASSUMED_LAYER_S = 5.0
 """Assumed duration of the first build without a Job."""
 _BUILT_AGAIN_BY = (key.BUILD_SEES_CONFIG, key.BUILD_CONTEXT)
-"""Annotations that change the image of a build and not its name."""
+"""Annotations of a MachineOSConfig whose change causes a new build."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,8 @@ def _is_current(build: MachineOSBuild, config: MachineOSConfig) -> bool:
 
 
 def _compute_name(facts: PoolBuildInput, config: MachineOSConfig) -> str:
-    if facts.rendered is None or is_tag(config.base_image):
+    if facts.rendered is None or is_tag(config.base_image) or config.context_name:
+        # The name covers the files of the context, which only the build controller reads.
         return ""
     return compute_build_name(config, facts.pool, facts.rendered)
 
