@@ -12,6 +12,8 @@ from tests.builder.builds import open_client, push_base
 from tests.builder.sandboxing import needs_buildah
 from treenail.builder.layout import ImageLayout
 from treenail.cli.controller.main import main
+from treenail.registry.names import parse_descriptor
+from treenail.registry.uploads import upload_bytes
 from treenail_lab.registry.service import PULLER, PUSHER, RegistryService
 
 DIGEST = "sha256:" + 64 * "a"
@@ -223,6 +225,55 @@ def test_local_build_writes_and_pushes_the_image_with_the_config(
     assert "etc/configured" in names
     assert "var/state" not in names
     assert list((tmp_path / "work").iterdir()) == []
+
+
+@needs_buildah
+@needs_busybox
+@pytest.mark.process
+def test_local_build_reuses_the_system_part_of_the_registry(
+    registry: RegistryService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = push_base(registry, tmp_path)
+    text = "FROM configs AS final\nRUN echo reused > /etc/reused\n"
+    manifests = write_manifests(tmp_path / "manifests", registry.host, base, text=text)
+    (tmp_path / "pull.json").write_bytes(registry.make_auth_json(PULLER))
+    (tmp_path / "push.json").write_bytes(registry.make_auth_json(PUSHER))
+    own = ["--ca", str(registry.ca_file), "--push-secret", str(tmp_path / "push.json")]
+    arguments = [
+        "build", "-f", str(manifests), "--local", "--push", *own, "-o", "json",
+        "--work-dir", str(tmp_path / "work"), "--pull-secret", str(tmp_path / "pull.json"),
+    ]  # fmt: skip
+    assert main(arguments) == 0, capsys.readouterr().err
+    shown = capsys.readouterr()
+    (first,) = json.loads(shown.out)["builds"]
+    assert "STEP" in shown.err
+    # The cluster pushes the system part under this tag.
+    with open_client(registry) as client:
+        built = client.get_manifest("os/node", first["image"]["digest"])
+        document = json.loads(built.content)
+        descriptor = parse_descriptor(document["config"], where="config")
+        config = json.loads(client.read_small_blob("os/node", descriptor))
+        for parts in (document["layers"], config["rootfs"]["diff_ids"], config["history"]):
+            parts.pop()
+        content = json.dumps(config).encode()
+        uploaded = upload_bytes(client, "os/node", descriptor.media_type, content)
+        document["config"] |= {"digest": uploaded.digest, "size": uploaded.size}
+        tag = first["systemImage"].rpartition(":")[2]
+        client.put_manifest("os/node", tag, built.media_type, json.dumps(document).encode())
+    # A login for the base is no longer needed.
+    arguments[arguments.index("--pull-secret") + 1] = str(tmp_path / "push.json")
+    assert main(["build", "-f", str(manifests), *own]) == 0
+    assert "the cluster and --local reuse it" in capsys.readouterr().out
+    assert main(arguments) == 0, capsys.readouterr().err
+    shown = capsys.readouterr()
+    (second,) = json.loads(shown.out)["builds"]
+    assert "STEP" not in shown.err
+    assert second["systemImageExists"]
+    with open_client(registry) as client:
+        found = client.get_manifest("os/node", second["image"]["digest"])
+    assert [each["digest"] for each in json.loads(found.content)["layers"]] == [
+        each["digest"] for each in json.loads(built.content)["layers"]
+    ]
 
 
 @needs_buildah

@@ -42,8 +42,9 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="show the image builds of files, or run them on this host",
         description="Show the image build of each MachineOSConfig in files: the composed "
         "Containerfile, the content key, and whether the build needs a Job. With --local, build "
-        "the image on this host. Without --local, change nothing and read no registry, unless "
-        "--push-secret names a login to look for an image that can be reused.",
+        "the image on this host. Without --local, change nothing and read no registry. "
+        "With --push-secret, look for the system part of the image in its registry; --local then "
+        "adds the config to it instead of building it again.",
         epilog=format_examples(
             ("show what would be built", "treenail-controller build -f manifests/"),
             (
@@ -156,17 +157,20 @@ def run_builds(arguments: argparse.Namespace) -> int:
             raise ConfigError(
                 f"cannot build the image of pool {build.pool}: {problem.path}: {problem.why}"
             )
-    reusable = {build.pool: _find_reusable(build, arguments) for build in builds}
+    systems = {build.pool: _find_system_image(build, arguments) for build in builds}
     results: dict[str, LocalResult] = {}
     if arguments.local:
-        builder = _create_builder(arguments)
         for build in builds:
-            results[build.pool] = _build_locally(build, builder, arguments)
+            system = systems[build.pool] or ""
+            # The system part is in the repository of the push Secret.
+            pull_secret = arguments.push_secret if system else arguments.pull_secret
+            builder = _create_builder(arguments, pull_secret)
+            results[build.pool] = _build_locally(build, builder, arguments, system)
     print_output(
         arguments.output,
         kind="ImageBuildList",
-        content=lambda: {"builds": build_text.convert_to_json(builds, reusable, results)},
-        lines=lambda: build_text.format_builds(builds, reusable, results),
+        content=lambda: {"builds": build_text.convert_to_json(builds, systems, results)},
+        lines=lambda: build_text.format_builds(builds, systems, results),
     )
     sys.stdout.flush()
     return 0
@@ -196,8 +200,11 @@ def _check_arguments(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--timeout: expected seconds above 0, found {arguments.timeout:g}")
 
 
-def _find_reusable(build: OfflineBuild, arguments: argparse.Namespace) -> bool | None:
-    """Whether the registry has the system part; None if it was not asked."""
+def _find_system_image(build: OfflineBuild, arguments: argparse.Namespace) -> str | None:
+    """Return the system part in the registry, by digest.
+
+    Empty if the registry lacks it; None if it was not asked.
+    """
     if not build.plan.wanted.needs_job or arguments.push_secret is None:
         return None
     spec = parse_push_spec(build.plan.systems[0].wanted.push_spec, where="the push spec")
@@ -205,10 +212,11 @@ def _find_reusable(build: OfflineBuild, arguments: argparse.Namespace) -> bool |
     if build.plan.ca_pem and arguments.ca is None:
         settings = replace(settings, tls=replace(settings.tls, ca_pem=build.plan.ca_pem))
     with settings.open_client(spec.registry, spec.repository, SystemClock()) as client:
-        return client.head_manifest(spec.repository, spec.tag) is not None
+        found = client.head_manifest(spec.repository, spec.tag)
+    return "" if found is None else spec.make_pull_spec(found.digest)
 
 
-def _create_builder(arguments: argparse.Namespace) -> LocalBuilder:
+def _create_builder(arguments: argparse.Namespace, pull_secret: Path | None) -> LocalBuilder:
     if shutil.which("buildah") is None:
         raise HostError(
             "cannot build: buildah is not installed",
@@ -224,7 +232,7 @@ def _create_builder(arguments: argparse.Namespace) -> LocalBuilder:
     )
     settings = LocalSettings(
         arguments.work_dir.absolute(),
-        pull_secret=arguments.pull_secret,
+        pull_secret=pull_secret,
         push_secret=arguments.push_secret,
         ca=arguments.ca,
         driver=arguments.storage_driver,
@@ -233,10 +241,12 @@ def _create_builder(arguments: argparse.Namespace) -> LocalBuilder:
 
 
 def _build_locally(
-    build: OfflineBuild, builder: LocalBuilder, arguments: argparse.Namespace
+    build: OfflineBuild, builder: LocalBuilder, arguments: argparse.Namespace, reused: str
 ) -> LocalResult:
+    """Build and push; ``reused`` is a system part to reuse, empty for none."""
     plan, system = build.plan, build.plan.systems[0]
-    text = system.containerfile if plan.wanted.needs_job else f"FROM {plan.wanted.base_image}\n"
+    runs_text = plan.wanted.needs_job and not reused
+    text = system.containerfile if runs_text else f"FROM {reused or plan.wanted.base_image}\n"
     spec = BuildSpec(
         push_spec=plan.wanted.push_spec,
         architecture=system.architecture,
@@ -248,10 +258,10 @@ def _build_locally(
     files = BuildFiles(build.context, build.entitlements, ca_pem)
     with builder.open_build(text, spec, files, timeout_s=timeout_s) as opened:
         _run_phase(opened, BuildPhase.FETCH)
-        if plan.wanted.needs_job:
+        if runs_text:
             _run_phase(opened, BuildPhase.BUILD)
         layout = ImageLayout(opened.directories.layout)
-        source = BUILT_IMAGE if plan.wanted.needs_job else _FETCHED_IMAGE
+        source = BUILT_IMAGE if runs_text else _FETCHED_IMAGE
         image = append_config_layer(layout, source, BUILT_IMAGE, build.layer, plan.labels)
         if arguments.destination:
             target = Path(arguments.destination.removeprefix(_LAYOUT_PREFIX))

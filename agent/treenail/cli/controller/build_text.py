@@ -5,12 +5,6 @@ from dataclasses import dataclass
 
 from treenail.controllers.build.offline import OfflineBuild
 
-_REUSE = {
-    True: "found in the registry: the cluster reuses it",
-    False: "not in the registry: a Job builds it",
-    None: "unknown: name --push-secret FILE to look into the registry",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class LocalResult:
@@ -23,19 +17,23 @@ class LocalResult:
 
 def format_builds(
     builds: Iterable[OfflineBuild],
-    reusable: Mapping[str, bool | None],
+    systems: Mapping[str, str | None],
     results: Mapping[str, LocalResult],
 ) -> Iterator[str]:
-    """Format the builds for people."""
+    """Format the builds for people.
+
+    ``systems`` has the system part of each pool in the registry: empty if the registry lacks it,
+    None if it was not asked.
+    """
     for number, build in enumerate(builds):
         if number:
             yield ""
-        yield from _format_build(build, _REUSE[reusable.get(build.pool)], results.get(build.pool))
+        yield from _format_build(build, systems.get(build.pool), results.get(build.pool))
 
 
 def convert_to_json(
     builds: Iterable[OfflineBuild],
-    reusable: Mapping[str, bool | None],
+    systems: Mapping[str, str | None],
     results: Mapping[str, LocalResult],
 ) -> list[dict[str, object]]:
     """Convert the builds to the items of the document."""
@@ -50,7 +48,7 @@ def convert_to_json(
             "contentKey": build.plan.wanted.content_key,
             "needsJob": build.plan.wanted.needs_job,
             "systemImage": build.plan.systems[0].wanted.push_spec,
-            "systemImageExists": reusable.get(build.pool),
+            "systemImageExists": _convert_system(systems.get(build.pool)),
             "pushSpec": build.plan.wanted.push_spec,
             "containerfile": build.plan.systems[0].containerfile,
             "configLayer": {
@@ -64,13 +62,29 @@ def convert_to_json(
     ]
 
 
+def _convert_system(system: str | None) -> bool | None:
+    return None if system is None else bool(system)
+
+
+def _describe_system(system: str | None, result: LocalResult | None) -> str:
+    if system is None:
+        return "unknown: name --push-secret FILE to look into the registry"
+    if result is not None:
+        return f"reused {system}" if system else "built on this host"
+    if system:
+        return "found in the registry: the cluster and --local reuse it"
+    return "not in the registry: a Job builds it"
+
+
 def _convert_result(result: LocalResult | None) -> dict[str, object]:
     if result is None:
         return {}
     return {"image": {"digest": result.digest, "pullSpec": result.pull_spec or None}}
 
 
-def _format_build(build: OfflineBuild, reuse: str, result: LocalResult | None) -> Iterator[str]:
+def _format_build(
+    build: OfflineBuild, found: str | None, result: LocalResult | None
+) -> Iterator[str]:
     plan, system = build.plan, build.plan.systems[0]
     yield f"pool {build.pool}: MachineOSConfig {build.config}"
     yield f"  build:        {plan.wanted.name}"
@@ -80,7 +94,7 @@ def _format_build(build: OfflineBuild, reuse: str, result: LocalResult | None) -
     yield f"  content key:  {plan.wanted.content_key}"
     if plan.wanted.needs_job:
         yield f"  system image: {system.wanted.push_spec}"
-        yield f"                {reuse}"
+        yield f"                {_describe_system(found, result)}"
     else:
         yield "  system image: the base image; the build needs no Job"
     yield f"  push spec:    {plan.wanted.push_spec}"
