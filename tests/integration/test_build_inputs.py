@@ -170,8 +170,7 @@ def test_second_build_takes_instructions_from_the_cache_in_the_registry(lab: Lab
     client = open_registry(lab).open_client()
     try:
         once = [
-            read_file(client, image.partition("@")[2], "usr/lib/once")
-            for image in (first, second)
+            read_file(client, image.partition("@")[2], "usr/lib/once") for image in (first, second)
         ]
         assert once[0] == once[1] != ""
         digest = second.partition("@")[2]

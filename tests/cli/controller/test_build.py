@@ -263,7 +263,7 @@ def test_local_build_reuses_the_system_part_of_the_registry(
     # A login for the base is no longer needed.
     arguments[arguments.index("--pull-secret") + 1] = str(tmp_path / "push.json")
     assert main(["build", "-f", str(manifests), *own]) == 0
-    assert "the cluster and --local reuse it" in capsys.readouterr().out
+    assert "found in the registry: --local reuses it" in capsys.readouterr().out
     assert main(arguments) == 0, capsys.readouterr().err
     shown = capsys.readouterr()
     (second,) = json.loads(shown.out)["builds"]

@@ -72,7 +72,7 @@ def _describe_system(system: str | None, result: LocalResult | None) -> str:
     if result is not None:
         return f"reused {system}" if system else "built on this host"
     if system:
-        return "found in the registry: the cluster and --local reuse it"
+        return "found in the registry: --local reuses it, the cluster if a build has the key"
     return "not in the registry: a Job builds it"
 
 
