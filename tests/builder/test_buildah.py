@@ -29,7 +29,12 @@ RUN cat /etc/motd && mkdir /usr/share && echo built > /usr/share/built
 
 
 def build_once(
-    work: Path, text: str = TEXT, *, mounts: tuple[BindMount, ...] = (), keeps_layers: bool = False
+    work: Path,
+    text: str = TEXT,
+    *,
+    mounts: tuple[BindMount, ...] = (),
+    keeps_layers: bool = False,
+    driver: str = "overlay",
 ) -> tuple[ImageLayout, LayoutImage, list[str]]:
     """Build with empty storage; return the layout, the image and the output."""
     layout = ImageLayout(work / "layout")
@@ -40,7 +45,7 @@ def build_once(
     (context / "motd").write_text("welcome\n")
     containerfile = work / "Containerfile"
     containerfile.write_text(text)
-    buildah = Buildah(make_program(work), work, "overlay")
+    buildah = Buildah(make_program(work), work, driver)
     buildah.prepare_work()
     buildah.tag_image(buildah.load_image(layout.path, "base"), "base")
     lines: list[str] = []
@@ -93,6 +98,17 @@ def test_built_image_keeps_the_layers_of_its_base(tmp_path: Path) -> None:
         files.update(read_layer_files(layout, str(layer["digest"])))
     assert files["etc/motd"] == b"welcome\n"
     assert files["usr/share/built"] == b"built\n"
+
+
+@pytest.mark.parametrize("driver", ["overlay", "vfs"])
+def test_instruction_leaves_no_mount_points_of_buildah(tmp_path: Path, driver: str) -> None:
+    text = f"FROM {BASE} AS configs\nRUN cat /etc/hosts /etc/resolv.conf; touch /etc/own\n"
+    layout, built, _ = build_once(tmp_path, text, driver=driver)
+    base = list_layers(layout.read_named("base"))
+    files: dict[str, bytes] = {}
+    for layer in list_layers(built)[len(base) :]:
+        files.update(read_layer_files(layout, str(layer["digest"])))
+    assert set(files) == {"etc/own"}
 
 
 def test_mounted_entitlement_is_seen_and_in_no_blob(tmp_path: Path) -> None:

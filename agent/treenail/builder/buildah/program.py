@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treenail.builder.buildah.classify import find_error
+from treenail.builder.buildah.mount_points import create_mount_points
 from treenail.builder.buildah.process import SandboxedProgram
 from treenail.errors import CommandError, FileError
 
@@ -77,6 +78,7 @@ class Buildah:
         )  # fmt: skip
         if not image_id:
             raise CommandError("cannot load an image: buildah pull printed no image ID")
+        create_mount_points(self._work / "storage", self._driver, image_id)
         return image_id
 
     def tag_image(self, image_id: str, name: str) -> None:
