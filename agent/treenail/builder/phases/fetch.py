@@ -8,9 +8,7 @@ user's text nor buildah can read it.
 import hashlib
 import logging
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from queue import Empty, SimpleQueue
 from threading import Event
 from typing import BinaryIO
 
@@ -25,6 +23,7 @@ from treenail.builder.build_spec import (
 from treenail.builder.instructions import find_images
 from treenail.builder.layout import ImageLayout
 from treenail.builder.phases.registries import RegistrySettings, parse_image_name
+from treenail.builder.phases.transfers import OpenClient, transfer_blobs
 from treenail.clock import Clock
 from treenail.errors import HostError, TreenailError
 from treenail.image.build_result import BuildPhase, BuildResult
@@ -34,7 +33,6 @@ from treenail.registry.names import Descriptor, parse_descriptor
 
 log = logging.getLogger(__name__)
 
-_CONNECTIONS = 3
 CACHE_LIMIT = 64
 """Maximum number of images of single instructions in the cache."""
 
@@ -120,7 +118,7 @@ def _fetch_cache(
 
 def _write_image(
     layout: ImageLayout,
-    open_client: Callable[[], AbstractContextManager[RegistryClient]],
+    open_client: OpenClient,
     image: ResolvedImage,
     name: str,
 ) -> None:
@@ -135,40 +133,13 @@ def _write_image(
 
 
 def _write_layers(
-    layout: ImageLayout,
-    open_client: Callable[[], AbstractContextManager[RegistryClient]],
-    repository: str,
-    layers: list[Descriptor],
+    layout: ImageLayout, open_client: OpenClient, repository: str, layers: list[Descriptor]
 ) -> None:
-    """Pull layers over several connections, the largest first."""
-    waiting: SimpleQueue[Descriptor] = SimpleQueue()
-    for layer in sorted(layers, key=lambda each: -each.size):
-        waiting.put(layer)
-    has_failed = Event()
+    def write_layer(client: RegistryClient, layer: Descriptor, has_failed: Event) -> None:
+        with layout.open_blob(layer.digest) as file:
+            client.read_blob(repository, layer, _make_sink(file, has_failed))
 
-    def write_layers() -> None:
-        # A client belongs to one thread.
-        with open_client() as client:
-            while not has_failed.is_set():
-                try:
-                    layer = waiting.get_nowait()
-                except Empty:
-                    return
-                try:
-                    with layout.open_blob(layer.digest) as file:
-                        client.read_blob(repository, layer, _make_sink(file, has_failed))
-                except BaseException:
-                    has_failed.set()
-                    raise
-
-    with ThreadPoolExecutor(min(_CONNECTIONS, len(layers))) as pool:
-        try:
-            for done in [pool.submit(write_layers) for _ in range(min(_CONNECTIONS, len(layers)))]:
-                done.result()
-        except BaseException:
-            # SIGTERM too: the pool waits for its threads.
-            has_failed.set()
-            raise
+    transfer_blobs(layers, open_client, write_layer)
 
 
 def _make_sink(file: BinaryIO, has_failed: Event) -> Callable[[bytes], object]:

@@ -2,9 +2,11 @@
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import BinaryIO
 
 from treenail.api.decode import Fields, Json
@@ -20,6 +22,7 @@ from treenail.builder.instructions import find_images
 from treenail.builder.layout import ImageLayout, LayoutImage
 from treenail.builder.phases.fetch import CACHE_LIMIT, compute_cache_tag
 from treenail.builder.phases.registries import RegistrySettings, parse_image_name
+from treenail.builder.phases.transfers import transfer_blobs
 from treenail.clock import Clock
 from treenail.errors import HostError, TreenailError
 from treenail.image.build_result import BuildPhase, BuildResult
@@ -74,16 +77,28 @@ def upload_image(
     fetched: FetchedImages,
 ) -> None:
     """Upload the blobs of an image; layers of the same registry are mounted."""
+
+    @contextmanager
+    def open_client() -> Iterator[RegistryClient]:
+        own = client.clone()
+        try:
+            yield own
+        finally:
+            own.close()
+
     manifest = read_manifest(image)
     sources = _find_sources(layout, fetched, client.host)
-    for blob in _list_blobs(manifest, image.digest):
+
+    def upload(own: RegistryClient, blob: Descriptor, _has_failed: Event) -> None:
         source = sources.get(blob.digest)
-        if source is not None and source != repository and _mount(client, repository, blob, source):
-            continue
+        if source is not None and source != repository and _mount(own, repository, blob, source):
+            return
         path = layout.find_blob(blob.digest)
         if path is None:
             raise HostError(f"cannot push {image.digest}: the layout has no blob {blob.digest}")
-        upload_blob(client, repository, blob, partial(_open_file, path))
+        upload_blob(own, repository, blob, partial(_open_file, path))
+
+    transfer_blobs(_list_blobs(manifest, image.digest), open_client, upload)
 
 
 def verify_push(client: RegistryClient, target: PushSpec, digest: str) -> None:
