@@ -51,6 +51,16 @@ def test_classification_of_a_kill_without_counter_names_both_causes() -> None:
     assert "lack of memory" in found.cause
 
 
+@pytest.mark.parametrize(("oom_kills", "is_named"), [(None, True), (0, False)])
+def test_classification_of_a_killed_command_names_memory_if_unknown(
+    oom_kills: int | None, is_named: bool
+) -> None:
+    lines = ("subprocess exited on killed", 'Error: building at STEP "RUN make": exit status 1')
+    found = classify_failure(1, lines, oom_kills=oom_kills)
+    assert found.reason is BuildReason.INSTRUCTION_FAILED
+    assert ("lack of memory" in found.cause) is is_named
+
+
 MIB = 1024 * 1024
 PRINTED = "echo No space left on device"
 NEEDED = "installing package kernel needs 900MB more space on the / filesystem"

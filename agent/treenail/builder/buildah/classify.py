@@ -82,7 +82,8 @@ def classify_failure(
     if _is_disk_full(output, space):
         return BuildFailure(BuildReason.DISK_FULL, _describe_full_disk(error or tail[-1], space))
     if step:
-        return BuildFailure(BuildReason.INSTRUCTION_FAILED, _describe_step(step, tail))
+        cause = _describe_step(step, tail, is_memory_known=oom_kills is not None)
+        return BuildFailure(BuildReason.INSTRUCTION_FAILED, cause)
     if _matches(own_text, _CONTAINERFILE_INVALID):
         return BuildFailure(BuildReason.CONTAINERFILE_INVALID, _describe_text_error(error, tail))
     if _matches(own_text, _BASE_NOT_FOUND):
@@ -142,9 +143,11 @@ def _classify_signal(number: int, oom_kills: int | None) -> BuildFailure:
     return BuildFailure(BuildReason.BUILDER_FAILED, cause)
 
 
-def _describe_step(step: re.Match[str], tail: Sequence[str]) -> str:
+def _describe_step(step: re.Match[str], tail: Sequence[str], *, is_memory_known: bool) -> str:
     signals = [found[1] for line in tail[-_OUTPUT_LINES:] if (found := _SIGNAL.search(line))]
     outcome = f"the command was {signals[-1]} by a signal" if signals else step[2]
+    if "killed" in signals and not is_memory_known:
+        outcome += ", by a program or by the kernel for lack of memory"
     return f"{step[1]}: {outcome}"
 
 
