@@ -32,6 +32,7 @@ MODULES = (
     "drift",
     "health",
     "build",
+    "builds",
     "layer",
 )
 ROOT = Path(__file__).parent.parent
