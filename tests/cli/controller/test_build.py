@@ -1,5 +1,6 @@
 """``treenail-controller build``: files in, the builds of their MachineOSConfigs out."""
 
+import base64
 import json
 import tarfile
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 from tests.builder.base_image import ARCHITECTURE, needs_busybox
 from tests.builder.builds import open_client, push_base
 from tests.builder.sandboxing import needs_buildah
+from tests.registry.images import push_image
 from treenail.builder.layout import ImageLayout
 from treenail.cli.controller.main import main
 from treenail.registry.names import parse_descriptor
@@ -185,6 +187,88 @@ def test_build_of_a_wrong_containerfile_names_its_line(
 def registry() -> Iterator[RegistryService]:
     with RegistryService() as service:
         yield service
+
+
+def write_tagged(directory: Path, registry: RegistryService, tag: str) -> Path:
+    """Write manifests with a base by tag; return their directory."""
+    base = f"{registry.host}/os/base@{DIGEST}"
+    manifests = write_manifests(directory, registry.host, base) / "all.json"
+    documents = json.loads(manifests.read_text())
+    for each in documents["items"]:
+        if each["kind"] == "MachineOSConfig":
+            each["metadata"]["annotations"]["treenail.io/base-image"] = tag
+    manifests.write_text(json.dumps(documents))
+    return directory
+
+
+def add_login(directory: Path, content: bytes, **encoding: bool) -> None:
+    """Add the cluster's pull secret to manifests."""
+    secret: dict[str, object] = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/dockerconfigjson",
+        "metadata": {"name": "global-pull-secret-copy"},
+    }
+    if encoding.get("is_plain"):
+        secret["stringData"] = {".dockerconfigjson": content.decode()}
+    else:
+        secret["data"] = {".dockerconfigjson": base64.b64encode(content).decode()}
+    (directory / "login.json").write_text(json.dumps(secret))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("login", ["--pull-secret", "--authfile", "data", "stringData"])
+def test_build_of_files_resolves_the_tag_of_the_base(
+    registry: RegistryService, tmp_path: Path, capsys: pytest.CaptureFixture[str], login: str
+) -> None:
+    with open_client(registry) as client:
+        pushed = push_image(client, "os/base", "stable", architecture=ARCHITECTURE)
+    tag = f"{registry.host}/os/base:stable"
+    manifests = write_tagged(tmp_path / "manifests", registry, tag)
+    arguments = ["build", "-f", str(manifests), "--ca", str(registry.ca_file)]
+    content = registry.make_auth_json(PULLER)
+    if login.startswith("--"):
+        (tmp_path / "pull.json").write_bytes(content)
+        arguments += [login, str(tmp_path / "pull.json")]
+    else:
+        add_login(manifests, content, is_plain=login == "stringData")
+    assert main([*arguments, "-o", "json"]) == 0, capsys.readouterr().err
+    (item,) = json.loads(capsys.readouterr().out)["builds"]
+    assert item["baseImage"] == f"{registry.host}/os/base@{pushed.digest}"
+    assert item["baseTag"] == tag
+    assert main(arguments) == 0
+    assert f"base tag:     {tag}, resolved now" in capsys.readouterr().out
+
+
+@pytest.mark.process
+def test_build_of_files_with_an_unresolved_tag_names_the_remedy(
+    registry: RegistryService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tag = f"{registry.host}/os/base:absent"
+    manifests = write_tagged(tmp_path / "manifests", registry, tag)
+    assert main(["build", "-f", str(manifests), "--ca", str(registry.ca_file)]) == 1
+    shown = capsys.readouterr().err
+    assert f"cannot resolve the base image {tag}: " in shown
+    assert "--pull-secret FILE" in shown
+
+
+def test_build_of_files_uses_the_digest_that_a_cluster_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tag, image = "registry.example.com/os/base:stable", f"registry.example.com/os/base@{DIGEST}"
+    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", image)
+    documents = json.loads((manifests / "all.json").read_text())
+    for each in documents["items"]:
+        if each["kind"] == "MachineOSConfig":
+            record = {"tag": tag, "image": image, "resolvedAt": "2026-01-01T00:00:00Z"}
+            each["metadata"]["annotations"] |= {
+                "treenail.io/base-image": tag,
+                "treenail.io/resolved-base": json.dumps(record),
+            }
+    (manifests / "all.json").write_text(json.dumps(documents))
+    assert main(["build", "-f", str(manifests), "-o", "json"]) == 0
+    (item,) = json.loads(capsys.readouterr().out)["builds"]
+    assert (item["baseImage"], item["baseTag"]) == (image, tag)
 
 
 @needs_buildah

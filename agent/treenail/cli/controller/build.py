@@ -16,6 +16,7 @@ from treenail.builder.layout import ImageLayout, LayoutImage
 from treenail.builder.local import BuildFiles, LocalBuild, LocalBuilder, LocalSettings
 from treenail.builder.phases.registries import RegistrySettings
 from treenail.cli.controller import build_text
+from treenail.cli.controller.base_tag import make_tag_resolver
 from treenail.cli.controller.build_text import LocalResult
 from treenail.cli.files import read_documents
 from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments, print_output
@@ -42,7 +43,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="show the image builds of files, or run them on this host",
         description="Show the image build of each MachineOSConfig in files: the composed "
         "Containerfile, the content key, and whether the build needs a Job. With --local, build "
-        "the image on this host. Without --local, change nothing and read no registry. "
+        "the image on this host. Without --local, change nothing, and read a registry only to "
+        "resolve the tag of a base image, or with --push-secret. "
         "With --push-secret, look for the system part of the image in its registry; --local then "
         "adds the config to it instead of building it again.",
         epilog=format_examples(
@@ -89,9 +91,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument(
         "--pull-secret",
+        "--authfile",
         metavar="FILE",
         type=Path,
-        help="log in to registries of base images with this .dockerconfigjson",
+        help="log in to registries of base images with this .dockerconfigjson (default: the login "
+        "in the files)",
     )
     parser.add_argument(
         "--push-secret",
@@ -145,6 +149,7 @@ def run_builds(arguments: argparse.Namespace) -> int:
         options=list_builder_options(
             driver=arguments.storage_driver, has_cache=bool(arguments.build_cache)
         ),
+        resolve_tag=make_tag_resolver(arguments, clock),
     )
     if arguments.destination and len(builds) > 1:
         raise UsageError(

@@ -45,6 +45,7 @@ def convert_to_json(
             "machineConfig": build.plan.wanted.config,
             "architecture": build.plan.systems[0].architecture,
             "baseImage": build.plan.wanted.base_image,
+            "baseTag": build.base_tag or None,
             "contentKey": build.plan.wanted.content_key,
             "needsJob": build.plan.wanted.needs_job,
             "systemImage": build.plan.systems[0].wanted.push_spec,
@@ -90,6 +91,8 @@ def _format_build(
     yield f"  build:        {plan.wanted.name}"
     yield f"  config:       {plan.wanted.config}"
     yield f"  base image:   {plan.wanted.base_image}"
+    if build.base_tag:
+        yield f"  base tag:     {build.base_tag}, resolved now; the cluster resolves it again"
     yield f"  architecture: {system.architecture}"
     yield f"  content key:  {plan.wanted.content_key}"
     if plan.wanted.needs_job:

@@ -3,14 +3,16 @@
 import base64
 import binascii
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from treenail.api import annotations as key
 from treenail.api import documents
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import Clock
+from treenail.controllers.build.base_image import is_tag, pin_base_image
 from treenail.controllers.build.cluster_reader import ClusterReader
 from treenail.controllers.build.planner import Planner
 from treenail.controllers.build.planning import BuildPlan, BuildRefused
@@ -69,8 +71,13 @@ class FileObjects:
             for item in fields.iter_objects("items"):
                 self._add_document(item.values)
         elif kind in {resource.kind for resource in _RESOURCES}:
+            document = _encode_strings(document)
             name = fields.get_object("metadata").get_text("name")
             self._objects[kind, name] = document
+
+
+ResolveTag = Callable[[MachineOSConfig, ClusterReader], str]
+"""Returns what the tag of a base image stands for, by digest; raises `TreenailError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,8 @@ class OfflineBuild:
         default_factory=dict, repr=False
     )
     """By name: where instructions see them, and their files."""
+    base_tag: str = ""
+    """The tag that was resolved to the base image; empty for a base by digest."""
 
 
 def plan_builds(
@@ -95,10 +104,12 @@ def plan_builds(
     *,
     architecture: str,
     only: str | None,
+    resolve_tag: ResolveTag,
     options: tuple[str, ...] = (),
 ) -> list[OfflineBuild]:
     """Render the pools that have a MachineOSConfig, and plan their builds.
 
+    A base by tag is resolved, unless the input says what a cluster has resolved it to.
     ``options`` are those of the builder that change images. Raises `UsageError` when no pool has
     one, and `ConfigError` for invalid input.
     """
@@ -111,8 +122,29 @@ def plan_builds(
             f"cannot plan a build: the input has no MachineOSConfig for {place}",
             remedy="add a MachineOSConfig whose spec.machineConfigPool.name is a pool of the input",
         )
-    planner = Planner(ClusterReader(objects, clock, namespace=""), options=options)
-    return [_plan_build(each, found, objects, planner, architecture) for each in configs]
+    reader = ClusterReader(objects, clock, namespace="")
+    planner = Planner(reader, options=options)
+    builds = []
+    for each in configs:
+        config = _pin_tag(each, reader, resolve_tag)
+        build = _plan_build(config, found, objects, planner, architecture)
+        tag = each.base_image if each.base_image != config.base_image else ""
+        builds.append(dataclasses.replace(build, base_tag=tag))
+    return builds
+
+
+def _pin_tag(
+    config: MachineOSConfig, reader: ClusterReader, resolve_tag: ResolveTag
+) -> MachineOSConfig:
+    """Return the MachineOSConfig with its base by digest."""
+    config = pin_base_image(config)
+    if not is_tag(config.base_image):
+        return config
+    meta = config.metadata
+    notes = {**meta.annotations, key.BASE_IMAGE: resolve_tag(config, reader)}
+    # A schedule needs a tag, and is of no use here.
+    notes.pop(key.REBUILD_SCHEDULE, None)
+    return dataclasses.replace(config, metadata=dataclasses.replace(meta, annotations=notes))
 
 
 def _plan_build(
@@ -165,16 +197,27 @@ def _set_configuration(pool: MachineConfigPool, rendered: RenderedConfig) -> Mac
     return dataclasses.replace(pool, configuration=reference.configuration)
 
 
+def _encode_strings(document: Json) -> Json:
+    """Return a Secret as the API server stores it: ``stringData`` becomes a part of ``data``."""
+    fields = Fields.from_json(document, "")
+    texts = fields.get_text_map("stringData") if fields.get_text("kind") == SECRETS.kind else {}
+    if not texts:
+        return document
+    encoded = {name: base64.b64encode(text.encode()).decode() for name, text in texts.items()}
+    rest = {name: value for name, value in document.items() if name != "stringData"}
+    return {**rest, "data": {**fields.get_object("data").values, **encoded}}
+
+
 def _read_files(objects: FileObjects, resource: Resource, name: str) -> dict[str, bytes]:
     """Return the files that the kubelet shows of a ConfigMap or Secret."""
     fields = Fields.from_json(objects.get(resource, name), f"{resource.kind} {name}")
     encoded = "data" if resource is SECRETS else "binaryData"
     plain = "stringData" if resource is SECRETS else "data"
-    found = {key: text.encode() for key, text in fields.get_text_map(plain).items()}
-    for key, text in fields.get_text_map(encoded).items():
+    found = {each: text.encode() for each, text in fields.get_text_map(plain).items()}
+    for each, text in fields.get_text_map(encoded).items():
         try:
-            found[key] = base64.b64decode(text, validate=True)
+            found[each] = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
             # Without its cause, which contains the content.
-            raise ConfigError(f"{resource.kind} {name}: {key} is not base64") from None
+            raise ConfigError(f"{resource.kind} {name}: {each} is not base64") from None
     return found
