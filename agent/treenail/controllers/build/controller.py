@@ -284,7 +284,9 @@ class BuildController:
         if base is not None:
             return None, base
         try:
-            plan = self._parts.planner.plan_build(config, pool, self._find_architectures(found))
+            plan = self._parts.planner.plan_build(
+                config, pool, self._find_architectures(found), found.has_ended
+            )
         except BuildRefused as error:
             return None, error.problem
         except (ConfigError, NotFoundError) as error:

@@ -17,7 +17,9 @@ from treenail.controllers.build.planning import (
     BuildPlan,
     BuildRefused,
     EntitlementMount,
+    IsEnded,
     SystemPlan,
+    never_ended,
 )
 from treenail.controllers.build.pushed_images import make_system_tag
 from treenail.controllers.build.views import REPOSITORIES
@@ -67,7 +69,11 @@ class Planner:
         self._options = options
 
     def plan_build(
-        self, config: MachineOSConfig, pool: MachineConfigPool, architectures: frozenset[str]
+        self,
+        config: MachineOSConfig,
+        pool: MachineConfigPool,
+        architectures: frozenset[str],
+        is_ended: IsEnded = never_ended,
     ) -> BuildPlan:
         """Plan the build of the pool's rendered config; raise `BuildRefused`."""
         config = pin_base_image(config)
@@ -92,7 +98,10 @@ class Planner:
         systems = [BuildInputs.from_objects(config, rendered.config, each) for each in names]
         has_text = any(each.user_text for each in systems)
         base_image = systems[0].base_image
-        entitlements = self._find_entitlements(config.pool) if has_text else ()
+        name = compute_build_name(config, pool, rendered.config, context_digest=context.digest)
+        # They matter to Jobs alone, and each costs requests to the API server.
+        has_mounts = has_text and not is_ended(name)
+        entitlements = self._find_entitlements(config.pool) if has_mounts else ()
         own_files = {TRUST_FILE: self.read_trust_bundle()}
         if config.sees_config and has_text:
             own_files[CONFIG_FILE] = self._make_config_file(rendered.name)
@@ -109,7 +118,6 @@ class Planner:
             for each in systems
         ]
         content_key = compute_content_key(*inputs)
-        name = compute_build_name(config, pool, rendered.config, context_digest=context.digest)
         repository = f"{push_spec.registry}/{push_spec.repository}"
         plans = tuple(
             _plan_system(each, own_files, repository, config.push_secret, is_only=len(inputs) == 1)

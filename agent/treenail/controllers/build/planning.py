@@ -1,6 +1,6 @@
 """Plan of a build: the wanted build, and the interfaces that compute and read it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -79,13 +79,29 @@ class BuildRefused(Exception):
         self.problem = problem
 
 
+IsEnded = Callable[[str], bool]
+
+
+def never_ended(_name: str) -> bool:
+    """Plan every build as a new one."""
+    return False
+
+
 class BuildPlanner(Protocol):
     """Computes plans. Reads what is not watched: rendered configs, ConfigMaps and Secrets."""
 
     def plan_build(
-        self, config: MachineOSConfig, pool: MachineConfigPool, architectures: frozenset[str]
+        self,
+        config: MachineOSConfig,
+        pool: MachineConfigPool,
+        architectures: frozenset[str],
+        is_ended: IsEnded = never_ended,
     ) -> BuildPlan:
-        """Raise `BuildRefused` for invalid inputs, and `ClusterError`."""
+        """Raise `BuildRefused` for invalid inputs, and `ClusterError`.
+
+        ``is_ended`` says of a name whether its build has ended. The plan of such a build has no
+        entitlements, and its keys are not those of a new build.
+        """
 
     def check_secrets(self, config: MachineOSConfig) -> BuildProblem | None:
         """Return why the present Secrets cannot be used; raise `ClusterError`."""

@@ -51,6 +51,11 @@ class CachedObjects:
     builds: dict[str, MachineOSBuild]
     pool: MachineConfigPool | None = None
 
+    def has_ended(self, name: str) -> bool:
+        """Return whether the build of this name exists and has ended."""
+        build = self.builds.get(name)
+        return build is not None and build.state.has_ended
+
 
 ObjectAction = (
     CreateBuild

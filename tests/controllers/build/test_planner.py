@@ -1,0 +1,59 @@
+"""Plans of builds: which objects they read from the API server."""
+
+import json
+from typing import Any
+
+from tests.controllers.build.site import CLOCK
+from treenail.api.decode import Json
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.controllers.build.cluster_reader import ClusterReader
+from treenail.controllers.build.offline import FileObjects
+from treenail.controllers.build.planner import Planner
+from treenail.kube.resources import MACHINECONFIGS, Resource
+
+BASE = f"registry.example.com/os/base@sha256:{'b' * 64}"
+ENTITLEMENTS = ["etc-pki-entitlement-worker", "etc-pki-rpm-gpg", "etc-yum-repos-d"]
+
+
+class RecordingObjects:
+    """Objects of files; records the names that are read."""
+
+    def __init__(self, *documents: dict[str, Any]) -> None:
+        self._objects = FileObjects([("the test", json.dumps(each)) for each in documents])
+        self.read: list[str] = []
+
+    def get(self, resource: Resource, name: str, *, namespace: str = "") -> Json:
+        self.read.append(name)
+        if resource is MACHINECONFIGS:
+            config = {"ignition": {"version": "3.5.0"}}
+            return {"metadata": {"name": name}, "spec": {"osImageURL": BASE, "config": config}}
+        return self._objects.get(resource, name, namespace=namespace)
+
+
+def test_only_a_build_that_has_not_ended_needs_entitlements() -> None:
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": ENTITLEMENTS[1]}}
+    objects = RecordingObjects(secret)
+    planner = Planner(ClusterReader(objects, CLOCK, namespace="builds"))
+    config = MachineOSConfig.from_json(
+        {
+            "metadata": {"name": "worker"},
+            "spec": {
+                "machineConfigPool": {"name": "worker"},
+                "imageBuilder": {"imageBuilderType": "Job"},
+                "renderedImagePushSecret": {"name": "push"},
+                "renderedImagePushSpec": "registry.example.com/os/node:latest",
+                "containerFile": [{"content": "FROM configs AS final\nRUN true\n"}],
+            },
+        }
+    )
+    pool = MachineConfigPool.from_json(
+        {"metadata": {"name": "worker"}, "spec": {"configuration": {"name": "rendered-worker-0"}}}
+    )
+    plan = planner.plan_build(config, pool, frozenset())
+    assert [each.name for each in plan.entitlements] == ENTITLEMENTS[1:2]
+    assert [each for each in objects.read if each in ENTITLEMENTS] == ENTITLEMENTS
+    objects.read.clear()
+    ended = planner.plan_build(config, pool, frozenset(), plan.wanted.name.__eq__)
+    assert (ended.wanted.name, ended.entitlements) == (plan.wanted.name, ())
+    assert objects.read == []
