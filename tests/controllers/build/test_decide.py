@@ -233,6 +233,7 @@ def test_deleted_job_cancels_the_build_until_a_rebuild() -> None:
     found.settle("worker")
     (build,) = found.builds.values()
     assert (build.state, build.reason) == (BuildState.INTERRUPTED, BuildReason.CANCELLED)
+    assert "kubectl annotate machineosconfig worker " in build.message
     assert found.sync("worker").actions == ()
     found.rebuild("worker")
     found.converge()

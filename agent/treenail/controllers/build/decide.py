@@ -47,6 +47,7 @@ from treenail.controllers.build.status import (
     format_retry,
 )
 from treenail.image.build_reason import (
+    REMEDIES,
     BuildReason,
     RetryClass,
     classify_retry,
@@ -229,7 +230,9 @@ class _Decider:
             self._actions.append(SetSystems(build.name, build.systems))
         if cancelled := next((each for each in steps.values() if each.is_cancelled), None):
             reason = BuildReason.CANCELLED
-            return self._set_status(build, BuildState.INTERRUPTED, reason, cancelled.message)
+            remedy = REMEDIES[reason].replace("NAME", self._situation.config.name)
+            message = f"{cancelled.message}; {remedy}"
+            return self._set_status(build, BuildState.INTERRUPTED, reason, message)
         if any(each.failure is not None for each in steps.values()):
             return self._fail_systems(build, steps)
         if is_waiting:
