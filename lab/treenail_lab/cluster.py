@@ -33,7 +33,7 @@ from treenail_lab.image_builds import (
     build_controller_config,
     merge_logins,
 )
-from treenail_lab.images import Image, ImageCatalogue
+from treenail_lab.images import ARCHITECTURE, Image, ImageCatalogue
 from treenail_lab.lifetime.interpreter import PYTHON_MODULE
 from treenail_lab.machine.node.machine import LabMachine
 from treenail_lab.machine.settings import MachineSettings
@@ -62,6 +62,8 @@ class LabPlan:
 
     With it the lab has a Node for builds, too. Empty for no registry.
     """
+    architectures: Mapping[str, str] = field(default_factory=dict)
+    """What Nodes report in place of this host's architecture. Their machines stay as they are."""
 
 
 class Lab:
@@ -306,7 +308,8 @@ class Lab:
             "lastTransitionTime": format_rfc3339(SystemClock().now()),
             "lastHeartbeatTime": format_rfc3339(SystemClock().now()),
         }
-        info: Json = {"bootID": boot_id}
+        architecture = self.plan.architectures.get(machine.name, ARCHITECTURE)
+        info: Json = {"bootID": boot_id, "architecture": architecture}
         if ready and machine.booted_deployment is not None:
             # PRETTY_NAME of /etc/os-release (cadvisor's GetOsVersion).
             info["osImage"] = f"Lab CoreOS {machine.booted_deployment.version}"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.controllers.build.site import (
     read_inputs_name,
 )
 from tests.registry.images import make_client
-from tests.registry.real_registry import PULLER, RegistryService
+from tests.registry.real_registry import PULLER, RegistryService, any_registry, lab_registry
 from tests.waiting import wait_until
 from treenail.api.pullspec import parse_pull_spec
 from treenail.builder.images.provenance import read_provenance
@@ -27,20 +28,27 @@ from treenail.kube.client import Json
 from treenail.kube.resources import NODES
 from treenail.registry.images import ResolvedImage, resolve_image
 
+__all__ = ["any_registry", "lab_registry"]
 pytestmark = [pytest.mark.integration, pytest.mark.limit(120)]
 
 BOTH = ("amd64", "arm64")
 
 
-@pytest.fixture
-def site(tmp_path: Path, lab_registry: RegistryService) -> Iterator[BuildSite]:
+@contextmanager
+def open_pool(directory: Path, registry: RegistryService) -> Iterator[BuildSite]:
     """A pool with a node of each architecture, and a base image for both."""
-    with open_site(tmp_path, lab_registry) as found:
+    with open_site(directory, registry) as found:
         found.use_base_list(*BOTH)
         found.add_config("rendered-worker-2")
         for name in BOTH:
             found.add_node(f"node-{name}", name)
         found.add_pool(config="rendered-worker-2")
+        yield found
+
+
+@pytest.fixture
+def site(tmp_path: Path, lab_registry: RegistryService) -> Iterator[BuildSite]:
+    with open_pool(tmp_path, lab_registry) as found:
         yield found
 
 
@@ -80,7 +88,14 @@ def test_image_without_containerfile_is_a_list_without_a_job(site: BuildSite) ->
     assert build["metadata"]["annotations"]["treenail.io/architectures"] == "amd64,arm64"
 
 
-def test_each_architecture_is_built_by_its_job(site: BuildSite) -> None:
+def test_each_architecture_is_built_by_its_job(
+    tmp_path: Path, any_registry: RegistryService
+) -> None:
+    with open_pool(tmp_path, any_registry) as site:
+        check_build_by_jobs(site)
+
+
+def check_build_by_jobs(site: BuildSite) -> None:
     site.add_image_config(text=CONTAINERFILE)
     kubelet = Kubelet(site)
     with site.controller():
@@ -178,6 +193,30 @@ def test_node_of_another_architecture_causes_a_new_image(site: BuildSite) -> Non
         kubelet.succeed(pod)
         check_list(site, site.wait_image(but=first))
     assert len(kubelet.finished) == 2, "the image of amd64 is used again"
+
+
+def test_list_of_a_deleted_build_is_pruned_with_its_images(
+    tmp_path: Path, any_registry: RegistryService
+) -> None:
+    with open_pool(tmp_path, any_registry) as site:
+        site.add_image_config()
+        with site.controller():
+            first = site.wait_image()
+            instances = [resolve(site, first, name).digest for name in BOTH]
+            image = first
+            for number in range(3, 8):
+                site.add_config(f"rendered-worker-{number}", f"v{number}")
+                site.set_config("worker", f"rendered-worker-{number}")
+                image = site.wait_image(but=image)
+            spec = parse_pull_spec(first, where="the test")
+            digests = [spec.digest, *instances]
+            client = make_client(site.registry)
+            wait_until(
+                lambda: not any(client.head_manifest(spec.repository, each) for each in digests),
+                limit_s=30,
+            )
+            client.close()
+        assert resolve(site, image, "arm64").index_digest
 
 
 def test_tag_of_the_base_needs_every_architecture(site: BuildSite) -> None:
