@@ -58,7 +58,7 @@ class Contents:
             name, _, digits = (digest or "").partition("-")
             if digest is not None and len(digits) != DIGEST_SIZES.get(name, -1):
                 raise verification.make_error("hash", "sha512- or sha256- and as many digits")
-        headers = fields.map_objects("httpHeaders", lambda header: header.values)
+        headers = fields.map_objects("httpHeaders", lambda header: omit_none(**header.values))
         return cls(source, compression, digest, headers, fields.path)
 
     @property

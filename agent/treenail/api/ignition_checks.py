@@ -22,7 +22,7 @@ from treenail.api.ignition_schema import (
 from treenail.api.unit_syntax import check_unit_syntax
 from treenail.errors import IgnitionError
 
-_SCHEMES = {
+URL_SCHEMES = {
     "http": OLDEST, "https": OLDEST, "tftp": OLDEST, "data": OLDEST, "s3": OLDEST,
     "gs": "3.2.0", "arn": "3.4.0",
 }  # fmt: skip
@@ -160,7 +160,7 @@ class _DocumentChecks:
         proxy = ignition.get_object("proxy")
         for name in ("httpProxy", "httpsProxy"):
             url = proxy.get_optional_text(name)
-            if url is not None and _read_scheme(url) not in ("http", "https"):
+            if url is not None and read_scheme(url) not in ("http", "https"):
                 raise proxy.make_error(name, "an http or https URL")
 
     def _check_resource(self, fields: Fields, *, is_required: bool = False) -> None:
@@ -190,13 +190,13 @@ class _DocumentChecks:
             header.get_required_text("name")
             if header.get_optional_text("value") == "":
                 raise header.make_error("value", "a value, or null to remove the header")
-        if headers and _read_scheme(source or "") not in ("http", "https"):
+        if headers and read_scheme(source or "") not in ("http", "https"):
             raise fields.error(f"{fields.path_of('httpHeaders')}: need an http or https source")
 
     def _check_url(self, fields: Fields, url: str) -> None:
-        scheme = _read_scheme(url)
-        if _SCHEMES.get(scheme, "none") > self._version:
-            known = ", ".join(name for name, since in _SCHEMES.items() if since <= self._version)
+        scheme = read_scheme(url)
+        if URL_SCHEMES.get(scheme, "none") > self._version:
+            known = ", ".join(name for name, since in URL_SCHEMES.items() if since <= self._version)
             raise fields.error(
                 f"{fields.path_of('source')}: expected a URL of {known}, found scheme "
                 f"{scheme!r:.40}"
@@ -344,7 +344,7 @@ def _check_custom_pin(custom: Fields) -> None:
 
 
 def _check_tang(server: Fields) -> None:
-    if _read_scheme(server.get_text("url")) not in ("http", "https"):
+    if read_scheme(server.get_text("url")) not in ("http", "https"):
         raise server.error(f"{server.path_of('url')}: expected an http or https URL")
     server.get_required_text("thumbprint")
     if advertisement := server.get_text("advertisement"):
@@ -368,7 +368,7 @@ def _check_path_text(found: str, place: str) -> None:
         )
 
 
-def _read_scheme(url: str) -> str:
+def read_scheme(url: str) -> str:
     """Return the scheme of a URL that Go parses, else an empty text."""
     found = _SCHEME.match(url)
     if found is None or not _OPAQUE.fullmatch(url):
