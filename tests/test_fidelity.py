@@ -15,7 +15,8 @@ COLUMNS = ("behaviour", "lab", "real", "version", "last run", "test")
 PROGRAMS = (
     "rpm-ostree", "bootc", "libostree and systemd", "kube-apiserver", "kubelet",
     "machine-config-controller",
-    "machine-config-daemon", "buildah and BuildKit", "Failures of image builds",
+    "machine-config-daemon", "Ignition and the MCO's config server", "buildah and BuildKit",
+    "Failures of image builds",
 )  # fmt: skip
 LAB = re.compile(r"same|(differs|absent): \S.*")
 TESTS = re.compile(r"`[\w/.-]+\.py(::\w+)+`(, `[\w/.-]+\.py(::\w+)+`)*")
