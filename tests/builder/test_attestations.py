@@ -12,7 +12,12 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from tests.registry.images import make_client, push_image
 from tests.registry.real_registry import RegistryService, any_registry, lab_registry
-from treenail.builder.images.provenance import attach_provenance, read_provenance
+from treenail.builder.images.provenance import (
+    attach_packages,
+    attach_provenance,
+    copy_packages,
+    read_documents,
+)
 from treenail.builder.images.signatures import (
     SignatureMissing,
     SigningKey,
@@ -22,7 +27,8 @@ from treenail.builder.images.signatures import (
 )
 from treenail.errors import ConfigError
 from treenail.image.oci.documents import OCI_MANIFEST
-from treenail.image.oci.provenance import BuildProvenance
+from treenail.image.oci.packages import SPDX_TYPE
+from treenail.image.oci.provenance import STATEMENT_TYPE, BuildProvenance
 from treenail.image.oci.signature import (
     find_payload_problem,
     make_payload,
@@ -191,9 +197,9 @@ def test_provenance_is_attached_once_and_read(any_registry: RegistryService) -> 
     client = make_client(any_registry)
     image = push_image(client)
     provenance = make_provenance(image.digest)
-    first = attach_provenance(client, "os/node", provenance)
-    assert attach_provenance(client, "os/node", provenance) == first
-    (content,) = read_provenance(client, "os/node", image.digest)
+    attach_provenance(client, "os/node", provenance)
+    attach_provenance(client, "os/node", replace(provenance, finished="2026-01-02T00:00:00Z"))
+    (content,) = read_documents(client, "os/node", image.digest, STATEMENT_TYPE)
     statement = json.loads(content)
     assert statement["_type"] == "https://in-toto.io/Statement/v1"
     assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
@@ -204,6 +210,21 @@ def test_provenance_is_attached_once_and_read(any_registry: RegistryService) -> 
     ]
 
 
+def test_packages_of_the_system_part_are_attached_to_the_image(
+    any_registry: RegistryService,
+) -> None:
+    client = make_client(any_registry)
+    system, image = (
+        push_image(client, tag="system"),
+        push_image(client, tag="image", labels={"a": "b"}),
+    )
+    assert not copy_packages(client, "os/node", system.digest, image.digest)
+    attach_packages(client, "os/node", system.digest, b"{}")
+    for _ in range(2):
+        assert copy_packages(client, "os/node", system.digest, image.digest)
+    assert read_documents(client, "os/node", image.digest, SPDX_TYPE) == (b"{}",)
+
+
 def test_provenance_needs_the_image_and_digests(lab_registry: RegistryService) -> None:
     client = make_client(lab_registry)
     image = push_image(client)
@@ -212,6 +233,6 @@ def test_provenance_needs_the_image_and_digests(lab_registry: RegistryService) -
     tagged = replace(make_provenance(image.digest), materials=("quay.io/os/base:latest",))
     with pytest.raises(ConfigError, match="names a tag"):
         attach_provenance(client, "os/node", tagged)
-    assert read_provenance(client, "os/node", image.digest) == ()
+    assert read_documents(client, "os/node", image.digest, STATEMENT_TYPE) == ()
     with pytest.raises(DigestMismatch):
         client.put_manifest("os/node", DIGEST, OCI_MANIFEST, b"{}")

@@ -23,9 +23,11 @@ from tests.builder.builds import (
 )
 from tests.builder.sandboxing import needs_buildah
 from tests.waiting import wait_until
+from treenail.builder.images.provenance import read_documents
 from treenail.builder.local import BuildFiles
 from treenail.image.build_result import BuildPhase, BuildResult
 from treenail.image.oci.documents import ImageInstance, make_index
+from treenail.image.oci.packages import SPDX_TYPE
 from treenail_lab.registry.faults import FaultKind, RegistryFault
 from treenail_lab.registry.service import PULLER, RegistryService
 
@@ -295,3 +297,26 @@ def run_until_killed(directory: Path, reference: str, secret: Path, ca: Path) ->
     with builder.open_build(f"FROM {reference}\nRUN sleep 7654326\n", spec, BuildFiles()) as build:
         assert build.run_phase(BuildPhase.FETCH).has_succeeded
         build.run_phase(BuildPhase.BUILD)
+
+
+def test_packages_of_the_built_image_are_attached(base: Base, tmp_path: Path) -> None:
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "status").write_text(
+        "Package: bash\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1:5.2-1\n"
+    )
+    # The database is in a layer below the last one.
+    text = "FROM configs AS base\nCOPY status /var/lib/dpkg/\nFROM base AS final\nRUN true\n"
+    result, lines = build(base, tmp_path, text, context=context)
+    assert result.has_succeeded, lines
+    assert result.message == ""
+    registry, _ = base
+    with open_client(registry) as client:
+        (document,) = read_documents(client, "os/node", result.digest, SPDX_TYPE)
+        plain, _ = build(base, tmp_path, "RUN echo no packages\n")
+        assert read_documents(client, "os/node", plain.digest, SPDX_TYPE) == ()
+    found = json.loads(document)
+    image, package = found["packages"]
+    assert image["versionInfo"] == result.digest
+    reference = package["externalRefs"][0]
+    assert reference["referenceLocator"] == "pkg:deb/test/bash@1:5.2-1?arch=amd64"

@@ -15,15 +15,17 @@ from tests.controllers.build.site import (
     MortalTransport,
     open_site,
 )
-from tests.registry.images import make_client
+from tests.registry.images import make_client, make_layer, push_image
 from tests.registry.real_registry import PULLER, FaultKind, RegistryFault, RegistryService
 from tests.waiting import wait_until
 from treenail.api.pullspec import parse_pull_spec
-from treenail.builder.images.provenance import read_provenance
+from treenail.builder.images.provenance import attach_packages, read_documents
 from treenail.builder.images.signatures import verify_image
 from treenail.controllers.install.permissions import BUILD_VERBS, CONTROLLER_VERBS
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.image.oci.packages import SPDX_TYPE
+from treenail.image.oci.provenance import STATEMENT_TYPE
 from treenail.kube.resources import EVENTS
 from treenail.registry.images import resolve_image
 
@@ -81,13 +83,30 @@ def test_image_has_one_statement_of_its_provenance(site: BuildSite) -> None:
         system = kubelet.succeed(kubelet.wait_pod())
         spec = parse_pull_spec(site.wait_image(), where="the test")
     client = make_client(site.registry, PULLER)
-    (statement,) = map(json.loads, read_provenance(client, spec.repository, spec.digest))
+    documents = read_documents(client, spec.repository, spec.digest, STATEMENT_TYPE)
+    (statement,) = map(json.loads, documents)
     client.close()
     assert statement["subject"][0]["digest"] == {"sha256": spec.digest.partition(":")[2]}
     definition = statement["predicate"]["buildDefinition"]
     assert definition["externalParameters"]["machineConfig"] == "rendered-worker-0"
     found = {each["digest"]["sha256"] for each in definition["resolvedDependencies"]}
     assert found == {each.partition("sha256:")[2] for each in (site.base, system)}
+
+
+def test_packages_of_the_system_part_are_attached_to_the_image(site: BuildSite) -> None:
+    site.add_pool()
+    site.add_image_config(text=CONTAINERFILE)
+    kubelet = Kubelet(site)
+    client = make_client(site.registry)
+    with site.controller():
+        pod = kubelet.wait_pod()
+        system = push_image(client, "os/worker", "system", layers=[make_layer({"etc/x": b"x"})])
+        attach_packages(client, "os/worker", system.digest, b'{"packages":[]}')
+        kubelet.succeed(pod, digest=system.digest)
+        spec = parse_pull_spec(site.wait_image(), where="the test")
+    found = read_documents(client, spec.repository, spec.digest, SPDX_TYPE)
+    client.close()
+    assert found == (b'{"packages":[]}',)
 
 
 def test_provenance_that_cannot_be_attached_is_reported_and_fails_no_build(

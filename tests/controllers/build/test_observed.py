@@ -46,3 +46,11 @@ def test_pod_of_an_earlier_job_of_the_same_name_does_not_count() -> None:
 def test_phase_between_two_containers_is_the_next_one() -> None:
     assert observe(make_pod()).phase == ""
     assert observe(make_pod(BuildResult(BuildPhase.FETCH))).phase == "build"
+
+
+def test_pushed_image_without_its_packages_has_a_warning() -> None:
+    digest, warning = f"sha256:{'a' * 64}", "cannot attach the packages of the image: no"
+    done = [BuildResult(phase) for phase in (BuildPhase.FETCH, BuildPhase.BUILD)]
+    found = observe(make_pod(*done, BuildResult(BuildPhase.PUSH, digest, message=warning)))
+    assert (found.digest, found.warning) == (digest, warning)
+    assert observe(make_pod(*done, BuildResult(BuildPhase.PUSH, digest))).warning == ""

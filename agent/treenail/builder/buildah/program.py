@@ -42,7 +42,7 @@ class Buildah:
     def __init__(self, program: SandboxedProgram, work: Path, driver: str) -> None:
         self._program = program
         self._work = work
-        self._driver = driver
+        self.driver = driver
 
     def prepare_work(self) -> None:
         """Create the directories and the configuration; nothing of /etc/containers counts."""
@@ -50,7 +50,7 @@ class Buildah:
             for name in ("home/containers", "tmp", "run", "storage"):
                 (self._work / name).mkdir(parents=True, exist_ok=True)
             (self._work / "home/storage.conf").write_text(
-                f'[storage]\ndriver = "{self._driver}"\n'
+                f'[storage]\ndriver = "{self.driver}"\n'
                 f'graphroot = "{self._work}/storage"\nrunroot = "{self._work}/run"\n'
             )
             # The images come from the layout only, where `fetch` verified each digest.
@@ -78,7 +78,7 @@ class Buildah:
         )  # fmt: skip
         if not image_id:
             raise CommandError("cannot load an image: buildah pull printed no image ID")
-        create_mount_points(self._work / "storage", self._driver, image_id)
+        create_mount_points(self._work / "storage", self.driver, image_id)
         return image_id
 
     def tag_image(self, image_id: str, name: str) -> None:
@@ -143,7 +143,7 @@ class Buildah:
             "buildah",
             f"--root={self._work}/storage",
             f"--runroot={self._work}/run",
-            f"--storage-driver={self._driver}",
+            f"--storage-driver={self.driver}",
             f"--registries-conf={self._work}/home/registries.conf",
             command,
         ]

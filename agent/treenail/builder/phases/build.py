@@ -23,6 +23,7 @@ from treenail.builder.buildah.disk_space import DiskWatch
 from treenail.builder.buildah.oom import count_oom_kills
 from treenail.builder.buildah.output import BuildOutput
 from treenail.builder.buildah.program import BindMount, Buildah, TextFiles
+from treenail.builder.images.package_file import write_packages
 from treenail.builder.instructions import find_step_lines
 from treenail.builder.layout import ImageLayout
 from treenail.clock import Clock
@@ -106,6 +107,7 @@ def build_image(
     except CommandError as error:
         lines = ("Error: " + str(error),)
         return _make_failure(classify_failure(1, lines), output, spec)
+    write_packages(directories.work, buildah.driver, buildah.built_image)
     log.info("built %s", digest)
     return BuildResult(
         BuildPhase.BUILD,

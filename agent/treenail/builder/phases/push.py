@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event
 from typing import BinaryIO
 
+from treenail import __version__
 from treenail.api.decode import Fields, Json
 from treenail.builder.assemble import read_manifest
 from treenail.builder.build_spec import (
@@ -18,14 +19,17 @@ from treenail.builder.build_spec import (
     BuildSpec,
     FetchedImages,
 )
+from treenail.builder.images.package_file import read_package_file
+from treenail.builder.images.provenance import attach_packages
 from treenail.builder.instructions import find_images
 from treenail.builder.layout import ImageLayout, LayoutImage
 from treenail.builder.phases.fetch import CACHE_LIMIT, compute_cache_tag
 from treenail.builder.phases.registries import RegistrySettings, parse_image_name
 from treenail.builder.phases.transfers import transfer_blobs
-from treenail.clock import Clock
+from treenail.clock import Clock, format_rfc3339
 from treenail.errors import HostError, TreenailError
 from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.image.oci.packages import make_spdx_document
 from treenail.image.push_spec import PushSpec, parse_push_spec
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import (
@@ -61,12 +65,39 @@ def push_image(
         upload_image(client, target.repository, layout, built, fetched)
         client.put_manifest(target.repository, target.tag, built.media_type, built.content)
         verify_push(client, target, built.digest)
+        warning = _attach_packages(client, target, built.digest, directories, clock)
     log.info("pushed %s as %s", built.digest, target)
     seconds = {"push": clock.monotonic() - begin}
     if spec.cache_repository and _has_new_cache(layout, fetched):
         _push_cache(directories, spec, fetched, settings, clock)
         seconds["cache"] = clock.monotonic() - begin - seconds["push"]
-    return BuildResult(BuildPhase.PUSH, digest=built.digest, seconds=seconds)
+    return BuildResult(BuildPhase.PUSH, digest=built.digest, message=warning, seconds=seconds)
+
+
+def _attach_packages(
+    client: RegistryClient,
+    target: PushSpec,
+    digest: str,
+    directories: BuildDirectories,
+    clock: Clock,
+) -> str:
+    """Attach the packages that `build` found; return why that failed. The image is complete."""
+    try:
+        packages = read_package_file(directories.work)
+        if packages is not None:
+            document = make_spdx_document(
+                packages,
+                image=f"{target.registry}/{target.repository}",
+                digest=digest,
+                version=__version__,
+                created=format_rfc3339(clock.now()),
+            )
+            attach_packages(client, target.repository, digest, document)
+    except TreenailError as error:
+        warning = f"cannot attach the packages of the image: {error}"
+        log.warning("%s", warning)
+        return warning
+    return ""
 
 
 def upload_image(

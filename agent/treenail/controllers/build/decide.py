@@ -5,7 +5,7 @@ again after a change, after an answer of a registry, or after `BuildDecision.req
 Nothing is remembered between two decisions: the process may end between any two writes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from treenail.api.machineosbuild import BuildState
@@ -205,7 +205,7 @@ class _Decider:
             build.report,
             retry_at=None,
             seconds={**build.report.seconds, **answer.seconds},
-            warning=answer.warning,
+            warning="; ".join(filter(None, (build.report.warning, answer.warning))),
         )
         self._set_report(build, report)
         return self._set_status(
@@ -225,7 +225,7 @@ class _Decider:
         before = build.systems
         changed = {name: step.facts for name, step in steps.items()}
         build = replace(build, systems={**before, **changed}, job=_choose_job(steps) or build.job)
-        build = self._add_seconds(build, [each.seconds for each in steps.values()])
+        build = self._add_results(build, steps.values())
         if self._needs_record(before, build):
             self._actions.append(SetSystems(build.name, build.systems))
         if cancelled := next((each for each in steps.values() if each.is_cancelled), None):
@@ -244,12 +244,14 @@ class _Decider:
             return self._append(wanted, build)
         return self._report_progress(build, steps)
 
-    def _add_seconds(self, build: BuildFacts, seconds: Sequence[Mapping[str, float]]) -> BuildFacts:
-        """Report the longest duration of each phase: Jobs run side by side."""
-        longest = dict(build.report.seconds)
-        for each in seconds:
-            longest |= {name: max(value, longest.get(name, 0.0)) for name, value in each.items()}
-        report = replace(build.report, seconds=longest)
+    def _add_results(self, build: BuildFacts, steps: Iterable[SystemStep]) -> BuildFacts:
+        """Report warnings, and the longest duration of each phase: Jobs run side by side."""
+        longest, warning = dict(build.report.seconds), build.report.warning
+        for each in steps:
+            found = each.seconds.items()
+            longest |= {name: max(value, longest.get(name, 0.0)) for name, value in found}
+            warning = warning or each.warning
+        report = replace(build.report, seconds=longest, warning=warning)
         self._set_report(build, report)
         return replace(build, report=report)
 

@@ -49,6 +49,8 @@ class SystemStep:
     is_cancelled: bool = False
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Duration of each phase of a Job that succeeded."""
+    warning: str = ""
+    """What a Job that succeeded could not attach to its image."""
 
 
 class RegistryQuestions:
@@ -214,7 +216,7 @@ class SystemDecider:
             message = f"Job {job.name} reported {image}, but the registry does not have it"
             failure = AttemptFailure(BuildReason.DIGEST_MISMATCH, message)
             return SystemStep(facts, failure=failure)
-        return SystemStep(replace(facts, image=image), seconds=job.seconds)
+        return SystemStep(replace(facts, image=image), seconds=job.seconds, warning=job.warning)
 
 
 def _is_counted(job: JobFacts, build: BuildFacts) -> bool:

@@ -174,6 +174,8 @@ class JobFacts:
     unschedulable: str = ""
     """Why no node runs the newest pod, as the scheduler reports it; empty if one does."""
     seconds: Mapping[str, float] = field(default_factory=dict)
+    warning: str = ""
+    """What is missing beside the pushed image; empty for nothing."""
     retries: int = 0
     """Pods that failed."""
     started_at: float | None = None

@@ -17,7 +17,7 @@ from treenail.builder.append_config import (
     append_config,
     append_config_to_list,
 )
-from treenail.builder.images.provenance import attach_provenance
+from treenail.builder.images.provenance import attach_provenance, copy_packages
 from treenail.builder.images.signatures import SigningKey, sign_image
 from treenail.builder.phases.failures import choose_reason
 from treenail.clock import Clock, format_rfc3339
@@ -38,14 +38,13 @@ from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase
 from treenail.image.config_layer import ConfigLayer, make_config_layer
 from treenail.image.labels import POOL
-from treenail.image.oci.provenance import STATEMENT_TYPE, BuildProvenance
+from treenail.image.oci.provenance import BuildProvenance
 from treenail.image.push_spec import PushSpec, parse_push_spec
 from treenail.registry.client import RegistryClient
 from treenail.registry.images import resolve_image
 from treenail.registry.logins import select_login
 from treenail.registry.names import compute_digest
 from treenail.registry.proxies import ProxySettings
-from treenail.registry.referrers import get_referrers
 from treenail.registry.transport import RegistryLimits, TlsSettings
 from treenail.registry.uploads import verify_push_access
 
@@ -270,7 +269,7 @@ class LayerBuilder:
         question: AppendConfig,
         plan: BuildPlan,
     ) -> str:
-        """Attach how the image was built, once; return why that failed. The image is complete."""
+        """Attach how the image was built, and its packages; return why that failed."""
         wanted = plan.wanted
         images = tuple(image for _, image in question.sources)
         texts = plan.find_containerfiles([name for name, _ in question.sources])
@@ -288,15 +287,24 @@ class LayerBuilder:
             started="",
             finished=format_rfc3339(self._clock.now()),
         )
+        problems = []
         try:
-            # The same image may have been pushed before the controller ended.
-            if not get_referrers(client, target.repository, digest, STATEMENT_TYPE):
-                attach_provenance(client, target.repository, provenance)
+            attach_provenance(client, target.repository, provenance)
         except TreenailError as error:
-            warning = f"cannot attach the provenance of the image: {error}"
-            log.warning("%s: %s", wanted.name, warning)
-            return warning
-        return ""
+            problems.append(f"cannot attach the provenance of the image: {error}")
+        # A list has no packages of its own: its images do.
+        systems = [image for image in images if len(images) == 1 and image != wanted.base_image]
+        for image in systems:
+            source = parse_pull_spec(image, where="the system part")
+            if (source.registry, source.repository) != (target.registry, target.repository):
+                continue
+            try:
+                copy_packages(client, target.repository, source.digest, digest)
+            except TreenailError as error:
+                problems.append(f"cannot attach the packages of the image: {error}")
+        for problem in problems:
+            log.warning("%s: %s", wanted.name, problem)
+        return "; ".join(problems)
 
     def _connect_source(
         self, source: PullSpec, config: MachineOSConfig, *, is_base: bool

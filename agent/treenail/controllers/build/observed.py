@@ -86,6 +86,8 @@ class ObservedPod:
     """Why no node runs the pod; empty if one does, or if the scheduler has not tried yet."""
     failure: AttemptFailure | None = None
     digest: str = ""
+    warning: str = ""
+    """What the pod could not attach to the pushed image."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     created: str = ""
 
@@ -103,6 +105,7 @@ class ObservedPod:
         seconds: dict[str, float] = {}
         for result in results:
             seconds |= result.seconds
+        pushed = next((each for each in results if each.phase is BuildPhase.PUSH), None)
         failure = _find_pod_failure(status) or next(
             (found for each in statuses if (found := _find_container_failure(each)) is not None),
             None,
@@ -121,7 +124,8 @@ class ObservedPod:
                 "",
             ),
             failure=None if failure is None else replace(failure, seconds=seconds),
-            digest=next((each.digest for each in results if each.phase is BuildPhase.PUSH), ""),
+            digest="" if pushed is None else pushed.digest,
+            warning=pushed.message if pushed is not None and pushed.has_succeeded else "",
             seconds=seconds,
             created=meta.created,
         )
@@ -181,6 +185,7 @@ def make_job_facts(
         failure=job.failure or (failed[-1] if failed else None),
         digest="" if pushed is None else pushed.digest,
         seconds={} if pushed is None else pushed.seconds,
+        warning="" if pushed is None else pushed.warning,
         phase=running,
         unschedulable=own[-1].unschedulable if own else "",
         retries=len(failed),

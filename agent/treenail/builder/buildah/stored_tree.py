@@ -1,0 +1,122 @@
+"""Files of an image in buildah's storage, without a mount and without a copy of its tree.
+
+The tree is the result of untrusted instructions: no symbolic link in it is followed.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from treenail.api.decode import Fields, load_json
+from treenail.errors import FileError
+
+_LIMIT = 256 * 1024 * 1024
+_LAYERS_LIMIT = 1000
+_FORMATS = {"overlay": "overlay/{}/diff", "vfs": "vfs/dir/{}"}
+_OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
+
+
+class StoredTree:
+    """The tree of an image; for the drivers ``overlay`` and ``vfs`` of containers/storage."""
+
+    def __init__(self, storage: Path, driver: str, image: str) -> None:
+        """``image`` is its name in the storage. Raises `FileError` and `ConfigError`."""
+        self._roots = list(find_trees(storage, driver, image))
+
+    def read_file(self, path: str) -> bytes | None:
+        """Return the content of a regular file; None if the tree has none at this path.
+
+        Raises `FileError` when it is larger than 256 MiB or cannot be read.
+        """
+        *parents, name = path.strip("/").split("/")
+        for root in self._roots:
+            found = _look_up(root, parents, name)
+            if found is not None:
+                return found or None
+        return None
+
+
+def _look_up(root: Path, parents: list[str], name: str) -> bytes | None:
+    """Return the content in one layer: empty if the layer hides the path, None if it lacks it."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(root, flags | os.O_DIRECTORY)
+    except OSError as error:
+        raise FileError(f"cannot read {root}: {error.strerror}") from error
+    is_opaque = False
+    try:
+        for parent in parents:
+            entry = _stat(descriptor, parent)
+            if entry is None:
+                return b"" if is_opaque else None
+            if not stat.S_ISDIR(entry.st_mode):
+                # A link, or the device that marks a removed entry.
+                return b""
+            child = os.open(parent, flags | os.O_DIRECTORY, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = child
+            is_opaque = is_opaque or _is_opaque(descriptor)
+        entry = _stat(descriptor, name)
+        if entry is None:
+            return b"" if is_opaque else None
+        if not stat.S_ISREG(entry.st_mode):
+            return b""
+        if entry.st_size > _LIMIT:
+            raise FileError(f"cannot read {name}: it has more than {_LIMIT} bytes")
+        with os.fdopen(os.open(name, flags | os.O_NONBLOCK, dir_fd=descriptor), "rb") as file:
+            return file.read(_LIMIT)
+    except OSError as error:
+        raise FileError(f"cannot read {name} in {root}: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def _stat(descriptor: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _is_opaque(descriptor: int) -> bool:
+    for name in _OPAQUE:
+        with suppress(OSError):
+            if os.getxattr(descriptor, name) == b"y":
+                return True
+    return False
+
+
+def find_trees(storage: Path, driver: str, image: str) -> Iterator[Path]:
+    """Yield the unpacked layers of an image, the highest first; ``image`` is its ID or name.
+
+    Raises `FileError` and `ConfigError`.
+    """
+    images = _read_list(storage / f"{driver}-images/images.json")
+    layers = {
+        each.get_text("id"): each for each in _read_list(storage / f"{driver}-layers/layers.json")
+    }
+    layer = next((each.get_text("layer") for each in images if _is_image(each, image)), "")
+    for _ in range(_LAYERS_LIMIT):
+        if layer not in layers:
+            return
+        yield storage / _FORMATS[driver].format(layer)
+        if driver == "vfs":
+            # Each layer has the whole tree.
+            return
+        layer = layers[layer].get_text("parent")
+
+
+def _is_image(image: Fields, wanted: str) -> bool:
+    names = image.get_text_list("names")
+    return wanted == image.get_text("id") or wanted in names or f"{wanted}:latest" in names
+
+
+def _read_list(path: Path) -> list[Fields]:
+    try:
+        document = load_json(path.read_bytes(), where=str(path))
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+    found = document if isinstance(document, list) else []
+    return [Fields.from_json(each, str(path)) for each in found]
