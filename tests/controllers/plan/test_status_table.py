@@ -1,10 +1,13 @@
 """Rows about pools and nodes, as a pure function of the objects, and as text of any width."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.controllers.rollout.world import World
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
+from treenail.api.meta import Condition
 from treenail.cli.controller.status_text import format_table
 from treenail.controllers.plan.blockers import RolloutBlocker
 from treenail.controllers.plan.status_document import build_status_document
@@ -395,3 +398,15 @@ def test_assignment_alone_does_not_make_a_node_verifying() -> None:
     annotate(world, "n0", STATE="Working", POST_CONFIG_ACTION="Rebooting")
     world.change("nodes", "n0", {"metadata": {"annotations": {STARTED_AT: "2026-01-01T00:00:00Z"}}})
     assert get_node(world).phase == "rebooting"
+
+
+@pytest.mark.parametrize("is_blocked", [False, True])
+def test_tag_that_is_not_followed_is_shown_once(*, is_blocked: bool) -> None:
+    message = "registry.example.com/os:stable moved back"
+    condition = Condition("OSImageResolved", "False", "TagMovedBack", message)
+    blockers = (RolloutBlocker("degraded", message),) if is_blocked else ()
+    row = build(make_world("a"))[0]
+    row = replace(row, conditions={condition.type: condition}, blockers=blockers)
+    text = "\n".join(map(str, format_table([row])))
+    assert text.count(message) == 1
+    assert ("image tag not followed (TagMovedBack): " in text) is not is_blocked

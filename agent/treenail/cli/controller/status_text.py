@@ -10,6 +10,7 @@ from treenail.controllers.plan.blockers import RolloutBlocker
 from treenail.controllers.plan.leader import LeaderReport, LeaderState
 from treenail.controllers.plan.pool_build import REJECTED, BuildRow
 from treenail.controllers.plan.status_table import CONFLICT, PHASE_WIDTH, NodeRow, PoolRow
+from treenail.controllers.rollout.gates.image_tag import TAG_RESOLVED
 from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.controllers.rollout.wait_reasons import WAIT_REASONS
 from treenail.escape import escape_line
@@ -152,6 +153,12 @@ def _format_pool(row: PoolRow, width: int | None) -> Iterator[StyledLine]:
         if any(build.message in each.message for each in own):
             build = replace(build, message="")
         yield from _wrap(format_build(build), width, "  ", _BUILD_STYLES.get(build.state, "busy"))
+    tag = row.conditions.get(TAG_RESOLVED)
+    is_known = tag is not None and any(tag.message in each.message for each in own)
+    # A pool without any image is blocked with the same message.
+    if tag is not None and tag.status == "False" and not is_known:
+        text = f"image tag not followed ({tag.reason}): {tag.message}"
+        yield from _wrap(escape_line(text), width, "  ", "bad")
     for blocker in own:
         is_wait = blocker.kind in WAIT_REASONS
         yield from _wrap(format_blocker(blocker), width, "  ", "busy" if is_wait else "bad")

@@ -340,7 +340,8 @@ class BuildController:
         found, pruner = self._find_objects(name), self._parts.pruner
         if found is None or pruner is None:
             return None
-        config, builds = found.config, found.builds.values()
+        config = found.config
+        builds = [each for each in found.builds.values() if each.image_config == name]
         if unrecorded := find_unrecorded_images(config, builds):
             self._writer.record_images(config, unrecorded)
             return _BUSY_RETRY_S
