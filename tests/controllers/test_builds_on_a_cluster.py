@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.build.site import CONTAINERFILE, BuildSite, Json, Kubelet
+from tests.controllers.build.site import CONTAINERFILE, BuildSite, Json, Kubelet, read_architecture
 from tests.controllers.clusters import LIMIT_S, Place
+from tests.registry.images import make_client
 from tests.registry.real_registry import lab_registry
 from tests.waiting import wait_until
 from treenail.api import annotations as key
+from treenail.api.pullspec import parse_pull_spec
 from treenail.errors import ForbiddenError, NotFoundError
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase, BuildResult
@@ -28,15 +30,18 @@ from treenail.kube.resources import (
     MACHINEOSBUILDS,
     MACHINEOSCONFIGS,
     NAMESPACES,
+    NODES,
     PODS,
     SECRETS,
 )
+from treenail.registry.images import resolve_image
 from treenail_lab.registry.service import RegistryService
 
 __all__ = ["lab_registry"]
 
 pytestmark = [pytest.mark.integration, pytest.mark.controllers, pytest.mark.limit(180)]
 
+BOTH = ("amd64", "arm64")
 STARTED = ("Prepared", "Building")
 """A Job controller may start the pod before the test looks."""
 Site = tuple[Place, BuildSite]
@@ -56,6 +61,8 @@ def site(kubeconfig: Path, tmp_path: Path, lab_registry: RegistryService) -> Ite
             (MACHINEOSCONFIGS, "worker"),
             (MACHINECONFIGPOOLS, "worker"),
             (MACHINECONFIGS, "rendered-worker-0"),
+            (MACHINECONFIGS, "rendered-worker-2"),
+            *((NODES, f"node-{name}") for name in BOTH),
             (CONTROLLERCONFIGS, "machine-config-controller"),
         ):
             with suppress(NotFoundError):
@@ -98,6 +105,45 @@ def test_job_of_a_build_is_accepted_and_its_image_is_ready(site: Site) -> None:
         found.wait_image(limit_s=LIMIT_S)
         wait_until(lambda: not found.jobs(), limit_s=LIMIT_S)
     assert found.build_state()[:2] == ("Succeeded", "Ready")
+
+
+def test_each_architecture_of_a_pool_is_built_by_its_job(site: Site) -> None:
+    place, found = site
+    found.use_base_list(*BOTH)
+    found.add_config("rendered-worker-2")
+    found.set_config("worker", "rendered-worker-2")
+    for name in BOTH:
+        found.add_node(f"node-{name}", name)
+    found.add_image_config(text=CONTAINERFILE)
+    kubelet = Kubelet(found)
+    with place.controllers():
+        wait_until(lambda: len(kubelet.find_pods()) == len(BOTH), limit_s=LIMIT_S)
+        pods = kubelet.find_pods()
+        assert {read_architecture(each) for each in pods} == set(BOTH)
+        for pod in pods:
+            kubelet.succeed(pod)
+        image = found.wait_image(limit_s=LIMIT_S)
+        wait_until(lambda: not found.jobs(), limit_s=LIMIT_S)
+    spec = parse_pull_spec(image, where="the test")
+    client = make_client(found.registry)
+    for name in BOTH:
+        listed = resolve_image(client, spec.repository, spec.digest, name).index_digest
+        assert listed == spec.digest
+    client.close()
+
+
+def test_changed_file_of_the_context_is_a_new_build(site: Site) -> None:
+    place, found = site
+    found.put_context("files", {"motd": "first"})
+    found.add_image_config(text=CONTAINERFILE, annotations={"treenail.io/context": "files"})
+    kubelet = Kubelet(found)
+    with place.controllers():
+        kubelet.succeed(wait_until(kubelet.find_pods, limit_s=LIMIT_S)[0])
+        first = found.wait_image(limit_s=LIMIT_S)
+        found.put_context("files", {"motd": "second"})
+        kubelet.succeed(wait_until(kubelet.find_pods, limit_s=LIMIT_S)[0])
+        found.wait_image(but=first, limit_s=LIMIT_S)
+    assert len(found.builds()) == 2
 
 
 def test_failed_build_is_reported_and_built_again(site: Site) -> None:
