@@ -149,6 +149,19 @@ def test_image_of_the_pool_is_part_of_the_plan() -> None:
     )
 
 
+def test_tag_of_the_pool_is_planned_with_the_digest_that_the_cluster_recorded() -> None:
+    tag = "registry.example.com/os:stable"
+    wanted = pool(osImageTag={"name": tag, "follow": True})
+    found = snapshot(1, pool(), config("00-base"))
+    assert f"{tag} is being resolved" in planned(found, wanted)
+    record = {"tag": tag, "image": IMAGE, "resolvedAt": "2026-01-01T00:00:00Z"}
+    live = {**wanted, "status": {"osImageTag": record}}
+    found = snapshot(1, live, config("00-base"))
+    text = planned(found, wanted)
+    assert f"with image {IMAGE}" in text
+    assert "from spec.osImageTag of the pool" in text
+
+
 def test_plan_names_what_the_image_must_contain() -> None:
     found = snapshot(1, pool(), config("00-base"))
     change = pool(osImage=IMAGE)
