@@ -11,6 +11,8 @@ import pytest
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.machineosconfig import MachineOSConfig
+from treenail.config.trust_anchors import find_certificates
+from treenail.daemon.configuration.trust_store import BUNDLE
 from treenail.kube.client import Json
 from treenail.kube.resources import JOBS, MACHINECONFIGPOOLS, MACHINECONFIGS, MACHINEOSCONFIGS
 from treenail_lab.cluster import Lab, LabPlan
@@ -105,6 +107,9 @@ def test_pool_boots_its_built_image_and_a_change_of_files_needs_no_job(lab: Lab)
         assert (root / "usr/share/demo/how").read_text("utf-8") == "built in the lab\n"
         assert (root / "etc/motd").read_text("utf-8").startswith("Welcome")
         assert (root / "etc/one").read_text("utf-8") == "first"
+        # The image has the trust bundle as an anchor, and nothing in it extracts the anchor.
+        trusted = find_certificates((root / BUNDLE.lstrip("/")).read_bytes())
+        assert find_certificates(registry.ca_pem.encode()) <= trusted
         booted = lab.machines[name].booted_deployment
         assert booted is not None
         assert image.endswith(booted.digest)
