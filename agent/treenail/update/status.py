@@ -258,7 +258,8 @@ def _compute_current_annotations(facts: Facts) -> dict[str, str | None]:
     if isinstance(desired, NoTarget) and record.current.image:
         # The spelling is that of the next request; until then the own one.
         changes[key.CURRENT_OS_IMAGE] = record.current.image
-    if isinstance(desired, DesiredTarget):
+    # A node that leaves image mode runs its image until the reboot: the annotation stays.
+    if isinstance(desired, DesiredTarget) and (desired.image_keys or not record.current.image):
         for desired_key, current_key in key.IMAGE_SPELLINGS.items():
             is_requested = desired_key in desired.image_keys
             changes[current_key] = record.current.image or None if is_requested else None

@@ -199,3 +199,24 @@ def test_prestaged_image_without_the_files_is_reported_before_the_update() -> No
     world.annotations[key.IMAGE_FILES] = "write"
     node.settle()
     assert world.annotations[key.PRESTAGED] == THIRD.image
+
+
+def test_image_annotation_stays_until_the_node_left_image_mode() -> None:
+    world = world_with_image({"app.conf": BAKED_B})
+    add_config(world, {APP: "of-the-image"})
+    world.request_target(THIRD)
+    node = Node(world)
+    node.settle()
+    outside = Target("outside")
+    world.configs["outside"] = config("outside", {APP: "of-the-image"}, image=A.image)
+    reported: list[str] = []
+
+    def look(_effect: str) -> None:
+        if world.booted == B.digest:
+            reported.append(world.annotations.get(key.CURRENT_OS_IMAGE, ""))
+
+    world.fault_point = look
+    world.request_target(outside)
+    node.settle()
+    assert_at_rest(world, outside)
+    assert set(reported) == {B.image}
