@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,12 +21,13 @@ from tests.registry.images import make_client
 from tests.registry.real_registry import PULLER, RegistryService, any_registry, lab_registry
 from tests.waiting import wait_until
 from treenail.api.pullspec import parse_pull_spec
-from treenail.builder.images.provenance import read_provenance
+from treenail.builder.images.provenance import read_documents
 from treenail.builder.images.signatures import verify_image
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.image.oci.provenance import STATEMENT_TYPE
 from treenail.kube.client import Json
-from treenail.kube.resources import NODES
+from treenail.kube.resources import MACHINEOSCONFIGS, NODES, SECRETS, get_object
 from treenail.registry.images import ResolvedImage, resolve_image
 
 __all__ = ["any_registry", "lab_registry"]
@@ -169,12 +171,14 @@ def test_each_image_of_a_list_is_signed_and_has_its_provenance(site: BuildSite) 
     for name in BOTH:
         digest = resolve(site, str(spec), name).digest
         verify_image(client, spec.repository, digest, key.public_key)
-        (statement,) = map(json.loads, read_provenance(client, spec.repository, digest))
+        (statement,) = map(
+            json.loads, read_documents(client, spec.repository, digest, STATEMENT_TYPE)
+        )
         sources = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
         expected = {each.partition("sha256:")[2] for each in (site.base, systems[name])}
         assert {each["digest"]["sha256"] for each in sources} == expected
     verify_image(client, spec.repository, spec.digest, key.public_key)
-    assert len(read_provenance(client, spec.repository, spec.digest)) == 1
+    assert len(read_documents(client, spec.repository, spec.digest, STATEMENT_TYPE)) == 1
     client.close()
 
 
@@ -217,6 +221,47 @@ def test_list_of_a_deleted_build_is_pruned_with_its_images(
             )
             client.close()
         assert resolve(site, image, "arm64").index_digest
+
+
+def test_job_of_one_architecture_that_ends_leaves_the_logins_of_the_other(site: BuildSite) -> None:
+    site.add_node("node-infra", "amd64", "infra")
+    site.add_pool("infra", "rendered-worker-2")
+    spec = f"{site.registry.host}/os/worker:latest"
+    site.add_image_config(text=CONTAINERFILE)
+    kubelet = Kubelet(site)
+    with site.controller():
+        pods = wait_pods(kubelet)
+        site.add_image_config("infra", CONTAINERFILE, renderedImagePushSpec=spec)
+        wait_until(lambda: len(find_owners(site, "amd64")) == 2, limit_s=20)
+        files = [{"containerfileArch": "NoArch", "content": "# The base is enough.\n"}]
+        site.client.patch(MACHINEOSCONFIGS, "worker", {"spec": {"containerFile": files}})
+        check_list(site, site.wait_image())
+        wait_until(lambda: not find_owners(site, "arm64"), limit_s=20)
+        for name in read_logins(pods["amd64"]):
+            site.client.get(SECRETS, name, namespace=site.namespace)
+        kubelet.succeed(pods["amd64"])
+        site.wait_image("infra")
+        wait_until(lambda: find_secrets(site) == {"push", "global-pull-secret-copy"}, limit_s=20)
+
+
+def find_owners(site: BuildSite, architecture: str) -> list[str]:
+    """Return the builds that wait for the Job of an architecture."""
+    return [
+        str(owner["name"])
+        for job in site.jobs()
+        if read_architecture(job["spec"]["template"]) == architecture
+        for owner in job["metadata"]["ownerReferences"]
+    ]
+
+
+def read_logins(pod: Json) -> list[str]:
+    volumes: Any = get_object(pod, "spec")["volumes"]
+    return [str(each["secret"]["secretName"]) for each in volumes if "secret" in each]
+
+
+def find_secrets(site: BuildSite) -> set[str]:
+    found: list[Any] = list(site.client.list(SECRETS, namespace=site.namespace).items)
+    return {str(each["metadata"]["name"]) for each in found}
 
 
 def test_tag_of_the_base_needs_every_architecture(site: BuildSite) -> None:

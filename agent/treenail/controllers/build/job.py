@@ -62,9 +62,13 @@ def make_input_name(build: str, architecture: str) -> str:
     return f"containerfile-{build}" + (f"-{architecture}" if architecture else "")
 
 
-def make_login_name(build: str, *, is_push: bool) -> str:
-    """Return the name of the Secret with a converted login."""
-    return f"{'final' if is_push else 'base'}-{build}"
+def make_login_name(build: str, architecture: str, *, is_push: bool) -> str:
+    """Return the name of the Secret with a converted login.
+
+    ``architecture`` is empty for a build with only one. Jobs of several end at different times.
+    """
+    suffix = f"-{architecture}" if architecture else ""
+    return f"{'final' if is_push else 'base'}-{build}{suffix}"
 
 
 def build_inputs(
@@ -96,10 +100,16 @@ def build_inputs(
 
 
 def build_login(
-    content: bytes, plan: BuildPlan, build: BuildReference, settings: JobSettings, *, is_push: bool
+    content: bytes,
+    plan: BuildPlan,
+    system: SystemPlan,
+    build: BuildReference,
+    settings: JobSettings,
+    *,
+    is_push: bool,
 ) -> Json:
     """Build the Secret with a login in the form that the builder reads."""
-    name = make_login_name(build.name, is_push=is_push)
+    name = make_login_name(build.name, system.wanted.name, is_push=is_push)
     return {
         "apiVersion": "v1",
         "kind": "Secret",

@@ -52,7 +52,7 @@ class JobBuilder:
         with self._lock:
             self._check_none_runs(system.wanted.share_key, owner)
             self._put(CONFIGMAPS, build_inputs(plan, system, owner, self._settings))
-            pull_login, push_login = self._prepare_logins(plan, config, owner)
+            pull_login, push_login = self._prepare_logins(plan, system, config, owner)
             body = build_job(
                 plan,
                 system,
@@ -92,8 +92,8 @@ class JobBuilder:
         namespace = self._settings.namespace
         if has_inputs:
             for resource, name in (
-                (SECRETS, make_login_name(job.build, is_push=False)),
-                (SECRETS, make_login_name(job.build, is_push=True)),
+                (SECRETS, make_login_name(job.build, job.architecture, is_push=False)),
+                (SECRETS, make_login_name(job.build, job.architecture, is_push=True)),
                 (CONFIGMAPS, make_input_name(job.build, job.architecture)),
             ):
                 with suppress(NotFoundError):
@@ -109,7 +109,7 @@ class JobBuilder:
             )
 
     def _prepare_logins(
-        self, plan: BuildPlan, config: MachineOSConfig, owner: BuildReference
+        self, plan: BuildPlan, system: SystemPlan, config: MachineOSConfig, owner: BuildReference
     ) -> tuple[str, str]:
         """Return the Secrets that ``fetch`` and ``push`` mount."""
         names = []
@@ -117,17 +117,24 @@ class JobBuilder:
             (False, self._planner.read_base_login(config)),
             (True, self._planner.read_push_login(config)),
         ):
-            names.append(self._put_login(login, plan, owner, is_push=is_push))
+            names.append(self._put_login(login, plan, system, owner, is_push=is_push))
         return names[0], names[1]
 
     def _put_login(
-        self, login: PullSecret, plan: BuildPlan, owner: BuildReference, *, is_push: bool
+        self,
+        login: PullSecret,
+        plan: BuildPlan,
+        system: SystemPlan,
+        owner: BuildReference,
+        *,
+        is_push: bool,
     ) -> str:
         if not login.credentials:
             return ""
         content = encode_pull_secret(login)
-        self._put(SECRETS, build_login(content, plan, owner, self._settings, is_push=is_push))
-        return make_login_name(owner.name, is_push=is_push)
+        body = build_login(content, plan, system, owner, self._settings, is_push=is_push)
+        self._put(SECRETS, body)
+        return make_login_name(owner.name, system.wanted.name, is_push=is_push)
 
     def _put(self, resource: Resource, body: Json) -> None:
         """Create an object, or replace the one of an earlier attempt."""
