@@ -36,8 +36,10 @@ class HttpListener(ThreadingHTTPServer):
         *,
         clock: Clock | None = None,
         max_connections: int | None = None,
+        response_limit_s: float = RESPONSE_LIMIT_S,
     ) -> None:
         self._clock = clock or SystemClock()
+        self._response_limit_s = response_limit_s
         self._max_connections = max_connections
         self._deadlines: dict[object, float] = {}
         host, _ = address
@@ -62,16 +64,17 @@ class HttpListener(ThreadingHTTPServer):
 
     def begin_response(self, request: object) -> None:
         """Give the connection the time of a response: its request is complete."""
-        self._deadlines[request] = self._clock.monotonic() + RESPONSE_LIMIT_S
+        self._deadlines[request] = self._clock.monotonic() + self._response_limit_s
 
     def service_actions(self) -> None:
         """End connections whose time is over; `serve_forever` calls this twice a second."""
         now = self._clock.monotonic()
         for request, deadline in [*self._deadlines.items()]:
             if now >= deadline and isinstance(request, socket.socket):
-                # The thread of the connection wakes up, and closes it.
+                # The thread of the connection wakes up, and closes it. SSLSocket.shutdown drops the
+                # encryption first, and the thread could send plain text (ssl.py).
                 with suppress(OSError):
-                    request.shutdown(socket.SHUT_RDWR)
+                    socket.socket.shutdown(request, socket.SHUT_RDWR)
 
     def shutdown_request(self, request: _Request) -> None:
         """Close the connection, also after an error."""
