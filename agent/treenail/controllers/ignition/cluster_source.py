@@ -48,9 +48,13 @@ class ClusterSource:
 
     def read_inputs(self, pool: str) -> ServedInputs:
         """Read the inputs; raise `PoolMissingError`, `SourceError` or `SourceUnreadyError`."""
-        if reason := self._informers.unsynced_reason:
+        if reason := self.describe_unready():
             raise SourceUnreadyError(f"cannot read the cluster yet: {reason}")
         return read_pool_inputs(self, pool, self._settings)
+
+    def describe_unready(self) -> str:
+        """Name the kinds that are not listed yet; empty when all are."""
+        return self._informers.unsynced_reason
 
     def describe_staleness(self) -> str:
         """Say why the inputs may be outdated, and for how long; empty when they are current."""

@@ -62,6 +62,10 @@ class DirectorySource:
         """Return an empty text: files are read again when they change."""
         return ""
 
+    def describe_unready(self) -> str:
+        """Return an empty text: files need no connection."""
+        return ""
+
     def _read_objects(self) -> "_DirectoryObjects":
         try:
             files = sorted(each for each in self._directory.iterdir() if each.suffix in _SUFFIXES)

@@ -177,6 +177,9 @@ class PoolSource(Protocol):
     def describe_staleness(self) -> str:
         """Say why and since when the inputs may be outdated; empty when they are current."""
 
+    def describe_unready(self) -> str:
+        """Say why no inputs can be read yet; empty when they can."""
+
 
 def read_pool_inputs(objects: SourceObjects, name: str, settings: SourceSettings) -> ServedInputs:
     """Select the inputs of a pool; raise `PoolMissingError` or `SourceError`."""

@@ -1,0 +1,148 @@
+"""TLS listener of the Ignition server, with limits of connections in all and of each address."""
+
+import ipaddress
+import logging
+import socket
+import ssl
+import sys
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+from treenail.clock import Clock
+from treenail.controllers.ignition.certificate import ServerCertificate
+from treenail.controllers.runtime.http_listener import HttpListener, LimitedRequestHandler
+
+log = logging.getLogger(__name__)
+
+CERTIFICATE_CHECK_S = 5.0
+"""Interval between checks of the certificate's files."""
+
+_Request = socket.socket | tuple[bytes, socket.socket]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Limits of the server. The listener limits the time of a request's head to 10 s."""
+
+    connections: int = 64
+    per_address: int = 8
+    response_s: float = 60.0
+    head_bytes: int = 8192
+
+
+class TlsListener(HttpListener):
+    """Listens with TLS. The handshake is in the thread of the connection, never in this one.
+
+    A connection above a limit gets a thread too, so that it can be refused with a response. There
+    are as many threads for these as for others; connections above that are closed.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: type[LimitedRequestHandler],
+        certificate: ServerCertificate,
+        limits: ServerLimits,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self.limits = limits
+        self._certificate = certificate
+        self._next_check = 0.0
+        self._lock = threading.Lock()
+        self._responses_ended = threading.Condition(self._lock)
+        self._responding: set[object] = set()
+        self._served: dict[object, str] = {}
+        self._refused: dict[object, str] = {}
+        super().__init__(address, handler, clock=clock, response_limit_s=limits.response_s)
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        """Accept a connection; its handshake comes later."""
+        plain, address = super().get_request()
+        try:
+            wrapped = self._certificate.context.wrap_socket(
+                plain, server_side=True, do_handshake_on_connect=False
+            )
+        except OSError:
+            plain.close()
+            raise
+        return wrapped, address
+
+    def verify_request(self, request: _Request, client_address: object) -> bool:
+        """Return whether the connection gets a thread; socketserver closes it otherwise."""
+        address = read_address(client_address)
+        with self._lock:
+            if not self._find_excess(self._served, address):
+                self._served[request] = address
+            elif not self._find_excess(self._refused, address):
+                self._refused[request] = address
+            else:
+                return False
+        return super().verify_request(request, client_address)
+
+    def find_limit(self, request: object) -> str:
+        """Return which limit the connection exceeds; empty when it exceeds none."""
+        with self._lock:
+            address = self._refused.get(request)
+            if address is None:
+                return ""
+            return self._find_excess(self._served, address) or "the server was busy"
+
+    def begin_response(self, request: object) -> None:
+        """Give the connection the time of a response: its request is complete."""
+        with self._lock:
+            self._responding.add(request)
+        super().begin_response(request)
+
+    def wait_for_responses(self, limit_s: float) -> bool:
+        """Wait until no response is in progress; return False after ``limit_s``."""
+        with self._lock:
+            return self._responses_ended.wait_for(lambda: not self._responding, limit_s)
+
+    def shutdown_request(self, request: _Request) -> None:
+        """Close the connection, also after an error."""
+        with self._lock:
+            self._served.pop(request, None)
+            self._refused.pop(request, None)
+        super().shutdown_request(request)
+        with self._lock:
+            self._responding.discard(request)
+            self._responses_ended.notify_all()
+
+    def service_actions(self) -> None:
+        """End connections whose time is over, and reload a changed certificate."""
+        super().service_actions()
+        now = self._clock.monotonic()
+        if now >= self._next_check:
+            self._next_check = now + CERTIFICATE_CHECK_S
+            self._certificate.reload_changed_files()
+
+    def handle_error(self, request: _Request, client_address: object) -> None:
+        """Log a client that speaks no TLS, and errors; the base logs a client that hung up."""
+        error = sys.exc_info()[1]
+        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+            reason = (error.reason or "unknown error").replace("_", " ").lower()
+            log.info("refused connection from %s: TLS: %s", read_address(client_address), reason)
+        elif isinstance(error, OSError):
+            super().handle_error(request, client_address)
+        else:
+            log.error("request of %s failed", read_address(client_address), exc_info=error)
+
+    def _find_excess(self, connections: dict[object, str], address: str) -> str:
+        if len(connections) >= self.limits.connections:
+            return f"more than {self.limits.connections} connections"
+        if Counter(connections.values())[address] >= self.limits.per_address:
+            return f"more than {self.limits.per_address} connections from this address"
+        return ""
+
+
+def read_address(client_address: object) -> str:
+    """Return the IP address of a client as text; that of IPv4 also on a socket of IPv6."""
+    text = str(client_address[0]) if isinstance(client_address, tuple) else ""
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return text
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
