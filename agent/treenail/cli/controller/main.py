@@ -11,7 +11,7 @@ from functools import partial
 
 from treenail import __version__
 from treenail.api import documents
-from treenail.cli.controller import build, manifests, plan, rollout, run, status, trust
+from treenail.cli.controller import build, manifests, plan, rollout, run, serve, status, trust
 from treenail.cli.files import read_documents
 from treenail.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, run_with_output
 from treenail.cli.parser import CommandParser, rename_program
@@ -147,6 +147,7 @@ def create_parser() -> CommandParser:
     rollout.add_command(commands)
     manifests.add_command(commands)
     run.add_command(commands)
+    serve.add_command(commands)
     return parser
 
 

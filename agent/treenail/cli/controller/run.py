@@ -235,7 +235,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument(
         "--drains",
-        type=_parse_count,
+        type=parse_count,
         default=50,
         metavar="N",
         help="drain at most N nodes at the same time (default: %(default)s)",
@@ -262,7 +262,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def run_controllers(arguments: argparse.Namespace) -> int:
     """Run the controllers; return 1 if another process became the leader or a thread died."""
     process = ControllerProcess(arguments)
-    _log_to_stderr(logging.DEBUG if arguments.verbose else logging.INFO)
+    log_to_stderr(logging.DEBUG if arguments.verbose else logging.INFO)
     return process.run()
 
 
@@ -289,7 +289,7 @@ class ControllerProcess:
         self._clock = clock = BootTimeClock()
         self._namespace = ""
         host, port = parse_address(arguments.metrics)
-        self._transport = _create_transport(arguments.kubeconfig, arguments.context, clock)
+        self._transport = create_process_transport(arguments.kubeconfig, arguments.context, clock)
         client = Client(self._transport)
         fenced = LeaderTransport(self._transport, lambda: self._runtime.is_leader)
         metrics = ControllerMetrics()
@@ -431,7 +431,8 @@ def _create_page(
     return StatusPageServer(host, port, source.read_document, allowed_hosts=arguments.web_host)
 
 
-def _create_transport(kubeconfig: str | None, context: str, clock: Clock) -> Transport:
+def create_process_transport(kubeconfig: str | None, context: str, clock: Clock) -> Transport:
+    """Connect with a kubeconfig, or as the service account of the pod; raise `UsageError`."""
     if kubeconfig is not None:
         return create_transport([kubeconfig], context, clock, max_kept=_MAX_KEPT_CONNECTIONS)
     if context:
@@ -459,7 +460,8 @@ def _parse_host(text: str) -> str:
     return text
 
 
-def _parse_count(text: str) -> int:
+def parse_count(text: str) -> int:
+    """Parse a number from 1."""
     if not (text.isascii() and text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"expected a number from 1, found {text!r}")
     return int(text)
@@ -486,7 +488,8 @@ class LineFormatter(logging.Formatter):
         return f"{format_rfc3339(record.created)} {record.levelname:7} {message}"
 
 
-def _log_to_stderr(level: int) -> None:
+def log_to_stderr(level: int) -> None:
+    """Log to the standard error, one line for each record."""
     # kubectl logs shows the standard error of a pod; there is no journal.
     stream = logging.StreamHandler(sys.stderr)
     stream.setFormatter(LineFormatter())

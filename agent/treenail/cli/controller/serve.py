@@ -1,0 +1,206 @@
+"""``treenail-controller serve``: serve Ignition configs until SIGTERM or SIGINT."""
+
+import argparse
+import logging
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treenail.api import annotations as key
+from treenail.cli.controller.run import (
+    create_process_transport,
+    log_to_stderr,
+    parse_count,
+)
+from treenail.cli.output import EXIT_FAILED
+from treenail.cli.terminal import HelpFormatter, format_examples
+from treenail.clock import BootTimeClock, Clock
+from treenail.controllers.runtime.http_listener import parse_address
+from treenail.errors import UsageError
+
+if TYPE_CHECKING:
+    from treenail.controllers.ignition.server import IgnitionServer
+    from treenail.controllers.ignition.source import PoolSource, SourceSettings
+
+log = logging.getLogger(__name__)
+
+DEFAULT_ADDRESS = ":22623"
+"""The port of the Machine Config Operator's server."""
+_REGISTRY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the arguments of the command."""
+    parser = commands.add_parser(
+        "serve",
+        help="serve Ignition configs to new machines",
+        description="Serve the Ignition configs of pools with HTTPS at /config/POOL, until SIGTERM "
+        "or SIGINT. Read the pools from a cluster, or from a directory.",
+        epilog=format_examples(
+            (
+                "serve the pools of a cluster",
+                "treenail-controller serve --certificate tls.crt --key tls.key --kubeconfig FILE",
+            ),
+            (
+                "serve rendered configs without a cluster",
+                "treenail-controller serve --certificate tls.crt --key tls.key --from DIR",
+            ),
+        ),
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", default=DEFAULT_ADDRESS,
+        help="listen on this address (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--certificate", metavar="FILE", type=Path, required=True,
+        help="certificate chain of the server, PEM; loaded again when it changes",
+    )  # fmt: skip
+    parser.add_argument(
+        "--key", metavar="FILE", type=Path, required=True,
+        help="private key of the certificate, PEM; loaded again when it changes",
+    )  # fmt: skip
+    parser.add_argument(
+        "--from", dest="directory", metavar="DIR", type=Path,
+        help="read pools, rendered configs and the ControllerConfig from the .yaml, .yml and .json "
+        "files of this directory (default: read a cluster)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--kubeconfig",
+        metavar="FILE",
+        help="connect with this kubeconfig (default: the service account of the pod)",
+    )
+    parser.add_argument(
+        "--context",
+        metavar="NAME",
+        default="",
+        help="use this context of the kubeconfig (default: its current context)",
+    )
+    parser.add_argument(
+        "--registry-needs-cluster", metavar="HOST", action="append", default=[],
+        type=_parse_registry,
+        help="name no image of this registry, HOST or HOST:PORT, to machines: they cannot reach it "
+        "before they join; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--image-annotation", choices=("desiredOSImage", "desiredImage"), default="desiredOSImage",
+        help="assign images to nodes with this annotation (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cache", type=parse_count, default=64, metavar="N",
+        help="keep at most N built configs in memory (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metrics", metavar="HOST:PORT", default="127.0.0.1:8080",
+        help="serve /metrics, /healthz and /readyz at this address (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("-v", "--verbose", action="store_true", help="log at level DEBUG")
+    parser.set_defaults(run=serve_configs)
+
+
+def serve_configs(arguments: argparse.Namespace) -> int:
+    """Serve until a signal; return 1 if a thread died."""
+    process = ServeProcess(arguments)
+    log_to_stderr(logging.DEBUG if arguments.verbose else logging.INFO)
+    return process.run()
+
+
+class ServeProcess:
+    """The process of the server."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        """Load the certificate; raise `UsageError`."""
+        from treenail.controllers.ignition.certificate import ServerCertificate
+
+        if arguments.directory is not None and (arguments.kubeconfig or arguments.context):
+            raise UsageError(
+                "cannot use --from with a kubeconfig: the server reads a directory or a cluster",
+                remedy="leave one of the two out",
+            )
+        self._arguments = arguments
+        self._clock: Clock = BootTimeClock()
+        self._certificate = ServerCertificate(arguments.certificate, arguments.key)
+        self._stop = threading.Event()
+        self._exit_code = 0
+
+    def run(self) -> int:
+        """Serve until a signal; responses in progress end first."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stop.set())
+        threading.excepthook = self._handle_thread_death
+        with ExitStack() as stack:
+            stack.enter_context(self.start())
+            self._stop.wait()
+        return self._exit_code
+
+    @contextmanager
+    def start(self) -> "Iterator[IgnitionServer]":
+        """Serve while the context lasts."""
+        from treenail.controllers.ignition.access import NoConfigRequestLog, OpenAccess
+        from treenail.controllers.ignition.server import IgnitionServer
+        from treenail.controllers.ignition.service import ConfigService
+        from treenail.controllers.ignition.source import SourceSettings
+        from treenail.controllers.runtime.health import HealthServer
+        from treenail.controllers.runtime.metrics import ControllerMetrics
+
+        arguments = self._arguments
+        settings = SourceSettings(
+            key.PREFIX + arguments.image_annotation, frozenset(arguments.registry_needs_cluster)
+        )
+        with ExitStack() as stack:
+            source = self._open_source(stack, settings)
+            host, port = parse_address(arguments.metrics)
+            health = HealthServer(
+                host, port, ControllerMetrics(), healthy=lambda: "", ready=source.describe_unready
+            )
+            stack.enter_context(health)
+            service = ConfigService(source, OpenAccess(), cache_entries=arguments.cache)
+            log.warning(
+                "serving configs without authentication: every client that reaches the server "
+                "receives the secrets of the pools"
+            )
+            server = IgnitionServer(
+                parse_address(arguments.listen),
+                self._certificate,
+                service,
+                NoConfigRequestLog(),
+                clock=self._clock,
+            )
+            yield stack.enter_context(server)
+
+    def _open_source(self, stack: ExitStack, settings: "SourceSettings") -> "PoolSource":
+        arguments = self._arguments
+        if arguments.directory is not None:
+            from treenail.controllers.ignition.directory_source import DirectorySource
+
+            if not arguments.directory.is_dir():
+                raise UsageError(f"cannot read {arguments.directory}: expected a directory")
+            return DirectorySource(arguments.directory, settings)
+        from treenail.controllers.ignition.cluster_source import ClusterSource
+        from treenail.controllers.runtime.informers import Informers
+        from treenail.kube.client import Client
+
+        transport = create_process_transport(arguments.kubeconfig, arguments.context, self._clock)
+        stack.callback(transport.close)
+        informers = Informers(Client(transport), self._clock)
+        source = ClusterSource(informers, settings)
+        stack.callback(informers.stop)
+        informers.start()
+        return source
+
+    def _handle_thread_death(self, death: threading.ExceptHookArgs) -> None:
+        # Without its watch the server would never see another change.
+        name = death.thread.name if death.thread else "a thread"
+        log.critical("thread %s died", name, exc_info=death.exc_value)
+        self._exit_code = EXIT_FAILED
+        self._stop.set()
+
+
+def _parse_registry(text: str) -> str:
+    if not _REGISTRY.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"expected HOST or HOST:PORT, found {text!r:.80}")
+    return text.lower()

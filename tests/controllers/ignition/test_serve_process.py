@@ -1,0 +1,145 @@
+"""``treenail-controller serve`` as a process, with a directory and with a cluster."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.contract.client import Cluster
+from tests.controllers.clusters import collection_of
+from tests.controllers.ignition.samples import (
+    NEW,
+    Json,
+    make_config,
+    make_file,
+    make_pool,
+)
+from tests.controllers.ignition.serving import LIMIT_S, fetch_config, write_certificate, write_json
+from tests.waiting import wait_until
+from treenail.cli.controller.main import main
+from treenail.cli.output import EXIT_USAGE
+from treenail.controllers.install import installation
+from treenail_lab.apiserver.access.certificates import CertificateAuthority
+from treenail_lab.apiserver.serving.server import LabServer
+
+pytestmark = pytest.mark.integration
+COMMAND = "import sys; from treenail.cli.controller.main import main; sys.exit(main())"
+ADDRESS = re.compile(r"serving Ignition configs at https://127\.0\.0\.1:(\d+)/")
+
+
+class Running:
+    """The process, its log and its port."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path, ca: bytes) -> None:
+        self.process = process
+        self.log = log
+        self._ca = ca
+        address = wait_until(lambda: ADDRESS.search(log.read_text()), limit_s=LIMIT_S)
+        self.port = int(address[1])
+
+    def fetch(self, pool: str = "worker") -> tuple[int, Json]:
+        return fetch_config(self.port, self._ca, f"/config/{pool}")
+
+
+@contextmanager
+def run_server(directory: Path, *arguments: str) -> Iterator[Running]:
+    authority = CertificateAuthority(directory)
+    certificate, log = directory / "serving.pem", directory / "serve.log"
+    write_certificate(authority, certificate)
+    command = [
+        *(sys.executable, "-c", COMMAND, "serve", "--listen=127.0.0.1:0"),
+        *(f"--certificate={certificate}", f"--key={certificate}", "--metrics=127.0.0.1:0"),
+        *arguments,
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+    try:
+        yield Running(process, log, authority.pem)
+    except BaseException:
+        sys.stdout.write(log.read_text())
+        raise
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(LIMIT_S)
+
+
+def test_process_serves_a_directory_and_ends_at_a_signal(tmp_path: Path) -> None:
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    write_json(sources / "pool.json", make_pool())
+    write_json(sources / "config.json", make_config(NEW, make_file("/etc/a")))
+    with run_server(tmp_path, f"--from={sources}") as running:
+        status, config = running.fetch()
+        assert (status, config["ignition"]) == (200, {"version": "2.2.0"})
+        assert running.fetch("infra")[0] == 404
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(LIMIT_S) == 0
+        assert "served config of pool worker to 127.0.0.1" in running.log.read_text()
+
+
+def test_process_serves_a_cluster_and_its_cache_without_it(tmp_path: Path) -> None:
+    with LabServer(tmp_path / "api") as server:
+        cluster = Cluster.of_kubeconfig(server.admin_kubeconfig)
+        for document in installation.load_crds():
+            cluster.post(collection_of(document), document).ok()
+        for document in (make_pool(), make_config(NEW, make_file("/etc/a"))):
+            cluster.post(collection_of(document), document).ok()
+        status = {**make_pool()["status"], "observedGeneration": 1}
+        pools = "/apis/machineconfiguration.openshift.io/v1/machineconfigpools"
+        cluster.patch(f"{pools}/worker/status", {"status": status}).ok()
+        with run_server(tmp_path, f"--kubeconfig={server.admin_kubeconfig}") as running:
+            wait_until(lambda: running.fetch()[0] == 200, limit_s=LIMIT_S)
+            assert running.fetch("infra")[0] == 404
+            server.stop()
+            wait_until(lambda: "watch disconnected" in running.log.read_text(), limit_s=LIMIT_S)
+            assert running.fetch()[0] == 200
+            wait_until(
+                lambda: re.search(r"served .*; .*pools are \d+ s old", running.log.read_text()),
+                limit_s=LIMIT_S,
+            )
+            running.process.send_signal(signal.SIGINT)
+            assert running.process.wait(LIMIT_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--from=missing",), "expected a directory"),
+        (("--from=.", "--kubeconfig=x"), "cannot use --from with a kubeconfig"),
+        (("--from=.", "--listen=nowhere"), "invalid address"),
+        (("--kubeconfig=missing",), "missing"),
+        (("--registry-needs-cluster=https://x",), "expected HOST or HOST:PORT"),
+        (("--cache=0",), "expected a number from 1"),
+    ],
+)
+def test_wrong_argument_is_a_usage_error(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    certificate = tmp_path / "serving.pem"
+    write_certificate(CertificateAuthority(tmp_path), certificate)
+    files = (f"--certificate={certificate}", f"--key={certificate}", "--metrics=127.0.0.1:0")
+    try:
+        code = main(["serve", *files, *arguments])
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else -1
+    assert code == EXIT_USAGE
+    assert message in capsys.readouterr().err
+
+
+def test_certificate_that_does_not_exist_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = (f"--certificate={tmp_path}/x.pem", f"--key={tmp_path}/x.pem")
+    assert main(["serve", f"--from={tmp_path}", *files]) == EXIT_USAGE
+    assert "cannot load certificate" in capsys.readouterr().err
