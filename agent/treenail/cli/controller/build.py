@@ -125,7 +125,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         metavar="REPOSITORY",
         default="",
         help="take layers of single instructions from this repository, and with --push write them; "
-        "the key is that of a controller with the same option (default: none)",
+        "the key is that of a controller with the same option (default: no cache)",
     )
     parser.add_argument(
         "--storage-driver",
