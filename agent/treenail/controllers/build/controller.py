@@ -154,7 +154,7 @@ class BuildController:
             for action in decision.actions:
                 self._execute(action, key, plan)
             if not writes:
-                delays = (decision.requeue_after_s, base.requeue_after_s, self._prune(key))
+                delays = (decision.requeue_after_s, base.requeue_after_s, self._prune(found))
                 return min((each for each in delays if each is not None), default=None)
         return _BUSY_RETRY_S
 
@@ -335,12 +335,12 @@ class BuildController:
 
     # Writes
 
-    def _prune(self, name: str) -> float | None:
+    def _prune(self, found: CachedObjects) -> float | None:
         """Delete images of deleted builds from the registry; return when to try again."""
-        found, pruner = self._find_objects(name), self._parts.pruner
-        if found is None or pruner is None:
+        config, pruner = found.config, self._parts.pruner
+        if pruner is None:
             return None
-        config = found.config
+        name = config.name
         builds = [each for each in found.builds.values() if each.image_config == name]
         if unrecorded := find_unrecorded_images(config, builds):
             self._writer.record_images(config, unrecorded)
