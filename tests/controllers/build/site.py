@@ -331,6 +331,11 @@ class BuildSite:
     def jobs(self) -> list[Json]:
         return list(self.client.list(JOBS, namespace=self.namespace).items)
 
+    def secrets(self) -> set[str]:
+        """Names of the Secrets in the namespace of builds."""
+        found: list[Json] = list(self.client.list(SECRETS, namespace=self.namespace).items)
+        return {str(each["metadata"]["name"]) for each in found}
+
     def inputs(self) -> list[Json]:
         return list(self.client.list(CONFIGMAPS, namespace=self.namespace).items)
 

@@ -241,7 +241,7 @@ def test_job_of_one_architecture_that_ends_leaves_the_logins_of_the_other(site: 
             site.client.get(SECRETS, name, namespace=site.namespace)
         kubelet.succeed(pods["amd64"])
         site.wait_image("infra")
-        wait_until(lambda: find_secrets(site) == {"push", "global-pull-secret-copy"}, limit_s=20)
+        wait_until(lambda: site.secrets() == {"push", "global-pull-secret-copy"}, limit_s=20)
 
 
 def find_owners(site: BuildSite, architecture: str) -> list[str]:
@@ -257,11 +257,6 @@ def find_owners(site: BuildSite, architecture: str) -> list[str]:
 def read_logins(pod: Json) -> list[str]:
     volumes: Any = get_object(pod, "spec")["volumes"]
     return [str(each["secret"]["secretName"]) for each in volumes if "secret" in each]
-
-
-def find_secrets(site: BuildSite) -> set[str]:
-    found: list[Any] = list(site.client.list(SECRETS, namespace=site.namespace).items)
-    return {str(each["metadata"]["name"]) for each in found}
 
 
 def test_tag_of_the_base_needs_every_architecture(site: BuildSite) -> None:

@@ -65,7 +65,7 @@ class JobBuilder:
             self._create_job(body, owner)
 
     def adopt_attempt(self, job: JobFacts, build: MachineOSBuild) -> None:
-        """Add an owner, so that the Job stays as long as one of its builds does."""
+        """Add an owner, so that Job, inputs and logins stay as long as one of its builds does."""
         document = self._client.get(JOBS, job.name, namespace=self._settings.namespace)
         meta = ObjectMeta.from_fields(Fields.from_json(document, "Job").get_object("metadata"))
         if meta.uid != job.uid or meta.is_deleting:
@@ -78,6 +78,8 @@ class JobBuilder:
             "name": build.name,
             "uid": build.metadata.uid,
         }
+        for resource, name in _list_mounted(job):
+            self._add_owner(resource, name, owner)
         body: Json = {
             "metadata": {
                 "resourceVersion": meta.resource_version,
@@ -91,11 +93,7 @@ class JobBuilder:
         """Delete a Job with its pods, unless another build adopted it meanwhile."""
         namespace = self._settings.namespace
         if has_inputs:
-            for resource, name in (
-                (SECRETS, make_login_name(job.build, job.architecture, is_push=False)),
-                (SECRETS, make_login_name(job.build, job.architecture, is_push=True)),
-                (CONFIGMAPS, make_input_name(job.build, job.architecture)),
-            ):
+            for resource, name in _list_mounted(job):
                 with suppress(NotFoundError):
                     self._client.delete(resource, name, namespace=namespace)
         with suppress(NotFoundError):
@@ -107,6 +105,20 @@ class JobBuilder:
                 resource_version=job.resource_version,
                 propagation="Background",
             )
+
+    def _add_owner(self, resource: Resource, name: str, owner: Json) -> None:
+        """Add an owner to an object that exists; a build without a login has no Secret."""
+        namespace = self._settings.namespace
+        try:
+            document = self._client.get(resource, name, namespace=namespace)
+        except NotFoundError:
+            return
+        metadata = Fields.from_json(document, resource.kind).get_object("metadata")
+        known = ObjectMeta.from_fields(metadata).owner_references
+        if all(each.uid != owner["uid"] for each in known):
+            owners: list[Json] = [*(each.to_json() for each in known), owner]
+            body = {**document, "metadata": {**metadata.values, "ownerReferences": owners}}
+            self._client.update(resource, name, body, namespace=namespace)
 
     def _prepare_logins(
         self, plan: BuildPlan, system: SystemPlan, config: MachineOSConfig, owner: BuildReference
@@ -166,3 +178,12 @@ class JobBuilder:
                 return
             raise ConflictError(f"Job {name} of an earlier build is being deleted") from None
         log.info("created Job %s", name)
+
+
+def _list_mounted(job: JobFacts) -> tuple[tuple[Resource, str], ...]:
+    """Return what the pods of a Job mount: the objects that were made for it."""
+    return (
+        (SECRETS, make_login_name(job.build, job.architecture, is_push=False)),
+        (SECRETS, make_login_name(job.build, job.architecture, is_push=True)),
+        (CONFIGMAPS, make_input_name(job.build, job.architecture)),
+    )
