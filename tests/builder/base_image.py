@@ -66,7 +66,7 @@ def write_base_image(layout: ImageLayout, name: str, *, sizes: tuple[int, ...] =
         {
             "architecture": ARCHITECTURE,
             "os": "linux",
-            "config": {"Env": ["PATH=/bin"], "Labels": {"version": "1"}},
+            "config": {"Env": ["PATH=/bin"], "Labels": {"version": "1", "containers.bootc": "1"}},
             "rootfs": {"type": "layers", "diff_ids": diff_ids},
             "history": [{"created_by": f"layer {number}"} for number in range(len(layers))],
         }

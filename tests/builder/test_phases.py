@@ -117,6 +117,25 @@ def test_build_of_a_wrong_text_names_line_and_cause(
     assert not result.digest
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FROM scratch\nCOPY motd /etc/motd\n",
+        "FROM configs AS tools\nRUN true\nFROM scratch AS final\nCOPY --from=tools /bin /bin\n",
+    ],
+)
+def test_build_of_no_operating_system_is_an_error_of_the_text(
+    base: Base, tmp_path: Path, text: str
+) -> None:
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "motd").write_text("welcome\n")
+    result, _ = build(base, tmp_path, text, context=context)
+    assert result.phase is BuildPhase.BUILD
+    assert result.reason == "ContainerfileInvalid"
+    assert "begin the last stage with: FROM configs AS final" in result.message
+
+
 def test_base_by_the_digest_of_a_manifest_list_is_built_on(base: Base, tmp_path: Path) -> None:
     registry, reference = base
     with open_client(registry) as client:

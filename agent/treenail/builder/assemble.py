@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from treenail.api.decode import Fields, Json, load_json
+from treenail.api.image_labels import BOOTABLE_LABELS
 from treenail.builder.layout import OCI_MANIFEST, ImageLayout, LayoutImage
 
 _OCI_LAYER = "application/vnd.oci.image.layer.v1.tar"
@@ -79,7 +80,19 @@ def read_manifest(image: LayoutImage) -> Fields:
     return Fields.from_json(load_json(image.content, where=image.digest), image.digest)
 
 
+def is_bootable(layout: ImageLayout, name: str) -> bool:
+    """Return whether the image ``name`` has a label of a bootable operating system."""
+    image = layout.read_named(name)
+    if image is None:
+        return False
+    labels = _read_config(layout, read_manifest(image)).get_object("config").get_object("Labels")
+    return any(labels.values.get(label) for label in BOOTABLE_LABELS)
+
+
 def _read_diff_ids(layout: ImageLayout, manifest: Fields) -> list[str]:
+    return list(_read_config(layout, manifest).get_object("rootfs").get_text_list("diff_ids"))
+
+
+def _read_config(layout: ImageLayout, manifest: Fields) -> Fields:
     digest = manifest.get_object("config").get_text("digest")
-    config = Fields.from_json(load_json(layout.read_blob(digest), where=digest), digest)
-    return list(config.get_object("rootfs").get_text_list("diff_ids"))
+    return Fields.from_json(load_json(layout.read_blob(digest), where=digest), digest)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from treenail.api.image_labels import BOOTABLE_LABELS
 from treenail.builder import assemble
 from treenail.builder.build_spec import (
     BUILT_IMAGE,
@@ -36,6 +37,11 @@ log = logging.getLogger(__name__)
 
 _CONTEXT_LIMIT = 10_000  # files
 _CACHE_LIMIT = 64  # images of single instructions
+_NO_SYSTEM = (
+    "the built image is no operating system: it has no label "
+    f"{' or '.join(BOOTABLE_LABELS)}, and the base image has one; begin the last stage with: "
+    "FROM configs AS final"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,12 @@ def build_image(
     except CommandError as error:
         lines = ("Error: " + str(error),)
         return _make_failure(classify_failure(1, lines), output, spec)
+    if not assemble.is_bootable(layout, BUILT_IMAGE) and any(
+        assemble.is_bootable(layout, each.name) for each in fetched.images
+    ):
+        return BuildResult(
+            BuildPhase.BUILD, reason=BuildReason.CONTAINERFILE_INVALID, message=_NO_SYSTEM
+        )
     write_packages(directories.work, buildah.driver, buildah.built_image)
     log.info("built %s", digest)
     return BuildResult(

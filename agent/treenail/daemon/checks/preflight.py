@@ -3,6 +3,7 @@
 import logging
 from dataclasses import replace
 
+from treenail.api.image_labels import BOOTABLE_LABELS
 from treenail.daemon.checks.signature_policy import find_image_rule
 from treenail.daemon.cluster.pull_secrets import AUTH_FILE
 from treenail.daemon.interfaces import OSBackend
@@ -17,7 +18,6 @@ from treenail.host.system import disk_space as spaces
 from treenail.host.system.state_file import STATE_DIRECTORY
 from treenail.host.systemd.update_agents import find_active_agents
 from treenail.update.checks.preflight import (
-    BOOTABLE_LABELS,
     FilesystemSpace,
     ImageLayer,
     ImageManifest,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from treenail.api.image_labels import BOOTABLE_LABELS
 from treenail.errors import PreflightError
 from treenail.escape import escape_line
 from treenail.update.checks.signature_policy import POLICY_PATH, SignatureRule, SignatureTrust
@@ -161,8 +162,6 @@ _BOOT_FILES = 16
 # For the ledger, backups of replaced files, and logs of other programs.
 _VAR_BYTES = 64 * 1024 * 1024
 _CLOCK_SLACK_S = 3600.0
-BOOTABLE_LABELS = ("ostree.bootable", "containers.bootc")
-"""The labels that ostree looks for before it deploys an image; one of them is enough."""
 _MIB = 1024 * 1024
 _NAMED_PLATFORMS = 8
 
