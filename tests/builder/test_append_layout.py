@@ -7,7 +7,7 @@ import pytest
 from tests.builder.base_image import ARCHITECTURE, needs_busybox
 from tests.builder.builds import BASE_REPOSITORY, open_client, push_base
 from treenail.api.machineconfig import MachineConfig
-from treenail.builder.append_config import ImageDestination, append_config
+from treenail.builder.append_config import ImageDestination, ImageSource, append_config
 from treenail.builder.append_layout import append_config_layer, copy_to_layout
 from treenail.builder.build_spec import BuildSpec
 from treenail.builder.layout import ImageLayout
@@ -46,7 +46,7 @@ def test_config_layer_in_layout_and_in_registry_gives_one_digest(tmp_path: Path)
         with open_client(registry) as client:
             found = resolve_image(client, BASE_REPOSITORY, base.partition("@")[2], ARCHITECTURE)
             destination = ImageDestination(client, "os/node", "1")
-            appended = append_config(client, found, layer, labels, destination)
+            appended = append_config(ImageSource(client, found), layer, labels, destination)
     assert image.digest == appended.digest
     again = append_config_layer(layout, "built", "again", layer, labels)
     assert again.digest == image.digest
