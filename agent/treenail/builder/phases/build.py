@@ -31,7 +31,7 @@ from treenail.clock import Clock
 from treenail.errors import CommandError, CommandTimeoutError, FileError
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase, BuildResult
-from treenail.image.inputs.compose import OWN_PREFIX
+from treenail.image.inputs.own_files import OWN_PREFIX
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from treenail.api.machineconfig import (
 )
 from treenail.config.pullsecret import find_credential, read_login_secret
 from treenail.errors import ConfigError, CredentialError
-from treenail.image.inputs.compose import OWN_PREFIX
 from treenail.image.inputs.findings import InputFinding, InputReason
+from treenail.image.inputs.own_files import OWN_PREFIX
 from treenail.image.push_spec import parse_push_spec
 
 CONFIG_MAP_LIMIT = 1024 * 1024

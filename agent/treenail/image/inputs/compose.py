@@ -17,9 +17,8 @@ from treenail.config.node_paths import USER_CA_BUNDLE
 from treenail.image.containerfile import Containerfile, parse_containerfile
 from treenail.image.inputs.build_inputs import BuildInputs
 from treenail.image.inputs.containerfile_problems import CONFIGS_STAGE
+from treenail.image.inputs.own_files import OWN_PREFIX
 
-OWN_PREFIX = ".treenail-"
-"""Names of our own files in the context begin with this."""
 CONFIG_FILE = OWN_PREFIX + "config.tar.gz"
 """The layer of the config, for a user's text that sees the config."""
 TRUST_FILE = OWN_PREFIX + "trust-bundle.crt"
