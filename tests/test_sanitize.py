@@ -34,6 +34,8 @@ DIGEST = "sha256:" + "ab" * 32
         ("id -u 1000:1000", "id -u 1000:1000"),
         ("cannot read password: permission denied", "cannot read password: permission denied"),
         ("Secret builds/push: expected a login", "Secret builds/push: expected a login"),
+        ("podman --registry-token hunter2 pull", "podman --registry-token … pull"),
+        ("a non-password login", "a non-password login"),
         ("unknown option --token", "unknown option --token"),
         ("Transaction in progress: upgrade\n You can", "Transaction in progress: upgrade You can"),
     ],
@@ -44,3 +46,11 @@ def test_sanitize_removes_only_credentials(text: str, scrubbed: str) -> None:
 
 def test_sanitize_cuts_long_text_with_ellipsis() -> None:
     assert sanitize_text("x" * 100, limit=10) == "xxxxxxxxx…"
+
+
+@pytest.mark.parametrize(
+    "piece", ["-", "a-", "--a", "--a-", " --a-a-a-", "_", '"', '"a', "-u ", "password=", "a:"]
+)
+def test_sanitize_of_a_long_hostile_line_takes_linear_time(piece: str) -> None:
+    # With a pattern that backtracks, one of these takes minutes.
+    assert len(sanitize_text(piece * (200_000 // len(piece)), limit=400)) <= 400

@@ -9,12 +9,13 @@ _QUERY = re.compile(r"(https?://[^\s?\"']*\?)[^\s\"']+")
 _AUTHORIZATION = re.compile(r"(Authorization:\s*\w+)\s+\S+", re.IGNORECASE)
 # Logins as programs print them: NAME_PASSWORD=value, --token value, and values of auth.json.
 _NAMES = r"(?:password|passwd|passphrase|secret|token|api_?key|access_?key|private_?key)"
-_ASSIGNMENT = re.compile(
-    rf"((?<![A-Za-z0-9])[A-Za-z0-9_-]*{_NAMES}=)(?:\"[^\"]*\"|'[^']*'|[^\s&;,\"']+)", re.IGNORECASE
+# No pattern begins with an unbounded repetition: a line of a program may be long and hostile.
+_ASSIGNMENT = re.compile(rf"({_NAMES}=)(?:\"[^\"]*\"|'[^']*'|[^\s&;,\"']+)", re.IGNORECASE)
+_OPTION = re.compile(
+    rf"((?<!\S)--?(?:[a-z]{{1,20}}-){{0,4}}{_NAMES}\s+)(?![-|&;])\S+", re.IGNORECASE
 )
-_OPTION = re.compile(rf"(--?[a-z-]*{_NAMES}\s+)(?![-|&;])\S+", re.IGNORECASE)
 _JSON_VALUE = re.compile(
-    rf"(\"(?:auth|identitytoken|registrytoken|[a-z0-9_-]*{_NAMES})\\?\"\s*:\s*\\?\")[^\"\\]+",
+    rf"(\"(?:auth|identitytoken|registrytoken|[a-z0-9_-]{{0,40}}{_NAMES})\\?\"\s*:\s*\\?\")[^\"\\]+",
     re.IGNORECASE,
 )
 # curl --user NAME:PASSWORD; two numbers are IDs of a user and a group.
