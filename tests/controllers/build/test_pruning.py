@@ -12,7 +12,7 @@ from tests.controllers.build.site import (
     MortalTransport,
     open_site,
 )
-from tests.registry.images import make_client, push_image
+from tests.registry.images import make_client, push_image, push_index
 from tests.registry.real_registry import (
     FaultKind,
     RegistryFault,
@@ -25,6 +25,7 @@ from treenail.api import annotations as key
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.pullspec import parse_pull_spec
+from treenail.controllers.build.pruner import read_candidates
 from treenail.controllers.build.pushed_images import (
     MAX_PUSHED,
     PushedImage,
@@ -35,7 +36,10 @@ from treenail.controllers.build.pushed_images import (
     read_pushed_images,
 )
 from treenail.controllers.build.repository_gate import GateClosed, RepositoryGate
+from treenail.image.oci.prune import plan_pruning
 from treenail.kube.resources import EVENTS, MACHINEOSBUILDS, MACHINEOSCONFIGS, NODES
+from treenail.registry.client import RegistryClient
+from treenail.registry.images import copy_blobs, resolve_image
 
 __all__ = ["any_registry", "lab_registry"]
 pytestmark = [pytest.mark.integration, pytest.mark.limit(120)]
@@ -266,6 +270,35 @@ def assert_builds_have_images(site: BuildSite) -> None:
     for each in builds:
         assert not each.pull_spec or is_present(site, each.pull_spec), each.name
     assert is_present(site, site.image())
+
+
+def test_list_of_architectures_takes_its_instances_along(lab_registry: RegistryService) -> None:
+    client = make_client(lab_registry)
+    instances = {}
+    for name in ("amd64", "arm64"):
+        instances[name] = push_image(client, "os/other", name, architecture=name)
+        found = resolve_image(client, "os/other", name, name)
+        copy_blobs((found.config_blob, *found.layers), client, "os/other", client, REPOSITORY)
+        # By its digest, without a tag.
+        kind, content = found.manifest.media_type, found.manifest.content
+        client.put_manifest(REPOSITORY, found.digest, kind, content)
+    digest = push_index(client, instances, REPOSITORY, BUILD)
+    pushed = PushedImage(f"{lab_registry.host}/{REPOSITORY}@{digest}", BUILD)
+    amd, arm = (each.digest for each in instances.values())
+    assert find_deletions(client, pushed, {}) == {digest, amd, arm}
+    assert find_deletions(client, pushed, {arm: "Node worker-0"}) == set()
+    # content and kind are those of the last architecture.
+    client.put_manifest(REPOSITORY, "release", kind, content)
+    assert find_deletions(client, pushed, {}) == {digest, amd}
+    client.close()
+
+
+def find_deletions(
+    client: RegistryClient, image: PushedImage, references: dict[str, str]
+) -> set[str]:
+    """Return the digests that pruning would delete."""
+    stored = read_candidates(client, REPOSITORY, {image.spec.digest: image}, {})
+    return {each.digest for each in plan_pruning(stored, references, []).deleted}
 
 
 def test_marks_are_bounded_and_keep_their_order() -> None:

@@ -185,7 +185,7 @@ class ImagePruner:
             cache = self._get_state(config.name).cache
         if len(cache) > _CACHE_LIMIT:
             cache.clear()
-        stored = _read_candidates(client, repository, by_digest, cache)
+        stored = read_candidates(client, repository, by_digest, cache)
         present = {each.digest for each in stored}
         # As late as possible: a reference that appears meanwhile must count.
         found = self._references.read()
@@ -223,7 +223,7 @@ class ImagePruner:
             self._events.record_prune_problem(config, message)
 
 
-def _read_candidates(
+def read_candidates(
     client: RegistryClient,
     repository: str,
     candidates: Mapping[str, PushedImage],
