@@ -7,6 +7,8 @@ SCHEME = "ostree-unverified-registry:"
 DIGEST_KEY = "ostree.manifest-digest"
 MANIFEST_KEY = "ostree.manifest"
 CONFIGURATION_KEY = "ostree.container.image-config"
+ETC_FILTER = r"--tar-pathname-filter=^(\./)?etc(/|$),usr/etc\2"
+"""Option of ``ostree commit``: an image has /etc, its commit has that below /usr/etc."""
 
 
 def layer_ref(digest: str) -> str:

@@ -6,7 +6,7 @@ What ostree-ext does, by programs that Debian has. The lab's images have no whit
 import hashlib
 import json
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from treenail_lab.machine.container.pull import AUTH_FILES, PullResult, parse_pull_spec
@@ -18,7 +18,7 @@ from treenail_lab.machine.ostree.steps import (
     emit_task_begin,
     emit_task_end,
 )
-from vmlab.guest.names import DIGEST_KEY, image_ref, layer_ref
+from vmlab.guest.names import DIGEST_KEY, ETC_FILTER, image_ref, layer_ref
 from vmlab.guest.programs import run
 from vmlab.guest.realsysroot import RealSysroot
 
@@ -80,7 +80,11 @@ def _fetch(
         yield emit_task_end()
         for number, layer in enumerate(missing, start=1):
             yield emit_task_begin(f"[{number}/{len(missing)}] Importing layer {layer[:19]}")
-            yield from _commit(layer_ref(layer), f"tar={blobs / layer.removeprefix('sha256:')}")
+            yield from _commit(
+                layer_ref(layer),
+                f"tar={blobs / layer.removeprefix('sha256:')}",
+                options=(ETC_FILTER,),
+            )
             yield emit_task_end()
 
 
@@ -102,9 +106,13 @@ def _merge(
 
 
 def _commit(
-    ref: str, *trees: str, bootable: bool = False, metadata: dict[str, str] | None = None
+    ref: str,
+    *trees: str,
+    bootable: bool = False,
+    metadata: dict[str, str] | None = None,
+    options: Sequence[str] = (),
 ) -> Generator[EmitSignal | PauseWork, None, None]:
-    options = [f"--tree={tree}" for tree in trees]
+    options = [*options, *(f"--tree={tree}" for tree in trees)]
     options += [f"--add-metadata-string={key}={text}" for key, text in (metadata or {}).items()]
     if bootable:
         options.append("--bootable")

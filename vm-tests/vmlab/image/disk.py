@@ -7,6 +7,7 @@ from pathlib import Path
 from vmlab.guest.names import (
     CONFIGURATION_KEY,
     DIGEST_KEY,
+    ETC_FILTER,
     MANIFEST_KEY,
     SCHEME,
     STATEROOT,
@@ -55,7 +56,7 @@ def make_loader(directory: Path) -> None:
 def import_base(layer: Layer, repository: Path) -> None:
     """Make the base layer's commit, from which every disk is made."""
     run("ostree", "init", f"--repo={repository}", "--mode=bare")
-    _commit(repository, layer_ref(layer.digest), f"tar={layer.path}")
+    _commit(repository, layer_ref(layer.digest), f"tar={layer.path}", options=(ETC_FILTER,))
 
 
 def make(
@@ -70,7 +71,7 @@ def make(
     """Write ``disk``, installed from the image ``pull_spec`` that consists of ``layers``."""
     say(f"installing {pull_spec[-20:]} on a disk")
     for layer in layers[1:]:
-        _commit(repository, layer_ref(layer.digest), f"tar={layer.path}")
+        _commit(repository, layer_ref(layer.digest), f"tar={layer.path}", options=(ETC_FILTER,))
     digest = image.digest
     _commit(
         repository,

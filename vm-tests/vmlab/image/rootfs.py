@@ -1,4 +1,6 @@
-"""The base of every image: Debian packages in the shape of an OSTree commit.
+"""The base of every image: Debian packages in the shape of an OSTree host's image.
+
+The image has /etc, as builds on it expect. Its commit has that below /usr/etc.
 
 What dracut and a distribution's own scripts do is left out where it costs time under emulation and
 has no part in an update: the initramfs is busybox and ostree-prepare-root.
@@ -126,7 +128,6 @@ def _reshape(tree: Path) -> None:
     (tree / "tmp").chmod(stat.S_ISVTX | 0o777)
     for link in (*tree.glob("vmlinuz*"), *tree.glob("initrd.img*")):
         link.unlink()
-    (tree / "etc").rename(tree / "usr/etc")
 
 
 def _remove(path: Path) -> None:
