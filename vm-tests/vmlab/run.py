@@ -74,7 +74,8 @@ def _prepare(first_boot_s: float, *, alone: bool) -> None:
     """Make everything that the tests start from; raises `ToolError` where that is impossible."""
     if sentence := next(lacking(), ""):
         raise ToolError(sentence)
-    if packages := missing(virt_install=not alone):
+    needs_libvirt = not alone and os.environ.get("TREENAIL_VM_DRIVER") != "qemu"
+    if packages := missing(virt_install=needs_libvirt):
         say(f"installing with apt-get: {' '.join(packages)}")
         _install(packages)
     with (
