@@ -16,14 +16,16 @@ from vmlab.tools import ToolError, cache, run, unpacked
 PORT = 5443
 ADDRESS = f"10.0.2.2:{PORT}"
 """How a machine names it: QEMU's user network gives it this host's loopback there."""
+LOCAL = f"localhost:{PORT}"
+"""How this host names it."""
 USER, PASSWORD = "puller", "canary-5d0b77e2"
 _START_LIMIT_S = 20.0
 
 
 def pull_secret() -> str:
     """The credential of a node, as the kubelet's config.json has it."""
-    login = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-    return json.dumps({"auths": {ADDRESS: {"auth": login}}})
+    login = {"auth": base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()}
+    return json.dumps({"auths": {ADDRESS: login, LOCAL: login}})
 
 
 class Registry:
@@ -44,7 +46,7 @@ class Registry:
     @property
     def local(self) -> str:
         """How this host names it."""
-        return f"localhost:{PORT}"
+        return LOCAL
 
     def blob(self, digest: str) -> Path:
         """The file that a layer is kept in."""

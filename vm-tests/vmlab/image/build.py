@@ -42,6 +42,11 @@ class Builder:
         self._cache = cache().joinpath(*sorted(each.name for each in self._programs))
         self._cache.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def certificate(self) -> Path:
+        """The certificate of the registry, PEM."""
+        return self._store.certificate
+
     def chosen(self) -> Built:
         """The disk that machines start from: ours, or the one that TREENAIL_VM_IMAGE names."""
         image = given_image()
