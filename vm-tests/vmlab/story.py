@@ -91,12 +91,20 @@ class Story:
         if asked.startswith("drain-") and update.get("drainToken") != asked:
             self._complain(f"{asked} was requested, but the ledger has {update.get('drain')!r}")
         target = update.get("target")
-        config = target.get("config") if isinstance(target, dict) else None
         phase = update.get("phase")
-        if phase not in _VERIFIED and config == self._notes.get(key.CURRENT_CONFIG):
-            self._complain(f"{config} was reported, and the ledger says {phase}")
+        if phase not in _VERIFIED and isinstance(target, dict) and self._is_reported(target):
+            self._complain(f"{target['config']} was reported, and the ledger says {phase}")
         if phase in _OUT_OF_SERVICE and joined and not boot.drained:
             self._complain(f"the node was in service, and the ledger says {phase}")
+
+    def _is_reported(self, target: Mapping[str, object]) -> bool:
+        """Whether the Node says that it has the target; only its image may change."""
+        said = {self._notes.get(each, "") for each in key.IMAGE_SPELLINGS.values()}
+        image = next(iter(said - {""}), "")
+        return (target.get("config"), target.get("image") or "") == (
+            self._notes.get(key.CURRENT_CONFIG),
+            image,
+        )
 
     def _drained(self) -> bool:
         asked = self._notes.get(key.DESIRED_DRAIN, "")
