@@ -24,7 +24,7 @@ from typing import Any
 
 from bench.node import read_cpu, wait_until
 from bench.result import Result
-from bench.scale import read_rss
+from bench.scale import build_node, read_rss, store_objects
 from tests.controllers.clusters import make_build_controller
 from tests.controllers.rollout.agents import add_config, client_of, install_kinds
 from treenail.api import annotations as key
@@ -52,7 +52,7 @@ from treenail_lab.apiserver.serving.server import LabServer
 from treenail_lab.controllers import CONTROLLER_COMMAND
 
 Json = dict[str, Any]
-CONFIGS, BUILDS = 50, 500
+CONFIGS, BUILDS, NODES = 50, 500, 500
 # Beside the current one, a MachineOSConfig keeps three builds; the others have lost theirs.
 OWN_BUILDS = 4
 NAMESPACE = "builds"
@@ -161,6 +161,9 @@ def cluster(host: str) -> Iterator[LabServer]:
         try:
             install_kinds(client)
             fill_cluster(client, host)
+            pools = [f"pool-{number:02}" for number in range(CONFIGS)]
+            nodes = [build_node(f"n{each:05}", pools[each % CONFIGS]) for each in range(NODES)]
+            server.call_api(store_objects("nodes", nodes))
             yield server
         finally:
             transport.close()

@@ -1,5 +1,6 @@
 """Objects that the build controller watches, and which MachineOSConfigs a change concerns."""
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -72,6 +73,9 @@ class BuildViews:
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
         self._pool_index = SelectedPools()
+        self._lock = threading.Lock()
+        self._architectures: dict[str, frozenset[str]] | None = None
+        """By pool; None until they are needed. Grouping reads every Node."""
         self._enqueue: Enqueue
         self.configs: InformerView[MachineOSConfig]
         self.builds: InformerView[MachineOSBuild]
@@ -117,17 +121,29 @@ class BuildViews:
 
     def find_architectures(self, pool: str) -> frozenset[str]:
         """Return the architectures of the pool's nodes."""
-        found = (
-            node.architecture
-            for node in self.nodes.get_all().values()
-            if self._pool_index.find_primary(node.name, node.labels) == pool
-        )
-        return frozenset(filter(None, found))
+        with self._lock:
+            if self._architectures is None:
+                self._architectures = self._group_architectures()
+            return self._architectures.get(pool, frozenset())
+
+    def _group_architectures(self) -> dict[str, frozenset[str]]:
+        found: dict[str, set[str]] = {}
+        for node in self.nodes.get_all().values():
+            pool = self._pool_index.find_primary(node.name, node.labels)
+            if pool is not None and node.architecture:
+                found.setdefault(pool, set()).add(node.architecture)
+        return {pool: frozenset(architectures) for pool, architectures in found.items()}
+
+    def _forget_architectures(self) -> None:
+        """Group the nodes again: a node or the selection of a pool changed."""
+        with self._lock:
+            self._architectures = None
 
     def _handle_selection(
         self, name: str, _before: ObservedPool | None, after: ObservedPool | None
     ) -> None:
         self._pool_index.set_pool(name, after)
+        self._forget_architectures()
 
     def _handle_pool(
         self, name: str, before: MachineConfigPool | None, after: MachineConfigPool | None
@@ -140,6 +156,7 @@ class BuildViews:
     ) -> None:
         if before == after:
             return
+        self._forget_architectures()
         found = (each for each in (before, after) if each is not None)
         pools = (self._pool_index.find_primary(each.name, each.labels) for each in found)
         self._enqueue_configs_of(set(filter(None, pools)))
