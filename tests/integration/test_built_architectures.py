@@ -116,9 +116,7 @@ def test_pool_of_two_architectures_boots_a_list_that_two_jobs_built(lab: Lab) ->
 
     message = wait_until(find_unschedulable, limit_s=60)
     assert f"waits for a node of architecture {OTHER}: 0 " in message
-    config = MachineOSConfig.from_json(lab.client.get(MACHINEOSCONFIGS, "worker"))
-    reasons = {each.type: each.reason for each in config.conditions}
-    assert reasons["BuildProgressing"] == "Unschedulable"
+    wait_until(lambda: read_progress(lab) == "Unschedulable", limit_s=30)
 
     # The builder gets the other architecture, after it has built the first image.
     wait_until(lambda: has_system_image(lab), limit_s=90)
@@ -155,6 +153,13 @@ def test_pool_of_two_architectures_boots_a_list_that_two_jobs_built(lab: Lab) ->
     assert second != image
     for name in NODES_OF_POOL:
         assert (lab.machines[name].root / "etc/one").read_text("utf-8") == "second"
+
+
+def read_progress(lab: Lab) -> str:
+    """Return the reason of the condition BuildProgressing."""
+    config = MachineOSConfig.from_json(lab.client.get(MACHINEOSCONFIGS, "worker"))
+    reasons = {each.type: each.reason for each in config.conditions}
+    return reasons.get("BuildProgressing", "")
 
 
 def has_system_image(lab: Lab) -> bool:
