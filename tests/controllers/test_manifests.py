@@ -6,6 +6,7 @@ import pytest
 
 from treenail.api import documents as yaml_documents
 from treenail.cli.controller.main import main
+from treenail.controllers.install.ignition_server import build_server_documents
 from treenail.controllers.install.installation import InstallOptions, build_documents
 from treenail.controllers.install.permissions import iter_granted_verbs
 
@@ -226,3 +227,64 @@ def test_name_that_no_secret_can_have_is_refused(
         main(["manifests", f"--signing-key-secret={name}"])
     assert ended.value.code == 64
     assert "expected the name of a Secret" in capsys.readouterr().err
+
+
+def test_server_alone_is_installed_in_a_namespace_of_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = printed(capsys, "--enable", "serve", "--image", "r.example.com/c@sha256:1")
+    assert of_kind(found, "Deployment") == []
+    (namespace,) = of_kind(found, "Namespace")
+    assert namespace["metadata"]["name"] == "treenail-ignition"
+    (daemonset,) = of_kind(found, "DaemonSet")
+    pod = daemonset["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["image"] == "r.example.com/c@sha256:1"
+    assert container["args"][0] == "serve"
+    assert pod["nodeSelector"] == {"node-role.kubernetes.io/control-plane": ""}
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    (service,) = of_kind(found, "Service")
+    assert service["spec"]["selector"] == daemonset["spec"]["selector"]["matchLabels"]
+
+
+def test_server_is_added_to_the_controllers(capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, "--enable=drain,serve", "--serve-namespace=new-machines")
+    (deployment,) = of_kind(found, "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert "--enable=drain" in container["args"]
+    (daemonset,) = of_kind(found, "DaemonSet")
+    assert daemonset["metadata"]["namespace"] == "new-machines"
+
+
+def test_server_reads_the_cluster_and_writes_two_objects_of_its_namespace() -> None:
+    found = build_server_documents(InstallOptions())
+    (role,) = of_kind(found, "Role")
+    assert role["rules"] == [
+        {
+            "apiGroups": [""],
+            "resources": [resource],
+            "verbs": ["get", "update"],
+            "resourceNames": [name],
+        }
+        for resource, name in (
+            ("configmaps", "treenail-ignition-requests"),
+            ("secrets", "treenail-ignition-tokens"),
+        )
+    ]
+    (cluster_role,) = of_kind(found, "ClusterRole")
+    granted = set(iter_granted_verbs(cluster_role["rules"]))
+    assert {verb for _, verb in granted} == {"list", "watch"}
+    assert "secrets" not in {resource for resource, _ in granted}
+
+
+def test_applied_manifests_keep_the_stored_tokens() -> None:
+    found = build_server_documents(InstallOptions())
+    for kind in ("Secret", "ConfigMap"):
+        (stored,) = of_kind(found, kind)
+        assert not stored.keys() & {"data", "stringData", "binaryData"}
+
+
+def test_monitoring_without_a_controller_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["manifests", "--enable=serve", "--monitoring"]) == 64
+    assert "without a controller" in capsys.readouterr().err

@@ -21,10 +21,14 @@ from tests.controllers.ignition.samples import (
     make_pool,
 )
 from tests.controllers.ignition.serving import LIMIT_S, fetch_config, write_certificate, write_json
+from tests.controllers.installed import apply
 from tests.waiting import wait_until
 from treenail.cli.controller.main import main
 from treenail.cli.output import EXIT_USAGE
 from treenail.controllers.install import installation
+from treenail.controllers.install.ignition_server import NAME, build_server_documents
+from treenail.controllers.install.installation import InstallOptions
+from treenail.controllers.install.permissions import iter_granted_verbs
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 from treenail_lab.apiserver.serving.server import LabServer
 
@@ -85,19 +89,23 @@ def test_process_serves_a_directory_and_ends_at_a_signal(tmp_path: Path) -> None
         assert "served config of pool worker to 127.0.0.1" in running.log.read_text()
 
 
-def test_process_serves_a_cluster_and_its_cache_without_it(tmp_path: Path) -> None:
+def test_process_serves_a_cluster_with_its_role_and_its_cache_without_it(tmp_path: Path) -> None:
     with LabServer(tmp_path / "api") as server:
+        documents = [*installation.load_crds(), *build_server_documents(InstallOptions())]
+        # The lab has no Services, and runs no pods.
+        apply(server, [each for each in documents if each["kind"] not in ("Service", "DaemonSet")])
         cluster = Cluster.of_kubeconfig(server.admin_kubeconfig)
-        for document in installation.load_crds():
-            cluster.post(collection_of(document), document).ok()
         for document in (make_pool(), make_config(NEW, make_file("/etc/a"))):
             cluster.post(collection_of(document), document).ok()
         status = {**make_pool()["status"], "observedGeneration": 1}
         pools = "/apis/machineconfiguration.openshift.io/v1/machineconfigpools"
         cluster.patch(f"{pools}/worker/status", {"status": status}).ok()
-        with run_server(tmp_path, f"--kubeconfig={server.admin_kubeconfig}") as running:
+        kubeconfig = server.write_account_kubeconfig(NAME, NAME)
+        with run_server(tmp_path, f"--kubeconfig={kubeconfig}") as running:
             wait_until(lambda: running.fetch()[0] == 200, limit_s=LIMIT_S)
             assert running.fetch("infra")[0] == 404
+            latest = server.call_api(lambda api: api.requests.list_latest())
+            counts = server.call_api(lambda api: api.requests.count_by_user())
             server.stop()
             wait_until(lambda: "watch disconnected" in running.log.read_text(), limit_s=LIMIT_S)
             assert running.fetch()[0] == 200
@@ -107,6 +115,14 @@ def test_process_serves_a_cluster_and_its_cache_without_it(tmp_path: Path) -> No
             )
             running.process.send_signal(signal.SIGINT)
             assert running.process.wait(LIMIT_S) == 0
+    account = f"system:serviceaccount:{NAME}:{NAME}"
+    assert [each for each in latest if each.user == account and each.code == 403] == []
+    used = {(resource, verb) for user, verb, resource in counts if user == account}
+    (role,) = [each for each in documents if each["kind"] == "ClusterRole"]
+    assert used == {
+        (resource.partition(".")[0], verb)
+        for resource, verb in iter_granted_verbs(role["rules"])  # type: ignore[arg-type]  # JSON
+    }
 
 
 @pytest.mark.parametrize(

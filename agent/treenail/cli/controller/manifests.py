@@ -9,7 +9,8 @@ from treenail.cli.controller import build_options
 from treenail.cli.controller.connect import parse_namespace
 from treenail.cli.controller.run import CONTROLLERS, parse_controllers
 from treenail.cli.terminal import HelpFormatter, format_examples
-from treenail.controllers.install import installation
+from treenail.controllers.install import ignition_server, installation
+from treenail.controllers.install.ignition_server import build_server_documents
 from treenail.controllers.install.installation import InstallOptions
 from treenail.controllers.install.monitoring import build_monitoring
 from treenail.controllers.install.permissions import DEFAULT_CONTROLLERS
@@ -17,6 +18,8 @@ from treenail.errors import UsageError
 
 _SECRET_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME_LIMIT = 253
+SERVE = "serve"
+"""Name of the Ignition server in ``--enable``."""
 _MONITORING_NAMESPACE = "monitoring"
 """Where kube-prometheus installs Prometheus."""
 
@@ -38,6 +41,10 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
                 "treenail-controller manifests --enable CONTROLLERS,build | kubectl apply -f -",
             ),
             (
+                "serve Ignition configs to new machines, and nothing else",
+                "treenail-controller manifests --enable serve | kubectl apply -f -",
+            ),
+            (
                 "permit agents to work under the Machine Config Operator",
                 "treenail-controller manifests --only agent | kubectl apply -f -",
             ),
@@ -47,10 +54,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     defaults = InstallOptions()
     parser.add_argument(
         "--enable",
-        type=parse_controllers,
+        type=_parse_parts,
         default=DEFAULT_CONTROLLERS,
         metavar="NAME,...",
-        help=f"controllers to install, of {', '.join(CONTROLLERS)} (default: "
+        help=f"parts to install: the controllers {', '.join(CONTROLLERS)}, and {SERVE}, the server "
+        "of Ignition configs (default: "
         f"{','.join(DEFAULT_CONTROLLERS)})",
     )
     parser.add_argument(
@@ -58,6 +66,12 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         type=parse_namespace,
         default=defaults.namespace,
         help="namespace of the Deployment (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--serve-namespace",
+        type=parse_namespace,
+        default=ignition_server.NAME,
+        help=f"namespace of the DaemonSet of {SERVE} (default: %(default)s)",
     )
     parser.add_argument(
         "--image", default=defaults.image, help="image of the Deployment (default: %(default)s)"
@@ -104,12 +118,25 @@ def _parse_secret_name(text: str) -> str:
     return text
 
 
+def _parse_parts(text: str) -> tuple[str, ...]:
+    names = text.split(",")
+    others = ",".join(name for name in names if name != SERVE)
+    if SERVE not in names:
+        return parse_controllers(others)
+    return (*(parse_controllers(others) if others.strip(",") else ()), SERVE)
+
+
 def _parse_namespaces(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(parse_namespace, text.split(","))))
 
 
 def print_manifests(arguments: argparse.Namespace) -> int:
     """Print the manifests."""
+    controllers = tuple(name for name in arguments.enable if name != SERVE)
+    if arguments.monitoring and not controllers:
+        raise UsageError(
+            "cannot use --monitoring without a controller", remedy="add one to --enable"
+        )
     if arguments.only and arguments.web:
         raise UsageError("cannot use --web with --only: agents serve no page")
     if arguments.web and "rollout" not in arguments.enable:
@@ -131,7 +158,7 @@ def print_manifests(arguments: argparse.Namespace) -> int:
     if readers is None:
         readers = (_MONITORING_NAMESPACE,) if arguments.monitoring else ()
     options = InstallOptions(
-        arguments.enable,
+        controllers,
         arguments.namespace,
         arguments.image,
         has_web_page=arguments.web,
@@ -144,6 +171,8 @@ def print_manifests(arguments: argparse.Namespace) -> int:
         if arguments.only == "agent"
         else installation.build_documents(options)
     )
+    if SERVE in arguments.enable and arguments.only is None:
+        found = [*found, *build_server_documents(options, arguments.serve_namespace)]
     if arguments.monitoring:
         found = [*found, *build_monitoring(options)]
     sys.stdout.write("---\n".join(map(documents.dump_document, found)))

@@ -113,7 +113,7 @@ class ServeProcess:
     """The process of the server."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        """Load the certificate; raise `UsageError`."""
+        """Load the certificate and the kubeconfig; raise `UsageError`."""
         from treenail.controllers.ignition.certificate import ServerCertificate
 
         if arguments.directory is not None and (arguments.kubeconfig or arguments.context):
@@ -122,8 +122,17 @@ class ServeProcess:
                 remedy="leave one of the two out",
             )
         self._arguments = arguments
+        if arguments.directory is not None and not arguments.directory.is_dir():
+            raise UsageError(f"cannot read {arguments.directory}: expected a directory")
+        self._address = parse_address(arguments.listen)
+        self._health_address = parse_address(arguments.metrics)
         self._clock: Clock = BootTimeClock()
         self._certificate = ServerCertificate(arguments.certificate, arguments.key)
+        self._transport = (
+            create_process_transport(arguments.kubeconfig, arguments.context, self._clock)
+            if arguments.directory is None
+            else None
+        )
         self._stop = threading.Event()
         self._exit_code = 0
 
@@ -153,9 +162,11 @@ class ServeProcess:
         )
         with ExitStack() as stack:
             source = self._open_source(stack, settings)
-            host, port = parse_address(arguments.metrics)
             health = HealthServer(
-                host, port, ControllerMetrics(), healthy=lambda: "", ready=source.describe_unready
+                *self._health_address,
+                ControllerMetrics(),
+                healthy=lambda: "",
+                ready=source.describe_unready,
             )
             stack.enter_context(health)
             service = ConfigService(source, OpenAccess(), cache_entries=arguments.cache)
@@ -164,7 +175,7 @@ class ServeProcess:
                 "receives the secrets of the pools"
             )
             server = IgnitionServer(
-                parse_address(arguments.listen),
+                self._address,
                 self._certificate,
                 service,
                 NoConfigRequestLog(),
@@ -173,20 +184,16 @@ class ServeProcess:
             yield stack.enter_context(server)
 
     def _open_source(self, stack: ExitStack, settings: "SourceSettings") -> "PoolSource":
-        arguments = self._arguments
-        if arguments.directory is not None:
+        if self._transport is None:
             from treenail.controllers.ignition.directory_source import DirectorySource
 
-            if not arguments.directory.is_dir():
-                raise UsageError(f"cannot read {arguments.directory}: expected a directory")
-            return DirectorySource(arguments.directory, settings)
+            return DirectorySource(self._arguments.directory, settings)
         from treenail.controllers.ignition.cluster_source import ClusterSource
         from treenail.controllers.runtime.informers import Informers
         from treenail.kube.client import Client
 
-        transport = create_process_transport(arguments.kubeconfig, arguments.context, self._clock)
-        stack.callback(transport.close)
-        informers = Informers(Client(transport), self._clock)
+        stack.callback(self._transport.close)
+        informers = Informers(Client(self._transport), self._clock)
         source = ClusterSource(informers, settings)
         stack.callback(informers.stop)
         informers.start()

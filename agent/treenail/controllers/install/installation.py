@@ -9,7 +9,15 @@ import yaml
 from treenail import __version__
 from treenail.api.decode import Json
 from treenail.controllers.build.job import JobSettings
-from treenail.controllers.install import permissions
+from treenail.controllers.install import objects, permissions
+from treenail.controllers.install.objects import (
+    CONTAINER_SECURITY,
+    CONTROL_PLANE_TOLERATIONS,
+    NONROOT_UID,
+    POD_SECURITY,
+    build_field_env,
+    build_probe,
+)
 from treenail.controllers.install.permissions import (
     CONTROLLER_VERBS,
     EVENT_VERBS,
@@ -30,7 +38,6 @@ _KEY_DIRECTORY = "/run/secrets/treenail-signing-key"
 _RBAC = "rbac.authorization.k8s.io"
 LABELS: Json = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "treenail"}
 SELECTOR: Json = {"app.kubernetes.io/name": NAME}
-_NONROOT_UID = 65532
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,12 @@ class InstallOptions:
 
 
 def build_documents(options: InstallOptions) -> list[Json]:
-    """Build all manifests, in an order in which they can be created."""
+    """Build all manifests, in an order in which they can be created.
+
+    Without controllers these are the kinds and the access of agents only.
+    """
+    if not options.controllers:
+        return [*load_crds(), *build_node_access()]
     return [
         *_build_namespaces(options),
         *load_crds(),
@@ -109,17 +121,7 @@ def _build_namespaces(options: InstallOptions) -> list[Json]:
     if options.has_builds:
         # buildah needs root and a container's default capabilities.
         levels[options.build_namespace] = "baseline"
-    return [_build_namespace(name, level) for name, level in levels.items()]
-
-
-def _build_namespace(name: str, level: str) -> Json:
-    modes = ("audit", "enforce", "warn")
-    labels = {f"pod-security.kubernetes.io/{mode}": level for mode in modes}
-    return {
-        "apiVersion": "v1",
-        "kind": "Namespace",
-        "metadata": {"name": name, "labels": {**LABELS, **labels}},
-    }
+    return [objects.build_namespace(name, level, LABELS) for name, level in levels.items()]
 
 
 def _build_controller_access(options: InstallOptions) -> list[Json]:
@@ -201,17 +203,11 @@ def _build_deployment(options: InstallOptions) -> Json:
             "priorityClassName": "system-cluster-critical",
             "terminationGracePeriodSeconds": 30,
             "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": _NONROOT_UID,
-                "runAsGroup": _NONROOT_UID,
-                "seccompProfile": {"type": "RuntimeDefault"},
+                **POD_SECURITY,
                 # The kubelet gives files of Secrets to this group.
-                **({"fsGroup": _NONROOT_UID} if options.signing_key_secret else {}),
+                **({"fsGroup": NONROOT_UID} if options.signing_key_secret else {}),
             },
-            "tolerations": [
-                {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"},
-                {"key": "node-role.kubernetes.io/master", "effect": "NoSchedule"},
-            ],
+            "tolerations": list(CONTROL_PLANE_TOLERATIONS),
             # Prefer two nodes, so that one drain never stops both replicas, and two zones.
             "affinity": {
                 "podAntiAffinity": {
@@ -285,26 +281,22 @@ def _build_container(options: InstallOptions) -> Json:
         ],
         **_build_mounts(options),
         "env": [
-            _build_field_env("NODE_NAME", "spec.nodeName"),
-            _build_field_env("POD_NAME", "metadata.name"),
-            _build_field_env("POD_NAMESPACE", "metadata.namespace"),
+            build_field_env("NODE_NAME", "spec.nodeName"),
+            build_field_env("POD_NAME", "metadata.name"),
+            build_field_env("POD_NAMESPACE", "metadata.namespace"),
         ],
         "ports": [
             {"name": "metrics", "containerPort": PORT},
             *([{"name": "web", "containerPort": WEB_PORT}] if options.has_web_page else []),
         ],
         "livenessProbe": {
-            **_build_probe("/healthz"),
+            **build_probe("/healthz"),
             "initialDelaySeconds": 15,
             "periodSeconds": 20,
         },
-        "readinessProbe": {**_build_probe("/readyz"), "periodSeconds": 5},
+        "readinessProbe": {**build_probe("/readyz"), "periodSeconds": 5},
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        },
+        "securityContext": CONTAINER_SECURITY,
     }
 
 
@@ -409,30 +401,13 @@ def _build_node_admission_policy() -> list[Json]:
 
 
 def _build_role(kind: str, name: str, namespace: str, rules: list[Json]) -> Json:
-    meta = _build_metadata(namespace, name)
-    return {"apiVersion": f"{_RBAC}/v1", "kind": kind, "metadata": meta, "rules": rules}
+    return objects.build_role(kind, _build_metadata(namespace, name), rules)
 
 
 def _build_binding(kind: str, name: str, namespace: str, subject: Json) -> Json:
-    role = kind.removesuffix("Binding")
-    return {
-        "apiVersion": f"{_RBAC}/v1",
-        "kind": kind,
-        "metadata": _build_metadata(namespace, name),
-        "roleRef": {"apiGroup": _RBAC, "kind": role, "name": name},
-        "subjects": [subject],
-    }
+    return objects.build_binding(kind, _build_metadata(namespace, name), subject)
 
 
 def _build_metadata(namespace: str, name: str = NAME) -> Json:
     place: Json = {"namespace": namespace} if namespace else {}
     return {"name": name, **place, "labels": LABELS}
-
-
-def _build_field_env(name: str, path: str) -> Json:
-    # With its default: the field is atomic, as matchConstraints of the admission policy.
-    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
-
-
-def _build_probe(path: str) -> Json:
-    return {"httpGet": {"path": path, "port": "metrics"}}

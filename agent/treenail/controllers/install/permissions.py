@@ -83,6 +83,24 @@ BUILD_VERBS: Verbs = {
 """Verbs of the build controller in the namespace of builds."""
 
 
+SERVER_VERBS: Verbs = {
+    f"controllerconfigs.{GROUP}": _WATCH_VERBS,
+    f"machineconfigpools.{GROUP}": _WATCH_VERBS,
+    f"machineconfigs.{GROUP}": _WATCH_VERBS,
+    f"machineosbuilds.{GROUP}": _WATCH_VERBS,
+    f"machineosconfigs.{GROUP}": _WATCH_VERBS,
+}
+"""Verbs of the Ignition server for objects of the cluster."""
+
+
+def build_named_rules(names: Mapping[str, str], verbs: Iterable[str]) -> list[Json]:
+    """Build rules for one object of each resource; ``names`` maps resources to names."""
+    return [
+        {**_build_rule(resource, sorted(verbs)), "resourceNames": [name]}
+        for resource, name in sorted(names.items())
+    ]
+
+
 def build_controllerconfig_rule() -> Json:
     """Build the rule for agents to read the only ControllerConfig."""
     rule = _build_rule(f"controllerconfigs.{GROUP}", ["get", "list", "watch"])

@@ -1,0 +1,138 @@
+"""Builds the manifests of the Ignition server: a DaemonSet on the nodes of the control plane.
+
+It has a namespace of its own, because it uses the network of its nodes: new machines reach it at
+the addresses of the control plane, as they reach the server of the Machine Config Operator.
+"""
+
+from treenail.api.decode import Json
+from treenail.controllers.install import objects, permissions
+from treenail.controllers.install.installation import InstallOptions
+
+NAME = "treenail-ignition"
+PORT = 22623
+"""The port of the Machine Config Operator's server."""
+METRICS_PORT = 22625
+CERTIFICATE_SECRET = "treenail-ignition-tls"  # noqa: S105  # a name
+"""Secret of type kubernetes.io/tls with the certificate of the server. The user creates it."""
+TOKEN_SECRET = "treenail-ignition-tokens"  # noqa: S105  # a name
+"""Secret with the digests of access tokens."""
+REQUEST_CONFIGMAP = "treenail-ignition-requests"
+"""ConfigMap with the requests of the last day."""
+
+_LABELS: Json = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "treenail"}
+_SELECTOR: Json = {"app.kubernetes.io/name": NAME}
+_VOLUME = "certificate"
+_DIRECTORY = "/run/secrets/treenail-ignition"
+
+
+def build_server_documents(options: InstallOptions, namespace: str = NAME) -> list[Json]:
+    """Build the manifests, in an order in which they can be created."""
+    account: Json = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
+    place = _build_metadata(namespace)
+    stores = {"secrets": TOKEN_SECRET, "configmaps": REQUEST_CONFIGMAP}
+    return [
+        # Only the level privileged permits hostNetwork.
+        objects.build_namespace(namespace, "privileged", _LABELS),
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": place},
+        objects.build_role(
+            "ClusterRole", _build_metadata(), permissions.build_rules([permissions.SERVER_VERBS])
+        ),
+        objects.build_binding("ClusterRoleBinding", _build_metadata(), account),
+        # RBAC cannot restrict create by name, so the objects exist from the beginning.
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": _build_metadata(namespace, TOKEN_SECRET),
+            "type": "Opaque",
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": _build_metadata(namespace, REQUEST_CONFIGMAP),
+        },
+        objects.build_role("Role", place, permissions.build_named_rules(stores, ("get", "update"))),
+        objects.build_binding("RoleBinding", place, account),
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": place,
+            "spec": {
+                "selector": _SELECTOR,
+                "ports": [{"name": "https", "port": PORT, "targetPort": "https"}],
+            },
+        },
+        _build_daemonset(options, namespace),
+    ]
+
+
+def _build_daemonset(options: InstallOptions, namespace: str) -> Json:
+    secret: Json = {"secretName": CERTIFICATE_SECRET, "defaultMode": 0o440}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": _build_metadata(namespace),
+        "spec": {
+            "selector": {"matchLabels": _SELECTOR},
+            # The port belongs to one pod of a node at a time.
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
+            "template": {
+                "metadata": {"labels": _LABELS},
+                "spec": {
+                    "serviceAccountName": NAME,
+                    "priorityClassName": "system-cluster-critical",
+                    "terminationGracePeriodSeconds": 30,
+                    "hostNetwork": True,
+                    "dnsPolicy": "ClusterFirstWithHostNet",
+                    "nodeSelector": {"node-role.kubernetes.io/control-plane": ""},
+                    "tolerations": list(objects.CONTROL_PLANE_TOLERATIONS),
+                    # The kubelet gives files of Secrets to fsGroup.
+                    "securityContext": {**objects.POD_SECURITY, "fsGroup": objects.NONROOT_UID},
+                    "containers": [_build_container(options)],
+                    "volumes": [{"name": _VOLUME, "secret": secret}],
+                },
+            },
+        },
+    }
+
+
+def _build_container(options: InstallOptions) -> Json:
+    return {
+        "name": "server",
+        "image": options.image,
+        "command": ["treenail-controller"],
+        "args": [
+            "serve",
+            f"--listen=:{PORT}",
+            f"--certificate={_DIRECTORY}/tls.crt",
+            f"--key={_DIRECTORY}/tls.key",
+            f"--metrics=:{METRICS_PORT}",
+        ],
+        "env": [
+            objects.build_field_env("NODE_NAME", "spec.nodeName"),
+            objects.build_field_env("POD_NAME", "metadata.name"),
+            objects.build_field_env("POD_NAMESPACE", "metadata.namespace"),
+        ],
+        "ports": [
+            {"name": "https", "containerPort": PORT, "hostPort": PORT, "protocol": "TCP"},
+            {
+                "name": "metrics",
+                "containerPort": METRICS_PORT,
+                "hostPort": METRICS_PORT,
+                "protocol": "TCP",
+            },
+        ],
+        "volumeMounts": [{"name": _VOLUME, "mountPath": _DIRECTORY, "readOnly": True}],
+        "livenessProbe": {
+            **objects.build_probe("/healthz"),
+            "initialDelaySeconds": 15,
+            "periodSeconds": 20,
+        },
+        "readinessProbe": {**objects.build_probe("/readyz"), "periodSeconds": 5},
+        "resources": {"requests": {"cpu": "20m", "memory": "64Mi"}},
+        "securityContext": objects.CONTAINER_SECURITY,
+    }
+
+
+def _build_metadata(namespace: str = "", name: str = NAME) -> Json:
+    place: Json = {"namespace": namespace} if namespace else {}
+    return {"name": name, **place, "labels": _LABELS}
