@@ -433,6 +433,13 @@ def test_random_walks_violate_no_invariant_and_converge(first: int) -> None:
                 assert found.images[config.pull_spec] == (inputs.content, inputs.config), seed
 
 
+def test_job_with_the_name_of_one_that_failed_is_not_run_twice() -> None:
+    # In this walk another config makes a Job again that failed for the adopting build before.
+    found = walk(1058, steps=90)
+    found.problems.clear()
+    found.converge()
+
+
 def find_writes(content: str) -> int:
     found = world(content)
     found.converge()

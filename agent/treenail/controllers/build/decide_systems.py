@@ -151,6 +151,9 @@ class SystemDecider:
             if build.uid not in found.owners:
                 self._actions.append(AdoptJob(found, build.name))
             return self._follow(system, build, replace(facts, job=found.name), found)
+        if any(job.is_running for job in unfinished):
+            # It has the name of a Job that failed: only one of a key may run.
+            return SystemStep(facts)
         namesake = next((job for job in self._situation.jobs if job.name == own_name), None)
         if namesake is not None:
             # It belongs to an earlier build of the same name.
