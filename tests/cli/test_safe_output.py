@@ -55,11 +55,13 @@ NODE_COMMANDS = {
 }
 CONTROLLER_COMMANDS = {
     "build": ["-f", "POOL", "--pool", CANARY],
+    "ignition": ["--from", CANARY, "--pool", "worker"],
     "manifests": ["--image", CANARY],
     "plan": ["-f", "POOL"],
     "render": ["-f", "POOL"],
     "rollout": ["status", CANARY],
     "run": ["--enable", "render", "--kubeconfig", CANARY, "--no-leader-election"],
+    "serve": ["--certificate", CANARY, "--key", CANARY],
     "status": ["--kubeconfig", CANARY],
     "trust": ["--signing-key", CANARY, "registry.example.com/os/node"],
 }

@@ -11,7 +11,17 @@ from functools import partial
 
 from treenail import __version__
 from treenail.api import documents
-from treenail.cli.controller import build, manifests, plan, rollout, run, serve, status, trust
+from treenail.cli.controller import (
+    build,
+    ignition,
+    manifests,
+    plan,
+    rollout,
+    run,
+    serve,
+    status,
+    trust,
+)
 from treenail.cli.files import read_documents
 from treenail.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, run_with_output
 from treenail.cli.parser import CommandParser, rename_program
@@ -142,6 +152,7 @@ def create_parser() -> CommandParser:
     render.set_defaults(run=_render_configs)
     build.add_command(commands)
     trust.add_command(commands)
+    ignition.add_command(commands)
     plan.add_command(commands)
     status.add_command(commands)
     rollout.add_command(commands)

@@ -82,7 +82,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument(
         "--registry-needs-cluster", metavar="HOST", action="append", default=[],
-        type=_parse_registry,
+        type=parse_registry,
         help="name no image of this registry, HOST or HOST:PORT, to machines: they cannot reach it "
         "before they join; repeatable",
     )  # fmt: skip
@@ -207,7 +207,8 @@ class ServeProcess:
         self._stop.set()
 
 
-def _parse_registry(text: str) -> str:
+def parse_registry(text: str) -> str:
+    """Return the registry in lower case; raise `argparse.ArgumentTypeError` if it is none."""
     if not _REGISTRY.fullmatch(text):
         raise argparse.ArgumentTypeError(f"expected HOST or HOST:PORT, found {text!r:.80}")
     return text.lower()

@@ -1,0 +1,177 @@
+"""``treenail-controller ignition``: print the config that the server would serve."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treenail.api import annotations as key
+from treenail.api import documents
+from treenail.cli.controller.serve import parse_registry
+from treenail.cli.files import read_input
+from treenail.cli.terminal import HelpFormatter, format_examples
+from treenail.config.ignition_emit import VERSIONS_SERVED
+from treenail.config.ignition_withhold import withhold_secrets
+from treenail.controllers.ignition.pointer import build_pointer
+from treenail.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from treenail.controllers.ignition.document import ServedDocument
+
+_VERSIONS = {version.removesuffix(".0"): version for version in VERSIONS_SERVED}
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the arguments of the command."""
+    parser = commands.add_parser(
+        "ignition",
+        help="print the Ignition config of a pool, without a server",
+        description="Print the Ignition config that `serve --from` serves to the machines of a "
+        "pool, or the pointer config with which they fetch it. The config contains the secrets of "
+        "the pool.",
+        epilog=format_examples(
+            (
+                "write the config for a boot image",
+                "treenail-controller ignition --from DIR --pool worker --spec 3.4 > worker.ign",
+            ),
+            (
+                "review the config",
+                "treenail-controller ignition --from DIR --pool worker --without-secrets",
+            ),
+            (
+                "print user data for machines",
+                "treenail-controller ignition --pool worker --pointer --server https://HOST:22623",
+            ),
+        ),
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument(
+        "--from", dest="directory", metavar="DIR", type=Path,
+        help="read pools, rendered configs and the ControllerConfig from the .yaml, .yml and .json "
+        "files of this directory; with --pointer, only verify that the server can serve the pool",
+    )  # fmt: skip
+    parser.add_argument("--pool", metavar="NAME", required=True, help="the pool of the machine")
+    parser.add_argument(
+        "--spec", metavar="VERSION", type=_parse_version, default=VERSIONS_SERVED[-1],
+        help=f"version of Ignition's format: {', '.join(_VERSIONS)} (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pointer", action="store_true", help="print the pointer config; needs --server"
+    )
+    parser.add_argument(
+        "--server", metavar="URL",
+        help="with --pointer: the config server that machines reach, https://HOST:PORT",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ca", metavar="FILE",
+        help="with --pointer: CA of the server's certificate, PEM (default: the CAs of the "
+        "machine's image)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--bootstrap-kubeconfig", metavar="FILE",
+        help="add this kubeconfig, with which the kubelet joins the cluster (default: that of the "
+        "rendered config, if it has one)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--registry-needs-cluster", metavar="HOST", action="append", default=[],
+        type=parse_registry,
+        help="name no image of this registry, HOST or HOST:PORT, to machines: they cannot reach it "
+        "before they join; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--image-annotation", choices=("desiredOSImage", "desiredImage"), default="desiredOSImage",
+        help="assign images to nodes with this annotation (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--without-secrets", action="store_true",
+        help="print the size in place of the contents of files that not every user may read, and "
+        "no password hashes and tokens, for review",
+    )  # fmt: skip
+    parser.set_defaults(run=print_ignition)
+
+
+def print_ignition(arguments: argparse.Namespace) -> int:
+    """Print the config or the pointer config as one line of JSON; indented without secrets.
+
+    Raises `UsageError` for contradicting arguments, and the errors of `build_document`.
+    """
+    text = _format_pointer(arguments) if arguments.pointer else _format_config(arguments)
+    if arguments.without_secrets:
+        where = "the Ignition config"
+        text = json.dumps(withhold_secrets(documents.load_document(text, where=where)), indent=2)
+    print(text)
+    return 0
+
+
+def _format_pointer(arguments: argparse.Namespace) -> str:
+    if arguments.server is None:
+        raise UsageError(
+            "cannot print a pointer config: the URL of the config server is missing",
+            remedy="give the address that new machines reach: --server https://HOST:22623",
+        )
+    if arguments.bootstrap_kubeconfig is not None:
+        raise UsageError(
+            "cannot use --bootstrap-kubeconfig with --pointer: a pointer config has no files"
+        )
+    if arguments.directory is not None:
+        _build_document(arguments)
+    authorities = b"" if arguments.ca is None else read_input(arguments.ca)
+    pointer = build_pointer(
+        arguments.server, arguments.pool, arguments.spec, authorities=authorities
+    )
+    return json.dumps(pointer, separators=(",", ":"))
+
+
+def _format_config(arguments: argparse.Namespace) -> str:
+    if arguments.server is not None or arguments.ca is not None:
+        raise UsageError("cannot use --server and --ca without --pointer")
+    if arguments.directory is None:
+        raise UsageError(
+            "cannot print a config: no directory is given",
+            remedy="give the directory with the pool and its rendered config: --from DIR",
+        )
+    kubeconfig = None
+    if arguments.bootstrap_kubeconfig is not None:
+        kubeconfig = _read_kubeconfig(arguments.bootstrap_kubeconfig)
+    document = _build_document(arguments)
+    if document.is_image_later:
+        print(
+            f"treenail-controller: warning: the config names no image of pool {arguments.pool}: "
+            "machines reach its registry only after they join",
+            file=sys.stderr,
+        )
+    return document.format_body(kubeconfig).decode()
+
+
+def _build_document(arguments: argparse.Namespace) -> "ServedDocument":
+    # Imported late: other commands need no sources of configs.
+    from treenail.controllers.ignition.directory_source import DirectorySource
+    from treenail.controllers.ignition.document import build_document
+    from treenail.controllers.ignition.source import SourceSettings
+
+    settings = SourceSettings(
+        key.PREFIX + arguments.image_annotation, frozenset(arguments.registry_needs_cluster)
+    )
+    inputs = DirectorySource(arguments.directory, settings).read_inputs(arguments.pool)
+    return build_document(inputs, arguments.spec)
+
+
+def _read_kubeconfig(name: str) -> bytes:
+    """Return the content of a kubeconfig; raise `ConfigError` if it is none."""
+    content = read_input(name)
+    document = documents.load_document(content, where=name)
+    if document.get("kind") != "Config" or not document.get("clusters"):
+        raise ConfigError(
+            f"cannot use {name}: expected a kubeconfig, with kind Config and clusters"
+        )
+    return content
+
+
+def _parse_version(text: str) -> str:
+    version = _VERSIONS.get(text, text)
+    if version not in VERSIONS_SERVED:
+        raise argparse.ArgumentTypeError(
+            f"expected one of {', '.join(_VERSIONS)}, found {text!r:.40}"
+        )
+    return version
