@@ -159,3 +159,29 @@ def test_certificate_that_does_not_exist_is_a_usage_error(
     files = (f"--certificate={tmp_path}/x.pem", f"--key={tmp_path}/x.pem")
     assert main(["serve", f"--from={tmp_path}", *files]) == EXIT_USAGE
     assert "cannot load certificate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "serve"])
+def test_long_process_loads_no_other_command(command: str) -> None:
+    program = f"""
+import sys
+from treenail.cli.controller.main import main
+try:
+    main(["{command}", "--help"])
+except SystemExit:
+    pass
+print(*sorted(sys.modules))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    found = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, check=True, text=True
+    )
+    assert f"usage: treenail-controller {command}" in found.stdout
+    loaded = set(found.stdout.splitlines()[-1].split())
+    assert f"treenail.cli.controller.{command}" in loaded
+    others = (
+        "treenail.builder.phases",
+        "treenail.controllers.plan",
+        "treenail.cli.controller.build",
+    )
+    assert [each for each in sorted(loaded) if each in others or each.startswith(others[:2])] == []

@@ -11,23 +11,11 @@ from functools import partial
 
 from treenail import __version__
 from treenail.api import documents
-from treenail.cli.controller import (
-    build,
-    ignition,
-    manifests,
-    plan,
-    rollout,
-    run,
-    serve,
-    status,
-    trust,
-)
 from treenail.cli.files import read_documents
 from treenail.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, run_with_output
 from treenail.cli.parser import CommandParser, rename_program
 from treenail.cli.safe_output import guard_output
 from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
-from treenail.controllers.render import offline
 from treenail.errors import TreenailError, UsageError
 
 PROGRAM = "treenail-controller"
@@ -36,7 +24,9 @@ KUBECTL_PROGRAM = "kubectl treenail"
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    return _run_program(create_parser(), argv)
+    words = sys.argv[1:] if argv is None else argv
+    is_process = words[:1] in (["run"], ["serve"])
+    return _run_program(create_process_parser() if is_process else create_parser(), argv)
 
 
 def run_kubectl_plugin(argv: list[str] | None = None) -> int:
@@ -76,6 +66,8 @@ def create_kubectl_parser() -> CommandParser:
         formatter_class=HelpFormatter,
     )
     _add_version(parser)
+    from treenail.cli.controller import plan, rollout, status
+
     commands = _add_commands(parser)
     for command in (status, plan, rollout):
         command.add_command(commands)
@@ -98,8 +90,34 @@ def _add_commands(
     return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
 
+def create_process_parser() -> CommandParser:
+    """Create a parser of the commands that run for months.
+
+    The modules of the other commands would need 5 MB more in each process.
+    """
+    from treenail.cli.controller import run, serve
+
+    parser = CommandParser(prog=PROGRAM, formatter_class=HelpFormatter)
+    commands = _add_commands(parser)
+    run.add_command(commands)
+    serve.add_command(commands)
+    return parser
+
+
 def create_parser() -> CommandParser:
     """Create the parser of all commands."""
+    from treenail.cli.controller import (
+        build,
+        ignition,
+        manifests,
+        plan,
+        rollout,
+        run,
+        serve,
+        status,
+        trust,
+    )
+
     parser = CommandParser(
         prog=PROGRAM,
         description="Render the configuration of pools of nodes, and roll it out.",
@@ -168,6 +186,8 @@ def _run_command(arguments: argparse.Namespace) -> int:
 
 
 def _render_configs(arguments: argparse.Namespace) -> int:
+    from treenail.controllers.render import offline
+
     found = offline.read_manifests(read_documents(arguments.filename))
     for warning in found.warnings:
         print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_ADDRESS = ":22623"
 """The port of the Machine Config Operator's server."""
+_PAGE_SIZE, _MAX_PAGES = 10, 4000
 _REGISTRY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
 
 
@@ -193,7 +194,9 @@ class ServeProcess:
         from treenail.kube.client import Client
 
         stack.callback(self._transport.close)
-        informers = Informers(Client(self._transport), self._clock)
+        # A rendered config may have a megabyte, and a page is complete in memory.
+        client = Client(self._transport, page_size=_PAGE_SIZE, max_pages=_MAX_PAGES)
+        informers = Informers(client, self._clock)
         source = ClusterSource(informers, settings)
         stack.callback(informers.stop)
         informers.start()
