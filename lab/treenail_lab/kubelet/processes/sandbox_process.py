@@ -26,10 +26,15 @@ def main(hostname: str, port: str = "", path: str = "") -> None:
     kernel.set_hostname(hostname)
     kernel.start_loopback()
     if port:
-        listener = socket.create_server(("127.0.0.1", int(port)), backlog=64)
-        threading.Thread(target=_accept, args=(listener, path), daemon=True).start()
+        start_forward(int(port), path)
     print("ready", flush=True)
     sys.stdin.read()
+
+
+def start_forward(port: int, path: str) -> None:
+    """Forward connections to a port of this network namespace's loopback to a Unix socket."""
+    listener = socket.create_server(("127.0.0.1", port), backlog=64)
+    threading.Thread(target=_accept, args=(listener, path), daemon=True).start()
 
 
 def _accept(listener: socket.socket, path: str) -> None:
