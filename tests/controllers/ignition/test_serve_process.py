@@ -5,22 +5,20 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.contract.client import Cluster
 from tests.controllers.clusters import collection_of
+from tests.controllers.ignition.process import run_server
 from tests.controllers.ignition.samples import (
     NEW,
-    Json,
     make_config,
     make_file,
     make_pool,
 )
-from tests.controllers.ignition.serving import LIMIT_S, fetch_config, write_certificate, write_json
+from tests.controllers.ignition.serving import LIMIT_S, write_certificate, write_json
 from tests.controllers.installed import apply
 from tests.waiting import wait_until
 from treenail.cli.controller.main import main
@@ -33,46 +31,6 @@ from treenail_lab.apiserver.access.certificates import CertificateAuthority
 from treenail_lab.apiserver.serving.server import LabServer
 
 pytestmark = pytest.mark.integration
-COMMAND = "import sys; from treenail.cli.controller.main import main; sys.exit(main())"
-ADDRESS = re.compile(r"serving Ignition configs at https://127\.0\.0\.1:(\d+)/")
-
-
-class Running:
-    """The process, its log and its port."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]", log: Path, ca: bytes) -> None:
-        self.process = process
-        self.log = log
-        self._ca = ca
-        address = wait_until(lambda: ADDRESS.search(log.read_text()), limit_s=LIMIT_S)
-        self.port = int(address[1])
-
-    def fetch(self, pool: str = "worker") -> tuple[int, Json]:
-        return fetch_config(self.port, self._ca, f"/config/{pool}")
-
-
-@contextmanager
-def run_server(directory: Path, *arguments: str) -> Iterator[Running]:
-    authority = CertificateAuthority(directory)
-    certificate, log = directory / "serving.pem", directory / "serve.log"
-    write_certificate(authority, certificate)
-    command = [
-        *(sys.executable, "-c", COMMAND, "serve", "--listen=127.0.0.1:0"),
-        *(f"--certificate={certificate}", f"--key={certificate}", "--metrics=127.0.0.1:0"),
-        *arguments,
-    ]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-    try:
-        yield Running(process, log, authority.pem)
-    except BaseException:
-        sys.stdout.write(log.read_text())
-        raise
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait(LIMIT_S)
 
 
 def test_process_serves_a_directory_and_ends_at_a_signal(tmp_path: Path) -> None:
