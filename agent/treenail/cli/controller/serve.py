@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import re
 import signal
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treenail.api import annotations as key
+from treenail.cli.controller.connect import parse_namespace
 from treenail.cli.controller.run import (
     create_process_transport,
     log_to_stderr,
@@ -23,6 +25,7 @@ from treenail.controllers.runtime.http_listener import parse_address
 from treenail.errors import UsageError
 
 if TYPE_CHECKING:
+    from treenail.controllers.ignition.request_log import RequestStore
     from treenail.controllers.ignition.server import IgnitionServer
     from treenail.controllers.ignition.source import PoolSource, SourceSettings
 
@@ -81,6 +84,10 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         default="",
         help="use this context of the kubeconfig (default: its current context)",
     )
+    parser.add_argument(
+        "--namespace", type=parse_namespace,
+        help="namespace of the log of requests (default: that of the pod, or treenail-ignition)",
+    )  # fmt: skip
     parser.add_argument(
         "--registry-needs-cluster", metavar="HOST", action="append", default=[],
         type=parse_registry,
@@ -150,7 +157,8 @@ class ServeProcess:
     @contextmanager
     def start(self) -> "Iterator[IgnitionServer]":
         """Serve while the context lasts."""
-        from treenail.controllers.ignition.access import NoConfigRequestLog, OpenAccess
+        from treenail.controllers.ignition.access import OpenAccess
+        from treenail.controllers.ignition.request_recorder import open_request_log
         from treenail.controllers.ignition.server import IgnitionServer
         from treenail.controllers.ignition.service import ConfigService
         from treenail.controllers.ignition.source import SourceSettings
@@ -163,14 +171,18 @@ class ServeProcess:
         )
         with ExitStack() as stack:
             source = self._open_source(stack, settings)
+            metrics = ControllerMetrics()
             health = HealthServer(
                 *self._health_address,
-                ControllerMetrics(),
+                metrics,
                 healthy=lambda: "",
                 ready=source.describe_unready,
             )
             stack.enter_context(health)
             service = ConfigService(source, OpenAccess(), cache_entries=arguments.cache)
+            requests = stack.enter_context(
+                open_request_log(self._make_request_store(), metrics, source.has_pool, self._clock)
+            )
             log.warning(
                 "serving configs without authentication: every client that reaches the server "
                 "receives the secrets of the pools"
@@ -179,7 +191,7 @@ class ServeProcess:
                 self._address,
                 self._certificate,
                 service,
-                NoConfigRequestLog(),
+                requests,
                 clock=self._clock,
             )
             yield stack.enter_context(server)
@@ -201,6 +213,16 @@ class ServeProcess:
         stack.callback(informers.stop)
         informers.start()
         return source
+
+    def _make_request_store(self) -> "RequestStore | None":
+        if self._transport is None:
+            return None
+        from treenail.controllers.ignition.request_log import RequestStore
+        from treenail.controllers.install.ignition_server import NAME, REQUEST_CONFIGMAP
+        from treenail.kube.client import Client
+
+        namespace = self._arguments.namespace or os.environ.get("POD_NAMESPACE") or NAME
+        return RequestStore(Client(self._transport), namespace, REQUEST_CONFIGMAP)
 
     def _handle_thread_death(self, death: threading.ExceptHookArgs) -> None:
         # Without its watch the server would never see another change.

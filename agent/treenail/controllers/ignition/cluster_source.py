@@ -52,6 +52,10 @@ class ClusterSource:
             raise SourceUnreadyError(f"cannot read the cluster yet: {reason}")
         return read_pool_inputs(self, pool, self._settings)
 
+    def has_pool(self, name: str) -> bool:
+        """Return whether a pool of this name is known."""
+        return self._pools.find(name) is not None
+
     def describe_unready(self) -> str:
         """Name the kinds that are not listed yet; empty when all are."""
         return self._informers.unsynced_reason

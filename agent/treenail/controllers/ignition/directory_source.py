@@ -58,6 +58,13 @@ class DirectorySource:
         """Read the inputs; raise `PoolMissingError` or `SourceError`."""
         return read_pool_inputs(self._read_objects(), pool, self._settings)
 
+    def has_pool(self, name: str) -> bool:
+        """Return whether a file contains a pool of this name."""
+        try:
+            return name in self._read_objects().pools
+        except SourceError:
+            return False
+
     def describe_staleness(self) -> str:
         """Return an empty text: files are read again when they change."""
         return ""

@@ -174,6 +174,9 @@ class PoolSource(Protocol):
     def read_inputs(self, pool: str) -> ServedInputs:
         """Read the inputs; raise `PoolMissingError`, `SourceError` or `SourceUnreadyError`."""
 
+    def has_pool(self, name: str) -> bool:
+        """Return whether a pool of this name is known; False while none can be read."""
+
     def describe_staleness(self) -> str:
         """Say why and since when the inputs may be outdated; empty when they are current."""
 
