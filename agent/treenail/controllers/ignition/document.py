@@ -76,7 +76,7 @@ def build_document(inputs: ServedInputs, version: str) -> ServedDocument:
         # The rendered config contains the secrets of the pool.
         _make_file(node_paths.SERVED_CONFIG, _dump_json(rendered), _SECRET),
         *_list_certificates(inputs),
-        # Last, as in the MCO: the machine that has this file has all others.
+        # Last, as in the MCO. Ignition 2.14 itself writes files in the order of their depth.
         _make_file(node_paths.ENCAPSULATED_CONFIG, _dump_json(encapsulated), _READABLE),
     ]
     # Ignition rejects a config with two entries for a path.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from treenail.clock import Clock
 from treenail.controllers.ignition.certificate import ServerCertificate
+from treenail.controllers.ignition.unexpected import withhold_message
 from treenail.controllers.runtime.http_listener import HttpListener, LimitedRequestHandler
 
 log = logging.getLogger(__name__)
@@ -126,8 +127,12 @@ class TlsListener(HttpListener):
             log.info("refused connection from %s: TLS: %s", read_address(client_address), reason)
         elif isinstance(error, OSError):
             super().handle_error(request, client_address)
-        else:
-            log.error("request of %s failed", read_address(client_address), exc_info=error)
+        elif error is not None:
+            log.error(
+                "request of %s failed",
+                read_address(client_address),
+                exc_info=withhold_message(error),
+            )
 
     def _find_excess(self, connections: dict[object, str], address: str) -> str:
         if len(connections) >= self.limits.connections:

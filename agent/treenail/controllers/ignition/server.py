@@ -28,6 +28,7 @@ from treenail.controllers.ignition.service import (
     ConfigService,
     is_pool_name,
 )
+from treenail.controllers.ignition.unexpected import withhold_message
 from treenail.controllers.runtime.http_listener import LimitedRequestHandler
 from treenail.controllers.runtime.server_thread import ServerThread
 from treenail.errors import UsageError
@@ -310,8 +311,10 @@ class _IgnitionRequestHandler(LimitedRequestHandler):
         _log_row(row, self.server.service.describe_staleness())
         try:
             self.server.requests.record(row)
-        except Exception:
-            log.exception("cannot record a request of %s", row.address)
+        except Exception as error:  # the client has its response
+            log.error(  # noqa: TRY400  # without the message
+                "cannot record a request of %s", row.address, exc_info=withhold_message(error)
+            )
 
 
 def _log_row(row: RequestRow, staleness: str) -> None:

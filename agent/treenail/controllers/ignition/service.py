@@ -16,6 +16,7 @@ from treenail.controllers.ignition.source import (
     ServedInputs,
     SourceUnreadyError,
 )
+from treenail.controllers.ignition.unexpected import withhold_message
 from treenail.errors import TreenailError
 from treenail.escape import escape_line
 
@@ -97,8 +98,12 @@ class ConfigService:
         """Record that the client was sent the last byte of a config; never raises."""
         try:
             self._access.confirm_sent(verdict)
-        except Exception:
-            log.exception("cannot record the use of token %s", verdict.token_name)
+        except Exception as error:  # the client has the config
+            log.error(  # noqa: TRY400  # without the message
+                "cannot record the use of token %s",
+                verdict.token_name,
+                exc_info=withhold_message(error),
+            )
 
     def describe_staleness(self) -> str:
         """Say why and since when the inputs may be outdated; empty when they are current."""
@@ -135,7 +140,7 @@ def _describe_error(error: Exception) -> tuple[HTTPStatus, RequestOutcome, str]:
             return HTTPStatus.INTERNAL_SERVER_ERROR, RequestOutcome.FAILED, _format_error(error)
         case _:
             pass
-    log.error("cannot build a config", exc_info=error)
+    log.error("cannot build a config", exc_info=withhold_message(error))
     return (
         HTTPStatus.INTERNAL_SERVER_ERROR,
         RequestOutcome.FAILED,
