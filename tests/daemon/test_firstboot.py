@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.nodes import BACK_ENDS, directories
+from tests.daemon.nodes import BACK_ENDS, FakeImages, directories
 from tests.fakes.bootc_host import bootc_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.world import (
@@ -20,6 +20,10 @@ from tests.fakes.world import (
     World,
 )
 from tests.update.build import A, B
+from treenail.daemon.configuration.drift import DriftCheck
+from treenail.daemon.configuration.inspect import MachineInspector
+from treenail.daemon.configuration.machine import NodeConfiguration
+from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.daemon.firstboot import (
     DONE_FILE,
     ENCAPSULATED_BACKUP,
@@ -28,11 +32,15 @@ from treenail.daemon.firstboot import (
     FirstBootRunner,
     record_start,
 )
+from treenail.daemon.firstboot_verifier import FirstBootVerifier
 from treenail.daemon.local.status_file import StatusFile
 from treenail.errors import ConfigError, HostError, UnreconcilableError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.systemd.sd_notify import SystemdNotifier
+from treenail.host.systemd.unit_files import UnitFileReader
+from treenail.update.drift.drift_policy import DriftPolicy
 
 SECRET = "/var/lib/kubelet/config.json"
 
@@ -64,6 +72,7 @@ class Host:
         self.world.annotations["machineconfiguration.openshift.io/lastAppliedDrain"] = "drain-x"
         self.root = root
         self.image = ""
+        self.has_files_in_image = True
         self.again = False
         self.started_after: list[bool] = []
         """Of each time that all was started: whether the machine had been marked as done."""
@@ -78,10 +87,18 @@ class Host:
         fake = FakeMachine(self.world)
         clock = FakeClock()
         os = bootc_of(self.world, clock, self.bootc) if self.bootc else fake
-        machine = FirstBootInterfaces(
-            os, fake, fake, FakePullSecrets(), FakePreflight(), self, clock, self.status_file(clock)
-        )
         files = HostFiles(Root(self.root))
+        machine = FirstBootInterfaces(
+            os,
+            fake,
+            fake,
+            FakePullSecrets(),
+            FakePreflight(),
+            self,
+            self.verifier(clock),
+            clock,
+            self.status_file(clock),
+        )
         return FirstBootRunner(
             files,
             machine,
@@ -89,6 +106,17 @@ class Host:
             pull_secret=SECRET,
             stop=Waits(turns),
             is_restart=self.again,
+        )
+
+    def verifier(self, clock: FakeClock) -> FirstBootVerifier:
+        host = Machine(Root(self.root), clock=clock)
+        return FirstBootVerifier(
+            host.files,
+            FakeImages(self.world),
+            NodeConfiguration(MachineInspector(host), StepRunner(host)),
+            DriftCheck(host, UnitFileReader(host.files)),
+            policy=DriftPolicy(),
+            has_files_in_image=self.has_files_in_image,
         )
 
     def status_file(self, clock: FakeClock) -> StatusFile:
@@ -319,7 +347,15 @@ def test_stop_event_ends_the_wait(host: Host) -> None:
     fake = FakeMachine(host.world)
     clock = FakeClock()
     machine = FirstBootInterfaces(
-        fake, fake, fake, FakePullSecrets(), FakePreflight(), host, clock, host.status_file(clock)
+        fake,
+        fake,
+        fake,
+        FakePullSecrets(),
+        FakePreflight(),
+        host,
+        host.verifier(clock),
+        clock,
+        host.status_file(clock),
     )
     waiting = FirstBootRunner(
         HostFiles(Root(host.root)), machine, image="", pull_secret=SECRET, stop=stop
@@ -333,7 +369,15 @@ def test_first_boot_failure_is_retried_with_backoff_up_to_a_minute(host: Host) -
     fake, stop = FakeMachine(host.world), Waits(10)
     clock = FakeClock()
     machine = FirstBootInterfaces(
-        fake, fake, fake, FakePullSecrets(), FakePreflight(), host, clock, host.status_file(clock)
+        fake,
+        fake,
+        fake,
+        FakePullSecrets(),
+        FakePreflight(),
+        host,
+        host.verifier(clock),
+        clock,
+        host.status_file(clock),
     )
     files = HostFiles(Root(host.root))
     assert not FirstBootRunner(files, machine, image="", pull_secret=SECRET, stop=stop).run()

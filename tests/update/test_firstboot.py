@@ -4,14 +4,16 @@ import pytest
 
 from tests.update.build import BOOT_1, BOOT_2, DIGEST_A, DIGEST_B, DIGEST_C, B
 from treenail.api.machineconfig import MachineConfig
-from treenail.errors import HostError, UnreconcilableError
+from treenail.errors import ConfigError, HostError, UnreconcilableError
 from treenail.update.firstboot import (
     REBOOTS_ALLOWED,
+    FirstBootClaim,
     FirstBootProgress,
     FirstBootReady,
     FirstBootStage,
     FirstBootTarget,
     decide_first_boot,
+    select_target,
 )
 from treenail.update.impact.os_change import RunningOS
 
@@ -26,6 +28,22 @@ def test_machine_booted_from_manifest_list_is_ready() -> None:
     target = FirstBootTarget(None, B.image)
     assert isinstance(decide(target, RunningOS(DIGEST_C, list_digest=DIGEST_B)), FirstBootReady)
     assert isinstance(decide(target, RunningOS(DIGEST_C, list_digest=DIGEST_A)), FirstBootStage)
+
+
+@pytest.mark.parametrize("image", ["", B.image])
+def test_extensions_are_in_the_image_beside_the_config(image: str) -> None:
+    config = MachineConfig(os_image_url=B.image, extensions=("usbguard",))
+    found = decide(
+        select_target(config, FirstBootClaim(image=image), image=""), RunningOS(DIGEST_A)
+    )
+    assert isinstance(found, FirstBootStage)
+    assert found.change.image == B.image
+    assert found.change.install == (() if image else ("usbguard",))
+
+
+def test_image_of_the_annotations_without_a_digest_is_refused() -> None:
+    with pytest.raises(ConfigError, match="node-annotations"):
+        select_target(None, FirstBootClaim(image="quay.io/example/os:latest"), image="")
 
 
 def test_kernel_type_of_another_architecture_is_refused() -> None:

@@ -18,6 +18,11 @@ SERVED_CONFIG = "/etc/mcs-machine-config-content.json"
 """The rendered MachineConfig that a new machine was served."""
 ENCAPSULATED_CONFIG = "/etc/ignition-machine-config-encapsulated.json"
 """The MachineConfig without its Ignition config, for the first boot of the agent."""
+IGNITION_FILES = ("/boot/ignition/config.ign", "/run/ignition.json")
+"""User data that coreos-installer wrote, and the config that Ignition applied.
+
+Ignition leaves both, with the access token. User data of a cloud or hypervisor is no file.
+"""
 REGISTRIES_CONF = "/etc/containers/registries.conf"
 
 CORE_USER = "core"

@@ -3,7 +3,7 @@
 import json
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treenail.api import documents
 from treenail.api.machineconfig import MachineConfig
@@ -14,6 +14,7 @@ from treenail.config.wanted import read_wanted_state
 from treenail.daemon.checks.preflight import PreflightChecker
 from treenail.daemon.cluster.pull_secrets import PullSecrets
 from treenail.daemon.configuration.step_runner import ServiceManager
+from treenail.daemon.firstboot_verifier import FirstBootVerifier
 from treenail.daemon.interfaces import OSBackend, Power
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile.observe import summarize_deployments
@@ -29,11 +30,13 @@ from treenail.host.system.kernel import HostKernel
 from treenail.kube.backoff import Backoff
 from treenail.update import firstboot
 from treenail.update.firstboot import (
+    FirstBootClaim,
     FirstBootProgress,
     FirstBootReady,
     FirstBootStage,
     FirstBootTarget,
     decide_first_boot,
+    select_target,
 )
 
 log = logging.getLogger(__name__)
@@ -58,6 +61,7 @@ class FirstBootInterfaces:
     credentials: PullSecrets
     preflight: PreflightChecker
     services: ServiceManager
+    verifier: FirstBootVerifier
     clock: Clock
     status: StatusFile
 
@@ -96,6 +100,8 @@ class FirstBootRunner:
         self._pull_secret = pull_secret
         self._stop = stop
         self._logged_percent = 0
+        self._refused_id = ""
+        """The staged deployment whose image lacks files of the config."""
 
     def run(self) -> bool:
         """Return True when the machine may join, False when a signal stopped the program.
@@ -123,9 +129,13 @@ class FirstBootRunner:
         """Do the next step; return True when nothing is left. Raises `TreenailError`."""
         if self._files.has_entry(DONE_FILE):
             return True
-        interfaces, target = self._interfaces, self._read_request()
+        interfaces, claim = self._interfaces, self._interfaces.verifier.read_claim()
+        target = self._read_request(claim)
+        if self._image:
+            # The booted image is not the one of the annotations: the agent moves there later.
+            claim = replace(claim, image="")
         if target == FirstBootTarget():
-            self._finish_first_boot("its config demands nothing before it joins")
+            self._finish_first_boot("its config demands nothing before it joins", claim)
             return True
         boot_id, progress = interfaces.kernel.read_boot_id(), self._read_state()
         deployments = summarize_deployments(
@@ -145,25 +155,27 @@ class FirstBootRunner:
         )
         match decision:
             case FirstBootReady(reason=reason):
-                self._finish_first_boot(reason)
+                self._finish_first_boot(reason, claim)
                 return True
             case FirstBootStage() as stage:
                 is_unlocked = bool(deployments.staged_id) and not deployments.is_locked
                 if not is_unlocked or deployments.staged_id != progress.staged_id:
-                    self._stage_os(stage, target)
+                    if not deployments.staged_id or deployments.staged_id != self._refused_id:
+                        self._stage_os(stage, target)
+                    self._check_staged_image(claim)
                 # Else the process was killed after unlocking it: the next boot starts it.
                 self._reboot_into_staged(
                     progress.reboot_count + (progress.boot_id != boot_id), boot_id
                 )
                 return False
 
-    def _read_request(self) -> FirstBootTarget:
+    def _read_request(self, claim: FirstBootClaim) -> FirstBootTarget:
         content = self._files.read_file(ENCAPSULATED_CONFIG, limit=_LIMIT)
         config = None
         if content is not None:
             document = documents.load_document(content, where=ENCAPSULATED_CONFIG)
             config = MachineConfig.from_json(document)
-        return FirstBootTarget(config, self._image)
+        return select_target(config, claim, image=self._image)
 
     def _read_state(self) -> FirstBootProgress:
         content = self._files.read_file(STATE_FILE, limit=_LIMIT)
@@ -193,6 +205,13 @@ class FirstBootRunner:
             wait_while_busy(error, interfaces.os, self._check_progress)
             raise
 
+    def _check_staged_image(self, claim: FirstBootClaim) -> None:
+        """Refuse an image without the config's files, and do not stage it again."""
+        staged = self._interfaces.os.read_deployments().staged
+        self._refused_id = staged.id if staged else ""
+        self._interfaces.verifier.check_staged_image(claim, self._refused_id)
+        self._refused_id = ""
+
     def _reboot_into_staged(self, reboots: int, boot_id: str) -> None:
         interfaces = self._interfaces
         staged = interfaces.os.read_deployments().staged
@@ -217,13 +236,20 @@ class FirstBootRunner:
         if file is not None:
             self._files.write_file(self._pull_secret, file.contents.decode_bytes(), mode=0o600)
 
-    def _finish_first_boot(self, reason: str) -> None:
-        """Finish durably. The order matters: after DONE_FILE no later boot runs the first boot."""
+    def _finish_first_boot(self, reason: str, claim: FirstBootClaim) -> None:
+        """Verify the machine, and finish durably.
+
+        The order matters: what is not verified stays as Ignition left it, and after DONE_FILE no
+        later boot runs the first boot. Until then the agent, which reports to the Node, does not
+        start.
+        """
+        self._interfaces.verifier.verify_machine(claim)
         if self._is_restart:
             # The kubelet's start job failed with the earlier process. Start it again before the
             # mark is written: it waits for this process, and after a crash between the two the
             # unit would not run again (ConditionPathExists).
             self._interfaces.services.start_default_target()
+        self._interfaces.verifier.remove_ignition_files()
         self._files.write_file(DONE_FILE, b"", mode=0o600)
         content = self._files.read_file(ENCAPSULATED_CONFIG, limit=_LIMIT)
         if content is not None:

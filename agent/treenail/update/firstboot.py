@@ -1,12 +1,16 @@
 """Decide the next action at first boot, before the machine joins its cluster."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from treenail import codec
+from treenail.api import annotations as key
+from treenail.api import pullspec
 from treenail.api.machineconfig import MachineConfig
-from treenail.codec import CodecError, key
+from treenail.codec import CodecError
+from treenail.config import node_paths
 from treenail.config.wanted import WantedOS, read_wanted_state
-from treenail.errors import HostError, UnreconcilableError
+from treenail.errors import ConfigError, HostError, UnreconcilableError
 from treenail.update.impact.os_change import (
     OSChange,
     RunningOS,
@@ -23,23 +27,35 @@ REBOOTS_ALLOWED = 3
 
 
 @dataclass(frozen=True, slots=True)
+class FirstBootClaim:
+    """The config and image that the annotations of a new machine report; empty without these."""
+
+    config: str = ""
+    """The name of the rendered config."""
+    image: str = ""
+    """The image beside the config; empty outside image mode."""
+    image_files: str = ""
+    """``baked`` or ``write``; empty leaves the choice to the settings."""
+
+
+@dataclass(frozen=True, slots=True)
 class FirstBootTarget:
     """The target of the first boot; empty if nothing is requested."""
 
     config: MachineConfig | None = None
     """The config that the machine was provisioned with."""
     image: str = ""
-    """The image in the settings, which takes precedence over the config's."""
+    """The image in the settings or the annotations, which takes precedence over the config's."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstBootProgress:
     """The progress of earlier boots."""
 
-    reboot_count: int = field(default=0, metadata=key("rebootCount"))
-    boot_id: str = field(default="", metadata=key("bootID"))
+    reboot_count: int = field(default=0, metadata=codec.key("rebootCount"))
+    boot_id: str = field(default="", metadata=codec.key("bootID"))
     """The boot in which the last reboot was requested."""
-    staged_id: str = field(default="", metadata=key("stagedID"))
+    staged_id: str = field(default="", metadata=codec.key("stagedID"))
     """The deployment for the reboot."""
 
 
@@ -55,6 +71,49 @@ class FirstBootStage:
     """Stage the change and reboot into it."""
 
     change: OSChange
+
+
+def read_claim(annotations: Mapping[str, str]) -> FirstBootClaim:
+    """Return what the annotations claim that the machine has."""
+    images = (annotations.get(spelling, "") for spelling in key.IMAGE_SPELLINGS.values())
+    return FirstBootClaim(
+        annotations.get(key.CURRENT_CONFIG, ""),
+        next(filter(None, images), ""),
+        annotations.get(key.IMAGE_FILES, ""),
+    )
+
+
+def select_target(
+    config: MachineConfig | None, claim: FirstBootClaim, *, image: str
+) -> FirstBootTarget:
+    """Return the target; ``image`` is the one in the settings, which takes precedence.
+
+    Raises `ConfigError` when config and annotations contradict each other, or when the image of
+    the annotations has no digest.
+    """
+    if config is not None and claim.config and config.name != claim.config:
+        raise make_contradiction_error(
+            f"{node_paths.ENCAPSULATED_CONFIG} is of {config.name}, and "
+            f"{node_paths.FIRST_BOOT_ANNOTATIONS} names {claim.config}"
+        )
+    if image or not claim.image:
+        return FirstBootTarget(config, image)
+    pullspec.parse_pull_spec(claim.image, where=node_paths.FIRST_BOOT_ANNOTATIONS)
+    named = config.os_image_url if config is not None else ""
+    if named and named.partition("@")[2] != claim.image.partition("@")[2]:
+        raise make_contradiction_error(
+            f"{node_paths.ENCAPSULATED_CONFIG} names the image {named}, and "
+            f"{node_paths.FIRST_BOOT_ANNOTATIONS} names {claim.image}"
+        )
+    return FirstBootTarget(config, claim.image)
+
+
+def make_contradiction_error(cause: str) -> ConfigError:
+    """Return the error for files of one provisioning that contradict each other."""
+    return ConfigError(
+        f"cannot verify the first boot: {cause}",
+        remedy="install the machine again, with user data of one config server",
+    )
 
 
 def decide_first_boot(

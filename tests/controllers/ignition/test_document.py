@@ -103,6 +103,13 @@ def test_annotations_name_the_config_and_no_image(tmp_path: Path) -> None:
     }
 
 
+def test_annotations_tell_the_first_boot_who_writes_files_beside_an_image(tmp_path: Path) -> None:
+    inputs = read_inputs(tmp_path, make_pool(imageFiles="Write"), make_config())
+    config = load(build_document(inputs, "3.5.0"))
+    found = json.loads(contents_of(config, node_paths.FIRST_BOOT_ANNOTATIONS))
+    assert found[key.IMAGE_FILES] == "write"
+
+
 @pytest.mark.parametrize(
     ("spelling", "reported"),
     [(key.DESIRED_OS_IMAGE, key.CURRENT_OS_IMAGE), (key.DESIRED_IMAGE, key.CURRENT_IMAGE)],

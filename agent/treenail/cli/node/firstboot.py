@@ -14,13 +14,19 @@ from treenail.cli.node.choose_backend import (
     choose_backend,
     create_operating_system,
 )
+from treenail.cli.node.local_machine import create_inspector_and_runner, create_unit_states
 from treenail.cli.node.own_node import load_agent_settings
 from treenail.cli.node.run_probes import create_preflight
 from treenail.clock import SystemClock
 from treenail.daemon.cluster.pull_secrets import PullSecrets
+from treenail.daemon.configuration.drift import DriftCheck
+from treenail.daemon.configuration.image_content import DeploymentImages
+from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.firstboot import FirstBootInterfaces, FirstBootRunner, record_start
+from treenail.daemon.firstboot_verifier import FirstBootVerifier
+from treenail.daemon.interfaces import OSBackend
 from treenail.daemon.local.status_file import StatusFile
-from treenail.daemon.settings.settings import AgentSettings
+from treenail.daemon.settings.settings import AgentSettings, ImageFiles
 from treenail.errors import FileError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
@@ -81,8 +87,22 @@ def _create_interfaces(machine: Machine, settings: AgentSettings) -> FirstBootIn
         credentials=PullSecrets(machine.root, machine.files, settings),
         preflight=create_preflight(machine, backend, settings.preflight, choice.backend),
         services=machine.systemd,
+        verifier=_create_verifier(machine, backend, settings),
         clock=machine.clock,
         status=_create_status_file(machine, choice),
+    )
+
+
+def _create_verifier(
+    machine: Machine, backend: OSBackend, settings: AgentSettings
+) -> FirstBootVerifier:
+    return FirstBootVerifier(
+        machine.files,
+        DeploymentImages(machine, backend),
+        NodeConfiguration(*create_inspector_and_runner(machine, is_running=True)),
+        DriftCheck(machine, create_unit_states(machine, is_running=True)),
+        policy=settings.drift.policy,
+        has_files_in_image=settings.image_files is ImageFiles.BAKED,
     )
 
 

@@ -110,6 +110,9 @@ def _build_annotations(inputs: ServedInputs) -> Json:
     if inputs.image.image:
         found[key.IMAGE_SPELLINGS[inputs.image_annotation]] = inputs.image.image
         found[inputs.image_annotation] = inputs.image.image
+    if inputs.pool.image_files is not None:
+        # The rollout controller writes it to the Node, which does not exist at the first boot.
+        found[key.IMAGE_FILES] = inputs.pool.image_files.lower()
     return found
 
 

@@ -5,7 +5,6 @@ import logging
 from treenail.api import annotations as key
 from treenail.api.decode import Fields, load_json
 from treenail.api.machineconfig import MachineConfig
-from treenail.codec import parse_json
 from treenail.config import node_paths
 from treenail.errors import ConfigError, FileError
 from treenail.host.filesystem.files import HostFiles
@@ -34,14 +33,10 @@ class MCDState:
         The file of the first boot wins over the current config, as in the MCD.
         """
         try:
-            content = self._files.read_file(FIRST_BOOT_ANNOTATIONS, limit=_LIMIT)
-            if content is not None:
-                found = Fields.from_json(
-                    {"annotations": parse_json(content)}, FIRST_BOOT_ANNOTATIONS
-                )
-                texts = found.get_text_map("annotations")
-                return {name: text for name, text in texts.items() if name.startswith(key.PREFIX)}
-            return self._read_current()
+            texts = read_first_boot_annotations(self._files)
+            if texts is None:
+                return self._read_current()
+            return {name: text for name, text in texts.items() if name.startswith(key.PREFIX)}
         except (FileError, ConfigError, ValueError) as error:
             log.warning("cannot read the state of the MCD in %s: %s", DIRECTORY, error)
             return {}
@@ -54,3 +49,13 @@ class MCDState:
         image = (self._files.read_file(CURRENT_IMAGE) or b"").decode("utf-8", "replace").strip()
         found = {key.CURRENT_CONFIG: config.name}
         return found | {key.CURRENT_IMAGE: image} if image else found
+
+
+def read_first_boot_annotations(files: HostFiles) -> dict[str, str] | None:
+    """Read the file of the first boot; None without one. Raises `FileError` and `ConfigError`."""
+    content = files.read_file(FIRST_BOOT_ANNOTATIONS, limit=_LIMIT)
+    if content is None:
+        return None
+    document = load_json(content, where=FIRST_BOOT_ANNOTATIONS)
+    found = Fields.from_json({"annotations": document}, FIRST_BOOT_ANNOTATIONS)
+    return found.get_text_map("annotations")
