@@ -120,6 +120,17 @@ def test_new_machineosconfig_in_a_file_is_a_build() -> None:
     assert "because osImageURL changed (part of the operating system), from MachineOSConfig" in text
 
 
+def test_plan_of_a_built_image_asks_the_user_for_no_files_in_it() -> None:
+    found = snapshot(2, pool(), config("00", osImageURL=BASE))
+    added = config("50-app", **files(("/etc/app.conf", "data:,x")))
+    text = planned(found, image_config(), added)
+    assert "the build of MachineOSConfig worker puts into the image: /etc/app.conf" in text
+    assert "the image must contain" not in text
+    # The same for a config that is added to an image of the cluster.
+    again = planned(built(found, image_config()), image_config(), added)
+    assert "puts into the image: /etc/app.conf" in again
+
+
 def test_unchanged_machineosconfig_in_a_file_needs_no_build() -> None:
     found = built(snapshot(2, pool(), config("00", osImageURL=BASE)), image_config())
     # The API server adds the default of the architecture.

@@ -85,6 +85,8 @@ class PoolPlan:
     """None when the maintenance windows are too short for the rollout."""
     build: PlannedBuild | None = None
     """The image build before the first node; None without one. ``duration_s`` contains it."""
+    image_builder: str = ""
+    """What builds the image with the config's files in it; empty for another image."""
     waiting_reason: str = ""
     problems: tuple[str, ...] = ()
     """Errors that prevent the rollout."""
@@ -190,6 +192,7 @@ def _plan_pool(
         else None,
         duration_s=None if rollout_s is None else rollout_s + build_s,
         build=build,
+        image_builder=image.source if image.is_built else "",
         waiting_reason=_find_waiting_reason(pool, policy, now) if outdated else "",
         problems=(
             *image.problems,

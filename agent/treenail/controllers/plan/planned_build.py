@@ -78,6 +78,8 @@ class PoolImagePlan:
     problems: tuple[str, ...] = ()
     source: str = ""
     """What requests the image, for users; empty if the target has none."""
+    is_built: bool = False
+    """The cluster builds the image, with the files and units of the config in it."""
 
 
 def apply_image_config(known: MachineOSConfig | None, wanted: MachineOSConfig) -> MachineOSConfig:
@@ -106,16 +108,18 @@ def plan_pool_build(facts: PoolBuildInput) -> PoolImagePlan:
     source = f"MachineOSConfig {config.name}"
     problems = tuple(dict.fromkeys(_find_problems(facts, found, config)))
     if problems:
-        return PoolImagePlan(RolloutTarget(name, UNBUILT_IMAGE), problems=problems, source=source)
+        return PoolImagePlan(
+            RolloutTarget(name, UNBUILT_IMAGE), problems=problems, source=source, is_built=True
+        )
     build_name = _compute_name(facts, config)
     build = found.build
     if not config.pull_spec:
         # A user may revert a change: the build of these inputs exists then.
         build = next((each for each in facts.builds if each.name == build_name), None)
     if build is not None and _is_current(build, config):
-        return PoolImagePlan(RolloutTarget(name, build.pull_spec), source=source)
+        return PoolImagePlan(RolloutTarget(name, build.pull_spec), source=source, is_built=True)
     planned = replace(_estimate_build(facts, config), name=build_name)
-    return PoolImagePlan(RolloutTarget(name, UNBUILT_IMAGE), planned, source=source)
+    return PoolImagePlan(RolloutTarget(name, UNBUILT_IMAGE), planned, source=source, is_built=True)
 
 
 def _find_problems(

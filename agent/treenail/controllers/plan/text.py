@@ -73,7 +73,7 @@ def _format_pool(plan: PoolPlan) -> Iterator[str]:
             f"{format_limit(plan.build.duration_s)}{like}"
         )
     for change in plan.changes:
-        yield from _format_change(change)
+        yield from _format_change(change, plan.image_builder)
     yield from _format_order(plan)
     for budget in plan.budgets:
         yield (
@@ -82,7 +82,7 @@ def _format_pool(plan: PoolPlan) -> Iterator[str]:
         )
 
 
-def _format_change(change: NodeChange) -> Iterator[str]:
+def _format_change(change: NodeChange, image_builder: str) -> Iterator[str]:
     before = _format_target(change.before) if change.before.config else "nothing"
     yield f"  {_format_count(len(change.nodes))} from {before}:"
     if change.unknown_reason:
@@ -99,7 +99,10 @@ def _format_change(change: NodeChange) -> Iterator[str]:
     if change.in_image:
         more = len(change.in_image) - MAX_REASONS
         named = ", ".join(change.in_image[:MAX_REASONS]) + (f" and {more} more" if more > 0 else "")
-        yield f"    the image must contain {named}; each node checks that before its drain"
+        if image_builder:
+            yield f"    the build of {image_builder} puts into the image: {named}"
+        else:
+            yield f"    the image must contain {named}; each node checks that before its drain"
 
 
 def _format_reasons(reasons: Sequence[DisruptionCause], lead: str) -> Iterator[str]:
