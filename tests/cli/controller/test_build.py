@@ -377,5 +377,7 @@ def test_local_build_that_fails_names_line_reason_and_remedy(
     assert main(arguments) == 1
     shown = capsys.readouterr().err
     assert "InstructionFailed: line 2: RUN cat /missing: exit status 1" in shown
+    assert shown.count("can't open '/missing'") <= 1, "the output is shown twice"
+    assert shown.count("STEP 2/2: RUN cat /missing") == 1, "the output is shown twice"
     assert "spec.containerFile" in shown
     assert list((tmp_path / "work").iterdir()) == []

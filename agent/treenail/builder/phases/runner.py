@@ -121,7 +121,7 @@ def _report_result(result: BuildResult, path: Path) -> int:
     if result.has_succeeded:
         log.info("%s done%s", result.phase, f": {result.digest}" if result.digest else "")
     else:
-        log.error("%s failed: %s: %s", result.phase, result.reason, result.message)
+        log.error("%s failed: %s: %s", result.phase, result.reason, _get_shown_message(result))
     try:
         # Not by rename: the kubelet mounts this one file.
         path.write_text(result.to_json())
@@ -129,6 +129,12 @@ def _report_result(result: BuildResult, path: Path) -> int:
         log.error("cannot write %s: %s", path, error.strerror)  # noqa: TRY400 - for users
         return result.exit_code or 75
     return result.exit_code
+
+
+def _get_shown_message(result: BuildResult) -> str:
+    """Return the message without the output of the instructions, which is shown already."""
+    is_build = result.phase is BuildPhase.BUILD
+    return result.message.partition("\n")[0] if is_build else result.message
 
 
 def _parse_mount(text: str) -> BindMount:
