@@ -51,6 +51,7 @@ def build_once(
     lines: list[str] = []
     code = buildah.build_image(
         TextFiles(containerfile, context),
+        buildah.built_image,
         images={BASE: "base"},
         mounts=mounts,
         keeps_layers=keeps_layers,

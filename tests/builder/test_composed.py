@@ -103,6 +103,19 @@ def test_failed_instruction_has_the_line_of_the_users_text(base: Base, tmp_path:
     assert (result.reason, result.line) == (BuildReason.INSTRUCTION_FAILED, 4), lines
 
 
+def test_copy_of_the_whole_context_has_no_file_of_our_own(base: Base, tmp_path: Path) -> None:
+    text = "FROM configs AS final\nCOPY . /etc/copied/\nRUN ls -A /etc/copied\n"
+    results = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        result, lines = build(base, tmp_path / name, text)
+        assert result.has_succeeded, lines
+        assert "motd" in lines
+        assert not [line for line in lines if line.startswith(".treenail-")]
+        results.append(result.digest)
+    assert results[0] == results[1]
+
+
 @pytest.mark.parametrize("name", [".containerignore", ".dockerignore"])
 def test_ignore_file_of_the_user_does_not_hide_own_files(
     base: Base, tmp_path: Path, name: str

@@ -19,7 +19,9 @@ ENTITLEMENTS = ["etc-pki-entitlement-worker", "etc-pki-rpm-gpg", "etc-yum-repos-
 class RecordingObjects:
     """Objects of files; records the names that are read."""
 
-    def __init__(self, *documents: dict[str, Any]) -> None:
+    def __init__(self, *documents: dict[str, Any], **rendered: Any) -> None:
+        """``rendered`` is part of the rendered config."""
+        self._rendered = rendered
         self._objects = FileObjects([("the test", json.dumps(each)) for each in documents])
         self.read: list[str] = []
 
@@ -27,14 +29,15 @@ class RecordingObjects:
         self.read.append(name)
         if resource is MACHINECONFIGS:
             config = {"ignition": {"version": "3.5.0"}}
-            return {"metadata": {"name": name}, "spec": {"osImageURL": BASE, "config": config}}
+            return {
+                "metadata": {"name": name},
+                "spec": {"osImageURL": BASE, "config": config, **self._rendered},
+            }
         return self._objects.get(resource, name, namespace=namespace)
 
 
-def test_only_a_build_that_has_not_ended_needs_entitlements() -> None:
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": ENTITLEMENTS[1]}}
-    objects = RecordingObjects(secret)
-    planner = Planner(ClusterReader(objects, CLOCK, namespace="builds"))
+def make_objects(text: str) -> tuple[MachineOSConfig, MachineConfigPool]:
+    """Return a MachineOSConfig with this Containerfile, and its pool."""
     config = MachineOSConfig.from_json(
         {
             "metadata": {"name": "worker"},
@@ -43,13 +46,21 @@ def test_only_a_build_that_has_not_ended_needs_entitlements() -> None:
                 "imageBuilder": {"imageBuilderType": "Job"},
                 "renderedImagePushSecret": {"name": "push"},
                 "renderedImagePushSpec": "registry.example.com/os/node:latest",
-                "containerFile": [{"content": "FROM configs AS final\nRUN true\n"}],
+                "containerFile": [{"content": text}] if text else [],
             },
         }
     )
     pool = MachineConfigPool.from_json(
         {"metadata": {"name": "worker"}, "spec": {"configuration": {"name": "rendered-worker-0"}}}
     )
+    return config, pool
+
+
+def test_only_a_build_that_has_not_ended_needs_entitlements() -> None:
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": ENTITLEMENTS[1]}}
+    objects = RecordingObjects(secret)
+    planner = Planner(ClusterReader(objects, CLOCK, namespace="builds"))
+    config, pool = make_objects("FROM configs AS final\nRUN true\n")
     plan = planner.plan_build(config, pool, frozenset())
     assert [each.name for each in plan.entitlements] == ENTITLEMENTS[1:2]
     assert [each for each in objects.read if each in ENTITLEMENTS] == ENTITLEMENTS
@@ -57,3 +68,15 @@ def test_only_a_build_that_has_not_ended_needs_entitlements() -> None:
     ended = planner.plan_build(config, pool, frozenset(), plan.wanted.name.__eq__)
     assert (ended.wanted.name, ended.entitlements) == (plan.wanted.name, ())
     assert objects.read == []
+
+
+def test_text_without_a_part_of_the_user_has_no_line_of_the_user() -> None:
+    objects = RecordingObjects(
+        extensions=["usbguard"],
+        baseOSExtensionsContainerImage=f"registry.example.com/os/extensions@sha256:{'c' * 64}",
+    )
+    planner = Planner(ClusterReader(objects, CLOCK, namespace="builds"))
+    (system,) = planner.plan_build(*make_objects(""), frozenset()).systems
+    assert "rpm-ostree install" in system.containerfile
+    # A failure there must not name a line of a text that the user has not written.
+    assert system.user_line == 0

@@ -32,8 +32,6 @@ class TextFiles:
 
     containerfile: Path
     context: Path
-    ignore_file: Path | None = None
-    """Replaces the ignore file of the context."""
 
 
 class Buildah:
@@ -104,6 +102,7 @@ class Buildah:
     def build_image(
         self,
         files: TextFiles,
+        image: str,
         *,
         images: Mapping[str, str],
         mounts: Sequence[BindMount],
@@ -112,7 +111,7 @@ class Buildah:
         timeout_s: float,
         add_line: Callable[[str], None],
     ) -> int:
-        """Build the Containerfile as the local image ``built``; return buildah's exit code.
+        """Build the Containerfile as the local image ``image``; return buildah's exit code.
 
         ``images`` maps image names of the text to names of `tag_image`. Raises
         `CommandTimeoutError` after ``timeout_s``.
@@ -121,13 +120,12 @@ class Buildah:
             f"--build-context={reference}=container-image://{_LOCAL_PREFIX}{name}"
             for reference, name in images.items()
         ]
-        ignored = [f"--ignorefile={files.ignore_file}"] if files.ignore_file else []
         volumes = [f"--volume={mount.source}:{mount.target}:ro" for mount in mounts]
         return self._program.run_program(
             [*self._make_command("bud"), "--isolation=chroot", "--timestamp=0", "--pull=never",
              "--format=oci", f"--signature-policy={self._work}/home/policy.json",
              f"--layers={str(keeps_layers).lower()}", f"--arch={architecture}",
-             *contexts, *volumes, *ignored, f"--tag={self.built_image}",
+             *contexts, *volumes, f"--tag={image}",
              f"--file={files.containerfile}", str(files.context)],
             timeout_s=timeout_s,
             add_line=add_line,
@@ -135,8 +133,13 @@ class Buildah:
 
     @property
     def built_image(self) -> str:
-        """Name of the image of `build_image`."""
+        """Local name of the complete image."""
         return f"{_LOCAL_PREFIX}built"
+
+    @property
+    def own_image(self) -> str:
+        """Local name of the image of our own part of the Containerfile."""
+        return f"{_LOCAL_PREFIX}configs"
 
     def _make_command(self, command: str) -> list[str]:
         return [

@@ -15,20 +15,15 @@ from treenail.builder.build_spec import (
     BuildSpec,
     FetchedImages,
 )
-from treenail.builder.buildah.classify import (
-    BuildFailure,
-    classify_failure,
-    mentions_full_disk,
-)
+from treenail.builder.buildah.classify import BuildFailure, classify_failure
 from treenail.builder.buildah.disk_space import DiskWatch
-from treenail.builder.buildah.oom import count_oom_kills
 from treenail.builder.buildah.output import BuildOutput
-from treenail.builder.buildah.program import BindMount, Buildah, TextFiles
+from treenail.builder.buildah.program import BindMount, Buildah
 from treenail.builder.images.package_file import write_packages
-from treenail.builder.instructions import find_step_lines
 from treenail.builder.layout import ImageLayout
+from treenail.builder.phases.parts import PartRunner, split_containerfile
 from treenail.clock import Clock
-from treenail.errors import CommandError, CommandTimeoutError, FileError
+from treenail.errors import CommandError, FileError
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase, BuildResult
 from treenail.image.inputs.own_files import OWN_PREFIX
@@ -70,41 +65,29 @@ def build_image(
     spec, fetched = directories.read_spec(), directories.read_fetched()
     text = directories.read_containerfile()
     layout = ImageLayout(directories.layout)
-    context = copy_context(directories.inputs / "context", directories.work / "context")
-    ignore_file = write_ignore_file(context, directories.work / "ignore")
-    files = TextFiles(directories.inputs / "Containerfile", context, ignore_file)
+    context, own_context = directories.work / "context", directories.work / "own"
+    copy_context(directories.inputs / "context", context, own_context)
     buildah.prepare_work()
     references, loaded_ids = _load_images(buildah, fetched, directories.layout)
     loaded = clock.monotonic()
-    output = BuildOutput(find_step_lines(text), show_line)
-    kills_before = count_oom_kills()
-    disk = DiskWatch(directories.work)
-
-    def add_line(line: str) -> None:
-        if mentions_full_disk(line):
-            disk.sample()
-        output.add_line(line)
-
     keeps_layers = settings.keeps_layers or bool(spec.cache_repository)
-    try:
-        with disk:
-            code = buildah.build_image(
-                files,
-                images=references,
-                mounts=settings.mounts,
-                keeps_layers=keeps_layers,
-                architecture=spec.architecture,
-                timeout_s=settings.timeout_s,
-                add_line=add_line,
-            )
-    except CommandTimeoutError as error:
-        failure = BuildFailure(BuildReason.DEADLINE_EXCEEDED, str(error))
-        return _make_failure(failure, output, spec)
-    if code:
-        kills = count_oom_kills()
-        oom_kills = None if kills is None or kills_before is None else kills - kills_before
-        failure = classify_failure(code, output.tail, oom_kills=oom_kills, space=disk.lowest)
-        return _make_failure(failure, output, spec)
+    with DiskWatch(directories.work) as disk:
+        runner = PartRunner(
+            buildah,
+            clock,
+            disk,
+            settings.mounts,
+            references,
+            spec.architecture,
+            keeps_layers,
+            settings.timeout_s,
+            show_line,
+        )
+        parts = split_containerfile(text, spec, buildah, context, own_context)
+        result = runner.run_parts(parts, directories.work)
+    output = result.output
+    if result.failure is not None:
+        return _make_failure(result.failure, output, spec)
     built = clock.monotonic()
     try:
         digest = _save_image(buildah, layout, fetched)
@@ -132,18 +115,19 @@ def build_image(
     )
 
 
-def copy_context(source: Path, target: Path) -> Path:
-    """Copy the context; return the copy.
+def copy_context(source: Path, target: Path, own_target: Path) -> None:
+    """Copy the context: the user's files to one directory, and our own ones to another.
 
     The kubelet shows a ConfigMap as links to a hidden directory with a time in its name. `COPY .`
     would put both into the image, and no two builds would be equal.
     """
     try:
-        if target.exists():
-            shutil.rmtree(target)
-        target.mkdir(mode=0o755, parents=True)
+        for directory in (target, own_target):
+            if directory.exists():
+                shutil.rmtree(directory)
+            directory.mkdir(mode=0o755, parents=True)
         if not source.is_dir():
-            return target
+            return
         count = 0
         for path in sorted(source.iterdir()):
             if path.name.startswith(".."):
@@ -151,7 +135,8 @@ def copy_context(source: Path, target: Path) -> Path:
             count += 1
             if count > _CONTEXT_LIMIT:
                 raise FileError(f"cannot copy {source}: it has more than {_CONTEXT_LIMIT} files")
-            copy = target / path.name
+            is_own = path.name.startswith(OWN_PREFIX)
+            copy = (own_target if is_own else target) / path.name
             if path.is_dir() and not path.is_symlink():
                 shutil.copytree(path, copy, symlinks=True)
             elif path.is_file():
@@ -159,25 +144,6 @@ def copy_context(source: Path, target: Path) -> Path:
                 copy.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
     except OSError as error:
         raise FileError(f"cannot copy {error.filename}: {error.strerror}") from error
-    return target
-
-
-def write_ignore_file(context: Path, target: Path) -> Path | None:
-    """Write the user's ignore file without effect on our own files; None without an ignore file.
-
-    buildah reads the first of these names in the context (containerignore(5)).
-    """
-    for name in (".containerignore", ".dockerignore"):
-        path = context / name
-        if not path.is_file():
-            continue
-        try:
-            # The last pattern that matches decides.
-            target.write_bytes(path.read_bytes() + f"\n!{OWN_PREFIX}*\n".encode())
-        except OSError as error:
-            raise FileError(f"cannot write {target}: {error.strerror}") from error
-        return target
-    return None
 
 
 def _load_images(

@@ -255,7 +255,7 @@ def _plan_system(
     return SystemPlan(
         wanted=wanted,
         containerfile=composed.text,
-        user_line=composed.user_line or 1,
+        user_line=composed.user_line,
         own_files={name: files[name] for name in composed.files} if inputs.needs_job else {},
     )
 

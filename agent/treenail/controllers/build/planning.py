@@ -29,7 +29,7 @@ class SystemPlan:
     containerfile: str = field(default="", repr=False)
     """The composed Containerfile."""
     user_line: int = 1
-    """First line of the user's text in it."""
+    """First line of the user's text in it; 0 without one."""
     own_files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """Files of the composed Containerfile beside those of the ConfigMap, by name."""
 
