@@ -109,6 +109,7 @@ def create_parser() -> CommandParser:
     from treenail.cli.controller import (
         build,
         ignition,
+        machines,
         manifests,
         plan,
         rollout,
@@ -174,6 +175,7 @@ def create_parser() -> CommandParser:
     plan.add_command(commands)
     status.add_command(commands)
     rollout.add_command(commands)
+    machines.add_command(commands)
     manifests.add_command(commands)
     run.add_command(commands)
     serve.add_command(commands)

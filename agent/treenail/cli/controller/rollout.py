@@ -1,7 +1,6 @@
 """``treenail-controller rollout status``: print or await the outcome of a rollout, for scripts."""
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -11,6 +10,7 @@ from treenail.cli.controller.connect import (
     add_leader_arguments,
     connect_cluster,
 )
+from treenail.cli.controller.duration import parse_duration
 from treenail.cli.output import EXIT_AT_TARGET, EXIT_ATTENTION, EXIT_FAILED, EXIT_PENDING
 from treenail.cli.output_format import (
     TABLE_FORMATS,
@@ -65,7 +65,6 @@ _PERMISSION_REMEDY = (
 )
 _REFRESH_S = 5.0
 _DEFAULT_TIMEOUT = "2h"
-_DURATION = re.compile(r"(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
 
 ReadResults = Callable[[], Sequence[RolloutResult]]
 
@@ -110,7 +109,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument(
         "--timeout",
-        type=_parse_timeout,
+        type=parse_duration,
         default=_DEFAULT_TIMEOUT,
         metavar="TIME",
         help="wait at most this long, such as 45s, 30m or 1h30m (default: %(default)s)",
@@ -276,13 +275,3 @@ def _build_document(found: Sequence[RolloutResult]) -> dict[str, object]:
             for each in found
         ]
     }
-
-
-def _parse_timeout(text: str) -> float:
-    found = _DURATION.fullmatch(text)
-    if not text or found is None:
-        raise argparse.ArgumentTypeError(
-            f"expected a time such as 30m or 1h30m, found {text!r:.80}"
-        )
-    hours, minutes, seconds = (int(each or 0) for each in found.groups())
-    return float(hours * 3600 + minutes * 60 + seconds)
