@@ -3,6 +3,7 @@
 import base64
 import json
 import logging
+import shlex
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 
 POOL = "worker"
 _READY_POLL_S = 0.2
+_FIRST_BOOT_DONE = "var/lib/treenail/firstboot.done"
 # Machines of the lab boot in a moment, so the health checks need not wait for them to settle.
 _QUICK_HEALTH = "\n[health]\nsettle_s = 0.1\ninterval_s = 0.1\n"
 
@@ -74,6 +76,8 @@ class Lab:
         self.directory = directory
         self.server = LabServer(directory / "api")
         self.machines: dict[str, LabMachine] = {}
+        self._admitted: set[str] = set()
+        """The names of the machines that have a Node."""
         self._agent_command = tuple(agent) or (*PYTHON_MODULE, "treenail", "run")
         self._transports: list[HttpTransport] = []
         self.registry: LabRegistry | None = None
@@ -245,38 +249,61 @@ class Lab:
         return self.server.write_node_kubeconfig(name)
 
     def _install_node(self, name: str) -> None:
+        machine = self.create_machine(
+            name, self.installed_image, kubelet_config=self.build_pull_secret()
+        )
+        self._admit_machine(machine)
+
+    def create_machine(
+        self,
+        name: str,
+        image: Image,
+        *,
+        kubelet_config: str = "",
+        has_first_boot: bool = False,
+    ) -> LabMachine:
+        """Create a machine, which is off. Its Node appears when its kubelet may run.
+
+        With ``has_first_boot`` that is when the agent's first boot is done; without it, the caller
+        creates the Node.
+        """
         directory = self.directory / name
-        credential = self.add_node(name)
+        root = directory / "root"
+        agent = (
+            *(*self._agent_command, "--root", str(root), "--node-name", name),
+            *("--kubeconfig", "/var/lib/kubelet/kubeconfig"),
+        )
         machine = LabMachine(
             name,
             directory,
             self._images_file,
-            image=self.installed_image,
-            agent=(
-                *self._agent_command,
-                "--root",
-                str(directory / "root"),
-                "--node-name",
-                name,
-                "--kubeconfig",
-                "/var/lib/kubelet/kubeconfig",
-            ),
-            kubelet_config=self._build_pull_secret(),
+            image=image,
+            agent=_build_first_boot_command(root, agent) if has_first_boot else agent,
+            kubelet_config=kubelet_config,
             machine_settings=self.plan.machine_settings,
         )
         if self.registry is not None:
             self.registry.write_certificate(machine.root)
-        kubeconfig = machine.root / "var/lib/kubelet/kubeconfig"
-        kubeconfig.parent.mkdir(parents=True, exist_ok=True)
-        kubeconfig.touch(mode=0o600)
-        kubeconfig.write_bytes(credential.read_bytes())
         settings = machine.root / "etc/treenail/agent.toml"
         settings.parent.mkdir(parents=True, exist_ok=True)
         health = "" if "[health]" in self.plan.agent_settings else _QUICK_HEALTH
         settings.write_text(self.plan.agent_settings + health, "utf-8")
         self.machines[name] = machine
+        return machine
 
-    def _build_pull_secret(self) -> str:
+    def _admit_machine(self, machine: LabMachine) -> None:
+        """Create the Node, and give the machine the credential of its kubelet."""
+        credential = self.add_node(machine.name)
+        kubeconfig = machine.root / "var/lib/kubelet/kubeconfig"
+        kubeconfig.parent.mkdir(parents=True, exist_ok=True)
+        new = kubeconfig.with_name("kubeconfig.new")
+        new.touch(mode=0o600)
+        new.write_bytes(credential.read_bytes())
+        new.replace(kubeconfig)
+        self._admitted.add(machine.name)
+
+    def build_pull_secret(self) -> str:
+        """Return the pull secret of the cluster."""
         found = build_pull_secret(self.plan.images)
         return found if self.registry is None else merge_logins(found, self.registry.pull_login)
 
@@ -284,7 +311,9 @@ class Lab:
         """Report each Node's Ready condition as its kubelet does."""
         reported: dict[str, tuple[bool, str, int]] = {}
         while not self._stop_event.wait(_READY_POLL_S):
-            for name, machine in self.machines.items():
+            for name, machine in list(self.machines.items()):
+                if not self._may_run_kubelet(machine):
+                    continue
                 ready = machine.is_on and machine.is_kubelet_running
                 # A kubelet that does not run reports nothing, so the old boot id stays.
                 _, before, _ = reported.get(name, (False, "", 0))
@@ -296,6 +325,21 @@ class Lab:
                         reported[name] = now
                     except ClusterError as error:
                         log.debug("cannot report the state of %s: %s", name, error)
+
+    def _may_run_kubelet(self, machine: LabMachine) -> bool:
+        """Create the Node of a machine whose first boot is done; return whether it has one.
+
+        kubelet.service requires treenail-firstboot.service.
+        """
+        if machine.name in self._admitted:
+            return True
+        if not (machine.is_on and (machine.root / _FIRST_BOOT_DONE).exists()):
+            return False
+        try:
+            self._admit_machine(machine)
+        except ClusterError as error:
+            log.debug("cannot create the Node %s: %s", machine.name, error)
+        return machine.name in self._admitted
 
     def _report_ready(self, machine: LabMachine, *, ready: bool, boot_id: str) -> None:
         condition: Json = {
@@ -315,6 +359,14 @@ class Lab:
             info["osImage"] = f"Lab CoreOS {machine.booted_deployment.version}"
         body: Json = {"status": {"conditions": [condition], "nodeInfo": info}}
         self.client.patch(NODES, machine.name, body, subresource="status")
+
+
+def _build_first_boot_command(root: Path, agent: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that runs the agent's first boot and then the agent, as systemd does."""
+    first_boot = shlex.join((*PYTHON_MODULE, "treenail", "firstboot", "--root", str(root)))
+    done = shlex.quote(str(root / _FIRST_BOOT_DONE))
+    script = f"test -e {done} || {first_boot} || exit; exec {shlex.join(agent)}"
+    return ("/bin/sh", "-c", script)
 
 
 def build_pull_secret(catalogue: Sequence[Image]) -> str:

@@ -22,7 +22,7 @@ from treenail.api.decode import Json
 from treenail.api.machineconfig import MachineConfig
 from treenail.clock import SystemClock
 from treenail.errors import ConfigError, TreenailError, UsageError
-from treenail_lab import control_socket, image_builds
+from treenail_lab import control_socket, image_builds, provision
 from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.controllers import ALL_CONTROLLERS, ControllerReplicas
 from treenail_lab.demo import demo_text, pool
@@ -105,6 +105,7 @@ def create_parser() -> argparse.ArgumentParser:
         examples=(
             ("run two nodes until Ctrl-C", "treenail-lab up --nodes 2"),
             ("run a registry and a node for builds, too", "treenail-lab up --registry"),
+            ("provision another machine by Ignition", "treenail-lab up --nodes 2 --provision"),
         ),
     )
     up.set_defaults(run=_run_lab)
@@ -113,6 +114,12 @@ def create_parser() -> argparse.ArgumentParser:
         "--registry",
         action="store_true",
         help="run an image registry and a node for builds; install the nodes from that registry",
+    )
+    up.add_argument(
+        "--provision",
+        action="store_true",
+        help="add a machine that has only user data: Ignition fetches its config (as root, with "
+        "the package ignition)",
     )
 
     for name, text in (
@@ -217,6 +224,12 @@ def _run_lab(arguments: argparse.Namespace) -> int:
     plan, _ = build_scenario(
         argparse.Namespace(**vars(arguments), image=None, file=None, fail=None, limit=0)
     )
+    if arguments.provision and arguments.registry:
+        raise UsageError(
+            "cannot use --provision with --registry", remedy="leave one of the two out"
+        )
+    if arguments.provision:
+        provision.check_provisioning()
     if arguments.registry:
         plan = replace(plan, registry_version=BEFORE_VERSION)
     stop = threading.Event()
@@ -228,13 +241,18 @@ def _run_lab(arguments: argparse.Namespace) -> int:
         pool.create_pool(lab, lab.installed_image.pull_spec)
         controllers.start_replica()
         workload.start()
+        newcomer = provision.Newcomer(lab, sys.stdout) if arguments.provision else None
         try:
+            if newcomer is not None:
+                newcomer.start()
             with control_socket.ControlSocketServer(directory, _build_commands(lab)):
                 _print_access(lab)
                 if lab.registry is not None:
                     image_builds.print_registry_access(lab.registry, directory, sys.stdout)
                 stop.wait()
         finally:
+            if newcomer is not None:
+                newcomer.stop()
             workload.stop()
             controllers.stop()
     return 0

@@ -1,0 +1,204 @@
+"""A machine that joins the lab's cluster with nothing but user data.
+
+``treenail-controller serve`` runs beside the lab with the ServiceAccount of its manifests. The real
+Ignition fetches the machine's config from it and writes the machine's root directory. The agent's
+first boot then moves the machine to the image of its pool, and its Node appears.
+"""
+
+import base64
+import json
+import os
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from typing import TextIO
+
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.controllers.ignition.pointer import build_pointer
+from treenail.controllers.install.ignition_server import NAME, build_server_documents
+from treenail.controllers.install.installation import InstallOptions
+from treenail.errors import HostError
+from treenail.kube.client import Json
+from treenail.kube.resources import MACHINECONFIGPOOLS
+from treenail_lab.apiserver.access.certificates import CertificateAuthority, write_private_file
+from treenail_lab.cluster import POOL, Lab
+from treenail_lab.controllers import CONTROLLER_COMMAND
+from treenail_lab.demo.pool import build_config
+from treenail_lab.images import Image, make_image
+from treenail_lab.lifetime.owner import owner
+from treenail_lab.machine.ignition import ignition
+from treenail_lab.machine.ignition.ignition import Ignition
+from treenail_lab.machine.node.machine import KUBELET_CONFIG, LabMachine
+from treenail_lab.machine.ostree.sysroot import SysrootDeployment
+
+POINTER_VERSION = "3.1.0"
+STOCK = make_image("os/stock", "40.20250101", 300_000_000)
+"""The image that new machines are installed from."""
+_ADDRESS = re.compile(r"serving Ignition configs at https://127\.0\.0\.1:(\d+)/")
+_RESULT = "etc/.ignition-result.json"
+_POLL_S, _START_TIMEOUT_S, _STOP_TIMEOUT_S = 0.1, 60.0, 30.0
+
+
+class ConfigServer:
+    """The server of Ignition configs, between `start` and `stop`."""
+
+    def __init__(self, lab: Lab, *, arguments: Sequence[str] = ()) -> None:
+        self._lab = lab
+        self._arguments = tuple(arguments)
+        self._directory = lab.directory / "config-server"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log = lab.directory / "config-server.log"
+        self.port = 0
+
+    @property
+    def authority(self) -> bytes:
+        """Return the CA that signed the server's certificate, PEM."""
+        return CertificateAuthority(self._directory).pem
+
+    def start(self) -> None:
+        """Start the server with the permissions of its manifests; raise `HostError`."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        identity = CertificateAuthority(self._directory).make_server_identity()
+        certificate = self._directory / "serving.pem"
+        write_private_file(certificate, identity.private_key + identity.certificate)
+        # The lab has no Services, and runs no pods of a DaemonSet.
+        self._lab.create_objects(
+            each
+            for each in build_server_documents(InstallOptions())
+            if each["kind"] not in ("Service", "DaemonSet")
+        )
+        kubeconfig = self._lab.server.write_account_kubeconfig(NAME, NAME)
+        with self.log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [
+                    *(*CONTROLLER_COMMAND, "serve", "--listen=127.0.0.1:0"),
+                    *(f"--certificate={certificate}", f"--key={certificate}"),
+                    *(f"--kubeconfig={kubeconfig}", "--metrics=127.0.0.1:0", *self._arguments),
+                ],
+                env={**os.environ, **owner.mark_environment()},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self.port = self._wait_for_port(self._process)
+
+    def stop(self) -> None:
+        """Stop the server with SIGTERM."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def build_pointer_config(self, token: str = "") -> bytes:
+        """Return the pointer config of a machine of the lab's pool."""
+        address = f"https://localhost:{self.port}"
+        pointer = build_pointer(
+            address, POOL, POINTER_VERSION, authorities=self.authority, token=token
+        )
+        return json.dumps(pointer).encode()
+
+    def _wait_for_port(self, process: "subprocess.Popen[bytes]") -> int:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline and process.poll() is None:
+            found = _ADDRESS.search(self.log.read_text("utf-8", "replace"))
+            if found is not None:
+                return int(found[1])
+            time.sleep(_POLL_S)
+        raise HostError(f"cannot start the config server: see {self.log}")
+
+
+def build_login_config(lab: Lab) -> Json:
+    """Return the MachineConfig of the pool with the cluster's pull secret.
+
+    A new machine has no other way to receive it.
+    """
+    content = base64.b64encode(lab.build_pull_secret().encode()).decode()
+    file: Json = {
+        "path": f"/{KUBELET_CONFIG}",
+        "mode": 0o600,
+        "overwrite": True,
+        "contents": {"source": f"data:;base64,{content}"},
+    }
+    ignition: Json = {"ignition": {"version": "3.5.0"}, "storage": {"files": [file]}}
+    return build_config(f"01-{POOL}-pull-secret", {"config": ignition})
+
+
+def is_pool_updated(lab: Lab) -> bool:
+    """Return whether a node of the pool has its config: the server then names its image."""
+    pool = MachineConfigPool.from_json(lab.client.get(MACHINECONFIGPOOLS, POOL))
+    return bool(pool.status.get("updatedMachineCount") and pool.status_configuration.name)
+
+
+def install_new_machine(
+    lab: Lab, name: str, image: Image, server: ConfigServer, user_data: bytes
+) -> LabMachine:
+    """Install a machine from an image, with user data; its first start runs Ignition.
+
+    `LabMachine.start` raises `HostError` when Ignition fails.
+    """
+    machine = lab.create_machine(name, image, has_first_boot=True)
+    runner = Ignition(lab.directory / name, machine.root, server_port=server.port)
+    runner.write_pointer_config(user_data)
+
+    def run_ignition(_booted: SysrootDeployment) -> None:
+        if not (machine.root / _RESULT).exists():
+            runner.provision()
+
+    machine.on_boot = run_ignition
+    return machine
+
+
+def check_provisioning() -> None:
+    """Raise `HostError` unless this host can run Ignition."""
+    refusal = ignition.find_refusal()
+    if refusal:
+        raise HostError(f"cannot provision a machine: {refusal}")
+
+
+class Newcomer:
+    """A machine that `up` provisions when the other nodes have their config, and its server."""
+
+    def __init__(self, lab: Lab, stream: TextIO) -> None:
+        """``stream`` gets a line for each step."""
+        self._lab = lab
+        self._stream = stream
+        self._stop_event = threading.Event()
+        self._server = ConfigServer(lab)
+        self._thread = threading.Thread(target=self._provision, name="lab-newcomer", daemon=True)
+
+    def start(self) -> None:
+        """Start the server; the machine follows."""
+        self._lab.add_config(build_login_config(self._lab))
+        self._lab.add_image(STOCK)
+        self._server.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the server. The lab stops the machine."""
+        self._stop_event.set()
+        self._server.stop()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_TIMEOUT_S)
+
+    def _provision(self) -> None:
+        while not is_pool_updated(self._lab):
+            if self._stop_event.wait(_POLL_S):
+                return
+        name = f"{POOL}-{len(self._lab.plan.nodes)}"
+        user_data = self._server.build_pointer_config()
+        machine = install_new_machine(self._lab, name, STOCK, self._server, user_data)
+        print(f"# {name}: Ignition fetches its config, see {self._server.log}", file=self._stream)
+        try:
+            machine.start()
+        except HostError as error:
+            print(f"# {name}: {error}", file=self._stream, flush=True)
+            return
+        print(f"# try: kubectl get node {name} --watch", file=self._stream, flush=True)

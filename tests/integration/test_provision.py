@@ -1,0 +1,138 @@
+"""A machine with nothing but user data joins the lab's cluster by the real Ignition."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.integration.commands import treenail_lab
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.config import node_paths
+from treenail.errors import NotFoundError
+from treenail.kube.resources import NODES
+from treenail_lab.cluster import Lab, LabPlan
+from treenail_lab.controllers import ControllerReplicas
+from treenail_lab.demo import pool
+from treenail_lab.images import Credential, make_image
+from treenail_lab.lifetime.owner import owner
+from treenail_lab.machine.ignition import ignition
+from treenail_lab.machine.node.machine import KUBELET_CONFIG, LabMachine
+from treenail_lab.machine.settings import MachineSettings
+from treenail_lab.provision import (
+    STOCK,
+    ConfigServer,
+    build_login_config,
+    install_new_machine,
+    is_pool_updated,
+)
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(bool(ignition.find_refusal()), reason=ignition.find_refusal() or "none"),
+]
+IMAGE = make_image("os/node", "2", 5_000_000, credential=Credential("puller", "canary-56"))
+LIMIT_S = 60.0
+NEW = "worker-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    lab: Lab
+    server: ConfigServer
+
+    def install(self, user_data: bytes) -> LabMachine:
+        return install_new_machine(self.lab, NEW, STOCK, self.server, user_data)
+
+    def read_notes(self) -> dict[str, str]:
+        """The Node's annotations; empty before it exists."""
+        try:
+            return self.lab.read_annotations(NEW)
+        except NotFoundError:
+            return {}
+
+    def is_ready(self) -> bool:
+        try:
+            node = self.lab.client.get(NODES, NEW)
+        except NotFoundError:
+            return False
+        status = node["status"]
+        assert isinstance(status, dict)
+        conditions = status.get("conditions") or []
+        return any((each["type"], each["status"]) == ("Ready", "True") for each in conditions)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    """A cluster whose node has the pool's image, and a server of its config."""
+    plan = LabPlan(
+        ("worker-0",),
+        (IMAGE,),
+        machine_settings=MachineSettings(pull_bytes_per_s=1e9, staging_s=0.02),
+    )
+    with ExitStack() as stack:
+        directory = stack.enter_context(owner.temporary_directory())
+        lab = stack.enter_context(Lab(directory, plan))
+        controllers = ControllerReplicas(lab)
+        controllers.create_manifests()
+        pool.create_pool(lab, IMAGE.pull_spec)
+        lab.add_config(build_login_config(lab))
+        lab.add_image(STOCK)
+        stack.callback(controllers.stop)
+        controllers.start_replica()
+        server = ConfigServer(lab)
+        stack.callback(server.stop)
+        server.start()
+        wait_until(lambda: is_pool_updated(lab), limit_s=LIMIT_S)
+        yield Site(lab, server)
+
+
+def find_files(root: Path, text: str) -> list[Path]:
+    found = [each for each in root.rglob("*") if each.is_file() and not each.is_symlink()]
+    return [each for each in found if text.encode() in each.read_bytes()]
+
+
+def test_machine_with_user_data_joins_with_the_image_of_its_pool(site: Site) -> None:
+    machine = site.install(site.server.build_pointer_config())
+    machine.start()
+    wait_until(lambda: site.read_notes().get(key.STATE) == "Done", limit_s=LIMIT_S)
+    wait_until(site.is_ready, limit_s=LIMIT_S)
+    booted = machine.booted_deployment
+    assert booted is not None
+    assert (booted.digest, machine.boot_count) == (IMAGE.digest, 2)
+    served = json.loads((machine.root / node_paths.SERVED_CONFIG[1:]).read_text())
+    notes = site.read_notes()
+    assert notes[key.CURRENT_CONFIG] == served["metadata"]["name"]
+    assert notes[key.CURRENT_OS_IMAGE] == IMAGE.pull_spec
+    secret = machine.root / KUBELET_CONFIG
+    assert (secret.stat().st_mode & 0o777, "auths" in secret.read_text()) == (0o600, True)
+    assert not (machine.root / node_paths.ENCAPSULATED_CONFIG[1:]).exists()
+    assert [(machine.root / each[1:]).exists() for each in node_paths.IGNITION_FILES] == [
+        False,
+        False,
+    ]
+
+
+def test_lab_provisions_no_machine_beside_a_registry() -> None:
+    done = treenail_lab("up", "--provision", "--registry")
+    assert done.returncode == 2
+    assert "cannot use --provision with --registry" in done.stderr
+
+
+def test_node_of_a_new_machine_appears_after_its_first_boot(site: Site) -> None:
+    """The machine loses its power while it pulls, and begins again."""
+    machine = site.install(site.server.build_pointer_config())
+    machine.change_settings(pull_bytes_per_s=1e6)
+    machine.start()
+    wait_until(
+        lambda: any("staging" in str(each["MESSAGE"]) for each in machine.read_journal()),
+        limit_s=LIMIT_S,
+    )
+    assert site.read_notes() == {}
+    machine.cut_power()
+    machine.change_settings(pull_bytes_per_s=1e9)
+    wait_until(lambda: site.read_notes().get(key.STATE) == "Done", limit_s=LIMIT_S)
+    assert machine.boot_count == 3
