@@ -42,7 +42,9 @@ class OneToken:
     def __init__(self, token: str, kubeconfig: bytes) -> None:
         self._token = token
         self._kubeconfig = kubeconfig
+        self.claims: list[AccessVerdict] = []
         self.uses: list[AccessVerdict] = []
+        self.releases: list[AccessVerdict] = []
 
     def check(self, token: str, pool: str, address: str) -> AccessVerdict:
         if token != self._token:
@@ -51,8 +53,15 @@ class OneToken:
             token_name="abc", machine="w1", kubeconfig=self._kubeconfig
         )  # a public name
 
+    def claim(self, verdict: AccessVerdict) -> AccessVerdict:
+        self.claims.append(verdict)
+        return verdict
+
     def confirm_sent(self, verdict: AccessVerdict) -> None:
         self.uses.append(verdict)
+
+    def release(self, verdict: AccessVerdict) -> None:
+        self.releases.append(verdict)
 
 
 @dataclass(frozen=True, slots=True)

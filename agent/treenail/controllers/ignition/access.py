@@ -20,7 +20,13 @@ class AccessVerdict:
     machine: str = ""
     """Machine that the token is for; empty for any."""
     kubeconfig: bytes | None = field(default=None, repr=False)
-    """Bootstrap kubeconfig for the machine; None leaves the file out."""
+    """Bootstrap kubeconfig for the machine; None leaves the file out. Before `Access.claim` its
+    credential may be a placeholder of the same length."""
+    pool: str = ""
+    address: str = ""
+    """IP address of the client."""
+    token: str = field(default="", repr=False)
+    """The whole token; empty for a refused request."""
 
     @property
     def is_allowed(self) -> bool:
@@ -31,13 +37,19 @@ class Access(Protocol):
     """Decides which requests receive a config. The server calls it from many threads."""
 
     def check(self, token: str, pool: str, address: str) -> AccessVerdict:
-        """Decide about a request; ``token`` is empty when the client sent none."""
+        """Decide about a request; ``token`` is empty when the client sent none. Writes nothing."""
+
+    def claim(self, verdict: AccessVerdict) -> AccessVerdict:
+        """Reserve a use of the token before the first byte of a config; may refuse after all.
+
+        The server calls it for GET only. An allowed claim ends with `confirm_sent` or `release`.
+        """
 
     def confirm_sent(self, verdict: AccessVerdict) -> None:
-        """Record a use of the token: the client was sent the last byte of the config.
+        """Record a use of the token: the client was sent the last byte of the config."""
 
-        The server does not call it for HEAD, nor when the client disconnected earlier.
-        """
+    def release(self, verdict: AccessVerdict) -> None:
+        """Give a claimed use back: the client was not sent the whole config."""
 
 
 class OpenAccess:
@@ -51,8 +63,15 @@ class OpenAccess:
         """Allow the request."""
         return AccessVerdict(kubeconfig=self._load_kubeconfig())
 
+    def claim(self, verdict: AccessVerdict) -> AccessVerdict:
+        """Allow the request: no token has a number of uses."""
+        return verdict
+
     def confirm_sent(self, verdict: AccessVerdict) -> None:
-        """Do nothing: no token has a number of uses."""
+        """Do nothing."""
+
+    def release(self, verdict: AccessVerdict) -> None:
+        """Do nothing."""
 
 
 class RequestOutcome(StrEnum):

@@ -21,6 +21,7 @@ from treenail.controllers.ignition.access import (
     RequestRow,
 )
 from treenail.controllers.ignition.certificate import ServerCertificate
+from treenail.controllers.ignition.document import ServedDocument
 from treenail.controllers.ignition.listener import ServerLimits, TlsListener, read_address
 from treenail.controllers.ignition.service import (
     ConfigRequest,
@@ -209,7 +210,8 @@ class _IgnitionRequestHandler(LimitedRequestHandler):
             self._send_response(pool, response)
         else:
             accept = ",".join(self.headers.get_all("Accept", []))
-            request = ConfigRequest(pool, self._address, self._read_token(query), accept)
+            is_head = self.command == "HEAD"
+            request = ConfigRequest(pool, self._address, self._read_token(query), accept, is_head)
             self._send_response(pool, self.server.service.answer(request))
 
     def _read_token(self, query: str) -> str:
@@ -238,10 +240,20 @@ class _IgnitionRequestHandler(LimitedRequestHandler):
             self._record(pool, response)
 
     def _send_config(self, response: ConfigResponse) -> None:
-        document = response.document
-        if document is None:
+        if response.document is None:
             self._send_json_error(response.status, response.error)
             return
+        if self.command == "HEAD":
+            self._send_document(response, response.document)
+            return
+        try:
+            self._send_document(response, response.document)
+        except BaseException:
+            self.server.service.release(response.verdict)
+            raise
+        self.server.service.confirm_sent(response.verdict)
+
+    def _send_document(self, response: ConfigResponse, document: ServedDocument) -> None:
         parts = (
             document.head,
             document.format_kubeconfig(response.verdict.kubeconfig),
@@ -255,7 +267,6 @@ class _IgnitionRequestHandler(LimitedRequestHandler):
             view = memoryview(part)
             for begin in range(0, len(view), _CHUNK):
                 self._sent += self.wfile.write(view[begin : begin + _CHUNK])
-        self.server.service.confirm_sent(response.verdict)
 
     def _refuse(self, status: HTTPStatus, error: str, *, allow: bool = False) -> None:
         log.info("refused request from %s: %d: %s", self._address, status, error)

@@ -37,11 +37,16 @@ class ConfigRequest:
     token: str = field(default="", repr=False)
     """Empty when the client sent none."""
     accept: str = ""
+    is_head: bool = False
+    """True when the client wants no config, only the head of the response."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigResponse:
-    """Response to a `ConfigRequest`: a document, or an error."""
+    """Response to a `ConfigRequest`: a document, or an error.
+
+    After `ConfigService.confirm_sent` or `release` the use of a token is complete.
+    """
 
     status: HTTPStatus
     outcome: RequestOutcome
@@ -65,22 +70,26 @@ class ConfigService:
     def answer(self, request: ConfigRequest) -> ConfigResponse:
         """Return the response; never raises.
 
-        Access comes first: a client without a token does not learn which pools exist.
+        Access comes first: a client without a token does not learn which pools exist. A use of the
+        token is claimed last, when the config exists; the caller then calls `confirm_sent` or
+        `release`.
         """
         verdict = AccessVerdict()
         version = ""
         try:
             verdict = self._access.check(request.token, request.pool, request.address)
             if not verdict.is_allowed:
-                return ConfigResponse(
-                    verdict.status, RequestOutcome.REFUSED, verdict.reason, verdict=verdict
-                )
+                return _refuse_request(verdict)
             version = choose_version(request.accept)
             inputs = self._source.read_inputs(request.pool)
             found = self._cache.get(
                 CacheKey((request.pool, version), inputs.versions),
                 lambda: self._build(inputs, version),
             )
+            if not request.is_head:
+                verdict = self._access.claim(verdict)
+                if not verdict.is_allowed:
+                    return _refuse_request(verdict)
         except Exception as error:  # noqa: BLE001  # one request must not end its thread
             status, outcome, text = _describe_error(error)
             return ConfigResponse(status, outcome, text, verdict=verdict, version=version)
@@ -105,6 +114,13 @@ class ConfigService:
                 exc_info=withhold_message(error),
             )
 
+    def release(self, verdict: AccessVerdict) -> None:
+        """Give the use of a token back after an incomplete response; never raises."""
+        try:
+            self._access.release(verdict)
+        except Exception:
+            log.exception("cannot release the use of token %s", verdict.token_name)
+
     def describe_staleness(self) -> str:
         """Say why and since when the inputs may be outdated; empty when they are current."""
         return self._source.describe_staleness()
@@ -124,6 +140,10 @@ class ConfigService:
 def is_pool_name(text: str) -> bool:
     """Return whether the text is the name of a Kubernetes object (RFC 1123 subdomain)."""
     return len(text) <= _POOL_NAME_LIMIT and _POOL_NAME.fullmatch(text) is not None
+
+
+def _refuse_request(verdict: AccessVerdict) -> ConfigResponse:
+    return ConfigResponse(verdict.status, RequestOutcome.REFUSED, verdict.reason, verdict=verdict)
 
 
 def _describe_error(error: Exception) -> tuple[HTTPStatus, RequestOutcome, str]:

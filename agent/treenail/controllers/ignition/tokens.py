@@ -1,7 +1,7 @@
 """Access tokens of new machines: which a request may use, and the Secret that keeps their digests.
 
 The Secret never contains a token, only its SHA-256, and the size of a Secret limits their number: a
-token takes about 75 bytes, and the API server accepts 1 MiB.
+token and its use take about 105 bytes, 60 when compressed, and the API server accepts 1 MiB.
 """
 
 import base64
@@ -11,10 +11,10 @@ import hmac
 import json
 import re
 import secrets
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 from treenail.api.decode import Fields, Json
 from treenail.errors import ConfigError
@@ -23,27 +23,35 @@ MAX_TOKENS = 10_000
 MAX_USES = 1_000
 _DATA_KEY = "tokens"
 _FORMAT = 1
+_EMPTY: Json = {"format": _FORMAT, "tokens": []}
 _MAX_BYTES = 1_048_576
 """MaxSecretSize of kube-apiserver (pkg/apis/core/types.go)."""
+_PLAIN_BYTES = 512 * 1024
+"""Above it the content is compressed. Digests of 10,000 tokens alone take 440 KB in base64."""
+_PARSED_BYTES = 4 * _MAX_BYTES
+_ZLIB = b"\x78"
+"""First byte of compressed content; plain content begins with a brace."""
 _NAME_CHARACTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 _NAME_LENGTH = 6
 _SECRET_BYTES = 24
 _TOKEN = re.compile(r"tn_([a-z0-9]{1,20})_([A-Za-z0-9_-]{20,64})")
-_CLAIM_S = 120.0
-"""Time after which a use that was begun and never completed is free again: longer than a response
-may take."""
-_ADDRESS_LENGTH = 64
-_ABSENT: tuple[Any, ...] = ("", [])
-"""Machine and uses of an entry that ends before them."""
+_NONE = "-"
+"""Stands for an empty field of an entry."""
+_ADDRESS = re.compile(r"[0-9A-Za-z:.%_-]{1,64}")
 
 
 class UseState(StrEnum):
     """How far a use of a token is."""
 
     CLAIMED = "claimed"
-    """A server sends the config; another one must not."""
+    """A server sends the config. A server that was killed meanwhile leaves this state: then only
+    the same address may use the token again, since the server may have sent everything."""
     SENT = "sent"
     """The last byte was sent."""
+    JOINED = "joined"
+    """The Node of the machine is Ready."""
+    ENDED = "ended"
+    """No Node was Ready when the kubelet's credential ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +60,15 @@ class TokenUse:
 
     address: str
     at: float
-    """Seconds since the epoch; of the last change of the state."""
+    """Seconds since the epoch: of the last claim, then of the last byte."""
     state: UseState = UseState.SENT
+    responses: int = 1
+    """Responses in progress, for a claimed use."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """What is known of a token, without the token."""
+    """Everything about a token except the token itself."""
 
     name: str
     """Public part, for messages and lists."""
@@ -76,9 +86,10 @@ class TokenRecord:
     def is_expired(self, now: float) -> bool:
         return now >= self.expires
 
-    def count_uses(self, now: float) -> int:
-        """Return how many uses are taken, with those in progress."""
-        return sum(_counts(use, now) for use in self.used)
+    @property
+    def is_used_up(self) -> bool:
+        """True when no other machine may use it. Uses in progress count."""
+        return len(self.used) >= self.uses
 
 
 class Refusal(StrEnum):
@@ -116,11 +127,13 @@ class TokenBook:
         """Return the book without the token of this name."""
         return TokenBook({key: each for key, each in self.tokens.items() if key != name})
 
-    def prune(self, now: float, *, keep_s: float) -> "TokenBook":
-        """Return the book without tokens that expired more than ``keep_s`` seconds ago."""
-        return TokenBook(
-            {key: each for key, each in self.tokens.items() if now < each.expires + keep_s}
-        )
+    def has_expired(self, since: float) -> bool:
+        """Return whether a token expired before this time."""
+        return any(each.expires < since for each in self.tokens.values())
+
+    def prune(self, since: float) -> "TokenBook":
+        """Return the book without tokens that expired before this time."""
+        return TokenBook({key: each for key, each in self.tokens.items() if each.expires >= since})
 
 
 def make_token(
@@ -157,19 +170,36 @@ def find_refusal(
         return Refusal.EXPIRED
     if record.pool != pool:
         return Refusal.OTHER_POOL
-    if _find_own_use(record, address, now, retry_window_s) is not None:
+    if find_own_use(record, address, now, retry_window_s) is not None:
         return None
-    return None if record.count_uses(now) < record.uses else Refusal.USED_UP
+    return Refusal.USED_UP if record.is_used_up else None
+
+
+def find_own_use(
+    record: TokenRecord, address: str, now: float, retry_window_s: float
+) -> TokenUse | None:
+    """Return the use that another request of this address continues; None for a new use."""
+    for use in record.used:
+        # The absolute value: a clock that went back must not extend the window.
+        is_recent = abs(now - use.at) < retry_window_s
+        if use.address == address and (use.state is UseState.CLAIMED or is_recent):
+            return use
+    return None
 
 
 def claim_use(
     record: TokenRecord, address: str, now: float, *, retry_window_s: float
 ) -> TokenRecord:
-    """Return the record with a use of this address in progress; unchanged for a repeated one."""
-    if _find_own_use(record, address, now, retry_window_s) is not None:
+    """Return the record with a response to this address in progress.
+
+    It is unchanged for a repeated request after a complete response.
+    """
+    own = find_own_use(record, address, now, retry_window_s)
+    if own is None:
+        return replace(record, used=(*record.used, TokenUse(address, now, UseState.CLAIMED)))
+    if own.state is not UseState.CLAIMED:
         return record
-    kept = tuple(use for use in record.used if _counts(use, now))
-    return replace(record, used=(*kept, TokenUse(address, now, UseState.CLAIMED)))
+    return _replace_use(record, own, replace(own, at=now, responses=own.responses + 1))
 
 
 def confirm_use(record: TokenRecord, address: str, now: float) -> TokenRecord:
@@ -178,27 +208,35 @@ def confirm_use(record: TokenRecord, address: str, now: float) -> TokenRecord:
     The use is added when no claim is left, so that a completed use always counts. The retry window
     begins with the first complete response and is not extended by repeated ones.
     """
-    for number, use in reversed([*enumerate(record.used)]):
+    for use in reversed(record.used):
         if use.address == address:
-            if use.state is UseState.SENT:
+            if use.state is not UseState.CLAIMED:
                 return record
-            sent = TokenUse(address, now, UseState.SENT)
-            return replace(record, used=(*record.used[:number], sent, *record.used[number + 1 :]))
-    return replace(record, used=(*record.used, TokenUse(address, now, UseState.SENT)))
+            return _replace_use(record, use, TokenUse(address, now))
+    return replace(record, used=(*record.used, TokenUse(address, now)))
 
 
 def release_use(record: TokenRecord, address: str) -> TokenRecord:
-    """Return the record without the unfinished use of this address."""
-    kept = tuple(
-        use for use in record.used if not (use.address == address and use.state is UseState.CLAIMED)
-    )
-    return replace(record, used=kept)
+    """Return the record with one response to this address less; without one the use is free."""
+    for use in record.used:
+        if use.address == address and use.state is UseState.CLAIMED:
+            if use.responses > 1:
+                return _replace_use(record, use, replace(use, responses=use.responses - 1))
+            return replace(record, used=tuple(each for each in record.used if each is not use))
+    return record
+
+
+def settle_use(record: TokenRecord, use: TokenUse, state: UseState) -> TokenRecord:
+    """Return the record with a use that was sent in its final state."""
+    return _replace_use(record, use, replace(use, state=state))
 
 
 def format_book(book: TokenBook) -> dict[str, str]:
     """Return the ``data`` of the Secret; raise `ConfigError` when it would be too large."""
     rows = [_format_record(each) for each in book.tokens.values()]
     content = json.dumps({"format": _FORMAT, "tokens": rows}, separators=(",", ":")).encode()
+    if len(content) > _PLAIN_BYTES:
+        content = zlib.compress(content, 1)
     if len(rows) > MAX_TOKENS or len(content) > _MAX_BYTES:
         raise ConfigError(
             f"cannot keep {len(rows)} access tokens: a Secret has room for {MAX_TOKENS} tokens "
@@ -213,88 +251,100 @@ def parse_book(secret: Json, *, where: str) -> TokenBook:
 
     A Secret without data has no tokens.
     """
+    return BookParser(where).parse(secret)
+
+
+class BookParser:
+    """Parses versions of one Secret, and only what differs from the version before."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._records: dict[str, TokenRecord] = {}
+
+    def parse(self, secret: Json) -> TokenBook:
+        """Parse the Secret as `parse_book` does."""
+        # Of 10,000 tokens few change at a time.
+        found: dict[str, TokenRecord] = {}
+        for number, row in enumerate(_load_rows(secret, self._where), 1):
+            try:
+                found[row] = self._records.get(row) or _parse_record(row)
+            except (AttributeError, TypeError, ValueError, binascii.Error):
+                raise _make_error(self._where, f"entry {number} is damaged") from None
+        self._records = found
+        return TokenBook({each.name: each for each in found.values()})
+
+
+def _load_rows(secret: Json, where: str) -> list[str]:
     data = Fields.from_json(secret, where).get_object("data")
     text = data.get_text(_DATA_KEY)
-    if not text:
-        return TokenBook()
     if len(text) > 2 * _MAX_BYTES:
         raise _make_error(where, f"it is longer than {_MAX_BYTES} bytes")
     try:
-        document = json.loads(base64.b64decode(text, validate=True))
-    except (binascii.Error, ValueError, RecursionError):
+        document = json.loads(_decode_content(text)) if text else _EMPTY
+    except (binascii.Error, ValueError, RecursionError, zlib.error):
         raise _make_error(where, "it is not JSON in base64") from None
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise _make_error(where, f"its format is not {_FORMAT}")
     rows = document.get("tokens")
     if not isinstance(rows, list) or len(rows) > MAX_TOKENS:
         raise _make_error(where, f"it has no list of at most {MAX_TOKENS} tokens")
-    tokens: dict[str, TokenRecord] = {}
-    for number, row in enumerate(rows, 1):
-        try:
-            record = _parse_record(row)
-        except (TypeError, ValueError, binascii.Error):
-            raise _make_error(where, f"entry {number} is damaged") from None
-        tokens[record.name] = record
-    return TokenBook(tokens)
+    return rows
 
 
-def _counts(use: TokenUse, now: float) -> bool:
-    return use.state is UseState.SENT or now < use.at + _CLAIM_S
+def _decode_content(text: str) -> bytes:
+    content = base64.b64decode(text, validate=True)
+    if not content.startswith(_ZLIB):
+        return content
+    # More would not be of this program; json refuses what is cut off.
+    return zlib.decompressobj().decompress(content, _PARSED_BYTES)
 
 
-def _find_own_use(
-    record: TokenRecord, address: str, now: float, retry_window_s: float
-) -> TokenUse | None:
-    for use in record.used:
-        if use.address == address and _counts(use, now):
-            # A clock that went back must not extend the window.
-            window_s = retry_window_s if use.state is UseState.SENT else _CLAIM_S
-            if abs(now - use.at) < window_s:
-                return use
-    return None
+def _format_record(record: TokenRecord) -> str:
+    """Format one entry: name, digest, pool, expiry, uses and machine, then each use."""
+    digest = base64.b64encode(record.digest).decode("ascii").rstrip("=")
+    fields = (
+        *(record.name, digest, record.pool, str(int(record.expires)), str(record.uses)),
+        record.machine or _NONE,
+        *map(_format_use, record.used),
+    )
+    return " ".join(fields)
 
 
-def _format_record(record: TokenRecord) -> list[object]:
-    row: list[object] = [
-        record.name,
-        base64.b64encode(record.digest).decode("ascii").rstrip("="),
-        record.pool,
-        int(record.expires),
-        record.uses,
-    ]
-    used = [[use.address[:_ADDRESS_LENGTH], int(use.at), str(use.state)] for use in record.used]
-    if record.machine or used:
-        row.append(record.machine)
-    if used:
-        row.append(used)
-    return row
+def _replace_use(record: TokenRecord, old: TokenUse, new: TokenUse) -> TokenRecord:
+    return replace(record, used=tuple(new if use is old else use for use in record.used))
 
 
-def _parse_record(row: object) -> TokenRecord:
-    """Parse one entry; raise TypeError or ValueError."""
-    if not isinstance(row, list) or not 5 <= len(row) <= 7:
-        raise ValueError
-    name, digest, pool, expires, uses = row[:5]
-    machine, used = [*row[5:], *_ABSENT[len(row) - 5 :]]
-    if not all(isinstance(each, str) for each in (name, digest, pool, machine)):
-        raise TypeError
-    if not all(type(each) is int for each in (expires, uses)) or not 1 <= uses <= MAX_USES:
-        raise ValueError
+def _format_use(use: TokenUse) -> str:
+    fields = [use.address, str(int(use.at)), use.state.value]
+    if use.responses > 1:
+        fields.append(str(use.responses))
+    return ",".join(fields)
+
+
+def _parse_record(row: str) -> TokenRecord:
+    """Parse one entry; raise AttributeError, TypeError or ValueError."""
+    name, digest, pool, expires, uses, machine, *used = row.split(" ")
     decoded = base64.b64decode(f"{digest}=", validate=True)
-    if len(decoded) != hashlib.sha256().digest_size or not isinstance(used, list):
+    if len(decoded) != hashlib.sha256().digest_size or not (name and pool and machine):
+        raise ValueError
+    if not 1 <= int(uses) <= MAX_USES or int(expires) < 0:
         raise ValueError
     return TokenRecord(
-        name, decoded, pool, float(expires), uses, machine, tuple(_parse_use(each) for each in used)
+        name,
+        decoded,
+        pool,
+        float(int(expires)),
+        int(uses),
+        "" if machine == _NONE else machine,
+        tuple(map(_parse_use, used)),
     )
 
 
-def _parse_use(row: object) -> TokenUse:
-    if not isinstance(row, list) or len(row) != 3:
+def _parse_use(text: str) -> TokenUse:
+    address, at, state, *responses = text.split(",")
+    if not _ADDRESS.fullmatch(address) or len(responses) > 1:
         raise ValueError
-    address, at, state = row
-    if not isinstance(address, str) or type(at) is not int:
-        raise TypeError
-    return TokenUse(address, float(at), UseState(state))
+    return TokenUse(address, float(int(at)), UseState(state), *map(int, responses))
 
 
 def _make_error(where: str, problem: str) -> ConfigError:

@@ -1,0 +1,332 @@
+"""Decides with access tokens which machines receive a config, and counts the uses of tokens."""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from http import HTTPStatus
+from typing import Protocol, Self
+
+from treenail.clock import Clock
+from treenail.controllers.ignition.access import AccessVerdict
+from treenail.controllers.ignition.offline_uses import OfflineUses, merge_uses
+from treenail.controllers.ignition.token_store import TokenStore
+from treenail.controllers.ignition.tokens import (
+    Refusal,
+    TokenBook,
+    TokenRecord,
+    TokenUse,
+    UseState,
+    claim_use,
+    confirm_use,
+    find_own_use,
+    find_refusal,
+    release_use,
+)
+from treenail.errors import ClusterError, TreenailError, UnreachableError
+from treenail.escape import escape_line
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 5.0
+"""Interval of the upkeep."""
+_KEEP_EXPIRED_S = 86_400.0
+"""Time for which lists show an expired token."""
+_STATUS = {
+    Refusal.UNKNOWN: HTTPStatus.UNAUTHORIZED,
+    Refusal.EXPIRED: HTTPStatus.UNAUTHORIZED,
+    Refusal.OTHER_POOL: HTTPStatus.FORBIDDEN,
+    Refusal.USED_UP: HTTPStatus.FORBIDDEN,
+}
+
+
+class TokenMode(StrEnum):
+    """Whether machines need a token."""
+
+    OFF = "off"
+    """Serve every request."""
+    ASK = "ask"
+    """Serve machines without a token too, and count them. Refuse invalid tokens."""
+    REQUIRE = "require"
+    """Refuse requests without a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSettings:
+    """How the server treats tokens."""
+
+    mode: TokenMode = TokenMode.REQUIRE
+    retry_window_s: float = 600.0
+    """Time for which the address that used a token may use it again."""
+    grace_s: float = 600.0
+    """Time without the API server for which the server accepts tokens by its own knowledge."""
+
+
+class MachineCredentials(Protocol):
+    """Makes the kubeconfigs with which kubelets join the cluster."""
+
+    def make_placeholder(self) -> bytes | None:
+        """Return a kubeconfig as long as the real one; None for none."""
+
+    def issue(self, token: str, record: TokenRecord) -> bytes | None:
+        """Return the kubeconfig for a machine with this token; raise `ClusterError`.
+
+        The credential is the same for every request with this token.
+        """
+
+
+class SharedCredentials:
+    """Gives every machine the same kubeconfig, as the Machine Config Operator does."""
+
+    def __init__(self, load_kubeconfig: Callable[[], bytes | None] = lambda: None) -> None:
+        self._load_kubeconfig = load_kubeconfig
+
+    def make_placeholder(self) -> bytes | None:
+        """Return the kubeconfig."""
+        return self._load_kubeconfig()
+
+    def issue(self, token: str, record: TokenRecord) -> bytes | None:  # noqa: ARG002  # interface
+        """Return the kubeconfig."""
+        return self._load_kubeconfig()
+
+
+class TokenAccess:
+    """Allows requests with a token that permits them; a context manager that runs the upkeep.
+
+    A use is claimed in the Secret before the config is sent, so two servers never serve one token
+    to two machines. While the API server is unreachable each server decides by what it knows.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        clock: Clock,
+        settings: TokenSettings,
+        credentials: MachineCredentials,
+        *,
+        is_watch_current: Callable[[], bool] = lambda: False,
+        open_credentials: MachineCredentials | None = None,
+    ) -> None:
+        """``open_credentials`` are those of machines without a token."""
+        self._store = store
+        self._clock = clock
+        self._settings = settings
+        self._credentials = credentials
+        self._open_credentials = open_credentials or SharedCredentials()
+        self._is_watch_current = is_watch_current
+        self._offline = OfflineUses()
+        self._offline_lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run_upkeep, name="tokens", daemon=True)
+        self._open_lock = threading.Lock()
+        self._open_requests = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    @property
+    def open_requests(self) -> int:
+        """Number of configs that machines without a token received."""
+        return self._open_requests
+
+    def check(self, token: str, pool: str, address: str) -> AccessVerdict:
+        """Decide about a request by what is in memory."""
+        if not token:
+            return self._check_open(pool, address)
+        observed = self._store.observed
+        if observed is None or observed.book is None:
+            return _refuse(HTTPStatus.SERVICE_UNAVAILABLE, "the access tokens cannot be read yet")
+        found = self._find_record(observed.book, token)
+        refusal = self._find_refusal(found, pool, address)
+        if found is None or refusal is not None:
+            return _refuse_token(found, refusal or Refusal.UNKNOWN)
+        return AccessVerdict(
+            token_name=found.name,
+            machine=found.machine,
+            kubeconfig=self._credentials.make_placeholder(),
+            pool=pool,
+            address=address,
+            token=token,
+        )
+
+    def claim(self, verdict: AccessVerdict) -> AccessVerdict:
+        """Reserve a use in the Secret, and issue the kubeconfig."""
+        if not verdict.token:
+            return verdict
+        try:
+            self._record_offline_uses()
+            found = self._store.change(partial(self._claim_in_book, verdict))
+        except UnreachableError as error:
+            found = self._claim_offline(verdict, error)
+        except TreenailError as error:
+            return self._refuse_for_error("cannot record the use of the token", error, verdict)
+        if isinstance(found, AccessVerdict):
+            return found
+        try:
+            kubeconfig = self._credentials.issue(verdict.token, found)
+        except ClusterError as error:
+            self.release(verdict)
+            return self._refuse_for_error("cannot create the kubelet's credential", error, verdict)
+        return replace(verdict, kubeconfig=kubeconfig)
+
+    def confirm_sent(self, verdict: AccessVerdict) -> None:
+        """Count the use. It waits in memory when the API server does not accept it now."""
+        name, address, now = verdict.token_name, verdict.address, self._clock.now()
+        if not verdict.token:
+            with self._open_lock:
+                self._open_requests += 1
+            return
+        if not self._offline.has(name, address):
+            try:
+                self._store.change(partial(_confirm_in_book, name, address, now))
+            except TreenailError as error:
+                log.warning("cannot record the use of token %s yet: %s", name, error)
+            else:
+                return
+        self._offline.add(name, TokenUse(address, now, UseState.SENT))
+
+    def release(self, verdict: AccessVerdict) -> None:
+        """Give the use back. If that fails, the address of the request may still use it."""
+        name, address = verdict.token_name, verdict.address
+        if not verdict.token or self._offline.remove(name, address):
+            return
+        try:
+            self._store.change(partial(_release_in_book, name, address))
+        except TreenailError as error:
+            log.warning("cannot release the use of token %s by %s: %s", name, address, error)
+
+    def run_upkeep(self) -> None:
+        """Record uses that wait, and drop tokens that expired a day ago; never raises."""
+        if self._is_watch_current():
+            self._store.note_contact()
+        try:
+            self._record_offline_uses()
+            observed = self._store.observed
+            oldest = self._clock.now() - _KEEP_EXPIRED_S
+            if observed and observed.book and observed.book.has_expired(oldest):
+                self._store.change(lambda book: (book.prune(oldest), None))
+        except TreenailError as error:
+            log.debug("upkeep of access tokens failed: %s", error)
+
+    def _run_upkeep(self) -> None:
+        while not self._stopped.wait(CHECK_S):
+            self.run_upkeep()
+
+    def _check_open(self, pool: str, address: str) -> AccessVerdict:
+        if self._settings.mode is TokenMode.REQUIRE:
+            return _refuse(
+                HTTPStatus.UNAUTHORIZED,
+                "the request has no token; create one with: treenail-controller token create",
+            )
+        return AccessVerdict(
+            kubeconfig=self._open_credentials.make_placeholder(), pool=pool, address=address
+        )
+
+    def _find_record(self, book: TokenBook, token: str) -> TokenRecord | None:
+        found = book.find(token)
+        return None if found is None else self._offline.complete_record(found)
+
+    def _find_refusal(
+        self, record: TokenRecord | None, pool: str, address: str
+    ) -> Refusal | None:
+        window_s = self._settings.retry_window_s
+        return find_refusal(record, pool, address, self._clock.now(), retry_window_s=window_s)
+
+    def _claim_in_book(
+        self, verdict: AccessVerdict, book: TokenBook
+    ) -> tuple[TokenBook, TokenRecord | AccessVerdict]:
+        found = book.find(verdict.token)
+        refusal = self._find_refusal(found, verdict.pool, verdict.address)
+        if found is None or refusal is not None:
+            return book, _refuse_token(found, refusal or Refusal.UNKNOWN)
+        claimed = claim_use(
+            found,
+            verdict.address,
+            self._clock.now(),
+            retry_window_s=self._settings.retry_window_s,
+        )
+        return book.put(claimed), claimed
+
+    def _claim_offline(
+        self, verdict: AccessVerdict, error: UnreachableError
+    ) -> TokenRecord | AccessVerdict:
+        """Claim by what this server knows: at most as often as the token permits."""
+        observed, silence_s = self._store.observed, self._store.silence_s
+        now = self._clock.now()
+        with self._offline_lock:
+            book = (observed and observed.book) or TokenBook()
+            found = self._find_record(book, verdict.token)
+            refusal = self._find_refusal(found, verdict.pool, verdict.address)
+            if found is None or refusal is not None:
+                return _refuse_token(found, refusal or Refusal.UNKNOWN)
+            own = find_own_use(found, verdict.address, now, self._settings.retry_window_s)
+            if own is None and silence_s > self._settings.grace_s:
+                what = f"the API server has been unreachable for {silence_s:.0f} s"
+                return self._refuse_for_error(what, error, verdict)
+            if own is None:
+                self._offline.add(found.name, TokenUse(verdict.address, now, UseState.CLAIMED))
+                log.warning(
+                    "accepting token %s from %s, although the API server has been unreachable for "
+                    "%.0f s",
+                    found.name,
+                    verdict.address,
+                    silence_s,
+                )
+            return found
+
+    def _record_offline_uses(self) -> None:
+        waiting = self._offline.get_all()
+        if not waiting:
+            return
+        excess = self._store.change(lambda book: merge_uses(book, waiting))
+        self._offline.discard(waiting)
+        log.info("recorded %d uses of tokens from the time without the API server", len(waiting))
+        for record in excess:
+            log.error(
+                "token %s permits %d machines, and %d used it while the API server was "
+                "unreachable: %s; remove the machines that are not yours, and rotate the secrets "
+                "of pool %s",
+                record.name,
+                record.uses,
+                len(record.used),
+                ", ".join(use.address for use in record.used),
+                record.pool,
+            )
+
+    def _refuse_for_error(
+        self, what: str, error: TreenailError, verdict: AccessVerdict
+    ) -> AccessVerdict:
+        # The client does not learn names of objects and addresses of the cluster.
+        log.error("%s (token %s): %s", what, verdict.token_name, escape_line(str(error)))
+        return AccessVerdict(
+            HTTPStatus.SERVICE_UNAVAILABLE, what, verdict.token_name, verdict.machine
+        )
+
+
+def _confirm_in_book(
+    name: str, address: str, now: float, book: TokenBook
+) -> tuple[TokenBook, None]:
+    found = book.tokens.get(name)
+    return (book if found is None else book.put(confirm_use(found, address, now))), None
+
+
+def _release_in_book(name: str, address: str, book: TokenBook) -> tuple[TokenBook, None]:
+    found = book.tokens.get(name)
+    return (book if found is None else book.put(release_use(found, address))), None
+
+
+def _refuse_token(record: TokenRecord | None, refusal: Refusal) -> AccessVerdict:
+    # The name in an unknown token is that of the client.
+    name, machine = (record.name, record.machine) if record else ("", "")
+    return AccessVerdict(_STATUS[refusal], refusal.value, name, machine)
+
+
+def _refuse(status: HTTPStatus, reason: str) -> AccessVerdict:
+    return AccessVerdict(status, reason)

@@ -1,0 +1,218 @@
+"""The Secret with access tokens: a cached copy, and changes by compare-and-set."""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
+
+from treenail.api.decode import Fields, Json
+from treenail.clock import Clock
+from treenail.controllers.ignition.tokens import (
+    BookParser,
+    TokenBook,
+    format_book,
+)
+from treenail.errors import (
+    AlreadyExistsError,
+    ClusterError,
+    ConfigError,
+    ConflictError,
+    NotFoundError,
+    TreenailError,
+)
+from treenail.kube.client import Client
+from treenail.kube.resources import SECRETS
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TOKEN_SECRET = "treenail-ignition-tokens"  # noqa: S105  # a name
+"""Name of the Secret."""
+_ATTEMPTS = 20
+"""Attempts of one change. Each conflict means that another process succeeded."""
+
+BookChange = Callable[[TokenBook], tuple[TokenBook, T]]
+"""Returns the changed book and a result. It may run more than once, so it has no other effects."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedTokens:
+    """The Secret as it was last seen."""
+
+    book: TokenBook | None = None
+    """None when the Secret cannot be read."""
+    problem: str = ""
+    resource_version: str = ""
+    """Empty when the Secret does not exist."""
+
+
+@dataclass(slots=True)
+class _PendingChange(Generic[T]):
+    apply: BookChange[T]
+    result: T | None = None
+    error: TreenailError | None = None
+    is_done: bool = False
+
+
+class TokenStore:
+    """Reads the Secret from memory, and changes it in the cluster. Thread-safe.
+
+    Changes of many threads are written together: while one write is in progress, further changes
+    wait and become the next write. Correctness does not depend on how current the copy is, because
+    the API server refuses a write that is based on another version.
+    """
+
+    def __init__(
+        self, client: Client, namespace: str, clock: Clock, name: str = TOKEN_SECRET
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._contact_at = clock.monotonic()
+        self._namespace = namespace
+        self._name = name
+        self._lock = threading.Lock()
+        self._commit_lock = threading.Lock()
+        self._pending: list[_PendingChange[object]] = []
+        self._observed: ObservedTokens | None = None
+        self._parser = BookParser(self.where)
+
+    @property
+    def where(self) -> str:
+        """The Secret, for messages."""
+        return f"Secret {self._namespace}/{self._name}"
+
+    @property
+    def observed(self) -> ObservedTokens | None:
+        """The last known content; None before the first read."""
+        return self._observed
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the API server last showed the Secret, or since the start."""
+        return self._clock.monotonic() - self._contact_at
+
+    def note_contact(self) -> None:
+        """Record that the watch of the Secret is current."""
+        self._contact_at = self._clock.monotonic()
+
+    def observe_secret(self, secret: Json | None) -> ObservedTokens:
+        """Store what a watch or a response shows; None when the Secret does not exist."""
+        self.note_contact()
+        with self._lock:
+            found = self._parse_secret(secret)
+            if not _is_older(found, self._observed):
+                self._observed = found
+        if found.problem:
+            log.error("%s", found.problem)
+        return found
+
+    def load(self) -> TokenBook:
+        """Read the Secret from the cluster; raise `ClusterError` or `ConfigError`."""
+        return _get_book(self._fetch())
+
+    def change(self, apply: BookChange[T]) -> T:
+        """Change the book and return the result of the change.
+
+        Nothing is written when the book stays equal. Raises `ClusterError`, `ConfigError` for an
+        unreadable or full Secret, and what ``apply`` raises.
+        """
+        change: _PendingChange[T] = _PendingChange(apply)
+        with self._lock:
+            self._pending.append(cast("_PendingChange[object]", change))
+        with self._commit_lock:
+            if not change.is_done:
+                with self._lock:
+                    batch, self._pending = self._pending, []
+                self._commit_batch(batch)
+        if change.error is not None:
+            raise change.error
+        return cast("T", change.result)
+
+    def _commit_batch(self, batch: list[_PendingChange[object]]) -> None:
+        """Complete every change of the batch; never raises."""
+        try:
+            self._write_batch(batch)
+        except TreenailError as error:
+            for change in batch:
+                change.error = change.error or error
+        finally:
+            for change in batch:
+                change.is_done = True
+
+    def _write_batch(self, batch: list[_PendingChange[object]]) -> None:
+        base = self._observed
+        if base is None or base.book is None or not base.resource_version:
+            base = self._fetch()
+        for _ in range(_ATTEMPTS):
+            before = _get_book(base)
+            book = _apply_changes(batch, before)
+            if book == before and base.resource_version:
+                return
+            try:
+                self.observe_secret(self._write_book(book, base.resource_version))
+            except (ConflictError, AlreadyExistsError, NotFoundError):
+                base = self._fetch()
+            else:
+                return
+        raise ClusterError(
+            f"cannot change {self.where}: other processes changed it {_ATTEMPTS} times meanwhile"
+        )
+
+    def _write_book(self, book: TokenBook, resource_version: str) -> Json:
+        data: dict[str, object] = {"data": format_book(book)}
+        metadata: dict[str, object] = {"name": self._name, "namespace": self._namespace}
+        if not resource_version:
+            body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
+            return self._client.create(SECRETS, {**body, **data}, namespace=self._namespace)
+        # The API server refuses the patch with 409 when the version differs.
+        body = {"metadata": {"resourceVersion": resource_version}, **data}
+        return self._client.patch(SECRETS, self._name, body, namespace=self._namespace)
+
+    def _fetch(self) -> ObservedTokens:
+        try:
+            found = self._client.get(SECRETS, self._name, namespace=self._namespace)
+        except NotFoundError:
+            return ObservedTokens(TokenBook())
+        return self.observe_secret(found)
+
+    def _parse_secret(self, secret: Json | None) -> ObservedTokens:
+        if secret is None:
+            return ObservedTokens(TokenBook())
+        metadata = Fields.from_json(secret, self.where).get_object("metadata")
+        version = metadata.get_text("resourceVersion")
+        try:
+            return ObservedTokens(self._parser.parse(secret), "", version)
+        except ConfigError as error:
+            return ObservedTokens(None, str(error), version)
+
+
+def _apply_changes(batch: list[_PendingChange[object]], book: TokenBook) -> TokenBook:
+    for change in batch:
+        try:
+            book, change.result = change.apply(book)
+            change.error = None
+        except TreenailError as error:
+            change.error = error
+    return book
+
+
+def _get_book(observed: ObservedTokens) -> TokenBook:
+    if observed.book is None:
+        raise ConfigError(
+            observed.problem,
+            remedy="restore the Secret from a backup, or delete it and create new tokens",
+        )
+    return observed.book
+
+
+def _is_older(found: ObservedTokens, known: ObservedTokens | None) -> bool:
+    """Return whether the watch shows a version that a write of this process has replaced.
+
+    An old copy would only cost a conflict.
+    """
+    versions = (found.resource_version, known.resource_version if known else "")
+    if not all(version.isascii() and version.isdigit() for version in versions):
+        return False
+    return int(versions[0]) < int(versions[1])
