@@ -63,6 +63,7 @@ CONTROLLER_COMMANDS = {
     "run": ["--enable", "render", "--kubeconfig", CANARY, "--no-leader-election"],
     "serve": ["--certificate", CANARY, "--key", CANARY],
     "status": ["--kubeconfig", CANARY],
+    "token": ["user-data", "--pool", "worker", "--server", "https://x", "--token-file", CANARY],
     "trust": ["--signing-key", CANARY, "registry.example.com/os/node"],
 }
 

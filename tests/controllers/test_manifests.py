@@ -264,12 +264,12 @@ def test_server_reads_the_cluster_and_writes_two_objects_of_its_namespace() -> N
         {
             "apiGroups": [""],
             "resources": [resource],
-            "verbs": ["get", "update"],
+            "verbs": verbs,
             "resourceNames": [name],
         }
-        for resource, name in (
-            ("configmaps", "treenail-ignition-requests"),
-            ("secrets", "treenail-ignition-tokens"),
+        for resource, name, verbs in (
+            ("configmaps", "treenail-ignition-requests", ["get", "update"]),
+            ("secrets", "treenail-ignition-tokens", ["get", "list", "patch", "watch"]),
         )
     ]
     (cluster_role,) = of_kind(found, "ClusterRole")

@@ -27,8 +27,9 @@ class Running:
         address = wait_until(lambda: ADDRESS.search(log.read_text()), limit_s=LIMIT_S)
         self.port = int(address[1])
 
-    def fetch(self, pool: str = "worker") -> tuple[int, Json]:
-        return fetch_config(self.port, self._ca, f"/config/{pool}")
+    def fetch(self, pool: str = "worker", token: str = "") -> tuple[int, Json]:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return fetch_config(self.port, self._ca, f"/config/{pool}", **headers)
 
 
 @contextmanager

@@ -169,6 +169,8 @@ def test_client_that_disconnects_is_recorded(tmp_path: Path) -> None:
         row = wait_until(lambda: serving.requests.rows, limit_s=LIMIT_S)[0]
         assert row.outcome == RequestOutcome.DISCONNECTED
         assert access.uses == []
+        assert access.releases == access.claims
+        assert len(access.claims) == 1
 
 
 def test_renewed_certificate_is_used_for_new_connections(tmp_path: Path) -> None:

@@ -121,9 +121,12 @@ def test_account_of_the_server_reaches_only_its_objects(
 ) -> None:
     account = write_account_kubeconfig(installed, real_kubeconfig, tmp_path / "kubeconfig")
     tokens = installed.path("secrets", TOKEN_SECRET)
-    for path in (tokens, installed.path("configmaps", REQUEST_CONFIGMAP)):
-        stored = account.get(path).ok()
-        account.put(path, {**stored, "data": {"kept": "eA=="}}).ok()
+    requests = installed.path("configmaps", REQUEST_CONFIGMAP)
+    account.put(requests, {**account.get(requests).ok(), "data": {"kept": "eA=="}}).ok()
+    version = account.get(tokens).ok()["metadata"]["resourceVersion"]
+    change = {"metadata": {"resourceVersion": version}, "data": {"kept": "eA=="}}
+    account.patch(tokens, change).ok()
+    assert account.patch(tokens, change).code == 409
     for path in (
         installed.path("secrets"),
         installed.path("secrets", CERTIFICATE_SECRET),

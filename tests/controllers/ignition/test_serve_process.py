@@ -23,6 +23,9 @@ from tests.controllers.installed import apply
 from tests.waiting import wait_until
 from treenail.cli.controller.main import main
 from treenail.cli.output import EXIT_USAGE
+from treenail.clock import SystemClock
+from treenail.controllers.ignition.token_store import TokenStore
+from treenail.controllers.ignition.tokens import make_token
 from treenail.controllers.install import installation
 from treenail.controllers.install.ignition_server import (
     NAME,
@@ -31,6 +34,9 @@ from treenail.controllers.install.ignition_server import (
 )
 from treenail.controllers.install.installation import InstallOptions
 from treenail.controllers.install.permissions import iter_granted_verbs
+from treenail.kube.client import Client
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.transport import HttpTransport
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 from treenail_lab.apiserver.serving.server import LabServer
 
@@ -51,6 +57,18 @@ def test_process_serves_a_directory_and_ends_at_a_signal(tmp_path: Path) -> None
         assert "served config of pool worker to 127.0.0.1" in running.log.read_text()
 
 
+def create_token(server: LabServer, pool: str) -> str:
+    """Create a token as the command does."""
+    transport = HttpTransport(read_kubeconfig(str(server.admin_kubeconfig)), SystemClock())
+    token, record = make_token(pool, expires=SystemClock().now() + 3600)
+    try:
+        store = TokenStore(Client(transport), NAME, SystemClock())
+        store.change(lambda book: (book.put(record), None))
+    finally:
+        transport.close()
+    return token
+
+
 def test_process_serves_a_cluster_with_its_role_and_its_cache_without_it(tmp_path: Path) -> None:
     with LabServer(tmp_path / "api") as server:
         documents = [*installation.load_crds(), *build_server_documents(InstallOptions())]
@@ -63,9 +81,12 @@ def test_process_serves_a_cluster_with_its_role_and_its_cache_without_it(tmp_pat
         pools = "/apis/machineconfiguration.openshift.io/v1/machineconfigpools"
         cluster.patch(f"{pools}/worker/status", {"status": status}).ok()
         kubeconfig = server.write_account_kubeconfig(NAME, NAME)
-        with run_server(tmp_path, f"--kubeconfig={kubeconfig}") as running:
-            wait_until(lambda: running.fetch()[0] == 200, limit_s=LIMIT_S)
-            assert running.fetch("infra")[0] == 404
+        token, other = create_token(server, "worker"), create_token(server, "infra")
+        with run_server(tmp_path, f"--kubeconfig={kubeconfig}", "--tokens=require") as running:
+            wait_until(lambda: running.fetch(token=token)[0] == 200, limit_s=LIMIT_S)
+            assert running.fetch()[0] == 401
+            assert running.fetch(token=other)[0] == 403
+            assert running.fetch("infra", other)[0] == 404
             log = f"/api/v1/namespaces/{NAME}/configmaps/{REQUEST_CONFIGMAP}"
             wait_until(
                 lambda: "404" in cluster.get(log).ok().get("data", {}).get("requests", ""),
@@ -75,7 +96,7 @@ def test_process_serves_a_cluster_with_its_role_and_its_cache_without_it(tmp_pat
             counts = server.call_api(lambda api: api.requests.count_by_user())
             server.stop()
             wait_until(lambda: "watch disconnected" in running.log.read_text(), limit_s=LIMIT_S)
-            assert running.fetch()[0] == 200
+            assert running.fetch(token=token)[0] == 200
             wait_until(
                 lambda: re.search(r"served .*; .*pools are \d+ s old", running.log.read_text()),
                 limit_s=LIMIT_S,
@@ -91,8 +112,8 @@ def test_process_serves_a_cluster_with_its_role_and_its_cache_without_it(tmp_pat
         for role in roles
         for resource, verb in iter_granted_verbs(role["rules"])  # type: ignore[arg-type]  # JSON
     }
-    # The server reads no tokens yet.
-    assert used == granted - {("secrets", "get"), ("secrets", "update")}
+    # The server gets the Secret only after a conflict.
+    assert used == granted - {("secrets", "get")}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +124,8 @@ def test_process_serves_a_cluster_with_its_role_and_its_cache_without_it(tmp_pat
         (("--from=.", "--listen=nowhere"), "invalid address"),
         (("--kubeconfig=missing",), "missing"),
         (("--registry-needs-cluster=https://x",), "expected HOST or HOST:PORT"),
+        (("--from=.", "--tokens=ask"), "cannot use --tokens with --from"),
+        (("--grace=1 hour",), "expected a duration such as"),
         (("--cache=0",), "expected a number from 1"),
     ],
 )

@@ -212,7 +212,7 @@ def test_token_of_header_or_query_is_checked_and_counted(tmp_path: Path) -> None
         bearer = f"Authorization: bearer {TOKEN}"
         assert serving.get("/config/worker", bearer, method="HEAD").status == 200
         assert serving.get("/config/missing", bearer).status == 404
-        assert access.uses == []
+        assert access.claims == access.uses == []
         first = serving.get("/config/worker", bearer)
         second = serving.get(f"/config/worker?token={TOKEN}")
         assert first.body == second.body

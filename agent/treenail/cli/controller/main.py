@@ -116,6 +116,7 @@ def create_parser() -> CommandParser:
         run,
         serve,
         status,
+        token,
         trust,
     )
 
@@ -172,6 +173,7 @@ def create_parser() -> CommandParser:
     build.add_command(commands)
     trust.add_command(commands)
     ignition.add_command(commands)
+    token.add_command(commands)
     plan.add_command(commands)
     status.add_command(commands)
     rollout.add_command(commands)

@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import os
 import re
 import signal
 import threading
@@ -18,6 +17,12 @@ from treenail.cli.controller.run import (
     log_to_stderr,
     parse_count,
 )
+from treenail.cli.controller.serve_tokens import (
+    add_token_arguments,
+    check_token_arguments,
+    find_namespace,
+    open_access,
+)
 from treenail.cli.output import EXIT_FAILED
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import BootTimeClock, Clock
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     from treenail.controllers.ignition.request_log import RequestStore
     from treenail.controllers.ignition.server import IgnitionServer
     from treenail.controllers.ignition.source import PoolSource, SourceSettings
+    from treenail.controllers.runtime.informers import Informers
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +92,10 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument(
         "--namespace", type=parse_namespace,
-        help="namespace of the log of requests (default: that of the pod, or treenail-ignition)",
+        help="namespace of the access tokens and of the log of requests (default: that of the pod, "
+        "or treenail-ignition)",
     )  # fmt: skip
+    add_token_arguments(parser)
     parser.add_argument(
         "--registry-needs-cluster", metavar="HOST", action="append", default=[],
         type=parse_registry,
@@ -129,6 +137,7 @@ class ServeProcess:
                 "cannot use --from with a kubeconfig: the server reads a directory or a cluster",
                 remedy="leave one of the two out",
             )
+        check_token_arguments(arguments)
         self._arguments = arguments
         if arguments.directory is not None and not arguments.directory.is_dir():
             raise UsageError(f"cannot read {arguments.directory}: expected a directory")
@@ -157,7 +166,6 @@ class ServeProcess:
     @contextmanager
     def start(self) -> "Iterator[IgnitionServer]":
         """Serve while the context lasts."""
-        from treenail.controllers.ignition.access import OpenAccess
         from treenail.controllers.ignition.request_recorder import open_request_log
         from treenail.controllers.ignition.server import IgnitionServer
         from treenail.controllers.ignition.service import ConfigService
@@ -170,7 +178,11 @@ class ServeProcess:
             key.PREFIX + arguments.image_annotation, frozenset(arguments.registry_needs_cluster)
         )
         with ExitStack() as stack:
-            source = self._open_source(stack, settings)
+            informers = self._open_informers(stack)
+            source = self._open_source(informers, settings)
+            access = open_access(stack, arguments, self._transport, informers, self._clock)
+            if informers is not None:
+                informers.start()
             metrics = ControllerMetrics()
             health = HealthServer(
                 *self._health_address,
@@ -179,14 +191,15 @@ class ServeProcess:
                 ready=source.describe_unready,
             )
             stack.enter_context(health)
-            service = ConfigService(source, OpenAccess(), cache_entries=arguments.cache)
+            service = ConfigService(source, access, cache_entries=arguments.cache)
             requests = stack.enter_context(
                 open_request_log(self._make_request_store(), metrics, source.has_pool, self._clock)
             )
-            log.warning(
-                "serving configs without authentication: every client that reaches the server "
-                "receives the secrets of the pools"
-            )
+            if arguments.tokens != "require":
+                log.warning(
+                    "serving configs without authentication: every client that reaches the server "
+                    "receives the secrets of the pools"
+                )
             server = IgnitionServer(
                 self._address,
                 self._certificate,
@@ -196,12 +209,9 @@ class ServeProcess:
             )
             yield stack.enter_context(server)
 
-    def _open_source(self, stack: ExitStack, settings: "SourceSettings") -> "PoolSource":
+    def _open_informers(self, stack: ExitStack) -> "Informers | None":
         if self._transport is None:
-            from treenail.controllers.ignition.directory_source import DirectorySource
-
-            return DirectorySource(self._arguments.directory, settings)
-        from treenail.controllers.ignition.cluster_source import ClusterSource
+            return None
         from treenail.controllers.runtime.informers import Informers
         from treenail.kube.client import Client
 
@@ -209,19 +219,28 @@ class ServeProcess:
         # A rendered config may have a megabyte, and a page is complete in memory.
         client = Client(self._transport, page_size=_PAGE_SIZE, max_pages=_MAX_PAGES)
         informers = Informers(client, self._clock)
-        source = ClusterSource(informers, settings)
         stack.callback(informers.stop)
-        informers.start()
-        return source
+        return informers
+
+    def _open_source(
+        self, informers: "Informers | None", settings: "SourceSettings"
+    ) -> "PoolSource":
+        if informers is None:
+            from treenail.controllers.ignition.directory_source import DirectorySource
+
+            return DirectorySource(self._arguments.directory, settings)
+        from treenail.controllers.ignition.cluster_source import ClusterSource
+
+        return ClusterSource(informers, settings)
 
     def _make_request_store(self) -> "RequestStore | None":
         if self._transport is None:
             return None
         from treenail.controllers.ignition.request_log import RequestStore
-        from treenail.controllers.install.ignition_server import NAME, REQUEST_CONFIGMAP
+        from treenail.controllers.install.ignition_server import REQUEST_CONFIGMAP
         from treenail.kube.client import Client
 
-        namespace = self._arguments.namespace or os.environ.get("POD_NAMESPACE") or NAME
+        namespace = find_namespace(self._arguments)
         return RequestStore(Client(self._transport), namespace, REQUEST_CONFIGMAP)
 
     def _handle_thread_death(self, death: threading.ExceptHookArgs) -> None:

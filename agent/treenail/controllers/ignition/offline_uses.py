@@ -17,7 +17,7 @@ UseKey = tuple[str, str]
 
 
 class OfflineUses:
-    """What this server knows beyond the Secret. Thread-safe."""
+    """Uses that only this server knows. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -233,9 +233,7 @@ class TokenAccess:
         found = book.find(token)
         return None if found is None else self._offline.complete_record(found)
 
-    def _find_refusal(
-        self, record: TokenRecord | None, pool: str, address: str
-    ) -> Refusal | None:
+    def _find_refusal(self, record: TokenRecord | None, pool: str, address: str) -> Refusal | None:
         window_s = self._settings.retry_window_s
         return find_refusal(record, pool, address, self._clock.now(), retry_window_s=window_s)
 

@@ -13,6 +13,7 @@ from treenail.controllers.ignition.tokens import (
     TokenBook,
     format_book,
 )
+from treenail.controllers.runtime.informers import Informers
 from treenail.errors import (
     AlreadyExistsError,
     ClusterError,
@@ -23,6 +24,7 @@ from treenail.errors import (
 )
 from treenail.kube.client import Client
 from treenail.kube.resources import SECRETS
+from treenail.kube.watch import WatchScope
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +79,19 @@ class TokenStore:
         self._pending: list[_PendingChange[object]] = []
         self._observed: ObservedTokens | None = None
         self._parser = BookParser(self.where)
+
+    def add_to_informers(self, informers: Informers) -> None:
+        """Watch the Secret. Call it before the informers start."""
+        scope = WatchScope(SECRETS, self._namespace, field_selector=f"metadata.name={self._name}")
+        view = informers.add_view(scope, self.observe_secret)
+        key = f"{self._namespace}/{self._name}"
+
+        def observe_absence() -> None:
+            if view.find(key) is None:
+                self.observe_secret(None)
+
+        view.add_handler(lambda *_: observe_absence())
+        view.add_list_handler(observe_absence)
 
     @property
     def where(self) -> str:
@@ -161,11 +176,11 @@ class TokenStore:
         )
 
     def _write_book(self, book: TokenBook, resource_version: str) -> Json:
-        data: dict[str, object] = {"data": format_book(book)}
-        metadata: dict[str, object] = {"name": self._name, "namespace": self._namespace}
+        data: Json = {"data": format_book(book)}
+        metadata: Json = {"name": self._name, "namespace": self._namespace}
         if not resource_version:
-            body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
-            return self._client.create(SECRETS, {**body, **data}, namespace=self._namespace)
+            body: Json = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, **data}
+            return self._client.create(SECRETS, body, namespace=self._namespace)
         # The API server refuses the patch with 409 when the version differs.
         body = {"metadata": {"resourceVersion": resource_version}, **data}
         return self._client.patch(SECRETS, self._name, body, namespace=self._namespace)

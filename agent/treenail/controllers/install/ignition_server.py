@@ -5,6 +5,7 @@ the addresses of the control plane, as they reach the server of the Machine Conf
 """
 
 from treenail.api.decode import Json
+from treenail.controllers.ignition.token_store import TOKEN_SECRET
 from treenail.controllers.install import objects, permissions
 from treenail.controllers.install.installation import InstallOptions
 
@@ -14,8 +15,6 @@ PORT = 22623
 METRICS_PORT = 22625
 CERTIFICATE_SECRET = "treenail-ignition-tls"  # noqa: S105  # a name
 """Secret of type kubernetes.io/tls with the certificate of the server. The user creates it."""
-TOKEN_SECRET = "treenail-ignition-tokens"  # noqa: S105  # a name
-"""Secret with the digests of access tokens."""
 REQUEST_CONFIGMAP = "treenail-ignition-requests"
 """ConfigMap with the requests of the last day."""
 
@@ -29,7 +28,12 @@ def build_server_documents(options: InstallOptions, namespace: str = NAME) -> li
     """Build the manifests, in an order in which they can be created."""
     account: Json = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
     place = _build_metadata(namespace)
-    stores = {"secrets": TOKEN_SECRET, "configmaps": REQUEST_CONFIGMAP}
+    rules = [
+        *permissions.build_named_rules({"configmaps": REQUEST_CONFIGMAP}, ("get", "update")),
+        *permissions.build_named_rules(
+            {"secrets": TOKEN_SECRET}, ("get", "list", "patch", "watch")
+        ),
+    ]
     return [
         # Only the level privileged permits hostNetwork.
         objects.build_namespace(namespace, "privileged", _LABELS),
@@ -50,7 +54,7 @@ def build_server_documents(options: InstallOptions, namespace: str = NAME) -> li
             "kind": "ConfigMap",
             "metadata": _build_metadata(namespace, REQUEST_CONFIGMAP),
         },
-        objects.build_role("Role", place, permissions.build_named_rules(stores, ("get", "update"))),
+        objects.build_role("Role", place, rules),
         objects.build_binding("RoleBinding", place, account),
         {
             "apiVersion": "v1",
@@ -106,6 +110,7 @@ def _build_container(options: InstallOptions) -> Json:
             f"--certificate={_DIRECTORY}/tls.crt",
             f"--key={_DIRECTORY}/tls.key",
             f"--metrics=:{METRICS_PORT}",
+            "--tokens=require",
         ],
         "env": [
             objects.build_field_env("NODE_NAME", "spec.nodeName"),

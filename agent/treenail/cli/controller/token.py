@@ -1,0 +1,412 @@
+"""``treenail-controller token``: create, list and revoke access tokens, and print user data."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from treenail.cli.controller.connect import (
+    add_connection_arguments,
+    connect_cluster,
+    parse_namespace,
+)
+from treenail.cli.controller.run import parse_count
+from treenail.cli.controller.serve_tokens import DEFAULT_NAMESPACE, parse_duration
+from treenail.cli.files import STDIN, read_input
+from treenail.cli.output_format import (
+    OutputFormat,
+    TableColumn,
+    add_format_arguments,
+    build_document,
+    format_document,
+    print_document,
+    print_table,
+)
+from treenail.cli.terminal import HelpFormatter, format_duration, format_examples
+from treenail.clock import SystemClock, format_rfc3339
+from treenail.config.ignition_emit import VERSIONS_SERVED
+from treenail.controllers.ignition.pointer import HEADERS_SINCE, build_pointer, check_server_url
+from treenail.controllers.ignition.tokens import (
+    MAX_USES,
+    TokenBook,
+    TokenRecord,
+    UseState,
+    make_token,
+    read_name,
+)
+from treenail.errors import UsageError
+
+if TYPE_CHECKING:
+    from treenail.controllers.ignition.token_store import TokenStore
+    from treenail.kube.client import Client
+
+_VERSIONS = {version.removesuffix(".0"): version for version in VERSIONS_SERVED}
+_DEFAULT_VERSION = "3.4.0"
+_MAX_TTL_S = 365 * 86400.0
+_COLUMNS = (
+    TableColumn("NAME"),
+    TableColumn("POOL"),
+    TableColumn("STATE"),
+    TableColumn("USES"),
+    TableColumn("EXPIRES"),
+    TableColumn("MACHINE"),
+    TableColumn("USED BY"),
+)
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the arguments of the commands."""
+    parser = commands.add_parser(
+        "token",
+        help="manage the access tokens of new machines",
+        description="Create, list and revoke access tokens, with which new machines fetch the "
+        "Ignition config of their pool from `treenail-controller serve`.",
+        epilog=format_examples(
+            ("create a token", "treenail-controller token create --pool worker --server URL"),
+            ("show which machines used tokens", "treenail-controller token list"),
+        ),
+        formatter_class=HelpFormatter,
+    )
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_create(verbs)
+    _add_list(verbs)
+    _add_revoke(verbs)
+    _add_pointer(verbs)
+
+
+def _add_create(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = verbs.add_parser(
+        "create",
+        help="create a token and print it once",
+        description="Create an access token, and print it with user data for machines. The "
+        "cluster keeps only its digest, so no later command can print it again.",
+        epilog=format_examples(
+            (
+                "write user data for one machine",
+                "treenail-controller token create --pool worker --server URL -o user-data > x.ign",
+            ),
+            (
+                "create a token for ten machines within a week",
+                "treenail-controller token create --pool worker --uses 10 --ttl 7d",
+            ),
+        ),
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument("--pool", metavar="NAME", required=True, help="the pool of the machines")
+    parser.add_argument(
+        "--ttl", type=parse_duration, default=86400.0, metavar="DURATION",
+        help="let the token expire after this time (default: 24h)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--uses", type=parse_count, default=1, metavar="N",
+        help=f"let N machines use it, at most {MAX_USES} (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--machine", metavar="NAME", default="",
+        help="node name of the machine that it is for (default: any machine)",
+    )  # fmt: skip
+    _add_pointer_arguments(parser, is_server_required=False)
+    parser.add_argument(
+        "-o", "--output", choices=("text", "token", "user-data", "json"), default="text",
+        help="print the token, the user data, or both (default: %(default)s)",
+    )  # fmt: skip
+    _add_cluster_arguments(parser)
+    parser.set_defaults(run=create_token)
+
+
+def _add_list(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = verbs.add_parser(
+        "list",
+        help="list tokens, their state and the machines that used them",
+        description="List the access tokens by name, without their secret part. A token is listed "
+        "until a day after its expiry.",
+        epilog=format_examples(
+            ("list the tokens of a pool", "treenail-controller token list --pool worker"),
+        ),
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument("--pool", metavar="NAME", help="list the tokens of this pool only")
+    add_format_arguments(parser, (OutputFormat.TABLE, OutputFormat.JSON, OutputFormat.YAML))
+    _add_cluster_arguments(parser)
+    parser.set_defaults(run=list_tokens)
+
+
+def _add_revoke(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = verbs.add_parser(
+        "revoke",
+        help="revoke tokens",
+        description="Delete access tokens. The server refuses them at once.",
+        epilog=format_examples(
+            ("revoke a token", "treenail-controller token revoke ab2cd3"),
+            ("remove expired tokens", "treenail-controller token revoke --expired"),
+        ),
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument(
+        "names", metavar="NAME", nargs="*", help="name of a token, as `token list` shows it"
+    )
+    parser.add_argument(
+        "--expired", action="store_true", help="revoke all tokens that have expired"
+    )
+    _add_cluster_arguments(parser)
+    parser.set_defaults(run=revoke_tokens)
+
+
+def _add_pointer(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = verbs.add_parser(
+        "user-data",
+        help="print user data with a token",
+        description="Print the pointer config with which machines fetch the config of a pool. Read "
+        "the token from a file, since other users can read the arguments of a process.",
+        epilog=format_examples(
+            (
+                "print user data for machines whose Ignition reads 3.2",
+                "treenail-controller token user-data --pool worker --server URL --spec 3.2 < token",
+            ),
+        ),
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument("--pool", metavar="NAME", required=True, help="the pool of the machines")
+    parser.add_argument(
+        "--token-file", metavar="FILE", default=STDIN,
+        help="read the token from this file (default: the standard input)",
+    )  # fmt: skip
+    _add_pointer_arguments(parser, is_server_required=True)
+    parser.set_defaults(run=print_token_pointer)
+
+
+def _add_pointer_arguments(parser: argparse.ArgumentParser, *, is_server_required: bool) -> None:
+    optional = "" if is_server_required else "; without it no user data are printed"
+    parser.add_argument(
+        "--server", metavar="URL", required=is_server_required,
+        help=f"the config server that machines reach, https://HOST:PORT{optional}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ca", metavar="FILE",
+        help="CA of the server's certificate, PEM (default: the CAs of the machine's image)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--spec", metavar="VERSION", type=_parse_version, default=_DEFAULT_VERSION,
+        help=f"version of Ignition's format: {', '.join(_VERSIONS)} (default: 3.4); before 3.1 the "
+        "token is part of the URL, which proxies may log",
+    )  # fmt: skip
+
+
+def _add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-n", "--namespace", type=parse_namespace, default=DEFAULT_NAMESPACE,
+        help="namespace of the server (default: %(default)s)",
+    )  # fmt: skip
+    add_connection_arguments(parser)
+
+
+def create_token(arguments: argparse.Namespace) -> int:
+    """Create a token and print it; raise `UsageError` and `ClusterError`."""
+    _check_new_token(arguments)
+    expires = SystemClock().now() + arguments.ttl
+    token, record = make_token(
+        arguments.pool, expires=expires, uses=arguments.uses, machine=arguments.machine
+    )
+    # First: an invalid URL or CA must not leave a token that was never printed.
+    user_data = "" if arguments.server is None else _format_pointer(arguments, token)
+    with connect_cluster(arguments) as client:
+        _check_pool(client, arguments.pool)
+        _open_store(client, arguments).change(lambda book: (book.put(record), None))
+    match arguments.output:
+        case "token":
+            print(token)
+        case "user-data":
+            print(user_data)
+        case "json":
+            found: dict[str, object] = {**_describe_token(record, 0.0), "token": token}
+            if user_data:
+                found["userData"] = user_data
+            document = build_document("AccessToken", found)
+            print(format_document(OutputFormat.JSON, document), end="")
+        case _:
+            print(f"token: {token}")
+            if user_data:
+                print(f"user data: {user_data}")
+    print(
+        f"treenail-controller: created token {record.name} for pool {record.pool}: "
+        f"{_format_uses(record.uses)}, expires at {format_rfc3339(record.expires)}",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def list_tokens(arguments: argparse.Namespace) -> int:
+    """List tokens."""
+    with connect_cluster(arguments) as client:
+        book = _open_store(client, arguments).load()
+    now = SystemClock().now()
+    records = [each for each in book.tokens.values() if arguments.pool in (None, each.pool)]
+    if arguments.output is OutputFormat.TABLE:
+        print_table(arguments.output, _COLUMNS, (_format_row(each, now) for each in records))
+        return 0
+    items = [_describe_token(each, now) for each in records]
+    print_document(arguments.output, "AccessTokenList", {"items": items})
+    return 0
+
+
+def revoke_tokens(arguments: argparse.Namespace) -> int:
+    """Revoke tokens; raise `UsageError` for a name that does not exist."""
+    if not arguments.names and not arguments.expired:
+        raise UsageError("cannot revoke tokens: no name is given", remedy="see: token list")
+    expired_at = SystemClock().now() if arguments.expired else 0.0
+    with connect_cluster(arguments) as client:
+        store = _open_store(client, arguments)
+        revoked = store.change(partial(_revoke_in_book, arguments.names, expired_at))
+    for name in revoked:
+        print(f"revoked token {name}")
+    return 0
+
+
+def print_token_pointer(arguments: argparse.Namespace) -> int:
+    """Print a pointer config with the token of a file; raise `UsageError`."""
+    token = read_input(arguments.token_file).decode("ascii", "replace").strip()
+    if not read_name(token):
+        raise UsageError(
+            f"cannot read the token in {arguments.token_file:.200}: expected tn_NAME_SECRET",
+            remedy="create one with: treenail-controller token create",
+        )
+    print(_format_pointer(arguments, token))
+    return 0
+
+
+def _check_new_token(arguments: argparse.Namespace) -> None:
+    if arguments.output == "user-data" and arguments.server is None:
+        raise UsageError(
+            "cannot print user data: the URL of the config server is missing",
+            remedy="give the address that new machines reach: --server https://HOST:22623",
+        )
+    if not 1 <= arguments.uses <= MAX_USES:
+        raise UsageError(f"cannot create a token for {arguments.uses} machines: {MAX_USES} at most")
+    if not 0 < arguments.ttl <= _MAX_TTL_S:
+        raise UsageError("cannot create a token: expected a --ttl from 1s to 365d")
+    if arguments.machine and arguments.uses > 1:
+        raise UsageError("cannot use --machine with --uses: a machine name is for one machine")
+    if arguments.machine:
+        _check_machine(arguments.machine)
+
+
+def _check_machine(name: str) -> None:
+    # Imported late: user data need no service.
+    from treenail.controllers.ignition.service import is_pool_name
+
+    if not is_pool_name(name):
+        raise UsageError(f"cannot create a token: {name!r:.80} is no name of a Node")
+
+
+def _check_pool(client: "Client", pool: str) -> None:
+    # Imported late: user data need no cluster.
+    from treenail.errors import NotFoundError
+    from treenail.kube.resources import MACHINECONFIGPOOLS
+
+    try:
+        client.get(MACHINECONFIGPOOLS, pool)
+    except NotFoundError as error:
+        raise UsageError(
+            f"cannot create a token: MachineConfigPool {pool:.80} does not exist",
+            remedy="list the pools with: treenail-controller status",
+        ) from error
+
+
+def _open_store(client: "Client", arguments: argparse.Namespace) -> "TokenStore":
+    # Imported late: user data need no cluster.
+    from treenail.controllers.ignition.token_store import TokenStore
+
+    return TokenStore(client, arguments.namespace, SystemClock())
+
+
+def _revoke_in_book(
+    names: list[str], expired_at: float, book: TokenBook
+) -> tuple[TokenBook, tuple[str, ...]]:
+    for name in names:
+        if name not in book.tokens:
+            raise UsageError(
+                f"cannot revoke token {name:.80}: no token has this name",
+                remedy="list the names with: treenail-controller token list",
+            )
+    expired = (each.name for each in book.tokens.values() if each.is_expired(expired_at))
+    revoked = tuple(dict.fromkeys([*names, *expired]))
+    kept = {name: each for name, each in book.tokens.items() if name not in revoked}
+    return TokenBook(kept), revoked
+
+
+def _format_pointer(arguments: argparse.Namespace, token: str) -> str:
+    authorities = b"" if arguments.ca is None else read_input(arguments.ca)
+    if arguments.spec < HEADERS_SINCE:
+        print(
+            "treenail-controller: warning: the token is part of the URL, which proxies may log; "
+            "use --spec 3.1 or newer if the machine's Ignition reads it",
+            file=sys.stderr,
+        )
+    pointer = build_pointer(
+        check_server_url(arguments.server),
+        arguments.pool,
+        arguments.spec,
+        authorities=authorities,
+        token=token,
+    )
+    return json.dumps(pointer, separators=(",", ":"))
+
+
+def _format_row(record: TokenRecord, now: float) -> tuple[str, ...]:
+    rest_s = record.expires - now
+    expires = f"in {format_duration(rest_s)}" if rest_s > 0 else f"{format_duration(-rest_s)} ago"
+    return (
+        record.name,
+        record.pool,
+        find_state(record, now),
+        f"{len(record.used)}/{record.uses}",
+        expires,
+        record.machine,
+        ", ".join(_format_users(record)),
+    )
+
+
+def _format_users(record: TokenRecord) -> Iterator[str]:
+    for use in record.used:
+        is_usual = use.state in (UseState.SENT, UseState.JOINED)
+        yield use.address if is_usual else f"{use.address} ({use.state})"
+
+
+def find_state(record: TokenRecord, now: float) -> str:
+    """Return the state of a token in one word."""
+    if len(record.used) > record.uses:
+        return "overused"
+    if record.is_used_up:
+        return "used"
+    return "expired" if record.is_expired(now) else "valid"
+
+
+def _describe_token(record: TokenRecord, now: float) -> Mapping[str, object]:
+    uses = [
+        {"address": use.address, "time": format_rfc3339(use.at), "state": use.state.value}
+        for use in record.used
+    ]
+    return {
+        "name": record.name,
+        "pool": record.pool,
+        "state": find_state(record, now),
+        "uses": record.uses,
+        "expires": format_rfc3339(record.expires),
+        **({"machine": record.machine} if record.machine else {}),
+        "used": uses,
+    }
+
+
+def _format_uses(uses: int) -> str:
+    return "one machine can use it" if uses == 1 else f"{uses} machines can use it"
+
+
+def _parse_version(text: str) -> str:
+    version = _VERSIONS.get(text, text)
+    if version not in VERSIONS_SERVED:
+        raise argparse.ArgumentTypeError(
+            f"expected one of {', '.join(_VERSIONS)}, found {text!r:.40}"
+        )
+    return version

@@ -1,0 +1,173 @@
+"""``treenail-controller token``, on the lab's API server."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.controllers.clusters import collection_of
+from tests.controllers.ignition.samples import make_pool
+from tests.controllers.ignition.token_cluster import SECRET, TokenCluster, run_token_cluster
+from treenail.cli.controller.main import main
+from treenail.cli.controller.serve_tokens import DEFAULT_NAMESPACE
+from treenail.cli.output import EXIT_USAGE
+from treenail.controllers.ignition.tokens import confirm_use, read_name
+from treenail.controllers.install import ignition_server, installation
+from treenail_lab.apiserver.access.certificates import CertificateAuthority
+
+pytestmark = pytest.mark.integration
+Run = Callable[..., tuple[int, str, str]]
+SERVER = "--server=https://api-int.example.com:22623"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[TokenCluster]:
+    with run_token_cluster(tmp_path) as found:
+        for document in [*installation.load_crds(), make_pool()]:
+            found.admin.post(collection_of(document), document).ok()
+        yield found
+
+
+@pytest.fixture
+def run(cluster: TokenCluster, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command; return exit code, output and errors."""
+
+    def run_command(*arguments: str) -> tuple[int, str, str]:
+        kubeconfig = f"--kubeconfig={cluster.server.admin_kubeconfig}"
+        code = main(["token", *arguments, *([] if arguments[0] == "user-data" else [kubeconfig])])
+        return code, *capsys.readouterr()
+
+    return run_command
+
+
+def read_json(run: Run, *arguments: str) -> Any:
+    code, output, _ = run(*arguments)
+    assert code == 0
+    return json.loads(output)
+
+
+def test_namespace_is_that_of_the_manifests() -> None:
+    assert DEFAULT_NAMESPACE == ignition_server.NAME
+
+
+def test_created_token_is_printed_once_with_user_data(
+    run: Run, cluster: TokenCluster, tmp_path: Path
+) -> None:
+    authority = tmp_path / "authority.crt"
+    authority.write_bytes(CertificateAuthority(tmp_path).pem)
+    code, output, errors = run("create", "--pool=worker", SERVER, f"--ca={authority}", "--ttl=2h")
+    assert code == 0
+    lines = output.splitlines()
+    token = lines[0].removeprefix("token: ")
+    user_data = lines[1].removeprefix("user data: ")
+    assert len(user_data) < 2048
+    (merge,) = json.loads(user_data)["ignition"]["config"]["merge"]
+    assert merge["source"] == "https://api-int.example.com:22623/config/worker"
+    assert merge["httpHeaders"] == [{"name": "Authorization", "value": f"Bearer {token}"}]
+    assert f"created token {read_name(token)} for pool worker: one machine" in errors
+    assert token not in errors
+    assert token not in str(cluster.admin.get(SECRET).ok())
+    assert cluster.make_store().load().find(token) is not None
+    (listed,) = read_json(run, "list", "--json")["items"]
+    assert (listed["name"], listed["state"], listed["used"]) == (read_name(token), "valid", [])
+
+
+def test_token_is_printed_in_each_format(run: Run) -> None:
+    code, output, _ = run("create", "--pool=worker", "-o", "token")
+    assert (code, bool(read_name(output.strip()))) == (0, True)
+    code, output, _ = run("create", "--pool=worker", SERVER, "-o", "user-data", "--spec=3.1")
+    assert json.loads(output)["ignition"]["version"] == "3.1.0"
+    found = read_json(run, "create", "--pool=worker", "--machine=w1", SERVER, "-o", "json")
+    assert found["machine"] == "w1"
+    assert found["token"] in found["userData"]
+    assert run("create", "--pool=worker")[1].count("\n") == 1
+
+
+def test_old_versions_have_the_token_in_the_url(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(run("create", "--pool=worker", "-o", "token")[1])
+    for spec, key in (("2.2", "append"), ("3.0", "merge")):
+        code, output, errors = run(
+            "user-data", "--pool=worker", SERVER, f"--spec={spec}", f"--token-file={file}"
+        )
+        assert code == 0
+        found = json.loads(output)["ignition"]["config"][key]
+        assert found[0]["source"].endswith(f"/config/worker?token={file.read_text().strip()}")
+        assert "which proxies may log" in errors
+    file.write_text("tn_short")
+    code, _, errors = run("user-data", "--pool=worker", SERVER, f"--token-file={file}")
+    assert (code, "expected tn_NAME_SECRET" in errors) == (EXIT_USAGE, True)
+
+
+def test_list_shows_states_and_machines(run: Run, cluster: TokenCluster) -> None:
+    names = []
+    for _ in range(3):
+        token = run("create", "--pool=worker", "-o", "token")[1].strip()
+        names.append(read_name(token))
+
+    def use(book: Any) -> Any:
+        first, second = book.tokens[names[0]], book.tokens[names[1]]
+        first = confirm_use(first, "10.0.0.1", 1e9)
+        second = confirm_use(confirm_use(second, "10.0.0.2", 1e9), "10.0.0.3", 1e9)
+        return book.put(first).put(second), None
+
+    cluster.make_store().change(use)
+    code, output, _ = run("list")
+    assert code == 0
+    rows = [line.split() for line in output.splitlines()]
+    assert rows[0][:4] == ["NAME", "POOL", "STATE", "USES"]
+    assert [row[2:4] for row in rows[1:]] == [
+        ["used", "1/1"],
+        ["overused", "2/1"],
+        ["valid", "0/1"],
+    ]
+    assert "10.0.0.2, 10.0.0.3" in output
+    listed = read_json(run, "list", "--json", "--pool=worker")["items"]
+    assert listed[0]["used"] == [
+        {"address": "10.0.0.1", "time": "2001-09-09T01:46:40Z", "state": "sent"}
+    ]
+    assert read_json(run, "list", "--json", "--pool=infra")["items"] == []
+
+
+def test_revoked_tokens_are_gone(run: Run, cluster: TokenCluster) -> None:
+    token = run("create", "--pool=worker", "-o", "token")[1].strip()
+    _, expired = cluster.create_token()
+    assert run("revoke", read_name(token))[1] == f"revoked token {read_name(token)}\n"
+    assert run("revoke", "--expired")[1] == f"revoked token {expired.name}\n"
+    assert cluster.make_store().load().tokens == {}
+    code, _, errors = run("revoke", read_name(token))
+    assert code == EXIT_USAGE
+    assert "no token has this name" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("create", "--pool=infra"), "MachineConfigPool infra does not exist"),
+        (("create", "--pool=worker", "-o", "user-data"), "the URL of the config server is missing"),
+        (("create", "--pool=worker", "--server=http://x"), "expected https://HOST:PORT"),
+        (("create", "--pool=worker", "--uses=1001"), "1000 at most"),
+        (("create", "--pool=worker", "--uses=2", "--machine=a"), "cannot use --machine"),
+        (("create", "--pool=worker", "--machine=A_b"), "no name of a Node"),
+        (("create", "--pool=worker", "--ttl=0s"), "expected a --ttl from"),
+        (("create", "--pool=worker", "--ttl=1 day"), "expected a duration such as"),
+        (("create", "--pool=worker", SERVER, "--ca=missing"), "cannot read missing"),
+        (("revoke",), "no name is given"),
+    ],
+)
+def test_wrong_arguments_create_nothing(
+    run: Run,
+    cluster: TokenCluster,
+    arguments: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    try:
+        code, _, errors = run(*arguments)
+    except SystemExit as ended:
+        code, errors = ended.code, capsys.readouterr().err
+    assert code == EXIT_USAGE
+    assert message in errors
+    assert cluster.make_store().load().tokens == {}
