@@ -25,7 +25,7 @@ from treenail.cli.controller.main import main
 from treenail.cli.output import EXIT_USAGE
 from treenail.clock import SystemClock
 from treenail.controllers.ignition.token_store import TokenStore
-from treenail.controllers.ignition.tokens import make_token
+from treenail.controllers.ignition.tokens import make_token, read_name
 from treenail.controllers.install import installation
 from treenail.controllers.install.ignition_server import (
     NAME,
@@ -82,7 +82,8 @@ def test_process_serves_a_cluster_with_its_role_and_its_cache_without_it(tmp_pat
         cluster.patch(f"{pools}/worker/status", {"status": status}).ok()
         kubeconfig = server.write_account_kubeconfig(NAME, NAME)
         token, other = create_token(server, "worker"), create_token(server, "infra")
-        with run_server(tmp_path, f"--kubeconfig={kubeconfig}", "--tokens=require") as running:
+        arguments = (f"--kubeconfig={kubeconfig}", "--tokens=require", "--expect=0s")
+        with run_server(tmp_path, *arguments) as running:
             wait_until(lambda: running.fetch(token=token)[0] == 200, limit_s=LIMIT_S)
             assert running.fetch()[0] == 401
             assert running.fetch(token=other)[0] == 403
@@ -90,6 +91,18 @@ def test_process_serves_a_cluster_with_its_role_and_its_cache_without_it(tmp_pat
             log = f"/api/v1/namespaces/{NAME}/configmaps/{REQUEST_CONFIGMAP}"
             wait_until(
                 lambda: "404" in cluster.get(log).ok().get("data", {}).get("requests", ""),
+                limit_s=LIMIT_S,
+            )
+            events = "/api/v1/namespaces/default/events"
+            wait_until(
+                lambda: [
+                    each
+                    for each in cluster.get(events).ok()["items"]
+                    if each["reason"] == "NodeNotAppeared"
+                    and each["involvedObject"]["name"] == "worker"
+                    and f"for 127.0.0.1 (token {read_name(token)}); last known step: it received"
+                    in each["message"]
+                ],
                 limit_s=LIMIT_S,
             )
             latest = server.call_api(lambda api: api.requests.list_latest())
@@ -112,8 +125,8 @@ def test_process_serves_a_cluster_with_its_role_and_its_cache_without_it(tmp_pat
         for role in roles
         for resource, verb in iter_granted_verbs(role["rules"])  # type: ignore[arg-type]  # JSON
     }
-    # The server gets the Secret only after a conflict.
-    assert used == granted - {("secrets", "get")}
+    # The server gets the Secret only after a conflict, and no Event happened twice.
+    assert used == granted - {("secrets", "get"), ("events", "patch")}
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 import argparse
 import logging
+import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from treenail.api import annotations as key
 from treenail.cli.controller.connect import parse_namespace
+from treenail.cli.controller.duration import parse_duration
 from treenail.cli.controller.run import (
     create_process_transport,
     log_to_stderr,
@@ -30,7 +33,7 @@ from treenail.controllers.runtime.http_listener import parse_address
 from treenail.errors import UsageError
 
 if TYPE_CHECKING:
-    from treenail.controllers.ignition.request_log import RequestStore
+    from treenail.controllers.ignition.request_recorder import ClusterLog
     from treenail.controllers.ignition.server import IgnitionServer
     from treenail.controllers.ignition.source import PoolSource, SourceSettings
     from treenail.controllers.runtime.informers import Informers
@@ -96,6 +99,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "or treenail-ignition)",
     )  # fmt: skip
     add_token_arguments(parser)
+    parser.add_argument(
+        "--expect", type=parse_duration, default=1200.0, metavar="TIME",
+        help="record an Event when no Node appears within this time after a machine received its "
+        "config, such as 45s, 30m or 1h30m (default: 20m)",
+    )  # fmt: skip
     parser.add_argument(
         "--registry-needs-cluster", metavar="HOST", action="append", default=[],
         type=parse_registry,
@@ -193,7 +201,7 @@ class ServeProcess:
             stack.enter_context(health)
             service = ConfigService(source, access, cache_entries=arguments.cache)
             requests = stack.enter_context(
-                open_request_log(self._make_request_store(), metrics, source.has_pool, self._clock)
+                open_request_log(self._make_log_place(), source, metrics, self._clock)
             )
             if arguments.tokens != "require":
                 log.warning(
@@ -233,15 +241,20 @@ class ServeProcess:
 
         return ClusterSource(informers, settings)
 
-    def _make_request_store(self) -> "RequestStore | None":
+    def _make_log_place(self) -> "ClusterLog | None":
         if self._transport is None:
             return None
-        from treenail.controllers.ignition.request_log import RequestStore
+        from treenail.controllers.ignition.request_recorder import ClusterLog
         from treenail.controllers.install.ignition_server import REQUEST_CONFIGMAP
         from treenail.kube.client import Client
 
-        namespace = find_namespace(self._arguments)
-        return RequestStore(Client(self._transport), namespace, REQUEST_CONFIGMAP)
+        return ClusterLog(
+            Client(self._transport),
+            namespace=find_namespace(self._arguments),
+            name=REQUEST_CONFIGMAP,
+            instance=os.environ.get("POD_NAME") or socket.gethostname(),
+            expect_s=self._arguments.expect,
+        )
 
     def _handle_thread_death(self, death: threading.ExceptHookArgs) -> None:
         # Without its watch the server would never see another change.

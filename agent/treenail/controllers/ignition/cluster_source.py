@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.controllers.ignition.source import (
@@ -55,6 +56,11 @@ class ClusterSource:
     def has_pool(self, name: str) -> bool:
         """Return whether a pool of this name is known."""
         return self._pools.find(name) is not None
+
+    def get_pools(self) -> Iterable[MachineConfigPool]:
+        """Return all pools that can be read."""
+        found = self._pools.get_all().values()
+        return [each.pool for each in found if each.pool is not None]
 
     def describe_unready(self) -> str:
         """Name the kinds that are not listed yet; empty when all are."""

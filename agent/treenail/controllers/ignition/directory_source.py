@@ -15,7 +15,7 @@ from treenail.api import (
     machineosconfig,
 )
 from treenail.api.decode import Fields, Json
-from treenail.api.machineconfigpool import PoolConfiguration
+from treenail.api.machineconfigpool import MachineConfigPool, PoolConfiguration
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.controllers.ignition.selection import select_rendered
@@ -64,6 +64,14 @@ class DirectorySource:
             return name in self._read_objects().pools
         except SourceError:
             return False
+
+    def get_pools(self) -> Iterable[MachineConfigPool]:
+        """Return all pools that can be read."""
+        try:
+            found = self._read_objects().pools.values()
+        except SourceError:
+            return ()
+        return [each.pool for each in found if each.pool is not None]
 
     def describe_staleness(self) -> str:
         """Return an empty text: files are read again when they change."""

@@ -177,6 +177,9 @@ class PoolSource(Protocol):
     def has_pool(self, name: str) -> bool:
         """Return whether a pool of this name is known; False while none can be read."""
 
+    def get_pools(self) -> Iterable[MachineConfigPool]:
+        """Return all pools that can be read; none while none can."""
+
     def describe_staleness(self) -> str:
         """Say why and since when the inputs may be outdated; empty when they are current."""
 

@@ -7,7 +7,7 @@ the addresses of the control plane, as they reach the server of the Machine Conf
 from treenail.api.decode import Json
 from treenail.controllers.ignition.token_store import TOKEN_SECRET
 from treenail.controllers.install import objects, permissions
-from treenail.controllers.install.installation import InstallOptions
+from treenail.controllers.install.installation import EVENTS_NAMESPACE, InstallOptions
 
 NAME = "treenail-ignition"
 PORT = 22623
@@ -28,6 +28,7 @@ def build_server_documents(options: InstallOptions, namespace: str = NAME) -> li
     """Build the manifests, in an order in which they can be created."""
     account: Json = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
     place = _build_metadata(namespace)
+    events = _build_metadata(EVENTS_NAMESPACE, f"{NAME}-events")
     rules = [
         *permissions.build_named_rules({"configmaps": REQUEST_CONFIGMAP}, ("get", "update")),
         *permissions.build_named_rules(
@@ -56,6 +57,8 @@ def build_server_documents(options: InstallOptions, namespace: str = NAME) -> li
         },
         objects.build_role("Role", place, rules),
         objects.build_binding("RoleBinding", place, account),
+        objects.build_role("Role", events, permissions.build_rules([permissions.EVENT_VERBS])),
+        objects.build_binding("RoleBinding", events, account),
         {
             "apiVersion": "v1",
             "kind": "Service",

@@ -89,6 +89,8 @@ SERVER_VERBS: Verbs = {
     f"machineconfigs.{GROUP}": _WATCH_VERBS,
     f"machineosbuilds.{GROUP}": _WATCH_VERBS,
     f"machineosconfigs.{GROUP}": _WATCH_VERBS,
+    # For Events about machines whose Node did not appear.
+    "nodes": ("list",),
 }
 """Verbs of the Ignition server for objects of the cluster."""
 
