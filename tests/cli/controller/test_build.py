@@ -125,6 +125,35 @@ def test_build_of_files_with_another_context_has_another_key(
     assert keys[0] != keys[1]
 
 
+def test_build_for_several_architectures_shows_each_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = f"registry.example.com/os/base@{DIGEST}"
+    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base)
+    documents = json.loads((manifests / "all.json").read_text())
+    for each in documents["items"]:
+        if each["kind"] == "MachineOSConfig":
+            each["spec"]["containerFile"] = [
+                {"containerfileArch": name, "content": f"FROM configs AS final\nRUN echo {name}\n"}
+                for name in ("AMD64", "ARM64")
+            ]
+    (manifests / "all.json").write_text(json.dumps(documents))
+    arguments = ["build", "-f", str(manifests), "--architecture=arm64", "--architecture=amd64"]
+    assert main([*arguments, "-o", "json"]) == 0, capsys.readouterr().err
+    (item,) = json.loads(capsys.readouterr().out)["builds"]
+    amd64, arm64 = item["systems"]
+    assert (amd64["architecture"], arm64["architecture"]) == ("amd64", "arm64")
+    assert len({amd64["contentKey"], arm64["contentKey"], item["contentKey"]}) == 3
+    assert "RUN echo ARM64" in arm64["containerfile"]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "a list of manifests" in shown
+    assert shown.index("RUN echo AMD64") < shown.index("RUN echo ARM64")
+    assert arm64["image"] in shown
+    assert main([*arguments, "--local"]) == 64
+    assert "cannot build for amd64, arm64 on this host" in capsys.readouterr().err
+
+
 def test_build_without_containerfile_needs_no_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,7 +320,7 @@ def test_local_build_writes_and_pushes_the_image_with_the_config(
     (item,) = json.loads(capsys.readouterr().out)["builds"]
     digest, spec = item["image"]["digest"], item["image"]["pullSpec"]
     assert spec == f"{registry.host}/os/node@{digest}"
-    assert item["architecture"] == ARCHITECTURE
+    assert [each["architecture"] for each in item["systems"]] == [ARCHITECTURE]
     with open_client(registry) as client:
         found = client.head_manifest("os/node", item["machineOSBuild"])
         assert found is not None
@@ -342,7 +371,7 @@ def test_local_build_reuses_the_system_part_of_the_registry(
         content = json.dumps(config).encode()
         uploaded = upload_bytes(client, "os/node", descriptor.media_type, content)
         document["config"] |= {"digest": uploaded.digest, "size": uploaded.size}
-        tag = first["systemImage"].rpartition(":")[2]
+        tag = first["systems"][0]["image"].rpartition(":")[2]
         client.put_manifest("os/node", tag, built.media_type, json.dumps(document).encode())
     # A login for the base is no longer needed.
     arguments[arguments.index("--pull-secret") + 1] = str(tmp_path / "push.json")
@@ -352,7 +381,7 @@ def test_local_build_reuses_the_system_part_of_the_registry(
     shown = capsys.readouterr()
     (second,) = json.loads(shown.out)["builds"]
     assert "STEP" not in shown.err
-    assert second["systemImageExists"]
+    assert second["systems"][0]["imageExists"]
     with open_client(registry) as client:
         found = client.get_manifest("os/node", second["image"]["digest"])
     assert [each["digest"] for each in json.loads(found.content)["layers"]] == [

@@ -33,14 +33,19 @@ def make_tag_resolver(arguments: argparse.Namespace, clock: Clock) -> ResolveTag
             settings = replace(settings, tls=replace(settings.tls, ca_pem=ca_pem))
         try:
             with settings.open_client(spec.registry, spec.repository, clock) as client:
-                found = resolve_image(client, spec.repository, spec.tag, arguments.architecture)
+                first, *others = arguments.architectures
+                found = resolve_image(client, spec.repository, spec.tag, first)
+                digest = found.index_digest or found.digest
+                for each in others:
+                    # By digest: the tag may move between two requests.
+                    resolve_image(client, spec.repository, digest, each)
         except TreenailError as error:
             raise TagUnresolvedError(
                 f"cannot resolve the base image {config.base_image}: {error}",
                 remedy="name a login with --pull-secret FILE and a CA with --ca FILE, or name the "
                 "base by digest",
             ) from error
-        return spec.make_pull_spec(found.index_digest or found.digest)
+        return spec.make_pull_spec(digest)
 
     return resolve
 

@@ -24,6 +24,7 @@ from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import SystemClock
 from treenail.controllers.build import offline
 from treenail.controllers.build.offline import OfflineBuild
+from treenail.controllers.build.planning import SystemPlan
 from treenail.errors import ConfigError, HostError, TreenailError, UsageError
 from treenail.image.build_reason import REMEDIES
 from treenail.image.build_result import BuildPhase, BuildResult
@@ -75,9 +76,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument(
         "--architecture",
+        dest="architectures",
+        action="append",
         choices=tuple(ARCHITECTURES),
-        default=_get_architecture(),
-        help="architecture of the pool's nodes (default: that of this host)",
+        help="architecture of the pool's nodes; repeat it for a pool with several ones, whose "
+        "image is a list of manifests (default: that of this host)",
     )
     parser.add_argument("--local", action="store_true", help="build the image on this host")
     parser.add_argument(
@@ -139,12 +142,13 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def run_builds(arguments: argparse.Namespace) -> int:
     """Show the builds, and run them with ``--local``."""
+    arguments.architectures = sorted(set(arguments.architectures or [_get_architecture()]))
     _check_arguments(arguments)
     clock = SystemClock()
     builds = offline.plan_builds(
         read_documents(arguments.filename),
         clock,
-        architecture=arguments.architecture,
+        architectures=frozenset(arguments.architectures),
         only=arguments.pool,
         options=list_builder_options(
             driver=arguments.storage_driver, has_cache=bool(arguments.build_cache)
@@ -162,11 +166,12 @@ def run_builds(arguments: argparse.Namespace) -> int:
             raise ConfigError(
                 f"cannot build the image of pool {build.pool}: {problem.path}: {problem.why}"
             )
-    systems = {build.pool: _find_system_image(build, arguments) for build in builds}
+    systems = {build.pool: _find_system_images(build, arguments) for build in builds}
     results: dict[str, LocalResult] = {}
     if arguments.local:
         for build in builds:
-            system = systems[build.pool] or ""
+            # There is one: this host has one architecture.
+            system = next(iter(systems[build.pool].values()), None) or ""
             # The system part is in the repository of the push Secret.
             pull_secret = arguments.push_secret if system else arguments.pull_secret
             builder = _create_builder(arguments, pull_secret)
@@ -195,24 +200,37 @@ def _check_arguments(arguments: argparse.Namespace) -> None:
             f"cannot write to {arguments.destination!r:.100}: expected oci:DIR",
             remedy="name a directory: --output oci:image",
         )
-    if arguments.local and arguments.architecture != _get_architecture():
+    own = _get_architecture()
+    if arguments.local and arguments.architectures != [own]:
         raise UsageError(
-            f"cannot build for {arguments.architecture} on this host, which is "
-            f"{_get_architecture()}",
-            remedy="build on a host of that architecture, or leave out --local",
+            f"cannot build for {', '.join(arguments.architectures)} on this host, which is {own}",
+            remedy=f"try the build with --architecture {own} alone, or leave out --local: the "
+            "cluster builds for each architecture on a node that has it",
         )
     if arguments.timeout is not None and not 0 < arguments.timeout < float("inf"):
         raise UsageError(f"--timeout: expected seconds above 0, found {arguments.timeout:g}")
 
 
-def _find_system_image(build: OfflineBuild, arguments: argparse.Namespace) -> str | None:
-    """Return the system part in the registry, by digest.
+def _find_system_images(
+    build: OfflineBuild, arguments: argparse.Namespace
+) -> dict[str, str | None]:
+    """Return the system part of each architecture in the registry, by digest.
 
     Empty if the registry lacks it; None if it was not asked.
     """
-    if not build.plan.wanted.needs_job or arguments.push_secret is None:
-        return None
-    spec = parse_push_spec(build.plan.systems[0].wanted.push_spec, where="the push spec")
+    found: dict[str, str | None] = {}
+    for system in build.plan.systems:
+        is_asked = system.wanted.needs_job and arguments.push_secret is not None
+        found[system.architecture] = (
+            _find_system_image(build, system, arguments) if is_asked else None
+        )
+    return found
+
+
+def _find_system_image(
+    build: OfflineBuild, system: SystemPlan, arguments: argparse.Namespace
+) -> str:
+    spec = parse_push_spec(system.wanted.push_spec, where="the push spec")
     settings = RegistrySettings.read(arguments.push_secret, arguments.ca, os.environ)
     if build.plan.ca_pem and arguments.ca is None:
         settings = replace(settings, tls=replace(settings.tls, ca_pem=build.plan.ca_pem))

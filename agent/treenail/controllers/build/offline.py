@@ -102,14 +102,14 @@ def plan_builds(
     texts: Iterable[tuple[str, str | bytes]],
     clock: Clock,
     *,
-    architecture: str,
+    architectures: frozenset[str],
     only: str | None,
     resolve_tag: ResolveTag,
     options: tuple[str, ...] = (),
 ) -> list[OfflineBuild]:
     """Render the pools that have a MachineOSConfig, and plan their builds.
 
-    A base by tag is resolved, unless the input says what a cluster has resolved it to.
+    ``architectures`` are those of the nodes. A base by tag is resolved, unless the input says what a cluster has resolved it to.
     ``options`` are those of the builder that change images. Raises `UsageError` when no pool has
     one, and `ConfigError` for invalid input.
     """
@@ -127,7 +127,7 @@ def plan_builds(
     builds = []
     for each in configs:
         config = _pin_tag(each, reader, resolve_tag)
-        build = _plan_build(config, found, objects, planner, architecture)
+        build = _plan_build(config, found, objects, planner, architectures)
         tag = each.base_image if each.base_image != config.base_image else ""
         builds.append(dataclasses.replace(build, base_tag=tag))
     return builds
@@ -152,7 +152,7 @@ def _plan_build(
     found: offline.InputManifests,
     objects: FileObjects,
     planner: Planner,
-    architecture: str,
+    architectures: frozenset[str],
 ) -> OfflineBuild:
     if config.pool not in found.pools:
         known = ", ".join(sorted(found.pools)) or "none"
@@ -169,11 +169,12 @@ def _plan_build(
     objects.add_rendered(rendered)
     pool = _set_configuration(found.pools[config.pool], rendered)
     try:
-        plan = planner.plan_build(config, pool, frozenset({architecture}))
+        plan = planner.plan_build(config, pool, architectures)
     except BuildRefused as error:
         raise ConfigError(f"MachineOSConfig {config.name}: {error.problem.message}") from error
     layer = make_config_layer(rendered.config, trust_bundle=planner.read_trust_bundle())
-    context = dict(plan.systems[0].own_files)
+    # Equal for all architectures that need such files.
+    context = {name: file for each in plan.systems for name, file in each.own_files.items()}
     if plan.context:
         context |= _read_files(objects, CONFIGMAPS, plan.context)
     entitlements = {
