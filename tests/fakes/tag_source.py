@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from treenail.controllers.image_tags.decide import TagAnswer
+from treenail.errors import TreenailError
 from treenail.image.build_reason import BuildReason
 
 
@@ -17,6 +18,8 @@ class FakeTagSource:
     """Why the registry answers nothing."""
     version: str = "1"
     """Of login and CAs."""
+    access_error: TreenailError | None = None
+    """Why login and CAs cannot be read."""
     now: float = 0.0
     asked: list[tuple[str, frozenset[str], str]] = field(default_factory=list)
 
@@ -31,4 +34,6 @@ class FakeTagSource:
         return TagAnswer(self.now, found)
 
     def compute_access_version(self, secret: str) -> str:
+        if self.access_error is not None:
+            raise self.access_error
         return f"{secret}-{self.version}"

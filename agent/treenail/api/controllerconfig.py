@@ -36,10 +36,10 @@ class ControllerConfigContents:
             name: content for bundle in _BUNDLES for name, content in _read_bundle(spec, bundle)
         }
         return cls(
-            kubelet_ca=_decode_base64(spec, "kubeAPIServerServingCAData"),
-            cloud_ca=_decode_base64(spec, "cloudProviderCAData"),
+            kubelet_ca=decode_base64(spec, "kubeAPIServerServingCAData"),
+            cloud_ca=decode_base64(spec, "cloudProviderCAData"),
             registry_cas=registries,
-            pull_secret=_decode_base64(spec, "internalRegistryPullSecret") or None,
+            pull_secret=decode_base64(spec, "internalRegistryPullSecret") or None,
         )
 
 
@@ -49,13 +49,15 @@ def _read_bundle(spec: Fields, name: str) -> Iterator[tuple[str, bytes]]:
         registry = each.get_required_text("file").replace("..", ":")
         if not _REGISTRY.fullmatch(registry):
             raise each.make_error("file", "a registry, HOST or HOST..PORT")
-        yield registry, _decode_base64(each, "data")
+        yield registry, decode_base64(each, "data")
 
 
-def _decode_base64(fields: Fields, name: str) -> bytes:
+def decode_base64(fields: Fields, name: str) -> bytes:
+    """Decode a field; raise `ConfigError`, which contains no part of its value."""
     text = fields.get_text(name)
     try:
-        return base64.b64decode(text, validate=True)
+        # The API server accepts base64 of several lines.
+        return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
         # The message omits the value: it may be a part of a secret.
         raise ConfigError(f"{fields.path_of(name)}: expected base64") from error

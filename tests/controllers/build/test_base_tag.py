@@ -18,7 +18,7 @@ from tests.registry.real_registry import RegistryService
 from tests.waiting import wait_until
 from treenail.api.pullspec import parse_pull_spec
 from treenail.controllers.runtime.metrics import ControllerMetrics
-from treenail.kube.resources import EVENTS, MACHINEOSCONFIGS
+from treenail.kube.resources import CONTROLLERCONFIGS, EVENTS, MACHINEOSCONFIGS
 from treenail.registry.images import resolve_image
 
 pytestmark = [pytest.mark.integration, pytest.mark.limit(120)]
@@ -184,3 +184,15 @@ def test_kill_at_each_write_leads_to_one_build_of_one_base(
         assert read_base(site, image) == bases[-1], number
         own = [each for each in site.builds() if each["spec"]["machineOSConfig"]["name"] == name]
         assert len(own) == 1, number
+
+
+def test_unreadable_controllerconfig_is_a_problem_of_the_tag(site: BuildSite) -> None:
+    site.move_tag("unread", "1")
+    add_tagged(site, "unread")
+    bundle = {"spec": {"additionalTrustBundle": "abc"}}
+    site.client.patch(CONTROLLERCONFIGS, "machine-config-controller", bundle)
+    with site.controller():
+        wait_until(lambda: site.condition("Accepted")[0] == "False")
+    status, reason, message = site.condition("Accepted")
+    assert (status, reason) == ("False", "ConfigInvalid")
+    assert "spec.additionalTrustBundle: expected base64" in message

@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+import pytest
+
 from tests.controllers.build.site import CLOCK
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
@@ -10,6 +12,7 @@ from treenail.api.machineosconfig import MachineOSConfig
 from treenail.controllers.build.cluster_reader import ClusterReader
 from treenail.controllers.build.offline import FileObjects
 from treenail.controllers.build.planner import Planner
+from treenail.errors import ConfigError
 from treenail.kube.resources import MACHINECONFIGS, Resource
 
 BASE = f"registry.example.com/os/base@sha256:{'b' * 64}"
@@ -80,3 +83,12 @@ def test_text_without_a_part_of_the_user_has_no_line_of_the_user() -> None:
     assert "rpm-ostree install" in system.containerfile
     # A failure there must not name a line of a text that the user has not written.
     assert system.user_line == 0
+
+
+@pytest.mark.parametrize("bundle", ["abc", "-----BEGIN CERTIFICATE-----\nMIIB\n", "é"])
+def test_trust_bundle_that_is_not_base64_is_named(bundle: str) -> None:
+    found = {"metadata": {"name": "machine-config-controller"}, "kind": "ControllerConfig"}
+    objects = RecordingObjects({**found, "spec": {"additionalTrustBundle": bundle}})
+    planner = Planner(ClusterReader(objects, CLOCK, namespace="builds"))
+    with pytest.raises(ConfigError, match=r"spec\.additionalTrustBundle: expected base64"):
+        planner.plan_build(*make_objects(""), frozenset())

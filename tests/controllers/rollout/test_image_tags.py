@@ -106,6 +106,13 @@ def test_tag_is_resolved_and_nodes_get_the_digest() -> None:
     assert site.source.asked == [(TAG, frozenset({"amd64"}), "")]
 
 
+def test_unreadable_controllerconfig_is_reported_by_the_resolution() -> None:
+    site = Site()
+    site.source.access_error = ConfigError("additionalTrustBundle: expected base64")
+    site.turn()
+    assert site.source.asked
+
+
 def test_new_digest_is_assigned_and_reported() -> None:
     site = Site()
     site.settle()

@@ -1,6 +1,5 @@
 """Reads what builds need and no informer caches: Secrets, ConfigMaps, rendered configs, CAs."""
 
-import base64
 import hashlib
 import threading
 from collections import OrderedDict
@@ -8,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
-from treenail.api.controllerconfig import ControllerConfigContents
+from treenail.api.controllerconfig import ControllerConfigContents, decode_base64
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfig import MachineConfig
 from treenail.clock import Clock
@@ -151,7 +150,10 @@ class ClusterReader:
         return MachineConfig.from_json(self._client.get(MACHINECONFIGS, name))
 
     def read_trust(self) -> ClusterTrust:
-        """Read CAs and the pull secret of the ControllerConfig, at most every 30 s."""
+        """Read CAs and the pull secret of the ControllerConfig, at most every 30 s.
+
+        Raises `ConfigError` for a ControllerConfig that cannot be read.
+        """
         now = self._clock.monotonic()
         with self._lock:
             if self._trust is not None and now - self._trust[0] < _CA_AGE_S:
@@ -162,10 +164,10 @@ class ClusterReader:
             found = ClusterTrust()
         else:
             contents = ControllerConfigContents.from_json(document)
-            spec = Fields.from_json(document, "ControllerConfig").get_object("spec")
+            spec = Fields.from_json(document, CONTROLLERCONFIGS.kind).get_object("spec")
             found = ClusterTrust(
                 {name: _decode_pem(pem) for name, pem in contents.registry_cas.items()},
-                _decode_pem(base64.b64decode(spec.get_text("additionalTrustBundle"))),
+                _decode_pem(decode_base64(spec, "additionalTrustBundle")),
                 contents.pull_secret or b"",
             )
         with self._lock:

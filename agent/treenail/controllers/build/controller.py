@@ -199,7 +199,12 @@ class BuildController:
         except ConfigError as error:
             return BaseDecision(problem=BuildProblem(InputReason.ANNOTATION_INVALID, str(error)))
         planner, answers = self._parts.planner, self._desk.get_answers(config.name)
-        login = planner.compute_base_access_version(config) if facts.is_unresolved else ""
+        try:
+            login = planner.compute_base_access_version(config) if facts.is_unresolved else ""
+        except ConfigError as error:
+            # Of the ControllerConfig: its CAs are needed before the tag can be resolved.
+            message = f"cannot resolve the base image: {error}"
+            return BaseDecision(problem=BuildProblem(InputReason.CONFIG_INVALID, message))
         base = decide_base(facts, answers, self._clock.now(), login=login)
         if (question := base.question) is not None:
             architectures = choose_architectures(self._find_architectures(found))

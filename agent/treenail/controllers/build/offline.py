@@ -109,7 +109,8 @@ def plan_builds(
 ) -> list[OfflineBuild]:
     """Render the pools that have a MachineOSConfig, and plan their builds.
 
-    ``architectures`` are those of the nodes. A base by tag is resolved, unless the input says what a cluster has resolved it to.
+    ``architectures`` are those of the nodes. A base by tag is resolved, unless the input says what
+    a cluster has resolved it to.
     ``options`` are those of the builder that change images. Raises `UsageError` when no pool has
     one, and `ConfigError` for invalid input.
     """

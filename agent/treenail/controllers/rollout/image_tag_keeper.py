@@ -21,7 +21,7 @@ from treenail.controllers.rollout.gates.image_tag import (
 from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.controllers.rollout.policy import ObservedPolicy, find_policy
 from treenail.controllers.rollout.writer import RolloutWriter
-from treenail.errors import ClusterError, ConfigError
+from treenail.errors import ConfigError, TreenailError
 from treenail.kube.events import EventRecorder, ObjectReference
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,8 @@ class ImageTagKeeper:
             return ""
         try:
             return self._source.compute_access_version(tag.pull_secret)
-        except ClusterError as error:
+        except TreenailError as error:
+            # The resolution fails with the same cause, and reports it.
             log.debug("cannot read the login of pool %s: %s", pool.name, error)
             return ""
 
