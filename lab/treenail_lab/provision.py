@@ -6,17 +6,14 @@ first boot then moves the machine to the image of its pool, and its Node appears
 """
 
 import base64
-import json
 import os
 import re
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
 from typing import TextIO
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.ignition.pointer import build_pointer
 from treenail.controllers.install.ignition_server import NAME, build_server_documents
 from treenail.controllers.install.installation import InstallOptions
 from treenail.errors import HostError
@@ -33,7 +30,6 @@ from treenail_lab.machine.ignition.ignition import Ignition
 from treenail_lab.machine.node.machine import KUBELET_CONFIG, LabMachine
 from treenail_lab.machine.ostree.sysroot import SysrootDeployment
 
-POINTER_VERSION = "3.1.0"
 STOCK = make_image("os/stock", "40.20250101", 300_000_000)
 """The image that new machines are installed from."""
 _ADDRESS = re.compile(r"serving Ignition configs at https://127\.0\.0\.1:(\d+)/")
@@ -42,20 +38,14 @@ _POLL_S, _START_TIMEOUT_S, _STOP_TIMEOUT_S = 0.1, 60.0, 30.0
 
 
 class ConfigServer:
-    """The server of Ignition configs, between `start` and `stop`."""
+    """The server of Ignition configs, between `start` and `stop`; it requires tokens."""
 
-    def __init__(self, lab: Lab, *, arguments: Sequence[str] = ()) -> None:
+    def __init__(self, lab: Lab) -> None:
         self._lab = lab
-        self._arguments = tuple(arguments)
         self._directory = lab.directory / "config-server"
         self._process: subprocess.Popen[bytes] | None = None
         self.log = lab.directory / "config-server.log"
         self.port = 0
-
-    @property
-    def authority(self) -> bytes:
-        """Return the CA that signed the server's certificate, PEM."""
-        return CertificateAuthority(self._directory).pem
 
     def start(self) -> None:
         """Start the server with the permissions of its manifests; raise `HostError`."""
@@ -75,7 +65,7 @@ class ConfigServer:
                 [
                     *(*CONTROLLER_COMMAND, "serve", "--listen=127.0.0.1:0"),
                     *(f"--certificate={certificate}", f"--key={certificate}"),
-                    *(f"--kubeconfig={kubeconfig}", "--metrics=127.0.0.1:0", *self._arguments),
+                    *(f"--kubeconfig={kubeconfig}", "--metrics=127.0.0.1:0", "--tokens=require"),
                 ],
                 env={**os.environ, **owner.mark_environment()},
                 stdin=subprocess.DEVNULL,
@@ -97,13 +87,29 @@ class ConfigServer:
             process.kill()
             process.wait()
 
-    def build_pointer_config(self, token: str = "") -> bytes:
-        """Return the pointer config of a machine of the lab's pool."""
-        address = f"https://localhost:{self.port}"
-        pointer = build_pointer(
-            address, POOL, POINTER_VERSION, authorities=self.authority, token=token
+    def create_user_data(self, host: str = "localhost") -> bytes:
+        """Create an access token; return the pointer config of one machine, with the token.
+
+        The machine reaches this host as ``host``. Raises `HostError`.
+        """
+        authority = self._directory / "authority.pem"
+        authority.write_bytes(CertificateAuthority(self._directory).pem)
+        done = subprocess.run(
+            [
+                *(*CONTROLLER_COMMAND, "token", "create", f"--pool={POOL}", "--output=user-data"),
+                *(f"--server=https://{host}:{self.port}", f"--ca={authority}", "--spec=3.1"),
+                f"--kubeconfig={self._lab.server.admin_kubeconfig}",
+            ],
+            env={**os.environ, **owner.mark_environment()},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=_START_TIMEOUT_S,
         )
-        return json.dumps(pointer).encode()
+        if done.returncode != 0:
+            text = done.stderr.decode("utf-8", "replace").strip()
+            raise HostError(f"cannot create an access token: {text}")
+        return done.stdout
 
     def _wait_for_port(self, process: "subprocess.Popen[bytes]") -> int:
         deadline = time.monotonic() + _START_TIMEOUT_S
@@ -193,11 +199,10 @@ class Newcomer:
             if self._stop_event.wait(_POLL_S):
                 return
         name = f"{POOL}-{len(self._lab.plan.nodes)}"
-        user_data = self._server.build_pointer_config()
-        machine = install_new_machine(self._lab, name, STOCK, self._server, user_data)
         print(f"# {name}: Ignition fetches its config, see {self._server.log}", file=self._stream)
         try:
-            machine.start()
+            user_data = self._server.create_user_data()
+            install_new_machine(self._lab, name, STOCK, self._server, user_data).start()
         except HostError as error:
             print(f"# {name}: {error}", file=self._stream, flush=True)
             return

@@ -11,10 +11,11 @@ import pytest
 from tests.integration.commands import treenail_lab
 from tests.waiting import wait_until
 from treenail.api import annotations as key
+from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.config import node_paths
-from treenail.errors import NotFoundError
-from treenail.kube.resources import NODES
-from treenail_lab.cluster import Lab, LabPlan
+from treenail.errors import HostError, NotFoundError
+from treenail.kube.resources import MACHINECONFIGPOOLS, NODES
+from treenail_lab.cluster import POOL, Lab, LabPlan
 from treenail_lab.controllers import ControllerReplicas
 from treenail_lab.demo import pool
 from treenail_lab.images import Credential, make_image
@@ -54,6 +55,11 @@ class Site:
         except NotFoundError:
             return {}
 
+    def find_rendered(self) -> str:
+        """The name of the pool's rendered config."""
+        found = self.lab.client.get(MACHINECONFIGPOOLS, POOL)
+        return MachineConfigPool.from_json(found).status_configuration.name
+
     def is_ready(self) -> bool:
         try:
             node = self.lab.client.get(NODES, NEW)
@@ -90,13 +96,20 @@ def site() -> Iterator[Site]:
         yield Site(lab, server)
 
 
+def find_token(user_data: bytes) -> str:
+    (reference,) = json.loads(user_data)["ignition"]["config"]["merge"]
+    (header,) = reference["httpHeaders"]
+    return str(header["value"]).removeprefix("Bearer ")
+
+
 def find_files(root: Path, text: str) -> list[Path]:
     found = [each for each in root.rglob("*") if each.is_file() and not each.is_symlink()]
     return [each for each in found if text.encode() in each.read_bytes()]
 
 
 def test_machine_with_user_data_joins_with_the_image_of_its_pool(site: Site) -> None:
-    machine = site.install(site.server.build_pointer_config())
+    user_data = site.server.create_user_data()
+    machine = site.install(user_data)
     machine.start()
     wait_until(lambda: site.read_notes().get(key.STATE) == "Done", limit_s=LIMIT_S)
     wait_until(site.is_ready, limit_s=LIMIT_S)
@@ -110,10 +123,27 @@ def test_machine_with_user_data_joins_with_the_image_of_its_pool(site: Site) -> 
     secret = machine.root / KUBELET_CONFIG
     assert (secret.stat().st_mode & 0o777, "auths" in secret.read_text()) == (0o600, True)
     assert not (machine.root / node_paths.ENCAPSULATED_CONFIG[1:]).exists()
-    assert [(machine.root / each[1:]).exists() for each in node_paths.IGNITION_FILES] == [
-        False,
-        False,
-    ]
+    token = find_token(user_data)
+    assert find_files(machine.root.parent, token) == []
+    log = site.server.log.read_text()
+    assert "served config of pool worker" in log
+    assert token not in log
+
+
+@pytest.mark.parametrize("token", ["", "tn_abcdef_wrong"])
+def test_machine_without_a_valid_token_receives_no_byte(site: Site, token: str) -> None:
+    pointer = json.loads(site.server.create_user_data())
+    (reference,) = pointer["ignition"]["config"]["merge"]
+    if token:
+        reference["httpHeaders"] = [{"name": "Authorization", "value": f"Bearer {token}"}]
+    else:
+        del reference["httpHeaders"]
+    machine = site.install(json.dumps(pointer).encode())
+    with pytest.raises(HostError, match="failed to fetch resource"):
+        machine.start()
+    assert not machine.is_on
+    assert find_files(machine.root.parent, site.find_rendered()) == []
+    assert site.read_notes() == {}
 
 
 def test_lab_provisions_no_machine_beside_a_registry() -> None:
@@ -124,7 +154,7 @@ def test_lab_provisions_no_machine_beside_a_registry() -> None:
 
 def test_node_of_a_new_machine_appears_after_its_first_boot(site: Site) -> None:
     """The machine loses its power while it pulls, and begins again."""
-    machine = site.install(site.server.build_pointer_config())
+    machine = site.install(site.server.create_user_data())
     machine.change_settings(pull_bytes_per_s=1e6)
     machine.start()
     wait_until(
