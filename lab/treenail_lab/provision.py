@@ -87,7 +87,7 @@ class ConfigServer:
             process.kill()
             process.wait()
 
-    def create_user_data(self, host: str = "localhost") -> bytes:
+    def create_pointer_config(self, host: str = "localhost") -> bytes:
         """Create an access token; return the pointer config of one machine, with the token.
 
         The machine reaches this host as ``host``. Raises `HostError`.
@@ -201,7 +201,7 @@ class Newcomer:
         name = f"{POOL}-{len(self._lab.plan.nodes)}"
         print(f"# {name}: Ignition fetches its config, see {self._server.log}", file=self._stream)
         try:
-            user_data = self._server.create_user_data()
+            user_data = self._server.create_pointer_config()
             install_new_machine(self._lab, name, STOCK, self._server, user_data).start()
         except HostError as error:
             print(f"# {name}: {error}", file=self._stream, flush=True)

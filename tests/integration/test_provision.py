@@ -108,7 +108,7 @@ def find_files(root: Path, text: str) -> list[Path]:
 
 
 def test_machine_with_user_data_joins_with_the_image_of_its_pool(site: Site) -> None:
-    user_data = site.server.create_user_data()
+    user_data = site.server.create_pointer_config()
     machine = site.install(user_data)
     machine.start()
     wait_until(lambda: site.read_notes().get(key.STATE) == "Done", limit_s=LIMIT_S)
@@ -132,7 +132,7 @@ def test_machine_with_user_data_joins_with_the_image_of_its_pool(site: Site) -> 
 
 @pytest.mark.parametrize("token", ["", "tn_abcdef_wrong"])
 def test_machine_without_a_valid_token_receives_no_byte(site: Site, token: str) -> None:
-    pointer = json.loads(site.server.create_user_data())
+    pointer = json.loads(site.server.create_pointer_config())
     (reference,) = pointer["ignition"]["config"]["merge"]
     if token:
         reference["httpHeaders"] = [{"name": "Authorization", "value": f"Bearer {token}"}]
@@ -154,7 +154,7 @@ def test_lab_provisions_no_machine_beside_a_registry() -> None:
 
 def test_node_of_a_new_machine_appears_after_its_first_boot(site: Site) -> None:
     """The machine loses its power while it pulls, and begins again."""
-    machine = site.install(site.server.create_user_data())
+    machine = site.install(site.server.create_pointer_config())
     machine.change_settings(pull_bytes_per_s=1e6)
     machine.start()
     wait_until(
