@@ -1,9 +1,11 @@
 """Metrics of requests; their labels are bounded and contain no address."""
 
-from tests.controllers.ignition.logged import make_refusal, make_row
+from tests.controllers.ignition.logged import NOW, make_refusal, make_row
+from tests.fakes.clock import FakeClock
 from treenail.controllers.ignition.access import RequestOutcome
 from treenail.controllers.ignition.request_metrics import RequestMetrics, add_token_metrics
 from treenail.controllers.ignition.request_recorder import RequestRecorder
+from treenail.controllers.ignition.tokens import TokenBook, make_token
 from treenail.controllers.runtime.metrics import ControllerMetrics
 
 PREFIX = "treenail_controller_ignition_"
@@ -50,12 +52,21 @@ def test_names_that_clients_choose_add_no_time_series() -> None:
 
 
 def test_tokens_are_counted_at_each_scrape() -> None:
-    metrics = ControllerMetrics()
-    tokens = {"unused": 2, "expired": 1}
-    add_token_metrics(metrics, lambda: tokens)
-    assert f'{PREFIX}tokens{{state="unused"}} 2.0' in metrics.render_text()
-    tokens["unused"] = 0
-    assert f'{PREFIX}tokens{{state="unused"}} 0.0' in metrics.render_text()
+    metrics, clock = ControllerMetrics(), FakeClock(NOW)
+    books: list[TokenBook | None] = [None]
+    add_token_metrics(metrics, lambda: books[0], clock)
+    assert f"{PREFIX}tokens{{" not in metrics.render_text()
+    book = TokenBook()
+    for age in (10, 20):
+        book = book.put(make_token("worker", expires=NOW + age)[1])
+    books[0] = book
+    assert f'{PREFIX}tokens{{state="valid"}} 2.0' in metrics.render_text()
+    clock.move(15)
+    text = metrics.render_text()
+    assert f'{PREFIX}tokens{{state="valid"}} 1.0' in text
+    assert f'{PREFIX}tokens{{state="expired"}} 1.0' in text
+    assert f'{PREFIX}tokens{{state="used"}} 0.0' in text
+    assert not [each for each in book.tokens if each in text]
 
 
 def test_log_that_fails_hides_no_request_from_the_others() -> None:

@@ -188,10 +188,10 @@ class ServeProcess:
         with ExitStack() as stack:
             informers = self._open_informers(stack)
             source = self._open_source(informers, settings)
-            access = open_access(stack, arguments, self._transport, informers, self._clock)
+            metrics = ControllerMetrics()
+            access = open_access(stack, arguments, self._transport, informers, metrics, self._clock)
             if informers is not None:
                 informers.start()
-            metrics = ControllerMetrics()
             health = HealthServer(
                 *self._health_address,
                 metrics,

@@ -12,6 +12,7 @@ from treenail.errors import UsageError
 if TYPE_CHECKING:
     from treenail.controllers.ignition.access import Access
     from treenail.controllers.runtime.informers import Informers
+    from treenail.controllers.runtime.metrics import ControllerMetrics
     from treenail.kube.client import Transport
 
 DEFAULT_NAMESPACE = "treenail-ignition"
@@ -67,6 +68,7 @@ def open_access(
     arguments: argparse.Namespace,
     transport: "Transport | None",
     informers: "Informers | None",
+    metrics: "ControllerMetrics",
     clock: Clock,
 ) -> "Access":
     """Return the access that the arguments choose. Call it before the informers start."""
@@ -74,6 +76,7 @@ def open_access(
 
     if arguments.tokens == "off" or transport is None or informers is None:
         return OpenAccess()
+    from treenail.controllers.ignition.request_metrics import add_token_metrics
     from treenail.controllers.ignition.token_access import (
         SharedCredentials,
         TokenAccess,
@@ -89,6 +92,7 @@ def open_access(
         clock,
     )
     store.add_to_informers(informers)
+    add_token_metrics(metrics, lambda: store.observed.book if store.observed else None, clock)
     access = TokenAccess(
         store,
         clock,

@@ -33,6 +33,7 @@ from treenail.controllers.ignition.tokens import (
     TokenBook,
     TokenRecord,
     UseState,
+    find_state,
     make_token,
     read_name,
 )
@@ -372,15 +373,6 @@ def _format_users(record: TokenRecord) -> Iterator[str]:
     for use in record.used:
         is_usual = use.state in (UseState.SENT, UseState.JOINED)
         yield use.address if is_usual else f"{use.address} ({use.state})"
-
-
-def find_state(record: TokenRecord, now: float) -> str:
-    """Return the state of a token in one word."""
-    if len(record.used) > record.uses:
-        return "overused"
-    if record.is_used_up:
-        return "used"
-    return "expired" if record.is_expired(now) else "valid"
 
 
 def _describe_token(record: TokenRecord, now: float) -> Mapping[str, object]:

@@ -1,9 +1,12 @@
 """Metrics of requests for configs. No label contains an address, a token or a machine."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator
 
+from treenail.clock import Clock
 from treenail.config.ignition_emit import VERSIONS_SERVED
 from treenail.controllers.ignition.access import RequestRow
+from treenail.controllers.ignition.tokens import TOKEN_STATES, TokenBook, find_state
 from treenail.controllers.runtime.metrics import FAST_BUCKETS_S, ControllerMetrics, MetricTable
 
 OTHER = "(other)"
@@ -47,12 +50,21 @@ class RequestMetrics:
             self._lookups.increment("hit" if row.is_cached else "miss")
 
 
-def add_token_metrics(metrics: ControllerMetrics, count: Callable[[], Mapping[str, int]]) -> None:
-    """Add the gauge of access tokens; ``count`` returns their number by state, at each scrape."""
+def add_token_metrics(
+    metrics: ControllerMetrics, get_book: Callable[[], TokenBook | None], clock: Clock
+) -> None:
+    """Add the gauge of access tokens by state, which is computed at each scrape.
+
+    It has no values while ``get_book`` returns None: the Secret cannot be read.
+    """
 
     def compute() -> Iterator[MetricTable]:
         table = MetricTable("ignition_tokens", "Access tokens by state.", ("state",))
-        table.values.update({(state,): float(number) for state, number in count().items()})
+        book = get_book()
+        if book is not None:
+            now = clock.now()
+            found = Counter(find_state(each, now) for each in book.tokens.values())
+            table.values.update({(state,): float(found[state]) for state in TOKEN_STATES})
         yield table
 
     metrics.add_tables(compute)

@@ -136,6 +136,19 @@ class TokenBook:
         return TokenBook({key: each for key, each in self.tokens.items() if each.expires >= since})
 
 
+TOKEN_STATES = ("valid", "used", "overused", "expired")
+"""Results of `find_state`."""
+
+
+def find_state(record: TokenRecord, now: float) -> str:
+    """Return the state of a token in one word."""
+    if len(record.used) > record.uses:
+        return "overused"
+    if record.is_used_up:
+        return "used"
+    return "expired" if record.is_expired(now) else "valid"
+
+
 def make_token(
     pool: str, *, expires: float, uses: int = 1, machine: str = ""
 ) -> tuple[str, TokenRecord]:
