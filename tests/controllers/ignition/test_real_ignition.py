@@ -137,3 +137,17 @@ def test_ignition_leaves_the_token_in_its_cache_and_user_data(serving: Serving) 
     root = find_root(serving)
     found = [each for each in root.rglob("*") if each.is_file() and TOKEN in each.read_text()]
     assert sorted(found) == [root / ignition.USER_DATA, root / CONFIG_CACHE]
+
+
+def test_ignition_that_fails_prints_the_token(serving: Serving) -> None:
+    """The manual says so. The lab names the cause only."""
+    serving.write("config", make_config(NEW, make_file("/etc/motd")))
+    machine = new_machine(serving)
+    (find_root(serving) / "etc/motd/x").mkdir(parents=True)
+    assert machine.run_fetch().code == 0
+    result = machine.run_files()
+    assert result.code != 0
+    assert TOKEN in result.log
+    assert TOKEN not in find_cause(result.log)
+    assert "/etc/motd" in find_cause(result.log)
+    assert TOKEN not in repr(result)
