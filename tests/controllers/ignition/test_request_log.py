@@ -1,26 +1,32 @@
 """The log of requests in a ConfigMap: several servers, failures, and no delay of a request."""
 
+import secrets
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.contract.client import Cluster as RealCluster
 from tests.controllers.ignition.logged import NOW, make_refusal, make_row
 from tests.fakes.clock import FakeClock
 from tests.kube.cluster import Cluster
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
-from treenail.controllers.ignition.logged_requests import MAX_ROWS, LoggedRequest
+from treenail.controllers.ignition.logged_requests import (
+    DATA_KEY,
+    MAX_BYTES,
+    MAX_ROWS,
+    LoggedRequest,
+    format_requests,
+)
 from treenail.controllers.ignition.request_log import RequestLogWriter, RequestStore
 from treenail.errors import ConflictError, ForbiddenError, NotFoundError, UnreachableError
 from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import CONFIGMAPS
 from treenail.kube.transport import HttpTransport
-from treenail_lab.apiserver.serving.server import LabServer
 
 PLACE = ("treenail-ignition", "treenail-ignition-requests")
 PATH = "/api/v1/namespaces/treenail-ignition/configmaps/treenail-ignition-requests"
@@ -180,35 +186,47 @@ def test_writer_logs_an_outage_once_and_continues(
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[LabServer]:
-    with LabServer(tmp_path) as server:
-        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": PLACE[0]}}
-        RealCluster.of_kubeconfig(server.admin_kubeconfig).post(
-            "/api/v1/namespaces", namespace
-        ).ok()
-        yield server
+def shared_store(shared_kubeconfig: Path) -> Iterator[RequestStore]:
+    """A log in the lab and in the real cluster."""
+    transport = HttpTransport(read_kubeconfig(str(shared_kubeconfig)), SystemClock(), max_kept=8)
+    client = Client(transport)
+    name = f"treenail-test-{secrets.token_hex(3)}"
+    yield RequestStore(client, "default", name)
+    with suppress(NotFoundError):
+        client.delete(CONFIGMAPS, name, namespace="default")
+    transport.close()
 
 
 @pytest.mark.integration
-def test_servers_that_write_at_the_same_time_lose_no_row(lab: LabServer) -> None:
+def test_servers_that_write_at_the_same_time_lose_no_row(shared_store: RequestStore) -> None:
     clock = SystemClock()
-    transport = HttpTransport(read_kubeconfig(str(lab.admin_kubeconfig)), clock, max_kept=8)
-    store = RequestStore(Client(transport), *PLACE)
-    writers = [RequestLogWriter(store, clock, period_s=0.01) for _ in range(4)]
+    writers = [RequestLogWriter(shared_store, clock, period_s=0.01) for _ in range(4)]
     for each in writers:
         each.start()
     try:
         for number in range(100):
             for index, each in enumerate(writers):
                 each.record(make_row(clock.now(), address=f"10.0.{index}.{number}"))
-        wait_until(lambda: len(read_rows(store)) == 400, limit_s=LIMIT_S)
+        wait_until(lambda: len(read_rows(shared_store)) == 400, limit_s=LIMIT_S)
     finally:
         for each in writers:
             each.stop()
-    assert len({each.row.address for each in store.read_rows()}) == 400
-    found = Client(transport).get(CONFIGMAPS, PLACE[1], namespace=PLACE[0])
-    transport.close()
-    assert isinstance(found["data"], dict)
+    assert len({each.row.address for each in shared_store.read_rows()}) == 400
+
+
+@pytest.mark.integration
+def test_largest_log_is_accepted(shared_store: RequestStore) -> None:
+    clock = SystemClock()
+    writer = RequestLogWriter(shared_store, clock)
+    long = "x" * 400
+    for number in range(MAX_ROWS):
+        row = make_row(clock.now(), address=f"10.{number}", pool=long, machine=long, image=long)
+        writer.record(row)
+    writer.write_rows()
+    found = shared_store.read_rows()
+    text = format_requests(found)[DATA_KEY]
+    assert MAX_BYTES - 2000 < len(text) <= MAX_BYTES
+    assert found[-1].row.address == f"10.{MAX_ROWS - 1}"
 
 
 def read_rows(store: RequestStore) -> tuple[LoggedRequest, ...]:
