@@ -5,7 +5,7 @@ new Node of the pool. The result is unknown where more than one machine or Node 
 """
 
 import ipaddress
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -184,19 +184,22 @@ def join_machines(
 ) -> list[JoinedMachine]:
     """Return the machines that sent the requests, in the order of their first ones."""
     machines = group_requests(rows)
-    by_identity = [_join_by_identity(each, nodes) for each in machines]
+    by_name = {each.name: each for each in nodes}
+    by_address: dict[str, list[ArrivedNode]] = {}
+    for node in nodes:
+        for address in node.addresses:
+            by_address.setdefault(address, []).append(node)
+    by_identity = [_join_by_identity(each, by_name, by_address) for each in machines]
     joined = {each.node for each in by_identity if each is not None}
-    known = tuple(pools)
-    members = {each: _find_pools(each, known) for each in nodes if each.name not in joined}
-    open_machines = [
+    # The name in a token excludes Nodes of other names.
+    nameless = [
         each
         for each, found in zip(machines, by_identity, strict=True)
-        if found is None and each.expected_since is not None
+        if found is None and each.expected_since is not None and not each.machine
     ]
-    candidates = {each: _find_candidates(each, members) for each in open_machines}
-    rivals = Counter(name for found in candidates.values() for name in found)
-    # Without a label and an annotation a Node may be of any pool.
-    rivals.update(node.name for node, pools in members.items() if _may_be_of_any_pool(node, pools))
+    begin = min((each.began_at for each in nameless), default=now) - _SKEW_S
+    new = [each for each in nodes if each.created_at >= begin and each.name not in joined]
+    candidates = _CandidateNodes(new, tuple(pools), nameless)
     used = [
         (each.token, each.address, each.served.row.at)
         for each in machines
@@ -204,7 +207,7 @@ def join_machines(
     ]
     return [
         found
-        or _join_by_pool(each, candidates.get(each, ()), rivals)
+        or (_join_by_pool(each, candidates) if not each.machine else None)
         or _judge_absence(each, used, now, expect_s)
         for each, found in zip(machines, by_identity, strict=True)
     ]
@@ -232,16 +235,19 @@ def group_requests(rows: Iterable[LoggedRequest]) -> list[JoinedMachine]:
     ]
 
 
-def _join_by_identity(machine: JoinedMachine, nodes: Iterable[ArrivedNode]) -> JoinedMachine | None:
+def _join_by_identity(
+    machine: JoinedMachine,
+    by_name: Mapping[str, ArrivedNode],
+    by_address: Mapping[str, Sequence[ArrivedNode]],
+) -> JoinedMachine | None:
     """Join by what a server found before, by the name of the machine, or by its address."""
     for request in machine.requests:
         if request.node:
             reason = "a server found it in the expected time"
             return replace(machine, arrival=NodeArrival.APPEARED, node=request.node, reason=reason)
     since = machine.began_at - _SKEW_S
-    address = _normalize_address(machine.address)
-    named = [each for each in nodes if machine.machine and each.name == machine.machine]
-    addressed = [each for each in nodes if address in each.addresses]
+    named = [by_name[machine.machine]] if machine.machine in by_name else []
+    addressed = by_address.get(_normalize_address(machine.address), ())
     arrived = [each for each in addressed if each.has_arrived(since)]
     if named and named[0].has_arrived(since):
         return _mark_appeared(machine, named[0], "it has the name of the token's machine")
@@ -256,50 +262,60 @@ def _join_by_identity(machine: JoinedMachine, nodes: Iterable[ArrivedNode]) -> J
     return None
 
 
+class _CandidateNodes:
+    """New Nodes that no machine has by its name or address."""
+
+    def __init__(
+        self,
+        nodes: Iterable[ArrivedNode],
+        pools: Sequence[MachineConfigPool],
+        machines: Iterable[JoinedMachine],
+    ) -> None:
+        self._by_pool: dict[str, list[ArrivedNode]] = {pool.name: [] for pool in pools}
+        self._pools: dict[str, frozenset[str]] = {}
+        for node in sorted(nodes, key=lambda each: each.created_at):
+            found = _find_pools(node, pools)
+            self._pools[node.name] = found
+            # Without a label and an annotation a Node may be of any pool.
+            for name in found or self._by_pool:
+                self._by_pool.setdefault(name, []).append(node)
+        self._began_at: dict[str, list[float]] = {}
+        for machine in machines:
+            self._began_at.setdefault(machine.pool, []).append(machine.began_at)
+
+    def find(self, machine: JoinedMachine) -> list[ArrivedNode]:
+        """Return the Nodes of the pool that appeared after the request."""
+        found = self._by_pool.get(machine.pool, [])
+        since = machine.began_at - _SKEW_S
+        return found[bisect_left(found, since, key=lambda each: each.created_at) :]
+
+    def has_one_machine(self, node: ArrivedNode) -> bool:
+        """Return whether the pool of the Node is known, and one machine of it may be the Node."""
+        began = [at for pool in self._pools[node.name] for at in self._began_at.get(pool, ())]
+        return sum(at - _SKEW_S <= node.created_at for at in began) == 1
+
+
 def _find_pools(node: ArrivedNode, pools: Sequence[MachineConfigPool]) -> frozenset[str]:
     """Return the pools whose machine the Node may be."""
-    # A Node may get the label of its pool later than its config.
-    found = {pool.name for pool in pools for name in node.configs if name in _list_configs(pool)}
+    # A Node may get the label of its pool later than its config, rendered-POOL-HASH.
+    found = {each.rpartition("-")[0].removeprefix("rendered-") for each in node.configs}
+    found &= {each.name for each in pools}
     try:
         membership = find_membership(node.name, dict(node.labels), pools)
     except ConfigError:
-        return frozenset()
+        return frozenset(found)
     return frozenset(found | set(membership.pools if membership else ()))
 
 
-def _list_configs(pool: MachineConfigPool) -> tuple[str, ...]:
-    return pool.configuration.name, pool.status_configuration.name
-
-
-def _may_be_of_any_pool(node: ArrivedNode, pools: frozenset[str]) -> bool:
-    return not (pools or node.configs)
-
-
-def _find_candidates(
-    machine: JoinedMachine, members: Mapping[ArrivedNode, frozenset[str]]
-) -> tuple[str, ...]:
-    """Return the new Nodes of the pool; none for a machine whose name is known."""
-    since = machine.began_at - _SKEW_S
-    rendered = machine.last.row.rendered
-    return tuple(
-        node.name
-        for node, pools in members.items()
-        if not machine.machine
-        and node.created_at >= since
-        and (machine.pool in pools or rendered in node.configs or _may_be_of_any_pool(node, pools))
-    )
-
-
-def _join_by_pool(
-    machine: JoinedMachine, candidates: Sequence[str], rivals: Mapping[str, int]
-) -> JoinedMachine | None:
-    """Join with the only new Node of the pool, unless ``rivals`` counts more than this machine."""
+def _join_by_pool(machine: JoinedMachine, nodes: _CandidateNodes) -> JoinedMachine | None:
+    """Join with the only new Node of the pool, if no other machine may be that Node."""
+    candidates = nodes.find(machine) if machine.expected_since is not None else []
     if not candidates:
         return None
-    if len(candidates) == 1 and rivals[candidates[0]] == 1:
+    if len(candidates) == 1 and nodes.has_one_machine(candidates[0]):
         reason = "it is the only new Node of the pool, with another address"
-        return replace(machine, arrival=NodeArrival.APPEARED, node=candidates[0], reason=reason)
-    names = ", ".join(sorted(candidates)[:3])
+        return _mark_appeared(machine, candidates[0], reason)
+    names = ", ".join(sorted(each.name for each in candidates)[:3])
     return _mark_unknown(machine, f"it may be one of {len(candidates)} new Nodes: {names}")
 
 
