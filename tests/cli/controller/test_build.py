@@ -154,6 +154,34 @@ def test_build_for_several_architectures_shows_each_of_them(
     assert "cannot build for amd64, arm64 on this host" in capsys.readouterr().err
 
 
+def test_build_of_two_machineosconfigs_for_a_pool_names_the_one_that_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = f"registry.example.com/os/base@{DIGEST}"
+    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base)
+    documents = json.loads((manifests / "all.json").read_text())
+    (one,) = [each for each in documents["items"] if each["kind"] == "MachineOSConfig"]
+    documents["items"].append({**one, "metadata": {"name": "other"}})
+    (manifests / "all.json").write_text(json.dumps(documents))
+    assert main(["build", "-f", str(manifests)]) == 1
+    shown = capsys.readouterr().err
+    assert "MachineOSConfig other: spec.machineConfigPool.name: " in shown
+    assert "MachineOSConfig worker" in shown
+
+
+def test_build_without_the_files_for_copy_says_how_to_add_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = f"registry.example.com/os/base@{DIGEST}"
+    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base)
+    documents = json.loads((manifests / "all.json").read_text())
+    documents["items"] = [each for each in documents["items"] if each["kind"] != "ConfigMap"]
+    (manifests / "all.json").write_text(json.dumps(documents))
+    assert main(["build", "-f", str(manifests)]) == 1
+    shown = capsys.readouterr().err
+    assert "found ConfigMap files, which does not exist; add the ConfigMap to the files" in shown
+
+
 def test_build_without_containerfile_needs_no_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

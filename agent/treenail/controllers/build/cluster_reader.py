@@ -77,8 +77,8 @@ class ClusterReader:
             return None
 
     def describe_object(self, resource: Resource, name: str) -> str:
-        """Return the words for an object of the namespace of builds."""
-        return f"{resource.kind} {self._namespace}/{name}"
+        """Return the words for an object of the namespace of builds; of files, without one."""
+        return f"{resource.kind} {f'{self._namespace}/' if self._namespace else ''}{name}"
 
     def read_login(self, name: str) -> PullSecret:
         """Read a login; raise `CredentialError`, which contains no part of it."""

@@ -18,8 +18,11 @@ from treenail.controllers.build.planner import Planner
 from treenail.controllers.build.planning import BuildPlan, BuildRefused
 from treenail.controllers.render import offline
 from treenail.controllers.render.render import RenderedConfig
+from treenail.controllers.rollout.gates.os_image import find_pool_owner
 from treenail.errors import ConfigError, NotFoundError, UsageError
 from treenail.image.config_layer import ConfigLayer, make_config_layer
+from treenail.image.inputs.check_config import find_pool_findings
+from treenail.image.inputs.findings import InputReason
 from treenail.kube.resources import (
     CONFIGMAPS,
     CONTROLLERCONFIGS,
@@ -163,6 +166,10 @@ def _plan_build(
             remedy=f"add it with: kubectl get machineconfigpool {config.pool} -o yaml | "
             "treenail-controller build -f DIR -f -",
         )
+    owner = find_pool_owner(config.pool, objects.list_image_configs())
+    for finding in find_pool_findings(config, found.pools[config.pool], owner):
+        if finding.reason is InputReason.POOL_TAKEN:
+            raise ConfigError(f"MachineOSConfig {config.name}: {finding}")
     configs, errors = offline.render_pools(found, config.pool)
     if errors:
         raise errors[0]

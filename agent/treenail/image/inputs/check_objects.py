@@ -117,7 +117,7 @@ def read_context(document: object, where: str) -> BuildContext:
 def find_context_findings(document: object | None, where: str) -> Iterator[InputFinding]:
     """Yield why a ConfigMap cannot be the context; ``document`` is None when it is absent.
 
-    ``where`` is ``ConfigMap NAMESPACE/NAME``.
+    ``where`` is ``ConfigMap NAMESPACE/NAME``, or ``ConfigMap NAME`` of files.
     """
     field_name = f"annotation {key.BUILD_CONTEXT}"
     if document is None:
@@ -126,7 +126,9 @@ def find_context_findings(document: object | None, where: str) -> Iterator[Input
             field_name,
             "the name of a ConfigMap",
             f"{where}, which does not exist",
-            f"create it with: kubectl create configmap {_format_target(where)} --from-file=DIR",
+            f"create it with: kubectl create configmap {_format_target(where)} --from-file=DIR"
+            if "/" in where
+            else "add the ConfigMap to the files",
         )
         return
     try:
