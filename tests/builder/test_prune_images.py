@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.fakes.clock import FakeClock
 from tests.registry.images import make_client, make_layer, push_image, push_index
 from tests.registry.real_registry import (
     PULLER,
@@ -17,10 +18,11 @@ from treenail.builder.images.prune import (
     is_lasting,
     read_stored_images,
 )
+from treenail.controllers.build.pruner import make_time_check
 from treenail.image.labels import BUILD
 from treenail.image.oci.prune import PrunePlan, plan_pruning
 from treenail.registry.client import RegistryClient
-from treenail.registry.errors import ServerFailure
+from treenail.registry.errors import RegistryError, ServerFailure
 from treenail.registry.names import Descriptor
 from treenail.registry.referrers import attach, get_referrers
 
@@ -151,3 +153,33 @@ def test_outage_in_the_middle_is_no_lasting_problem(lab_registry: RegistryServic
     assert result.deleted == (plan.deleted[0].digest,)
     lab_registry.faults.clear()
     assert len(prune(client)) == len(images) - 1
+
+
+def test_repository_with_too_many_tags_is_not_pruned(lab_registry: RegistryService) -> None:
+    client = make_client(lab_registry)
+    first = build(client, "build-1")
+    plan = plan_pruning(read_stored_images(client, "os/node", {}), {}, [])
+    content = client.get_manifest("os/node", "build-1")
+    # The tag of a user, which the first tags do not contain.
+    client.put_manifest("os/node", "zz-release", content.media_type, content.content)
+    with pytest.raises(RegistryError, match="has 2 tags, and at most 1"):
+        read_stored_images(client, "os/node", {}, limit=1)
+    result = delete_images(client, "os/node", plan, limit=1)
+    assert result.deleted == ()
+    assert "has 2 tags" in str(result.problem)
+    assert client.head_manifest("os/node", first.digest)
+
+
+def test_pass_without_time_left_deletes_nothing(lab_registry: RegistryService) -> None:
+    client = make_client(lab_registry)
+    first = build(client, "build-1")
+    plan = plan_pruning(read_stored_images(client, "os/node", {}), {}, [])
+    clock = FakeClock()
+    check_time = make_time_check(clock, 240)
+    check_time()
+    clock.move(241)
+    with pytest.raises(RegistryError, match="within 240 s"):
+        read_stored_images(client, "os/node", {}, check_time)
+    result = delete_images(client, "os/node", plan, check_time)
+    assert (result.deleted, "within 240 s" in str(result.problem)) == ((), True)
+    assert client.head_manifest("os/node", first.digest)

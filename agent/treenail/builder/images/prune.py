@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 
 from treenail.image.labels import BUILD
@@ -17,7 +17,11 @@ log = logging.getLogger(__name__)
 
 _ATTACHMENT = "sha256-"
 _INSTANCES_LIMIT = 200
-_IMAGES_LIMIT = 5000
+IMAGES_LIMIT = 5000
+"""Tags of a repository that is pruned."""
+
+CheckTime = Callable[[], None]
+"""Raises `RegistryError` when the time for a pass is over."""
 
 ImageCache = MutableMapping[str, StoredImage]
 """Images by digest, without tags: their content never changes."""
@@ -32,26 +36,35 @@ class PruneResult:
     """`Unsupported` or `Denied` concerns every image of the repository: report it once."""
 
 
+def never_late() -> None:
+    """Permit any time."""
+
+
 def read_stored_images(
-    client: RegistryClient, repository: str, cache: ImageCache
+    client: RegistryClient,
+    repository: str,
+    cache: ImageCache,
+    check_time: CheckTime = never_late,
+    *,
+    limit: int = IMAGES_LIMIT,
 ) -> tuple[StoredImage, ...]:
     """Return the tagged images of a repository with the instances of lists; raises `RegistryError`.
 
     Tags of attachments (``sha256-…``) are no images.
     """
     try:
-        tags = client.list_tags(repository)
+        tags = _list_tags(client, repository, limit)
     except NotFound:
         return ()
     tagged: dict[str, list[str]] = {}
-    for tag in tags[:_IMAGES_LIMIT]:
-        if tag.startswith(_ATTACHMENT):
-            continue
+    for tag in tags:
+        check_time()
         found = client.head_manifest(repository, tag)
         if found is not None:
             tagged.setdefault(found.digest, []).append(tag)
     images: dict[str, StoredImage] = {}
     for digest, names in tagged.items():
+        check_time()
         image = _read_image(client, repository, digest, cache)
         images[digest] = replace(image, tags=tuple(names))
         for instance in image.instances:
@@ -60,15 +73,23 @@ def read_stored_images(
     return tuple(images.values())
 
 
-def delete_images(client: RegistryClient, repository: str, plan: PrunePlan) -> PruneResult:
+def delete_images(
+    client: RegistryClient,
+    repository: str,
+    plan: PrunePlan,
+    check_time: CheckTime = never_late,
+    *,
+    limit: int = IMAGES_LIMIT,
+) -> PruneResult:
     """Delete the images of a plan with their attachments.
 
     An image whose tag moved meanwhile is deleted without it. An image with a new tag is kept.
     """
     deleted: list[str] = []
     try:
-        current = _read_tags(client, repository)
+        current = _read_tags(client, repository, check_time, limit) if plan.deleted else {}
         for image in plan.deleted:
+            check_time()
             if current.get(image.digest, frozenset()) - set(image.tags):
                 log.info("kept %s in %s: it has a new tag", image.digest, repository)
                 continue
@@ -85,13 +106,25 @@ def is_lasting(problem: RegistryError | None) -> bool:
     return isinstance(problem, Unsupported | Denied | LoginRefused)
 
 
-def _read_tags(client: RegistryClient, repository: str) -> Mapping[str, frozenset[str]]:
+def _list_tags(client: RegistryClient, repository: str, limit: int) -> tuple[str, ...]:
+    """Return all tags of images. With a part of them, an image of another tag could be deleted."""
+    found = tuple(each for each in client.list_tags(repository) if not each.startswith(_ATTACHMENT))
+    if len(found) > limit:
+        raise RegistryError(
+            f"{repository} has {len(found)} tags, and at most {limit} can be compared"
+        )
+    return found
+
+
+def _read_tags(
+    client: RegistryClient, repository: str, check_time: CheckTime, limit: int
+) -> Mapping[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
-    for tag in client.list_tags(repository)[:_IMAGES_LIMIT]:
-        if not tag.startswith(_ATTACHMENT):
-            head = client.head_manifest(repository, tag)
-            if head is not None:
-                found.setdefault(head.digest, set()).add(tag)
+    for tag in _list_tags(client, repository, limit):
+        check_time()
+        head = client.head_manifest(repository, tag)
+        if head is not None:
+            found.setdefault(head.digest, set()).add(tag)
     return {digest: frozenset(tags) for digest, tags in found.items()}
 
 
@@ -130,7 +163,11 @@ def _parse_image(client: RegistryClient, repository: str, manifest: Manifest) ->
         labels = read_labels(client.read_small_blob(repository, config))
         return StoredImage(manifest.digest, build=labels.get(BUILD, ""))
     entries = document.get("manifests")
-    listed = entries[:_INSTANCES_LIMIT] if isinstance(entries, list) else []
+    listed = entries if isinstance(entries, list) else []
+    if len(listed) > _INSTANCES_LIMIT:
+        raise RegistryError(
+            f"{where} lists {len(listed)} images, and at most {_INSTANCES_LIMIT} can be compared"
+        )
     instances = tuple(parse_descriptor(each, where=where).digest for each in listed)
     builds = set()
     for instance in instances:

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field, replace
 
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.builder.images.prune import (
+    CheckTime,
     ImageCache,
     PruneResult,
     delete_images,
     is_lasting,
+    never_late,
     read_stored_images,
 )
 from treenail.clock import Clock
@@ -29,6 +31,7 @@ from treenail.controllers.build.repository_gate import RepositoryGate
 from treenail.errors import TreenailError
 from treenail.image.oci.prune import PrunePlan, StoredImage, plan_pruning
 from treenail.registry.client import RegistryClient
+from treenail.registry.errors import RegistryError
 from treenail.registry.logins import select_login
 from treenail.registry.proxies import ProxySettings
 from treenail.registry.transport import TlsSettings
@@ -43,6 +46,8 @@ _DIGEST = re.compile(r"@sha256:[0-9a-f]{64}")
 _BUSY_S = 10.0
 _DELETED_LIMIT = 16
 """Images of one pass."""
+PASS_S = 240.0
+"""Limit of one pass: shorter than pushes to the repository wait for its end."""
 _CACHE_LIMIT = 5000
 
 
@@ -185,7 +190,8 @@ class ImagePruner:
             cache = self._get_state(config.name).cache
         if len(cache) > _CACHE_LIMIT:
             cache.clear()
-        stored = read_candidates(client, repository, by_digest, cache)
+        check_time = make_time_check(self._clock, PASS_S)
+        stored = read_candidates(client, repository, by_digest, cache, check_time)
         present = {each.digest for each in stored}
         # As late as possible: a reference that appears meanwhile must count.
         found = self._references.read()
@@ -193,7 +199,7 @@ class ImagePruner:
         previous = _find_previous(found, config, images)
         plan = plan_pruning(stored, references, previous)
         result = delete_images(
-            client, repository, PrunePlan(plan.deleted[:_DELETED_LIMIT], plan.kept)
+            client, repository, PrunePlan(plan.deleted[:_DELETED_LIMIT], plan.kept), check_time
         )
         self._report(result, config, repository)
         absent = (by_digest.keys() - present) | set(result.deleted)
@@ -223,14 +229,26 @@ class ImagePruner:
             self._events.record_prune_problem(config, message)
 
 
+def make_time_check(clock: Clock, limit_s: float) -> CheckTime:
+    """Return a function that raises `RegistryError` when more than ``limit_s`` have passed."""
+    deadline = clock.monotonic() + limit_s
+
+    def check() -> None:
+        if clock.monotonic() > deadline:
+            raise RegistryError(f"the registry did not answer all requests within {limit_s:g} s")
+
+    return check
+
+
 def read_candidates(
     client: RegistryClient,
     repository: str,
     candidates: Mapping[str, PushedImage],
     cache: ImageCache,
+    check_time: CheckTime = never_late,
 ) -> tuple[StoredImage, ...]:
     """Return all images; only candidates count as treenail's."""
-    tagged = read_stored_images(client, repository, cache)
+    tagged = read_stored_images(client, repository, cache, check_time)
     found = {each.digest: replace(each, build="") for each in tagged}
     for digest, image in candidates.items():
         if digest in found:
