@@ -1,4 +1,7 @@
-"""A config that breaks nodes: new machines do not receive it. With the real controllers."""
+"""New machines do not receive a config that breaks nodes, and receive the one that repairs them.
+
+With the real controllers and simulated agents.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +41,7 @@ def fetch_own_files(serving: Serving, pool: str) -> list[str]:
 
 def test_config_that_breaks_a_node_reaches_no_new_machine(place: Place, tmp_path: Path) -> None:
     nodes = {place.node(name) for name in ("n1", "n2")}
-    pool, good = place.prefix, set[str]()
+    pool, good, broken = place.prefix, set[str](), set[str]()
 
     def change(path: str) -> None:
         files = {"files": [make_file(path)]}
@@ -55,7 +58,9 @@ def test_config_that_breaks_a_node_reaches_no_new_machine(place: Place, tmp_path
             place.client,
             drains=True,
             selector=pool,
-            is_bad=lambda asked: bool(good) and asked.config not in good,
+            is_bad=lambda desired: (
+                desired.config in broken if broken else bool(good) and desired.config not in good
+            ),
         ),
         place.controllers(),
         serve(tmp_path / "server", source=source) as serving,
@@ -76,4 +81,11 @@ def test_config_that_breaks_a_node_reaches_no_new_machine(place: Place, tmp_path
 
         wait_until(has_degraded_node, limit_s=LIMIT_S)
         assert fetch_own_files(serving, pool) == ["/etc/own-1"]
+
+        # A config that repairs the nodes reaches them and new machines.
+        broken.add(place.rendered())
+        change("/etc/own-3")
+        wait_until(lambda: place.rendered() not in {before, *broken}, limit_s=LIMIT_S)
+        wait_until(lambda: fetch_own_files(serving, pool) == ["/etc/own-3"], limit_s=LIMIT_S)
+        wait_until(lambda: place.at(place.rendered()) == nodes, limit_s=LIMIT_S)
     informers.stop()

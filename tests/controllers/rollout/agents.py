@@ -173,10 +173,12 @@ class Agents:
         for thread in self._threads:
             thread.join(10.0)
 
-    def _note(self, name: str, _before: ObservedNode | None, after: ObservedNode | None) -> None:
+    def _note(self, name: str, before: ObservedNode | None, after: ObservedNode | None) -> None:
         if after is not None and (after.config, after.image) != after.at:
             self.touched.add(name)
-            if after.state != "Degraded":
+            # As the real agent does, a degraded one continues when it gets another target.
+            is_retargeted = before is not None and before.config != after.config
+            if after.state != "Degraded" or is_retargeted:
                 self._work.put((name, after))
 
     def _run(self) -> None:
