@@ -26,6 +26,7 @@ MODULES = (
     "decode",
     "node",
     "render",
+    "serve",
     "rollout",
     "scale",
     "once",

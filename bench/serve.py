@@ -1,0 +1,282 @@
+"""Benchmark of ``treenail-controller serve`` with a cluster: latency, memory and many machines.
+
+The server is the real program with an API server of the lab, in its own process. The machines are
+threads of this process. Each has an address of its own, verifies the certificate, and retries after
+503 and after a closed connection as Ignition does. They use processor time of the same machine: the
+ratio to ``/healthz`` over a new TLS connection is that of the config alone.
+"""
+
+import base64
+import http.client
+import os
+import random
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from bench.interpreter import BYTECODE
+from bench.node import read_cpu, read_memory
+from bench.result import Result
+from tests.contract.client import Cluster
+from tests.controllers.clusters import collection_of
+from tests.controllers.ignition.samples import make_pool
+from tests.controllers.ignition.serving import write_certificate
+from tests.controllers.installed import apply
+from treenail.controllers.install import installation
+from treenail.controllers.install.ignition_server import NAME, build_server_documents
+from treenail.controllers.install.installation import InstallOptions
+from treenail_lab.apiserver.access.certificates import CertificateAuthority
+from treenail_lab.apiserver.serving.server import LabServer
+
+SIZES = {"165 KB": 165_000, "1 MB": 1_000_000}
+"""Bytes of JSON of the rendered config. A real worker config has about 165 KB."""
+MACHINES = 200
+REQUESTS = 300
+CHANGES = 7
+FILES = 50
+LIMIT_S = 60.0
+PATH, HEALTH = "/config/worker", "/healthz"
+POOLS = "/apis/machineconfiguration.openshift.io/v1/machineconfigpools"
+ACCEPT = "application/vnd.coreos.ignition+json;version=3.4.0, */*;q=0.1"
+COMMAND = "import sys; from treenail.cli.controller.main import main; sys.exit(main())"
+ADDRESS = re.compile(r"serving Ignition configs at https://127\.0\.0\.1:(\d+)/")
+BUILT = "built the config of pool"
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
+"""Of Ignition 2.14 (internal/resource/http.go)."""
+
+
+def measure(seconds: float) -> Iterator[Result]:
+    for title, size in SIZES.items():
+        with running() as server:
+            server.write_config(size)
+            wait_until(lambda: server.fetch(PATH)[0] == HTTPStatus.OK)  # runs now
+            yield Result(f"{title}: at rest: RSS", "MiB", read_memory(server.pid, "Rss"), 40.0)
+            yield from measure_changes(server, title, size)
+            yield from measure_latency(server, title)
+            yield from measure_burst(server, title, size)
+            yield from measure_rest(server, title, seconds)
+
+
+def measure_changes(server: "Server", title: str, size: int) -> Iterator[Result]:
+    """Measure the first response after the server's watch has delivered a new config."""
+    first_s, cached_s = [], []
+    for _ in range(CHANGES):
+        server.write_config(size)
+        wait_until(server.has_new_config)
+        first_s.append(server.fetch_timed())
+        cached_s.append(min(server.fetch_timed() for _ in range(3)))
+    yield Result(f"{title}: first response after a change", "ms", median(first_s) * 1000, 100.0)
+    ratio = median(one / other for one, other in zip(first_s, cached_s, strict=True))
+    yield Result("  compared with a cached one", "times", ratio)
+
+
+def measure_latency(server: "Server", title: str) -> Iterator[Result]:
+    config_s, health_s = [], []
+    for _ in range(REQUESTS):
+        config_s.append(server.fetch_timed())
+        health_s.append(server.fetch_timed(HEALTH))
+    yield Result(f"{title}: cached, new TLS connection: p50", "ms", median(config_s) * 1000)
+    p99 = quantiles(config_s, n=100)[98]
+    yield Result(f"{title}: cached, new TLS connection: p99", "ms", p99 * 1000, 30.0)
+    health_p99 = quantiles(health_s, n=100)[98]
+    yield Result("  /healthz over a new TLS connection: p99", "ms", health_p99 * 1000)
+    yield Result("  p50 compared with /healthz", "times", median(config_s) / median(health_s))
+
+
+def measure_burst(server: "Server", title: str, size: int) -> Iterator[Result]:
+    """Let all machines request a config at once, which no request has had built."""
+    server.write_config(size)
+    wait_until(server.has_new_config)
+    built, cpu_s = server.count_built(), read_cpu(server.pid)
+    server.reset_peak()
+    begin = threading.Barrier(MACHINES + 1)
+    with ThreadPoolExecutor(MACHINES) as pool:
+        machines = [pool.submit(server.join, number, begin) for number in range(MACHINES)]
+        begin.wait(LIMIT_S)
+        begun = time.perf_counter()
+        bodies = {each.result(LIMIT_S)[1] for each in machines}
+        duration_s = time.perf_counter() - begun
+    assert len(bodies) == 1, "the machines received different configs"
+    yield Result(f"{title}: {MACHINES} machines at once", "s", duration_s, 10.0)
+    yield Result(
+        "  attempts of a machine", "times", sum(e.result()[0] for e in machines) / MACHINES
+    )
+    yield Result("  CPU time of the server", "s", read_cpu(server.pid) - cpu_s)
+    yield Result("  configs built", "count", server.count_built() - built, 1.0)
+    yield Result("  peak memory of the server", "MiB", server.read_peak(), 60.0)
+
+
+def measure_rest(server: "Server", title: str, seconds: float) -> Iterator[Result]:
+    time.sleep(12.0)  # the log of requests ends its writes; the server releases memory every 10 s
+    cpu_s = read_cpu(server.pid)
+    time.sleep(seconds)
+    cpu = (read_cpu(server.pid) - cpu_s) / seconds * 100
+    yield Result(f"{title}: at rest after it: RSS", "MiB", read_memory(server.pid, "Rss"), 40.0)
+    yield Result(f"{title}: at rest after it: CPU", "%", cpu)
+
+
+@dataclass(slots=True)
+class Server:
+    """The running server, its cluster, and clients of it."""
+
+    pid: int
+    log: Path
+    port: int
+    cluster: Cluster
+    context: ssl.SSLContext
+    serial: int = 0
+
+    def write_config(self, size: int) -> None:
+        """Create a rendered config of this size, and have the pool serve it."""
+        self.serial += 1
+        document = make_rendered(self.serial, size)
+        self.cluster.post(collection_of(document), document).ok()
+        pool = make_pool(new=document["metadata"]["name"])
+        if self.serial == 1:
+            self.cluster.post(POOLS, {key: pool[key] for key in pool if key != "status"}).ok()
+        else:
+            self.cluster.patch(f"{POOLS}/worker", {"spec": pool["spec"]}).ok()
+        generation = self.cluster.get(f"{POOLS}/worker").ok()["metadata"]["generation"]
+        status = {**pool["status"], "observedGeneration": generation}
+        self.cluster.patch(f"{POOLS}/worker/status", {"status": status}).ok()
+
+    def has_new_config(self) -> bool:
+        """Return whether the watch has delivered the pool: HEAD in a version of its own builds it.
+
+        The version measured is another one, which is still missing in the cache.
+        """
+        before = self.count_built()
+        status, _ = self.fetch(PATH, "HEAD", ACCEPT.replace("3.4.0", "3.5.0"))
+        # The watch of the pools may be ahead of that of the configs.
+        return status == HTTPStatus.OK and self.count_built() > before
+
+    def count_built(self) -> int:
+        return self.log.read_text().count(BUILT)
+
+    def fetch_timed(self, path: str = PATH) -> float:
+        """Return the seconds from the connection to the last byte."""
+        begun = time.perf_counter()
+        status, body = self.fetch(path)
+        duration_s = time.perf_counter() - begun
+        assert status == HTTPStatus.OK
+        assert bool(body) == (path == PATH)
+        return duration_s
+
+    def fetch(
+        self, path: str, method: str = "GET", accept: str = ACCEPT, *, source: str = "127.0.0.1"
+    ) -> tuple[int, bytes]:
+        """Return status and body of a request over a new TLS connection."""
+        plain = socket.create_connection(
+            ("127.0.0.1", self.port), timeout=LIMIT_S, source_address=(source, 0)
+        )
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as programs in Go do
+        with plain, self.context.wrap_socket(plain, server_hostname="localhost") as client:
+            client.sendall(f"{method} {path} HTTP/1.1\r\nAccept: {accept}\r\n\r\n".encode())
+            found = http.client.HTTPResponse(client, method=method)
+            found.begin()
+            return found.status, found.read()
+
+    def join(self, number: int, begin: threading.Barrier) -> tuple[int, bytes]:
+        """Fetch the config as Ignition does; return the number of attempts and the body."""
+        source = f"127.0.{1 + number // 250}.{1 + number % 250}"
+        begin.wait(LIMIT_S)
+        attempts, backoff_s = 0, FIRST_BACKOFF_S
+        while True:
+            attempts += 1
+            try:
+                status, body = self.fetch(PATH, source=source)
+            except OSError:
+                status, body = 0, b""
+            if status == HTTPStatus.OK:
+                return attempts, body
+            time.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+
+    def reset_peak(self) -> None:
+        # 5 resets VmHWM to the current size (proc(5)).
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+    def read_peak(self) -> float:
+        """Return the peak of the resident memory since `reset_peak`, in MiB."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+        raise AssertionError("no VmHWM")
+
+
+@contextmanager
+def running() -> Iterator[Server]:
+    """Run the server with a cluster that has its manifests."""
+    with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder:
+        directory = Path(folder)
+        with LabServer(directory / "api") as lab:
+            documents = [*installation.load_crds(), *build_server_documents(InstallOptions())]
+            # The lab has no Services, and runs no pods.
+            apply(lab, [each for each in documents if each["kind"] not in ("Service", "DaemonSet")])
+            authority = CertificateAuthority(directory)
+            certificate, log = directory / "serving.pem", directory / "serve.log"
+            write_certificate(authority, certificate)
+            command = [
+                *(sys.executable, "-c", COMMAND, "serve", "--listen=127.0.0.1:0"),
+                *(f"--certificate={certificate}", f"--key={certificate}", "--metrics=127.0.0.1:0"),
+                f"--kubeconfig={lab.write_account_kubeconfig(NAME, NAME)}",
+            ]
+            environment = {
+                **{key: os.environ[key] for key in os.environ if key != "PYTHONDONTWRITEBYTECODE"},
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                "PYTHONPYCACHEPREFIX": BYTECODE,
+            }
+            with log.open("wb") as output:
+                process = subprocess.Popen(command, env=environment, stderr=output)
+            try:
+                wait_until(lambda: bool(ADDRESS.search(log.read_text())))
+                found = ADDRESS.search(log.read_text())
+                assert found
+                context = ssl.create_default_context(cadata=authority.pem.decode())
+                cluster = Cluster.of_kubeconfig(lab.admin_kubeconfig)
+                yield Server(process.pid, log, int(found[1]), cluster, context)
+            finally:
+                process.terminate()
+                process.wait(LIMIT_S)
+
+
+def make_rendered(serial: int, size: int) -> dict[str, Any]:
+    """Make a rendered config whose JSON has this size. Its files are text."""
+    source = random.Random(serial)
+    files = [
+        {
+            "path": f"/etc/bench/{number}",
+            "mode": 0o644,
+            "contents": {
+                "source": "data:;base64,"
+                + base64.b64encode(source.randbytes(size // FILES * 3 // 8).hex().encode()).decode()
+            },
+        }
+        for number in range(FILES)
+    ]
+    return {
+        "apiVersion": "machineconfiguration.openshift.io/v1",
+        "kind": "MachineConfig",
+        "metadata": {"name": f"rendered-worker-{serial:032x}"},
+        "spec": {"config": {"ignition": {"version": "3.5.0"}, "storage": {"files": files}}},
+    }
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end, "the server did not reach the state in time"
+        time.sleep(0.02)
