@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from treenail.api import documents as yaml_documents
-from treenail.cli.controller.main import main
+from treenail.cli.controller.main import create_parser, main
 from treenail.controllers.install.ignition_server import build_server_documents
 from treenail.controllers.install.installation import InstallOptions, build_documents
 from treenail.controllers.install.permissions import iter_granted_verbs
@@ -290,3 +290,49 @@ def test_applied_manifests_keep_the_stored_tokens() -> None:
 def test_monitoring_without_a_controller_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["manifests", "--enable=serve", "--monitoring"]) == 64
     assert "without a controller" in capsys.readouterr().err
+
+
+def read_arguments(found: list[dict[str, Any]], kind: str) -> list[str]:
+    (workload,) = of_kind(found, kind)
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    arguments: list[str] = container["args"]
+    return arguments
+
+
+def test_server_gets_the_options_of_the_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(
+        capsys, "--enable=rollout,serve", "--tokens=ask", "--image-annotation=desiredImage",
+        "--registry-needs-cluster=Registry.svc:5000", "--registry-needs-cluster=r.example.com",
+    )  # fmt: skip
+    arguments = read_arguments(found, "DaemonSet")
+    assert arguments[-4:] == [
+        "--tokens=ask",
+        "--image-annotation=desiredImage",
+        "--registry-needs-cluster=registry.svc:5000",
+        "--registry-needs-cluster=r.example.com",
+    ]
+    # Nodes have one spelling.
+    assert "--image-annotation=desiredImage" in read_arguments(found, "Deployment")
+    for kind in ("DaemonSet", "Deployment"):
+        create_parser().parse_args(read_arguments(found, kind))
+
+
+def test_server_requires_tokens_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read_arguments(printed(capsys, "--enable=serve"), "DaemonSet")[-1] == "--tokens=require"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--tokens=off",),
+        ("--registry-needs-cluster=r.example.com",),
+        ("--enable=serve", "--only=agent", "--tokens=off"),
+    ],
+)
+def test_option_of_the_server_without_it_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    assert main(["manifests", *arguments]) == 64
+    printed = capsys.readouterr().err
+    assert "without the Ignition server" in printed
+    assert "add serve to --enable" in printed

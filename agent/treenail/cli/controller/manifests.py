@@ -4,13 +4,16 @@ import argparse
 import re
 import sys
 
+from treenail.api import annotations as key
 from treenail.api import documents
 from treenail.cli.controller import build_options
 from treenail.cli.controller.connect import parse_namespace
 from treenail.cli.controller.run import CONTROLLERS, parse_controllers
+from treenail.cli.controller.serve import parse_registry
+from treenail.cli.controller.serve_tokens import MODES
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.controllers.install import ignition_server, installation
-from treenail.controllers.install.ignition_server import build_server_documents
+from treenail.controllers.install.ignition_server import ServerOptions, build_server_documents
 from treenail.controllers.install.installation import InstallOptions
 from treenail.controllers.install.monitoring import build_monitoring
 from treenail.controllers.install.permissions import DEFAULT_CONTROLLERS
@@ -74,8 +77,24 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help=f"namespace of the DaemonSet of {SERVE} (default: %(default)s)",
     )
     parser.add_argument(
-        "--image", default=defaults.image, help="image of the Deployment (default: %(default)s)"
+        "--image",
+        default=defaults.image,
+        help=f"image of the Deployment and of the DaemonSet of {SERVE} (default: %(default)s)",
     )
+    parser.add_argument(
+        "--image-annotation", choices=("desiredOSImage", "desiredImage"), default="desiredOSImage",
+        help="assign images to nodes with this annotation (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tokens", choices=MODES,
+        help=f"access tokens of new machines, see {SERVE} --help (default: require)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--registry-needs-cluster", metavar="HOST", action="append", default=[],
+        type=parse_registry,
+        help=f"let {SERVE} name no image of this registry, HOST or HOST:PORT, to machines: they "
+        "cannot reach it before they join; repeatable",
+    )  # fmt: skip
     parser.add_argument(
         "--only",
         choices=("agent",),
@@ -126,6 +145,16 @@ def _parse_parts(text: str) -> tuple[str, ...]:
     return (*(parse_controllers(others) if others.strip(",") else ()), SERVE)
 
 
+def _check_no_server_arguments(arguments: argparse.Namespace) -> None:
+    for option in ("tokens", "registry_needs_cluster"):
+        if getattr(arguments, option):
+            raise UsageError(
+                f"cannot use --{option.replace('_', '-')} without the Ignition server: only the "
+                "server has this option",
+                remedy=f"add {SERVE} to --enable, and leave --only out",
+            )
+
+
 def _parse_namespaces(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(parse_namespace, text.split(","))))
 
@@ -150,6 +179,8 @@ def print_manifests(arguments: argparse.Namespace) -> int:
             "cannot use --signing-key-secret without the build controller: only it signs images",
             remedy="add build to --enable, or leave --signing-key-secret out",
         )
+    if SERVE not in arguments.enable or arguments.only:
+        _check_no_server_arguments(arguments)
     if arguments.only and arguments.monitoring:
         raise UsageError("cannot use --monitoring with --only: agents have no Service")
     if arguments.only and arguments.metrics_from is not None:
@@ -165,6 +196,7 @@ def print_manifests(arguments: argparse.Namespace) -> int:
         metrics_namespaces=readers,
         builds=build_options.read_settings(arguments, arguments.build_namespace or ""),
         signing_key_secret=arguments.signing_key_secret or "",
+        image_annotation=key.PREFIX + arguments.image_annotation,
     )
     found = (
         installation.build_node_access()
@@ -172,7 +204,10 @@ def print_manifests(arguments: argparse.Namespace) -> int:
         else installation.build_documents(options)
     )
     if SERVE in arguments.enable and arguments.only is None:
-        found = [*found, *build_server_documents(options, arguments.serve_namespace)]
+        server = ServerOptions(
+            arguments.tokens or ServerOptions().tokens, arguments.registry_needs_cluster
+        )
+        found = [*found, *build_server_documents(options, arguments.serve_namespace, server)]
     if arguments.monitoring:
         found = [*found, *build_monitoring(options)]
     sys.stdout.write("---\n".join(map(documents.dump_document, found)))

@@ -4,6 +4,9 @@ It has a namespace of its own, because it uses the network of its nodes: new mac
 the addresses of the control plane, as they reach the server of the Machine Config Operator.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from treenail.api.decode import Json
 from treenail.controllers.ignition.token_store import TOKEN_SECRET
 from treenail.controllers.install import objects, permissions
@@ -24,7 +27,19 @@ _VOLUME = "certificate"
 _DIRECTORY = "/run/secrets/treenail-ignition"
 
 
-def build_server_documents(options: InstallOptions, namespace: str = NAME) -> list[Json]:
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Options of ``serve`` that depend on the cluster."""
+
+    tokens: str = "require"
+    """Which machines are served: off, ask or require."""
+    registries_needing_cluster: Sequence[str] = ()
+    """Registries that machines reach only after they joined, HOST or HOST:PORT."""
+
+
+def build_server_documents(
+    options: InstallOptions, namespace: str = NAME, server: ServerOptions | None = None
+) -> list[Json]:
     """Build the manifests, in an order in which they can be created."""
     account: Json = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
     place = _build_metadata(namespace)
@@ -68,11 +83,11 @@ def build_server_documents(options: InstallOptions, namespace: str = NAME) -> li
                 "ports": [{"name": "https", "port": PORT, "targetPort": "https"}],
             },
         },
-        _build_daemonset(options, namespace),
+        _build_daemonset(options, namespace, server or ServerOptions()),
     ]
 
 
-def _build_daemonset(options: InstallOptions, namespace: str) -> Json:
+def _build_daemonset(options: InstallOptions, namespace: str, server: ServerOptions) -> Json:
     secret: Json = {"secretName": CERTIFICATE_SECRET, "defaultMode": 0o440}
     return {
         "apiVersion": "apps/v1",
@@ -94,7 +109,7 @@ def _build_daemonset(options: InstallOptions, namespace: str) -> Json:
                     "tolerations": list(objects.CONTROL_PLANE_TOLERATIONS),
                     # The kubelet gives files of Secrets to fsGroup.
                     "securityContext": {**objects.POD_SECURITY, "fsGroup": objects.NONROOT_UID},
-                    "containers": [_build_container(options)],
+                    "containers": [_build_container(options, server)],
                     "volumes": [{"name": _VOLUME, "secret": secret}],
                 },
             },
@@ -102,7 +117,7 @@ def _build_daemonset(options: InstallOptions, namespace: str) -> Json:
     }
 
 
-def _build_container(options: InstallOptions) -> Json:
+def _build_container(options: InstallOptions, server: ServerOptions) -> Json:
     return {
         "name": "server",
         "image": options.image,
@@ -113,7 +128,12 @@ def _build_container(options: InstallOptions) -> Json:
             f"--certificate={_DIRECTORY}/tls.crt",
             f"--key={_DIRECTORY}/tls.key",
             f"--metrics=:{METRICS_PORT}",
-            "--tokens=require",
+            f"--tokens={server.tokens}",
+            *options.list_annotation_arguments(),
+            *(
+                f"--registry-needs-cluster={host}"
+                for host in dict.fromkeys(server.registries_needing_cluster)
+            ),
         ],
         "env": [
             objects.build_field_env("NODE_NAME", "spec.nodeName"),

@@ -7,6 +7,7 @@ from importlib import resources
 import yaml
 
 from treenail import __version__
+from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.controllers.build.job import JobSettings
 from treenail.controllers.install import objects, permissions
@@ -55,6 +56,8 @@ class InstallOptions:
     """Jobs of image builds, if the controller ``build`` is installed."""
     signing_key_secret: str = ""
     """Secret with the key that signs built images, in its field `SIGNING_KEY`; empty for none."""
+    image_annotation: str = key.DESIRED_OS_IMAGE
+    """Annotation of a Node that names its image, for the controllers and the Ignition server."""
 
     @property
     def has_builds(self) -> bool:
@@ -64,6 +67,12 @@ class InstallOptions:
     def build_namespace(self) -> str:
         """Namespace of the Jobs."""
         return self.builds.namespace or self.namespace
+
+    def list_annotation_arguments(self) -> list[str]:
+        """Return the argument that names the image annotation; empty for the default one."""
+        if self.image_annotation == key.DESIRED_OS_IMAGE:
+            return []
+        return [f"--image-annotation={self.image_annotation.removeprefix(key.PREFIX)}"]
 
 
 def build_documents(options: InstallOptions) -> list[Json]:
@@ -271,6 +280,7 @@ def _build_container(options: InstallOptions) -> Json:
             "run",
             f"--enable={enabled}",
             f"--metrics=:{PORT}",
+            *options.list_annotation_arguments(),
             *([f"--web=127.0.0.1:{WEB_PORT}"] if options.has_web_page else []),
             *_build_job_arguments(options),
             *(
