@@ -281,6 +281,29 @@ def test_terminated_fetch_reports_an_eviction_at_once(base: Base, tmp_path: Path
     assert (found.reason, found.digest) == ("Evicted", "")
 
 
+def test_build_that_cannot_start_prints_the_remedy(tmp_path: Path) -> None:
+    inputs, work, result = tmp_path / "inputs", tmp_path / "work", tmp_path / "result"
+    inputs.mkdir()
+    work.mkdir()
+    (inputs / "Containerfile").write_text("FROM scratch\n")
+    (inputs / "build.json").write_text('{"pushSpec": "registry.example.com/os/node:1"}')
+    (work / "fetched.json").write_text('{"images": []}')
+    done = subprocess.run(
+        [sys.executable, "-m", "treenail.builder", "build", f"--inputs={inputs}",
+         f"--work={work}", f"--result={result}"],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            # Without buildah.
+            "PATH": str(tmp_path),
+        },
+        stdout=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 75
+    assert "build failed: BuilderFailed: cannot run buildah" in done.stdout
+    assert "allow user namespaces here" in done.stdout
+
+
 EARLY_SIGNAL = """
 import os, signal, sys
 sys.path.remove(os.path.dirname(__file__))

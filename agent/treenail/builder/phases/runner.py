@@ -10,12 +10,15 @@ import getpass
 import logging
 import os
 import sys
+from collections import deque
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NoReturn
 
 from treenail.builder.build_spec import BuildDirectories
 from treenail.builder.buildah import sandbox
 from treenail.builder.buildah.namespaces import choose_id_maps
+from treenail.builder.buildah.output import TAIL_LINES
 from treenail.builder.buildah.process import SandboxedProgram, make_environment
 from treenail.builder.buildah.program import BindMount, Buildah
 from treenail.builder.phases import build
@@ -52,7 +55,13 @@ def main(argv: list[str] | None, handler: TerminationHandler) -> int:
         return _report_result(result, arguments.result)
 
     handler.set_report(report_termination)
-    return _report_result(_run_phase(phase, arguments), arguments.result)
+    shown: deque[str] = deque(maxlen=TAIL_LINES)
+
+    def show_line(line: str) -> None:
+        shown.append(line)
+        log.info("%s", line)
+
+    return _report_result(_run_phase(phase, arguments, show_line), arguments.result, shown)
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -84,7 +93,9 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run_phase(phase: BuildPhase, arguments: argparse.Namespace) -> BuildResult:
+def _run_phase(
+    phase: BuildPhase, arguments: argparse.Namespace, show_line: Callable[[str], None]
+) -> BuildResult:
     directories = BuildDirectories(arguments.inputs, arguments.work)
     clock = SystemClock()
     try:
@@ -94,7 +105,7 @@ def _run_phase(phase: BuildPhase, arguments: argparse.Namespace) -> BuildResult:
                 timeout_s=arguments.timeout,
             )
             buildah = _create_buildah(arguments)
-            return build.build_image(directories, buildah, settings, clock, log.info)
+            return build.build_image(directories, buildah, settings, clock, show_line)
         # ssl and http.client take half of the time of all imports; the build needs neither.
         from treenail.builder.phases import fetch, push
         from treenail.builder.phases.registries import RegistrySettings
@@ -117,11 +128,14 @@ def _create_buildah(arguments: argparse.Namespace) -> Buildah:
     return Buildah(program, work, arguments.driver)
 
 
-def _report_result(result: BuildResult, path: Path) -> int:
+def _report_result(result: BuildResult, path: Path, shown: Collection[str] = ()) -> int:
+    """Log the result without output that was ``shown``, write it, and return the exit code."""
     if result.has_succeeded:
         log.info("%s done%s", result.phase, f": {result.digest}" if result.digest else "")
     else:
-        log.error("%s failed: %s: %s", result.phase, result.reason, _get_shown_message(result))
+        head, *rest = result.message.split("\n")
+        message = "\n".join([head, *(line for line in rest if line not in shown)])
+        log.error("%s failed: %s: %s", result.phase, result.reason, message)
     try:
         # Not by rename: the kubelet mounts this one file.
         path.write_text(result.to_json())
@@ -129,12 +143,6 @@ def _report_result(result: BuildResult, path: Path) -> int:
         log.error("cannot write %s: %s", path, error.strerror)  # noqa: TRY400 - for users
         return result.exit_code or 75
     return result.exit_code
-
-
-def _get_shown_message(result: BuildResult) -> str:
-    """Return the message without the output of the instructions, which is shown already."""
-    is_build = result.phase is BuildPhase.BUILD
-    return result.message.partition("\n")[0] if is_build else result.message
 
 
 def _parse_mount(text: str) -> BindMount:
