@@ -1,6 +1,8 @@
 """The server with its manifests and its account, on a real API server."""
 
 import base64
+import json
+import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,12 +19,15 @@ from tests.controllers.ignition.samples import (
     IMAGE,
     NEW,
     OLD,
+    Json,
     make_config,
     make_file,
     make_pool,
 )
 from tests.controllers.ignition.serving import LIMIT_S
 from tests.waiting import wait_until
+from treenail.cli.controller.main import main
+from treenail.controllers.ignition.tokens import read_name
 from treenail.controllers.install.ignition_server import (
     CERTIFICATE_SECRET,
     NAME,
@@ -116,6 +121,44 @@ def test_server_serves_the_new_config_after_one_node_has_it(
         assert "disconnected" not in log
 
 
+def test_machine_without_a_node_has_an_event_and_needs_a_user(
+    installed: Installed,
+    real_kubeconfig: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster, namespace = installed.cluster, installed.namespace
+    kubeconfig = tmp_path / "kubeconfig"
+    write_account_kubeconfig(installed, real_kubeconfig, kubeconfig)
+    write_counts(cluster, updated=1)
+    admin = ("--kubeconfig", str(real_kubeconfig), "-n", namespace)
+    assert main(["token", "create", "--pool=worker", *admin]) == 0
+    (token,) = re.findall(r"tn_[a-z0-9]+_[A-Za-z0-9_-]+", capsys.readouterr().out)
+    arguments = (f"--kubeconfig={kubeconfig}", f"--namespace={namespace}", "--tokens=require")
+    with run_server(tmp_path, *arguments, "--expect=0s") as running:
+        wait_until(lambda: running.fetch(token=token)[0] == 200, limit_s=LIMIT_S)
+        (event,) = wait_until(lambda: list_events(cluster), limit_s=LIMIT_S)
+        log = running.log.read_text()
+    uid = cluster.get(f"{MCO}/machineconfigpools/worker").ok()["metadata"]["uid"]
+    assert event["involvedObject"]["uid"] == uid
+    assert f"for 127.0.0.1 (token {read_name(token)}); last known step" in event["message"]
+    assert main(["machines", "--expect=0s", "-o", "json", *admin]) == 3
+    shown = capsys.readouterr().out
+    (request, *_) = json.loads(shown)["requests"]
+    assert (request["outcome"], request["node"]["arrival"]) == ("served", "missing")
+    stored = cluster.get(installed.path("configmaps", REQUEST_CONFIGMAP)).ok()["data"]
+    for text in (log, shown, str(stored), str(event)):
+        assert token not in text
+        assert token.rpartition("_")[2] not in text
+    cluster.delete(f"/api/v1/namespaces/default/events/{event['metadata']['name']}")
+
+
+def list_events(cluster: Cluster) -> list[Json]:
+    """Return the Events about machines without a Node."""
+    found: list[Json] = cluster.get("/api/v1/namespaces/default/events").ok()["items"]
+    return [each for each in found if each["reason"] == "NodeNotAppeared"]
+
+
 def test_account_of_the_server_reaches_only_its_objects(
     installed: Installed, real_kubeconfig: Path, tmp_path: Path
 ) -> None:
@@ -132,7 +175,9 @@ def test_account_of_the_server_reaches_only_its_objects(
         installed.path("secrets", CERTIFICATE_SECRET),
         installed.path("configmaps"),
         "/api/v1/secrets",
-        "/api/v1/nodes",
+        # For Events about missing Nodes it lists them.
+        "/api/v1/nodes/x",
+        "/api/v1/namespaces/default/events",
         "/api/v1/pods",
     ):
         assert account.get(path).code == 403, path
