@@ -12,7 +12,11 @@ from dataclasses import dataclass
 from treenail.clock import Clock
 from treenail.controllers.ignition.certificate import ServerCertificate
 from treenail.controllers.ignition.unexpected import withhold_message
-from treenail.controllers.runtime.http_listener import HttpListener, LimitedRequestHandler
+from treenail.controllers.runtime.http_listener import (
+    HEAD_LIMIT_S,
+    HttpListener,
+    LimitedRequestHandler,
+)
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +60,7 @@ class TlsListener(HttpListener):
         self._responding: set[object] = set()
         self._served: dict[object, str] = {}
         self._refused: dict[object, str] = {}
+        self._ended: dict[object, str] = {}
         super().__init__(address, handler, clock=clock, response_limit_s=limits.response_s)
 
     def get_request(self) -> tuple[socket.socket, object]:
@@ -74,12 +79,14 @@ class TlsListener(HttpListener):
         """Return whether the connection gets a thread; socketserver closes it otherwise."""
         address = read_address(client_address)
         with self._lock:
+            excess = ""
             if not self._find_excess(self._served, address):
                 self._served[request] = address
-            elif not self._find_excess(self._refused, address):
+            elif not (excess := self._find_excess(self._refused, address)):
                 self._refused[request] = address
-            else:
-                return False
+        if excess:
+            log.info("closed connection from %s: too many requests: %s", address, excess)
+            return False
         return super().verify_request(request, client_address)
 
     def find_limit(self, request: object) -> str:
@@ -89,6 +96,27 @@ class TlsListener(HttpListener):
             if address is None:
                 return ""
             return self._find_excess(self._served, address) or "the server was busy"
+
+    def note_end(self, request: object) -> None:
+        """Keep the reason, and log it unless the log of the response will contain it."""
+        with self._lock:
+            address = self._served.get(request) or self._refused.get(request)
+            if address is None or request in self._ended:
+                return
+            is_responding = request in self._responding
+            self._ended[request] = (
+                f"the response took more than {self.limits.response_s:g} s"
+                if is_responding
+                else f"no complete request in {HEAD_LIMIT_S:g} s"
+            )
+            reason = self._ended[request]
+        if not is_responding:
+            log.info("ended connection from %s: %s", address, reason)
+
+    def describe_end(self, request: object) -> str:
+        """Say why the listener ended a connection; empty when it did not."""
+        with self._lock:
+            return self._ended.get(request, "")
 
     def begin_response(self, request: object) -> None:
         """Give the connection the time of a response: its request is complete."""
@@ -106,6 +134,7 @@ class TlsListener(HttpListener):
         with self._lock:
             self._served.pop(request, None)
             self._refused.pop(request, None)
+            self._ended.pop(request, None)
         super().shutdown_request(request)
         with self._lock:
             self._responding.discard(request)
@@ -122,6 +151,8 @@ class TlsListener(HttpListener):
     def handle_error(self, request: _Request, client_address: object) -> None:
         """Log a client that speaks no TLS, and errors; the base logs a client that hung up."""
         error = sys.exc_info()[1]
+        if isinstance(error, OSError) and self.describe_end(request):
+            return  # note_end has logged it
         if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
             reason = (error.reason or "unknown error").replace("_", " ").lower()
             log.info("refused connection from %s: TLS: %s", read_address(client_address), reason)

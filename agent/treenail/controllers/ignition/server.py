@@ -231,10 +231,11 @@ class _IgnitionRequestHandler(LimitedRequestHandler):
         try:
             self._send_config(response)
         except OSError as error:
+            ended = f"the connection ended: {error.strerror or type(error).__name__}"
             response = replace(
                 response,
                 outcome=RequestOutcome.DISCONNECTED,
-                error=f"the connection ended: {error.strerror or type(error).__name__}",
+                error=self.server.describe_end(self.request) or ended,
             )
         finally:
             self._record(pool, response)
@@ -269,6 +270,8 @@ class _IgnitionRequestHandler(LimitedRequestHandler):
                 self._sent += self.wfile.write(view[begin : begin + _CHUNK])
 
     def _refuse(self, status: HTTPStatus, error: str, *, allow: bool = False) -> None:
+        if self.server.describe_end(self.request):
+            return  # the listener ended a slow request, whose rest is unknown
         log.info("refused request from %s: %d: %s", self._address, status, error)
         self._send_json_error(status, error, {"Allow": ", ".join(_METHODS)} if allow else {})
 

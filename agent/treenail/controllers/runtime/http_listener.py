@@ -73,8 +73,12 @@ class HttpListener(ThreadingHTTPServer):
             if now >= deadline and isinstance(request, socket.socket):
                 # The thread of the connection wakes up, and closes it. SSLSocket.shutdown drops the
                 # encryption first, and the thread could send plain text (ssl.py).
+                self.note_end(request)
                 with suppress(OSError):
                     socket.socket.shutdown(request, socket.SHUT_RDWR)
+
+    def note_end(self, request: object) -> None:
+        """Note that a connection is ended because its time is over; may repeat."""
 
     def shutdown_request(self, request: _Request) -> None:
         """Close the connection, also after an error."""
