@@ -10,6 +10,7 @@ import pytest
 from tests.daemon.nodes import BACK_ENDS, FakeImages, directories
 from tests.fakes.bootc_host import bootc_of
 from tests.fakes.clock import FakeClock
+from tests.fakes.host_machine import make_machine
 from tests.fakes.world import (
     FakeMachine,
     FakePreflight,
@@ -35,9 +36,9 @@ from treenail.daemon.firstboot import (
 from treenail.daemon.firstboot_verifier import FirstBootVerifier
 from treenail.daemon.local.status_file import StatusFile
 from treenail.errors import ConfigError, HostError, UnreconcilableError
+from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.machine import Machine
 from treenail.host.systemd.sd_notify import SystemdNotifier
 from treenail.host.systemd.unit_files import UnitFileReader
 from treenail.update.drift.drift_policy import DriftPolicy
@@ -71,6 +72,7 @@ class Host:
         self.world.unschedulable = True
         self.world.annotations["machineconfiguration.openshift.io/lastAppliedDrain"] = "drain-x"
         self.root = root
+        self.disk = Disk()
         self.image = ""
         self.has_files_in_image = True
         self.again = False
@@ -87,7 +89,7 @@ class Host:
         fake = FakeMachine(self.world)
         clock = FakeClock()
         os = bootc_of(self.world, clock, self.bootc) if self.bootc else fake
-        files = HostFiles(Root(self.root))
+        files = HostFiles(Root(self.root), self.disk)
         machine = FirstBootInterfaces(
             os,
             fake,
@@ -109,7 +111,7 @@ class Host:
         )
 
     def verifier(self, clock: FakeClock) -> FirstBootVerifier:
-        host = Machine(Root(self.root), clock=clock)
+        host = make_machine(Root(self.root), self.disk, clock=clock)
         return FirstBootVerifier(
             host.files,
             FakeImages(self.world),

@@ -8,15 +8,47 @@ import pytest
 
 from tests.daemon.test_firstboot import Host, assert_joined
 from tests.fakes.disk import Entry
+from tests.fakes.world import Killed
 from tests.update.build import A, B
 from treenail.api import annotations as key
 from treenail.config import node_paths
-from treenail.daemon.firstboot import DONE_FILE, ENCAPSULATED_CONFIG
+from treenail.daemon.firstboot import DONE_FILE, ENCAPSULATED_BACKUP, ENCAPSULATED_CONFIG
 from treenail.errors import ConfigError
+from treenail.host.filesystem.disk import Disk, StrPath
 
 NAME = "rendered-worker-1"
 TOKEN = "tn_abc_canary"
 FILES = {"/etc/motd": "welcome", "/var/lib/worker": "data"}
+
+
+class DyingDisk(Disk):
+    """Kills the process before one of its changes, by number."""
+
+    def __init__(self, dies_at: int) -> None:
+        super().__init__()
+        self.changes = 0
+        self._dies_at = dies_at
+
+    def write(self, descriptor: int, content: bytes) -> int:
+        self._count()
+        return super().write(descriptor, content)
+
+    def replace(self, path: StrPath, target: StrPath) -> None:
+        self._count()
+        super().replace(path, target)
+
+    def unlink(self, path: StrPath) -> None:
+        self._count()
+        super().unlink(path)
+
+    def mkdir(self, path: StrPath) -> None:
+        self._count()
+        super().mkdir(path)
+
+    def _count(self) -> None:
+        self.changes += 1
+        if self.changes == self._dies_at:
+            raise Killed
 
 
 class Provisioned(Host):
@@ -235,3 +267,27 @@ def test_user_data_that_cannot_be_removed_is_logged(
     host.join()
     assert f"remove it: rm {path}" in caplog.text
     assert_joined(host)
+
+
+def kill_first_boot(root: Path, dies_at: int) -> Provisioned:
+    """A machine whose files differ, and whose first boot is killed before a change."""
+    root.mkdir()
+    host = Provisioned(root)
+    host.write("/etc/motd", "of another program")
+    (root / "var/lib/worker").unlink()
+    host.disk = DyingDisk(dies_at)
+    host.join()
+    return host
+
+
+def test_verification_survives_a_kill_at_any_change(tmp_path: Path) -> None:
+    whole = kill_first_boot(tmp_path / "whole", 0).disk
+    assert isinstance(whole, DyingDisk)
+    assert whole.changes > 10
+    for number in range(1, whole.changes + 1):
+        host = kill_first_boot(tmp_path / str(number), number)
+        assert_joined(host)
+        assert {path: host.read(path) for path in FILES} == FILES, number
+        assert [host.read(path) for path in node_paths.IGNITION_FILES] == [None, None]
+        assert host.read(ENCAPSULATED_BACKUP) is not None
+        assert host.world.boots == 2

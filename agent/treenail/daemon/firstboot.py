@@ -250,11 +250,12 @@ class FirstBootRunner:
             # unit would not run again (ConditionPathExists).
             self._interfaces.services.start_default_target()
         self._interfaces.verifier.remove_ignition_files()
-        self._files.write_file(DONE_FILE, b"", mode=0o600)
         content = self._files.read_file(ENCAPSULATED_CONFIG, limit=_LIMIT)
         if content is not None:
             self._files.write_file(ENCAPSULATED_BACKUP, content, mode=0o600)
             self._files.remove_file(ENCAPSULATED_CONFIG)
+        # After a kill here the next start finds no target, and verifies the files again.
+        self._files.write_file(DONE_FILE, b"", mode=0o600)
         self._files.remove_file(STATE_FILE)
         self._interfaces.os.release_daemon()
         activity = f"finished the first boot, the machine may join: {reason}"
