@@ -99,7 +99,7 @@ def describe(machines: list[JoinedMachine]) -> list[tuple[str, str]]:
             ("appeared", "w1"),
         ),
         # The clock of the server is ahead.
-        (make_row(), [make_node(at=NOW - 59)], ("appeared", "w1")),
+        (make_row(), [make_node(at=NOW - 4)], ("appeared", "w1")),
         (make_row(), [], ("missing", "")),
         # Nodes that existed before.
         (make_row(), [make_node("old", "10.9.9.9", NOW - 3600)], ("missing", "")),
