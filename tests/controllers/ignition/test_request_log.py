@@ -20,6 +20,7 @@ from treenail.controllers.ignition.logged_requests import (
     MAX_ROWS,
     LoggedRequest,
     format_requests,
+    log_request,
 )
 from treenail.controllers.ignition.request_log import RequestLogWriter, RequestStore
 from treenail.errors import ConflictError, ForbiddenError, NotFoundError, UnreachableError
@@ -63,6 +64,17 @@ def test_servers_add_to_one_log(cluster: Cluster) -> None:
     second.write_rows()
     addresses = [each.row.address for each in make_store(cluster).read_rows()]
     assert addresses == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+
+
+def test_log_is_parsed_again_when_another_server_wrote(cluster: Cluster) -> None:
+    first, second = make_store(cluster), make_store(cluster)
+    row = log_request("a-1", make_row())
+    first.change_rows(lambda _: (row,))
+    known = first.read_rows()
+    assert first.read_rows() is known
+    assert second.read_rows() == (row,)
+    second.change_rows(lambda stored: (*stored, log_request("b-1", make_row(NOW + 1))))
+    assert [each.id for each in first.read_rows()] == ["a-1", "b-1"]
 
 
 def test_equal_failures_of_one_machine_share_a_row(cluster: Cluster) -> None:

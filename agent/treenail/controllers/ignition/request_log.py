@@ -42,11 +42,11 @@ class RequestStore:
         self._client = client
         self._namespace = namespace
         self._name = name
+        self._known: tuple[str, tuple[LoggedRequest, ...]] = ("", ())
 
     def read_rows(self) -> tuple[LoggedRequest, ...]:
         """Read all rows, oldest first; raise `ClusterError`."""
-        found = self._client.get(CONFIGMAPS, self._name, namespace=self._namespace)
-        return parse_requests(get_object(found, "data"))
+        return self._parse(self._client.get(CONFIGMAPS, self._name, namespace=self._namespace))
 
     def change_rows(self, change: RowChange) -> tuple[LoggedRequest, ...]:
         """Write the changed rows, and return them; raise `ClusterError`.
@@ -67,13 +67,24 @@ class RequestStore:
             self._create()
             raise ConflictError(f"ConfigMap {self._name} was created") from None
         data = get_object(found, "data")
-        before = parse_requests(data)
-        after = change(before)
+        after = change(self._parse(found))
         new = {**data, **format_requests(after)}
         if data != new:
             body = {**found, "data": new}
-            self._client.update(CONFIGMAPS, self._name, body, namespace=self._namespace)
+            written = self._client.update(CONFIGMAPS, self._name, body, namespace=self._namespace)
+            self._known = _get_version(written), after
         return after
+
+    def _parse(self, found: Json) -> tuple[LoggedRequest, ...]:
+        """Parse the rows, unless the version is that of the last read or write.
+
+        1,000 rows take 45 ms of CPU time, and a server reads them every 30 s.
+        """
+        version, rows = self._known
+        if not version or version != _get_version(found):
+            rows = parse_requests(get_object(found, "data"))
+            self._known = _get_version(found), rows
+        return rows
 
     def _create(self) -> None:
         body: Json = {
@@ -88,6 +99,10 @@ class RequestStore:
                 f"cannot find ConfigMap {self._namespace}/{self._name}",
                 remedy=f"run: kubectl create configmap -n {self._namespace} {self._name}",
             ) from error
+
+
+def _get_version(found: Json) -> str:
+    return str(get_object(found, "metadata").get("resourceVersion") or "")
 
 
 class RequestLogWriter:
