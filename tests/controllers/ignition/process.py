@@ -23,13 +23,13 @@ class Running:
     def __init__(self, process: "subprocess.Popen[bytes]", log: Path, ca: bytes) -> None:
         self.process = process
         self.log = log
-        self._ca = ca
+        self.ca = ca
         address = wait_until(lambda: ADDRESS.search(log.read_text()), limit_s=LIMIT_S)
         self.port = int(address[1])
 
     def fetch(self, pool: str = "worker", token: str = "") -> tuple[int, Json]:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return fetch_config(self.port, self._ca, f"/config/{pool}", **headers)
+        return fetch_config(self.port, self.ca, f"/config/{pool}", **headers)
 
 
 @contextmanager
