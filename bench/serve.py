@@ -18,9 +18,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -35,15 +35,22 @@ from tests.controllers.clusters import collection_of
 from tests.controllers.ignition.samples import make_pool
 from tests.controllers.ignition.serving import write_certificate
 from tests.controllers.installed import apply
+from treenail.clock import SystemClock
+from treenail.controllers.ignition.token_store import TokenStore
+from treenail.controllers.ignition.tokens import TokenBook, make_token
 from treenail.controllers.install import installation
 from treenail.controllers.install.ignition_server import NAME, build_server_documents
 from treenail.controllers.install.installation import InstallOptions
+from treenail.kube.client import Client
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.transport import HttpTransport
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 from treenail_lab.apiserver.serving.server import LabServer
 
 SIZES = {"165 KB": 165_000, "1 MB": 1_000_000}
 """Bytes of JSON of the rendered config. A real worker config has about 165 KB."""
 MACHINES = 200
+TOKENS = 10_000
 REQUESTS = 300
 CHANGES = 7
 FILES = 50
@@ -68,6 +75,36 @@ def measure(seconds: float) -> Iterator[Result]:
             yield from measure_latency(server, title)
             yield from measure_burst(server, title, size)
             yield from measure_rest(server, title, seconds)
+    with running("--tokens=require") as server:
+        yield from measure_tokens(server)
+
+
+def measure_tokens(server: "Server") -> Iterator[Result]:
+    """Measure HEAD with tokens over new TLS connections: it decides, and counts no use."""
+    server.write_config(SIZES["165 KB"])
+    tokens = server.create_tokens(TOKENS)
+    token = tokens[TOKENS // 2]
+    wrong = token[:-8] + "A" * 8
+    wait_until(lambda: server.check_token(token) == HTTPStatus.OK)
+    seconds_of: dict[str, list[float]] = {token: [], wrong: [], "": []}
+    for _ in range(REQUESTS):
+        # In turns, so that other load affects all alike.
+        for each, durations in seconds_of.items():
+            begun = time.perf_counter()
+            status = server.check_token(each)
+            durations.append(time.perf_counter() - begun)
+            assert (status == HTTPStatus.OK) == (each == token), status
+    right_s, wrong_s, none_s = (median(each) for each in seconds_of.values())
+    yield Result(f"{TOKENS} tokens: wrong one refused", "ms", wrong_s * 1000, 5.0)
+    yield Result("  right one accepted", "ms", right_s * 1000)
+    yield Result("  wrong one compared with the right one", "times", wrong_s / right_s)
+    yield Result("  wrong one compared with none", "times", wrong_s / none_s)
+    begun = time.perf_counter()
+    status, _ = server.fetch(PATH, token=token)
+    assert status == HTTPStatus.OK
+    yield Result("  use of one recorded in the Secret", "ms", (time.perf_counter() - begun) * 1000)
+    yield Result("  memory", "MiB", read_memory(server.pid, "Rss"))
+    yield from measure_burst(server, f"{TOKENS} tokens", SIZES["165 KB"], tokens[:MACHINES])
 
 
 def measure_changes(server: "Server", title: str, size: int) -> Iterator[Result]:
@@ -96,15 +133,17 @@ def measure_latency(server: "Server", title: str) -> Iterator[Result]:
     yield Result("  p50 compared with /healthz", "times", median(config_s) / median(health_s))
 
 
-def measure_burst(server: "Server", title: str, size: int) -> Iterator[Result]:
+def measure_burst(
+    server: "Server", title: str, size: int, tokens: Sequence[str] = ("",) * MACHINES
+) -> Iterator[Result]:
     """Let all machines request a config at once, which no request has had built."""
     server.write_config(size)
-    wait_until(server.has_new_config)
+    wait_until(lambda: server.has_new_config(tokens[0]))
     built, cpu_s = server.count_built(), read_cpu(server.pid)
     server.reset_peak()
     begin = threading.Barrier(MACHINES + 1)
     with ThreadPoolExecutor(MACHINES) as pool:
-        machines = [pool.submit(server.join, number, begin) for number in range(MACHINES)]
+        machines = [pool.submit(server.join, *each, begin) for each in enumerate(tokens)]
         begin.wait(LIMIT_S)
         begun = time.perf_counter()
         bodies = {each.result(LIMIT_S)[1] for each in machines}
@@ -137,6 +176,7 @@ class Server:
     port: int
     cluster: Cluster
     context: ssl.SSLContext
+    store: TokenStore
     serial: int = 0
 
     def write_config(self, size: int) -> None:
@@ -153,15 +193,25 @@ class Server:
         status = {**pool["status"], "observedGeneration": generation}
         self.cluster.patch(f"{POOLS}/worker/status", {"status": status}).ok()
 
-    def has_new_config(self) -> bool:
+    def has_new_config(self, token: str = "") -> bool:
         """Return whether the watch has delivered the pool: HEAD in a version of its own builds it.
 
         The version measured is another one, which is still missing in the cache.
         """
         before = self.count_built()
-        status, _ = self.fetch(PATH, "HEAD", ACCEPT.replace("3.4.0", "3.5.0"))
+        status, _ = self.fetch(PATH, "HEAD", ACCEPT.replace("3.4.0", "3.5.0"), token=token)
         # The watch of the pools may be ahead of that of the configs.
         return status == HTTPStatus.OK and self.count_built() > before
+
+    def create_tokens(self, count: int) -> list[str]:
+        """Replace all tokens by new ones of the pool; return them."""
+        made = [make_token("worker", expires=time.time() + 86_400) for _ in range(count)]
+        book = TokenBook({record.name: record for _, record in made})
+        self.store.change(lambda _: (book, None))
+        return [token for token, _ in made]
+
+    def check_token(self, token: str) -> int:
+        return self.fetch(PATH, "HEAD", token=token)[0]
 
     def count_built(self) -> int:
         return self.log.read_text().count(BUILT)
@@ -176,20 +226,29 @@ class Server:
         return duration_s
 
     def fetch(
-        self, path: str, method: str = "GET", accept: str = ACCEPT, *, source: str = "127.0.0.1"
+        self,
+        path: str,
+        method: str = "GET",
+        accept: str = ACCEPT,
+        *,
+        source: str = "127.0.0.1",
+        token: str = "",
     ) -> tuple[int, bytes]:
         """Return status and body of a request over a new TLS connection."""
+        head = f"{method} {path} HTTP/1.1\r\nAccept: {accept}\r\n"
+        if token:
+            head += f"Authorization: Bearer {token}\r\n"
         plain = socket.create_connection(
             ("127.0.0.1", self.port), timeout=LIMIT_S, source_address=(source, 0)
         )
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as programs in Go do
         with plain, self.context.wrap_socket(plain, server_hostname="localhost") as client:
-            client.sendall(f"{method} {path} HTTP/1.1\r\nAccept: {accept}\r\n\r\n".encode())
+            client.sendall(f"{head}\r\n".encode())
             found = http.client.HTTPResponse(client, method=method)
             found.begin()
             return found.status, found.read()
 
-    def join(self, number: int, begin: threading.Barrier) -> tuple[int, bytes]:
+    def join(self, number: int, token: str, begin: threading.Barrier) -> tuple[int, bytes]:
         """Fetch the config as Ignition does; return the number of attempts and the body."""
         source = f"127.0.{1 + number // 250}.{1 + number % 250}"
         begin.wait(LIMIT_S)
@@ -197,11 +256,12 @@ class Server:
         while True:
             attempts += 1
             try:
-                status, body = self.fetch(PATH, source=source)
+                status, body = self.fetch(PATH, source=source, token=token)
             except OSError:
                 status, body = 0, b""
             if status == HTTPStatus.OK:
                 return attempts, body
+            assert status in (0, HTTPStatus.SERVICE_UNAVAILABLE), body
             time.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
 
@@ -218,7 +278,7 @@ class Server:
 
 
 @contextmanager
-def running() -> Iterator[Server]:
+def running(*arguments: str) -> Iterator[Server]:
     """Run the server with a cluster that has its manifests."""
     with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder:
         directory = Path(folder)
@@ -233,6 +293,7 @@ def running() -> Iterator[Server]:
                 *(sys.executable, "-c", COMMAND, "serve", "--listen=127.0.0.1:0"),
                 *(f"--certificate={certificate}", f"--key={certificate}", "--metrics=127.0.0.1:0"),
                 f"--kubeconfig={lab.write_account_kubeconfig(NAME, NAME)}",
+                *arguments,
             ]
             environment = {
                 **{key: os.environ[key] for key in os.environ if key != "PYTHONDONTWRITEBYTECODE"},
@@ -247,7 +308,10 @@ def running() -> Iterator[Server]:
                 assert found
                 context = ssl.create_default_context(cadata=authority.pem.decode())
                 cluster = Cluster.of_kubeconfig(lab.admin_kubeconfig)
-                yield Server(process.pid, log, int(found[1]), cluster, context)
+                transport = HttpTransport(read_kubeconfig(str(lab.admin_kubeconfig)), SystemClock())
+                with closing(transport):
+                    store = TokenStore(Client(transport), NAME, SystemClock())
+                    yield Server(process.pid, log, int(found[1]), cluster, context, store)
             finally:
                 process.terminate()
                 process.wait(LIMIT_S)
