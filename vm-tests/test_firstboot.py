@@ -2,14 +2,42 @@
 
 import json
 
+import pytest
+
+from treenail.config.node_paths import IGNITION_FILES
 from treenail.daemon.firstboot import DONE_FILE, ENCAPSULATED_CONFIG
-from treenail_lab.cluster import build_rendered_config
+from treenail.kube.resources import MACHINECONFIGPOOLS
+from treenail_lab.cluster import POOL, build_rendered_config
+from treenail_lab.machine.ignition.ignition import PROGRAM
+from treenail_lab.provision import ConfigServer
+from vmlab import ignition
 from vmlab.site import Site
 
 STAGING = """\
 until journalctl -b --no-pager -o cat -u treenail-firstboot | grep -q '^staging '; do sleep 2; done
 """
 """Returns when the machine does."""
+
+
+def create_pool(site: Site) -> None:
+    """Create the pool of which one node has the config, without controllers."""
+    spec = {"configuration": {"name": site.first.config}}
+    pool = {
+        "apiVersion": MACHINECONFIGPOOLS.api_version,
+        "kind": MACHINECONFIGPOOLS.kind,
+        "metadata": {"name": POOL},
+        "spec": spec,
+    }
+    created = site.lab.client.create(MACHINECONFIGPOOLS, pool)
+    metadata = created["metadata"]
+    assert isinstance(metadata, dict)
+    status = {
+        "observedGeneration": metadata["generation"],
+        "machineCount": 1,
+        "updatedMachineCount": 1,
+        **spec,
+    }
+    site.lab.client.patch(MACHINECONFIGPOOLS, POOL, {"status": status}, subresource="status")
 
 
 def test_new_machine_moves_to_its_image_before_it_joins(new_site: Site) -> None:
@@ -39,3 +67,33 @@ def test_new_machine_moves_to_its_image_before_it_joins(new_site: Site) -> None:
     site.ask(site.first)
     site.settle(site.first)
     assert len(site.story.boots) == 3
+
+
+@pytest.mark.skipif(not PROGRAM.exists(), reason="no Ignition: install the package ignition")
+def test_machine_with_user_data_joins_by_ignition(new_site: Site) -> None:
+    site = new_site
+    entry = {"path": "/etc/pool", "mode": 0o644, "contents": {"source": "data:,worker"}}
+    config = {"ignition": {"version": "3.5.0"}, "storage": {"files": [entry]}}
+    site.first = site.goal(site.image("2"), {"config": config}, image_mode=False)
+    server = ConfigServer(site.lab)
+    create_pool(site)
+    server.start()
+    try:
+        user_data = server.create_pointer_config(ignition.HOST_NAME).decode()
+        ignition.install(site.machine, user_data)
+        site.machine.sh(f"rm {DONE_FILE}; sync")
+        stock, wanted = site.story.digest, site.first.digest
+
+        site.cut_power()
+        site.wait(lambda: len(site.story.boots) == 2, "it boots the image", 900.0)
+        assert [boot.digest for boot in site.story.boots] == [stock, wanted]
+        site.wait(site.is_ready, "it has joined", 300.0)
+    finally:
+        server.stop()
+    assert site.machine.sh("cat /etc/pool") == "worker"
+    left = site.machine.sh(f"ls {' '.join(IGNITION_FILES)} {ENCAPSULATED_CONFIG} || true")
+    assert left == ""
+    units = [each["MESSAGE"] for each in site.journal(f"UNIT={ignition.UNIT}")]
+    assert any(each.startswith("Finished") for each in units)
+    site.settle(site.first)
+    assert len(site.story.boots) == 2
