@@ -101,7 +101,12 @@ class FirstBootVerifier:
                 if self._files.remove_file(path):
                     log.info("removed %s, which contains the user data of the machine", path)
             except FileError as error:
-                log.warning("%s; it may contain an access token; remove it: rm %s", error, path)
+                log.warning(
+                    "%s; it may contain an access token; if treenail-firstboot.service cannot "
+                    "remove it either, remove it: rm %s",
+                    error,
+                    path,
+                )
 
     def _must_have_files(self, claim: FirstBootClaim) -> bool:
         return claim.image_files != _WRITE if claim.image_files else self._has_files_in_image
