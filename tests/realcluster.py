@@ -273,6 +273,7 @@ class RealCluster:
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
             "--allow-privileged",
+            "--enable-bootstrap-token-auth",
         ]
         if self._programs.kube_controller_manager is None:
             # Nothing makes the service accounts that it would demand of pods.

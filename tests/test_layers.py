@@ -50,7 +50,11 @@ OWNERS = {
     "aiohttp": {"lab"},
     "asyncio": {"lab"},
     # Of the extras controller and lab: no node needs it.
-    "cryptography": {"builder.images.signatures", "lab"},
+    "cryptography": {
+        "builder.images.signatures",
+        "controllers.ignition.approval.request",
+        "lab",
+    },
     "gi": {"host.systemd.bus", "host.ostree.staged_lock", "lab"},
     "kubernetes": {"kube.official"},
     "prometheus_client": {"controllers.runtime.metrics"},

@@ -259,7 +259,11 @@ def test_server_is_added_to_the_controllers(capsys: pytest.CaptureFixture[str]) 
 
 def test_server_reads_the_cluster_and_writes_two_objects_of_its_namespace() -> None:
     found = build_server_documents(InstallOptions())
-    role, events = of_kind(found, "Role")
+    role, join, events = of_kind(found, "Role")
+    assert join["metadata"]["namespace"] == "kube-system"
+    assert set(iter_granted_verbs(join["rules"])) == {
+        ("secrets", verb) for verb in ("create", "delete", "update")
+    }
     assert events["metadata"]["namespace"] == "default"
     assert set(iter_granted_verbs(events["rules"])) == {("events", "create"), ("events", "patch")}
     assert role["rules"] == [

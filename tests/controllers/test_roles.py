@@ -9,6 +9,7 @@ import pytest
 
 from tests.contract.client import STRATEGIC, Answer, Cluster, Json
 from tests.controllers.clusters import LIMIT_S, Place
+from tests.controllers.ignition.csr import REQUESTS
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.controllers.install.installation import NODE_ROLE_NAME
@@ -119,6 +120,13 @@ OTHERS: dict[str, tuple[Attempt, ...]] = {
         ("GET", f"{MCO}/machineconfigs", None),
         ("PATCH", f"{MCO}/machineconfigpools/absent/status", {}),
         ("PATCH", f"{MCO}/machineconfignodes/absent", {}),
+    ),
+    "approve": (
+        ("PATCH", "/api/v1/nodes/absent", {}),
+        ("GET", f"{MCO}/machineconfigs", None),
+        ("DELETE", f"{REQUESTS}/absent", None),
+        ("PUT", f"{REQUESTS}/absent/status", {}),
+        ("POST", REQUESTS, {"metadata": {"name": "a"}}),
     ),
     "build": (
         ("PATCH", "/api/v1/nodes/absent", {}),

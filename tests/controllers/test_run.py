@@ -24,8 +24,8 @@ from treenail.cli.controller.run import (
     CONTROLLER_BUILDERS,
     ControllerContext,
     ControllerProcess,
-    LineFormatter,
 )
+from treenail.cli.controller.stderr_log import LineFormatter
 from treenail.cli.output import EXIT_USAGE
 from treenail.controllers.install.installation import NAME, build_documents
 from treenail.controllers.install.permissions import CONTROLLER_VERBS

@@ -152,7 +152,7 @@ def test_revoked_tokens_are_gone(run: Run, cluster: TokenCluster) -> None:
         (("create", "--pool=worker", "--uses=2", "--machine=a"), "cannot use --machine"),
         (("create", "--pool=worker", "--machine=A_b"), "no name of a Node"),
         (("create", "--pool=worker", "--ttl=0s"), "expected a --ttl from"),
-        (("create", "--pool=worker", "--ttl=1 day"), "expected a duration such as"),
+        (("create", "--pool=worker", "--ttl=1 day"), "expected a time such as"),
         (("create", "--pool=worker", SERVER, "--ca=missing"), "cannot read missing"),
         (("revoke",), "no name is given"),
     ],

@@ -17,7 +17,8 @@ from tests.controllers.ignition.token_cluster import (
 )
 from tests.waiting import wait_until
 from treenail.controllers.ignition.access import AccessVerdict
-from treenail.controllers.ignition.token_access import SharedCredentials, TokenMode, TokenSettings
+from treenail.controllers.ignition.machine_credentials import SharedCredentials
+from treenail.controllers.ignition.token_access import TokenMode, TokenSettings
 from treenail.controllers.ignition.tokens import TokenRecord, UseState
 
 pytestmark = pytest.mark.integration

@@ -10,12 +10,8 @@ from tests.controllers.ignition.serving import LIMIT_S
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
-from treenail.controllers.ignition.token_access import (
-    MachineCredentials,
-    SharedCredentials,
-    TokenAccess,
-    TokenSettings,
-)
+from treenail.controllers.ignition.machine_credentials import MachineCredentials, SharedCredentials
+from treenail.controllers.ignition.token_access import TokenAccess, TokenSettings
 from treenail.controllers.ignition.token_store import TOKEN_SECRET, TokenStore
 from treenail.controllers.ignition.tokens import TokenRecord, make_token
 from treenail.controllers.runtime.informers import Informers
@@ -45,7 +41,13 @@ class TokenCluster:
 
     server: LabServer
     stack: ExitStack
+    directory: Path
     clock: FakeClock = field(default_factory=FakeClock)
+
+    @property
+    def real_clock(self) -> SystemClock:
+        """The clock of the API server."""
+        return _PATIENT
 
     def __post_init__(self) -> None:
         self.admin = Cluster.of_kubeconfig(self.server.admin_kubeconfig)
@@ -94,4 +96,4 @@ class TokenCluster:
 @contextmanager
 def run_token_cluster(directory: Path) -> Iterator[TokenCluster]:
     with LabServer(directory) as server, ExitStack() as stack:
-        yield TokenCluster(server, stack)
+        yield TokenCluster(server, stack, directory)

@@ -1,9 +1,9 @@
-"""Durations in options, such as ``45s``, ``30m`` or ``1h30m``."""
+"""Durations in options, such as ``45s``, ``1h30m`` or ``7d``."""
 
 import argparse
 import re
 
-_DURATION = re.compile(r"(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
+_DURATION = re.compile(r"(?:([0-9]{1,6})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
 
 
 def parse_duration(text: str) -> float:
@@ -13,5 +13,5 @@ def parse_duration(text: str) -> float:
         raise argparse.ArgumentTypeError(
             f"expected a time such as 30m or 1h30m, found {text!r:.80}"
         )
-    hours, minutes, seconds = (int(each or 0) for each in found.groups())
-    return float(hours * 3600 + minutes * 60 + seconds)
+    days, hours, minutes, seconds = (int(each or 0) for each in found.groups())
+    return float(days * 86400 + hours * 3600 + minutes * 60 + seconds)

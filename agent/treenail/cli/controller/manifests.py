@@ -10,7 +10,7 @@ from treenail.cli.controller import build_options
 from treenail.cli.controller.connect import parse_namespace
 from treenail.cli.controller.run import CONTROLLERS, parse_controllers
 from treenail.cli.controller.serve import parse_registry
-from treenail.cli.controller.serve_tokens import MODES
+from treenail.cli.controller.serve_tokens import MODES, parse_server_url
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.controllers.install import ignition_server, installation
 from treenail.controllers.install.ignition_server import ServerOptions, build_server_documents
@@ -80,6 +80,13 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--image",
         default=defaults.image,
         help=f"image of the Deployment and of the DaemonSet of {SERVE} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--api-server",
+        type=parse_server_url,
+        metavar="URL",
+        help=f"let {SERVE} issue bootstrap tokens for the API server at this address, which new "
+        "machines reach (default: no bootstrap tokens)",
     )
     parser.add_argument(
         "--image-annotation", choices=("desiredOSImage", "desiredImage"), default="desiredOSImage",
@@ -205,7 +212,9 @@ def print_manifests(arguments: argparse.Namespace) -> int:
     )
     if SERVE in arguments.enable and arguments.only is None:
         server = ServerOptions(
-            arguments.tokens or ServerOptions().tokens, arguments.registry_needs_cluster
+            arguments.tokens or ServerOptions().tokens,
+            arguments.registry_needs_cluster,
+            arguments.api_server or "",
         )
         found = [*found, *build_server_documents(options, arguments.serve_namespace, server)]
     if arguments.monitoring:

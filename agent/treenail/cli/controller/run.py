@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -17,10 +16,11 @@ from typing import TYPE_CHECKING
 from treenail.api.decode import Json
 from treenail.cli.controller import build_options
 from treenail.cli.controller.connect import create_pod_transport, create_transport
+from treenail.cli.controller.stderr_log import log_to_stderr
 from treenail.cli.controller.trust import add_key_argument, load_key
 from treenail.cli.output import EXIT_FAILED
 from treenail.cli.terminal import HelpFormatter, format_examples
-from treenail.clock import BootTimeClock, Clock, format_rfc3339
+from treenail.clock import BootTimeClock, Clock
 from treenail.controllers.build.job import JobSettings
 from treenail.controllers.install import installation
 from treenail.controllers.runtime.health import HealthServer
@@ -30,7 +30,6 @@ from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.runtime import ControllerRuntime, MakeElector, make_sole_leader
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import UsageError
-from treenail.escape import escape_line
 from treenail.kube.client import Client, Transport
 from treenail.kube.events import EventRecorder
 from treenail.kube.fence import LeaderTransport
@@ -166,6 +165,15 @@ def _build_build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
     return (ControllerSettings(controller, workers=4, max_retry_s=30.0),)
 
 
+def _build_approve(context: ControllerContext) -> tuple[ControllerSettings, ...]:
+    from treenail.controllers.ignition.approval.controller import ApprovalController
+
+    controller = ApprovalController(
+        context.create_client("approve"), context.clock, context.recorder
+    )
+    return (ControllerSettings(controller, workers=1, max_retry_s=15.0),)
+
+
 ControllerBuilder = Callable[[ControllerContext], tuple[ControllerSettings, ...]]
 
 # Imported late: a process loads only the controllers that it runs.
@@ -173,6 +181,7 @@ CONTROLLER_BUILDERS: Mapping[str, ControllerBuilder] = {
     "render": _build_render,
     "rollout": _build_rollout,
     "drain": _build_drain,
+    "approve": _build_approve,
     "build": _build_build,
 }
 CONTROLLERS = tuple(CONTROLLER_BUILDERS)
@@ -477,24 +486,3 @@ def _parse_seconds(text: str) -> float:
             f"expected seconds from 0 to {_MAX_SECONDS:g}, found {text!r}"
         )
     return found
-
-
-class LineFormatter(logging.Formatter):
-    """Formats a record as one line, which a traceback follows."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # of logging
-        # A newline in a text from the cluster must not begin another line.
-        message = escape_line(super().formatMessage(record))
-        return f"{format_rfc3339(record.created)} {record.levelname:7} {message}"
-
-
-def log_to_stderr(level: int) -> None:
-    """Log to the standard error, one line for each record."""
-    # kubectl logs shows the standard error of a pod; there is no journal.
-    stream = logging.StreamHandler(sys.stderr)
-    stream.setFormatter(LineFormatter())
-    root = logging.getLogger()
-    root.addHandler(stream)
-    root.setLevel(level)
-    for chatty in ("urllib3", "kubernetes"):
-        logging.getLogger(chatty).setLevel(max(level, logging.INFO))

@@ -17,7 +17,6 @@ from treenail.cli.controller.connect import parse_namespace
 from treenail.cli.controller.duration import parse_duration
 from treenail.cli.controller.run import (
     create_process_transport,
-    log_to_stderr,
     parse_count,
 )
 from treenail.cli.controller.serve_tokens import (
@@ -26,6 +25,7 @@ from treenail.cli.controller.serve_tokens import (
     find_namespace,
     open_access,
 )
+from treenail.cli.controller.stderr_log import log_to_stderr
 from treenail.cli.output import EXIT_FAILED
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import BootTimeClock, Clock

@@ -1,25 +1,33 @@
 """Access tokens of ``treenail-controller serve``: its options, and the access that they choose."""
 
 import argparse
+import logging
 import os
 import re
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from treenail.cli.controller.duration import parse_duration
+from treenail.cli.files import read_input
 from treenail.clock import Clock
 from treenail.errors import UsageError
+from treenail.kube.kubeconfig import SERVICE_ACCOUNT
 
 if TYPE_CHECKING:
     from treenail.controllers.ignition.access import Access
+    from treenail.controllers.ignition.bootstrap_tokens import JoinTarget
+    from treenail.controllers.ignition.machine_credentials import SharedCredentials
     from treenail.controllers.runtime.informers import Informers
     from treenail.controllers.runtime.metrics import ControllerMetrics
     from treenail.kube.client import Transport
 
+log = logging.getLogger(__name__)
+
 DEFAULT_NAMESPACE = "treenail-ignition"
 """Namespace of the manifests."""
 MODES = ("off", "ask", "require")
-_DURATION = re.compile(r"([0-9]{1,6})(s|m|h|d)")
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_URL = re.compile(r"https://([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?/?")
+_BEARER_TOKEN = re.compile(r"[!-~]{1,8192}")
 _REQUEST_LIMIT_S = 5.0
 """Time limit of a request to the API server, for which a machine waits."""
 
@@ -39,14 +47,20 @@ def add_token_arguments(parser: argparse.ArgumentParser) -> None:
         "--grace", type=parse_duration, default=600.0, metavar="DURATION",
         help="accept tokens for this time while the API server is unreachable (default: 10m)",
     )  # fmt: skip
-
-
-def parse_duration(text: str) -> float:
-    """Parse a duration such as 30s, 10m, 24h or 7d; return seconds."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"expected a duration such as 10m or 24h, found {text!r}")
-    return int(found[1]) * _UNITS_S[found[2]]
+    parser.add_argument(
+        "--api-server", metavar="URL", type=parse_server_url,
+        help="give machines a bootstrap kubeconfig for the API server at this address (default: "
+        "the server of --kubeconfig, or no kubeconfig)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--api-server-ca", metavar="FILE",
+        help="CA of the API server, PEM (default: that of the server's own connection)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--bootstrap-token", metavar="FILE",
+        help="give all machines the bootstrap token in this file, as the Machine Config Operator "
+        "does (default: with --tokens, one for each access token)",
+    )  # fmt: skip
 
 
 def find_namespace(arguments: argparse.Namespace) -> str:
@@ -55,12 +69,21 @@ def find_namespace(arguments: argparse.Namespace) -> str:
 
 
 def check_token_arguments(arguments: argparse.Namespace) -> None:
-    """Raise `UsageError` for tokens without a cluster, which keeps them."""
+    """Raise `UsageError` for tokens without a cluster, and for an unreadable file."""
     if arguments.tokens != "off" and arguments.directory is not None:
         raise UsageError(
             "cannot use --tokens with --from: a cluster keeps the tokens",
             remedy="use --tokens off, or read a cluster",
         )
+    if arguments.bootstrap_token is not None:
+        if _find_target(arguments) is None:
+            raise UsageError(
+                "cannot use --bootstrap-token: the address of the API server is missing",
+                remedy="give the address that machines reach: --api-server https://HOST:6443",
+            )
+        _read_bootstrap_token(arguments)
+    if arguments.api_server_ca is not None:
+        read_input(arguments.api_server_ca)
 
 
 def open_access(
@@ -74,30 +97,84 @@ def open_access(
     """Return the access that the arguments choose. Call it before the informers start."""
     from treenail.controllers.ignition.access import OpenAccess
 
+    target = _find_target(arguments)
+    shared = _make_shared_credentials(arguments, target)
     if arguments.tokens == "off" or transport is None or informers is None:
-        return OpenAccess()
+        return OpenAccess(shared.make_placeholder)
+    from treenail.controllers.ignition.bootstrap_tokens import BootstrapCredentials
+    from treenail.controllers.ignition.machine_credentials import MachineCredentials
     from treenail.controllers.ignition.request_metrics import add_token_metrics
-    from treenail.controllers.ignition.token_access import (
-        SharedCredentials,
-        TokenAccess,
-        TokenMode,
-        TokenSettings,
-    )
+    from treenail.controllers.ignition.token_access import TokenAccess, TokenMode, TokenSettings
+    from treenail.controllers.ignition.token_settlement import UseSettler
     from treenail.controllers.ignition.token_store import TokenStore
     from treenail.kube.client import Client
 
-    store = TokenStore(
-        Client(transport, field_manager="treenail-serve", limit_s=_REQUEST_LIMIT_S),
-        find_namespace(arguments),
-        clock,
-    )
+    client = Client(transport, field_manager="treenail-serve", limit_s=_REQUEST_LIMIT_S)
+    store = TokenStore(client, find_namespace(arguments), clock)
     store.add_to_informers(informers)
     add_token_metrics(metrics, lambda: store.observed.book if store.observed else None, clock)
+    credentials: MachineCredentials = shared
+    if target is not None and arguments.bootstrap_token is None:
+        credentials = BootstrapCredentials(client, clock, target)
+    elif target is None:
+        log.warning("machines receive no bootstrap kubeconfig: use --api-server to add one")
+    settings = TokenSettings(TokenMode(arguments.tokens), arguments.retry_window, arguments.grace)
+    settler = UseSettler(store, client, clock, credentials, retry_window_s=arguments.retry_window)
     access = TokenAccess(
         store,
         clock,
-        TokenSettings(TokenMode(arguments.tokens), arguments.retry_window, arguments.grace),
-        SharedCredentials(),
+        settings,
+        credentials,
         is_watch_current=lambda: not informers.describe_staleness(("secrets",)),
+        open_credentials=shared,
+        settle_uses=settler.settle_uses,
     )
     return stack.enter_context(access)
+
+
+def _make_shared_credentials(
+    arguments: argparse.Namespace, target: "JoinTarget | None"
+) -> "SharedCredentials":
+    from treenail.controllers.ignition.machine_credentials import SharedCredentials
+
+    if arguments.bootstrap_token is None or target is None:
+        return SharedCredentials()
+    # Read again each time: the kubelet replaces files of Secrets.
+    return SharedCredentials(lambda: target.format_kubeconfig(_read_bootstrap_token(arguments)))
+
+
+def _find_target(arguments: argparse.Namespace) -> "JoinTarget | None":
+    """Return the API server of new machines; None when no address is known."""
+    from treenail.controllers.ignition.bootstrap_tokens import JoinTarget
+    from treenail.kube.kubeconfig import UnsupportedKubeconfigError, read_kubeconfig
+
+    url, file = arguments.api_server or "", arguments.api_server_ca
+    authority: str | bytes = f"{SERVICE_ACCOUNT}/ca.crt"
+    if arguments.kubeconfig:
+        try:
+            connection = read_kubeconfig(arguments.kubeconfig, context=arguments.context)
+        except UnsupportedKubeconfigError:
+            # Of a credential plugin; then the options are needed.
+            return None if not url or not file else JoinTarget(url, lambda: read_input(file))
+        url, authority = url or connection.server, connection.ca
+    if not url:
+        return None
+    source = file or authority
+    return JoinTarget(url, lambda: source if isinstance(source, bytes) else read_input(source))
+
+
+def _read_bootstrap_token(arguments: argparse.Namespace) -> str:
+    text = read_input(arguments.bootstrap_token).decode("ascii", "replace").strip()
+    if not _BEARER_TOKEN.fullmatch(text):
+        raise UsageError(
+            f"cannot use the bootstrap token in {arguments.bootstrap_token:.200}: expected one "
+            "line without spaces"
+        )
+    return text
+
+
+def parse_server_url(text: str) -> str:
+    """Return the URL of a server; raise `argparse.ArgumentTypeError` if it is none."""
+    if not _URL.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"expected https://HOST:PORT, found {text!r:.80}")
+    return text.rstrip("/")

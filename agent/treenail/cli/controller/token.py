@@ -12,8 +12,9 @@ from treenail.cli.controller.connect import (
     connect_cluster,
     parse_namespace,
 )
+from treenail.cli.controller.duration import parse_duration
 from treenail.cli.controller.run import parse_count
-from treenail.cli.controller.serve_tokens import DEFAULT_NAMESPACE, parse_duration
+from treenail.cli.controller.serve_tokens import DEFAULT_NAMESPACE
 from treenail.cli.files import STDIN, read_input
 from treenail.cli.output_format import (
     OutputFormat,
@@ -253,15 +254,24 @@ def list_tokens(arguments: argparse.Namespace) -> int:
 
 
 def revoke_tokens(arguments: argparse.Namespace) -> int:
-    """Revoke tokens; raise `UsageError` for a name that does not exist."""
+    """Revoke tokens and the bootstrap tokens that belong to them.
+
+    Raises `UsageError` for a name that does not exist.
+    """
+    # Imported late: user data need no cluster.
+    from treenail.controllers.ignition.bootstrap_tokens import delete_bootstrap_token
+
     if not arguments.names and not arguments.expired:
         raise UsageError("cannot revoke tokens: no name is given", remedy="see: token list")
     expired_at = SystemClock().now() if arguments.expired else 0.0
     with connect_cluster(arguments) as client:
         store = _open_store(client, arguments)
         revoked = store.change(partial(_revoke_in_book, arguments.names, expired_at))
-    for name in revoked:
-        print(f"revoked token {name}")
+        for record in revoked:
+            if record.used:
+                delete_bootstrap_token(client, record.name)
+    for record in revoked:
+        print(f"revoked token {record.name}")
     return 0
 
 
@@ -324,7 +334,7 @@ def _open_store(client: "Client", arguments: argparse.Namespace) -> "TokenStore"
 
 def _revoke_in_book(
     names: list[str], expired_at: float, book: TokenBook
-) -> tuple[TokenBook, tuple[str, ...]]:
+) -> tuple[TokenBook, tuple[TokenRecord, ...]]:
     for name in names:
         if name not in book.tokens:
             raise UsageError(
@@ -334,7 +344,7 @@ def _revoke_in_book(
     expired = (each.name for each in book.tokens.values() if each.is_expired(expired_at))
     revoked = tuple(dict.fromkeys([*names, *expired]))
     kept = {name: each for name, each in book.tokens.items() if name not in revoked}
-    return TokenBook(kept), revoked
+    return TokenBook(kept), tuple(book.tokens[name] for name in revoked)
 
 
 def _format_pointer(arguments: argparse.Namespace, token: str) -> str:

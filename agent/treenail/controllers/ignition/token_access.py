@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from http import HTTPStatus
-from typing import Protocol, Self
+from typing import Self
 
 from treenail.clock import Clock
 from treenail.controllers.ignition.access import AccessVerdict
+from treenail.controllers.ignition.machine_credentials import MachineCredentials, SharedCredentials
 from treenail.controllers.ignition.offline_uses import OfflineUses, merge_uses
 from treenail.controllers.ignition.token_store import TokenStore
 from treenail.controllers.ignition.tokens import (
@@ -25,7 +26,7 @@ from treenail.controllers.ignition.tokens import (
     find_refusal,
     release_use,
 )
-from treenail.errors import ClusterError, TreenailError, UnreachableError
+from treenail.errors import TreenailError, UnreachableError
 from treenail.escape import escape_line
 
 log = logging.getLogger(__name__)
@@ -64,34 +65,6 @@ class TokenSettings:
     """Time without the API server for which the server accepts tokens by its own knowledge."""
 
 
-class MachineCredentials(Protocol):
-    """Makes the kubeconfigs with which kubelets join the cluster."""
-
-    def make_placeholder(self) -> bytes | None:
-        """Return a kubeconfig as long as the real one; None for none."""
-
-    def issue(self, token: str, record: TokenRecord) -> bytes | None:
-        """Return the kubeconfig for a machine with this token; raise `ClusterError`.
-
-        The credential is the same for every request with this token.
-        """
-
-
-class SharedCredentials:
-    """Gives every machine the same kubeconfig, as the Machine Config Operator does."""
-
-    def __init__(self, load_kubeconfig: Callable[[], bytes | None] = lambda: None) -> None:
-        self._load_kubeconfig = load_kubeconfig
-
-    def make_placeholder(self) -> bytes | None:
-        """Return the kubeconfig."""
-        return self._load_kubeconfig()
-
-    def issue(self, token: str, record: TokenRecord) -> bytes | None:  # noqa: ARG002  # interface
-        """Return the kubeconfig."""
-        return self._load_kubeconfig()
-
-
 class TokenAccess:
     """Allows requests with a token that permits them; a context manager that runs the upkeep.
 
@@ -108,14 +81,20 @@ class TokenAccess:
         *,
         is_watch_current: Callable[[], bool] = lambda: False,
         open_credentials: MachineCredentials | None = None,
+        settle_uses: Callable[[], None] = lambda: None,
     ) -> None:
-        """``open_credentials`` are those of machines without a token."""
+        """``open_credentials`` are those of machines without a token.
+
+        The upkeep calls ``settle_uses``, which may raise `TreenailError`.
+        """
         self._store = store
         self._clock = clock
         self._settings = settings
         self._credentials = credentials
         self._open_credentials = open_credentials or SharedCredentials()
         self._is_watch_current = is_watch_current
+        self._settle_uses = settle_uses
+        self._last_problem = ""
         self._offline = OfflineUses()
         self._offline_lock = threading.Lock()
         self._stopped = threading.Event()
@@ -171,7 +150,7 @@ class TokenAccess:
             return found
         try:
             kubeconfig = self._credentials.issue(verdict.token, found)
-        except ClusterError as error:
+        except TreenailError as error:
             self.release(verdict)
             return self._refuse_for_error("cannot create the kubelet's credential", error, verdict)
         return replace(verdict, kubeconfig=kubeconfig)
@@ -203,17 +182,35 @@ class TokenAccess:
             log.warning("cannot release the use of token %s by %s: %s", name, address, error)
 
     def run_upkeep(self) -> None:
-        """Record uses that wait, and drop tokens that expired a day ago; never raises."""
+        """Complete what waits for the API server, and settle and drop tokens; never raises."""
         if self._is_watch_current():
             self._store.note_contact()
-        try:
-            self._record_offline_uses()
-            observed = self._store.observed
-            oldest = self._clock.now() - _KEEP_EXPIRED_S
-            if observed and observed.book and observed.book.has_expired(oldest):
-                self._store.change(lambda book: (book.prune(oldest), None))
-        except TreenailError as error:
-            log.debug("upkeep of access tokens failed: %s", error)
+        steps = (
+            self._record_offline_uses,
+            self._credentials.create_pending,
+            self._settle_uses,
+            self._drop_expired,
+        )
+        for step in steps:
+            try:
+                step()
+            except TreenailError as error:
+                if str(error) != self._last_problem:
+                    log.warning("upkeep of access tokens failed: %s", error)
+                self._last_problem = str(error)
+                return
+        self._last_problem = ""
+
+    def _drop_expired(self) -> None:
+        observed = self._store.observed
+        book = (observed and observed.book) or TokenBook()
+        oldest = self._clock.now() - _KEEP_EXPIRED_S
+        kept = book.prune(oldest)
+        for name in book.tokens.keys() - kept.tokens.keys():
+            if book.tokens[name].used:
+                self._credentials.revoke(name)
+        if kept != book:
+            self._store.change(lambda current: (current.prune(oldest), None))
 
     def _run_upkeep(self) -> None:
         while not self._stopped.wait(CHECK_S):

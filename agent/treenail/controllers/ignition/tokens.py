@@ -127,10 +127,6 @@ class TokenBook:
         """Return the book without the token of this name."""
         return TokenBook({key: each for key, each in self.tokens.items() if key != name})
 
-    def has_expired(self, since: float) -> bool:
-        """Return whether a token expired before this time."""
-        return any(each.expires < since for each in self.tokens.values())
-
     def prune(self, since: float) -> "TokenBook":
         """Return the book without tokens that expired before this time."""
         return TokenBook({key: each for key, each in self.tokens.items() if each.expires >= since})

@@ -11,6 +11,7 @@ from treenail.api.decode import Json
 from treenail.controllers.ignition.token_store import TOKEN_SECRET
 from treenail.controllers.install import objects, permissions
 from treenail.controllers.install.installation import EVENTS_NAMESPACE, InstallOptions
+from treenail.controllers.install.join_access import build_join_access
 
 NAME = "treenail-ignition"
 PORT = 22623
@@ -35,6 +36,8 @@ class ServerOptions:
     """Which machines are served: off, ask or require."""
     registries_needing_cluster: Sequence[str] = ()
     """Registries that machines reach only after they joined, HOST or HOST:PORT."""
+    api_server: str = ""
+    """URL of the API server for new machines; empty to issue no bootstrap tokens."""
 
 
 def build_server_documents(
@@ -72,6 +75,7 @@ def build_server_documents(
         },
         objects.build_role("Role", place, rules),
         objects.build_binding("RoleBinding", place, account),
+        *build_join_access(namespace),
         objects.build_role("Role", events, permissions.build_rules([permissions.EVENT_VERBS])),
         objects.build_binding("RoleBinding", events, account),
         {
@@ -129,6 +133,7 @@ def _build_container(options: InstallOptions, server: ServerOptions) -> Json:
             f"--key={_DIRECTORY}/tls.key",
             f"--metrics=:{METRICS_PORT}",
             f"--tokens={server.tokens}",
+            *([f"--api-server={server.api_server}"] if server.api_server else []),
             *options.list_annotation_arguments(),
             *(
                 f"--registry-needs-cluster={host}"

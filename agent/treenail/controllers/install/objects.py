@@ -2,7 +2,8 @@
 
 from treenail.api.decode import Json
 
-_RBAC = "rbac.authorization.k8s.io"
+RBAC = "rbac.authorization.k8s.io"
+"""API group of roles."""
 
 NONROOT_UID = 65532
 """User of the containers; the images contain no user of this ID."""
@@ -25,17 +26,17 @@ CONTROL_PLANE_TOLERATIONS: tuple[Json, ...] = (
 
 def build_role(kind: str, metadata: Json, rules: list[Json]) -> Json:
     """Build a Role or ClusterRole."""
-    return {"apiVersion": f"{_RBAC}/v1", "kind": kind, "metadata": metadata, "rules": rules}
+    return {"apiVersion": f"{RBAC}/v1", "kind": kind, "metadata": metadata, "rules": rules}
 
 
 def build_binding(kind: str, metadata: Json, subject: Json) -> Json:
     """Build a binding to the role of the same name."""
     role = kind.removesuffix("Binding")
     return {
-        "apiVersion": f"{_RBAC}/v1",
+        "apiVersion": f"{RBAC}/v1",
         "kind": kind,
         "metadata": metadata,
-        "roleRef": {"apiGroup": _RBAC, "kind": role, "name": metadata["name"]},
+        "roleRef": {"apiGroup": RBAC, "kind": role, "name": metadata["name"]},
         "subjects": [subject],
     }
 

@@ -7,12 +7,21 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.api.decode import Json
-from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINECONFIGURATIONS, ROLLOUTPOLICIES
+from treenail.controllers.ignition.approval.request import KUBELET_SIGNER
+from treenail.kube.resources import (
+    CERTIFICATESIGNINGREQUESTS,
+    MACHINECONFIGPOOLS,
+    MACHINECONFIGURATIONS,
+    ROLLOUTPOLICIES,
+)
 
 GROUP = MACHINECONFIGPOOLS.group
 
 Verbs = Mapping[str, tuple[str, ...]]
 
+_CERTIFICATES = CERTIFICATESIGNINGREQUESTS.group
+_OBJECT_NAMES = {f"signers.{_CERTIFICATES}": KUBELET_SIGNER}
+"""Resources of which a controller needs only one object."""
 _WATCH_VERBS = ("list", "watch")
 
 EVENT_VERBS: Verbs = {"events": ("create", "patch")}
@@ -55,6 +64,13 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         f"machineconfignodes.{GROUP}": ("get",),
         f"machineconfignodes/status.{GROUP}": ("patch",),
     },
+    "approve": {
+        f"certificatesigningrequests.{_CERTIFICATES}": ("get", *_WATCH_VERBS),
+        f"certificatesigningrequests/approval.{_CERTIFICATES}": ("update",),
+        # The CertificateApproval plugin of kube-apiserver requires this for the signer.
+        f"signers.{_CERTIFICATES}": ("approve",),
+        "nodes": _WATCH_VERBS,
+    },
     "build": {
         f"controllerconfigs.{GROUP}": ("get",),
         # Pruning reads what refers to an image.
@@ -71,8 +87,8 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
     },
 }
 
-DEFAULT_CONTROLLERS = tuple(name for name in CONTROLLER_VERBS if name != "build")
-"""Controllers of an installation without image builds."""
+DEFAULT_CONTROLLERS = tuple(name for name in CONTROLLER_VERBS if name not in ("approve", "build"))
+"""Controllers of an installation without image builds and new machines."""
 
 BUILD_VERBS: Verbs = {
     "configmaps": ("create", "delete", "get", "update", *_WATCH_VERBS),
@@ -93,6 +109,11 @@ SERVER_VERBS: Verbs = {
     "nodes": ("list",),
 }
 """Verbs of the Ignition server for objects of the cluster."""
+
+
+JOIN_VERBS: Verbs = {"secrets": ("create", "delete", "update")}
+"""Verbs of the Ignition server in kube-system, for bootstrap tokens; the admission policy of the
+manifests restricts them to its own."""
 
 
 def build_named_rules(names: Mapping[str, str], verbs: Iterable[str]) -> list[Json]:
@@ -150,7 +171,10 @@ def iter_granted_verbs(rules: Iterable[Json]) -> Iterator[tuple[str, str]]:
 
 def _build_rule(resource: str, verbs: list[str]) -> Json:
     name, _, group = resource.partition(".")
-    return {"apiGroups": [group], "resources": [name], "verbs": verbs}
+    rule: Json = {"apiGroups": [group], "resources": [name], "verbs": verbs}
+    if resource in _OBJECT_NAMES:
+        rule["resourceNames"] = [_OBJECT_NAMES[resource]]
+    return rule
 
 
 def _get_texts(rule: Json, name: str) -> list[str]:

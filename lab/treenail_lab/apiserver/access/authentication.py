@@ -8,13 +8,14 @@ import binascii
 import hashlib
 import hmac
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treenail.clock import Clock, format_rfc3339
+from treenail.clock import Clock, format_rfc3339, parse_rfc3339
 from treenail_lab.apiserver.access.certificates import write_private_file
 from treenail_lab.apiserver.errors import StatusCause, invalid_error, unauthorized_error
 from treenail_lab.apiserver.objects import Json, read_uid
@@ -25,6 +26,8 @@ AUTHENTICATED = "system:authenticated"
 NODE_PREFIX = "system:node:"
 _SERVICE_ACCOUNT = "system:serviceaccount:"
 _TOKEN_S = 3600
+_BOOTSTRAP_TOKEN = re.compile(r"([a-z0-9]{6})\.([a-z0-9]{16})")
+_BOOTSTRAP_GROUP = re.compile(r"system:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]")
 _MIN_TOKEN_S = 600
 
 
@@ -56,6 +59,11 @@ class TokenIssuer:
         if not file.exists():
             write_private_file(file, secrets.token_bytes(32))
         self._key = file.read_bytes()
+
+    @property
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return self._clock.now()
 
     def issue_token(self, user: str, groups: Sequence[str]) -> str:
         """Issue a token that never expires."""
@@ -114,13 +122,17 @@ class TokenIssuer:
 
 
 class Authenticator:
-    """Authenticates requests; ``find_account`` finds a ServiceAccount by namespace and name."""
+    """Authenticates requests; the functions find an object by namespace and name."""
 
     def __init__(
-        self, tokens: TokenIssuer, find_account: Callable[[str, str], Json | None]
+        self,
+        tokens: TokenIssuer,
+        find_account: Callable[[str, str], Json | None],
+        find_secret: Callable[[str, str], Json | None],
     ) -> None:
         self._tokens = tokens
         self._find_account = find_account
+        self._find_secret = find_secret
 
     def authenticate_user(
         self, authorization: str, certificate: Mapping[str, Any] | None
@@ -134,12 +146,42 @@ class Authenticator:
         raise unauthorized_error()
 
     def _authenticate_token(self, token: str) -> ApiUser:
+        if parts := _BOOTSTRAP_TOKEN.fullmatch(token):
+            return self._authenticate_bootstrap_token(*parts.groups())
         claims = self._tokens.verify_token(token)
         if account := claims.get("account"):
             found = self._find_account(account["namespace"], account["name"])
             if found is None or read_uid(found) != account["uid"]:
                 raise unauthorized_error()
         return ApiUser(claims["sub"], (*claims["groups"], AUTHENTICATED))
+
+    def _authenticate_bootstrap_token(self, identity: str, secret: str) -> ApiUser:
+        """Return the user of a bootstrap token, as kube-apiserver does; raise 401."""
+        found = self._find_secret("kube-system", f"bootstrap-token-{identity}")
+        if found is None or found.get("type") != "bootstrap.kubernetes.io/token":
+            raise unauthorized_error()
+        fields = _read_secret_fields(found)
+        expires = parse_rfc3339(fields.get("expiration", "2999-01-01T00:00:00Z"))
+        is_valid = (
+            hmac.compare_digest(fields.get("token-secret", ""), secret)
+            and fields.get("token-id") == identity
+            and fields.get("usage-bootstrap-authentication") == "true"
+            and expires is not None
+            and expires > self._tokens.now
+        )
+        if not is_valid:
+            raise unauthorized_error()
+        groups = [each for each in fields.get("auth-extra-groups", "").split(",") if each]
+        if not all(map(_BOOTSTRAP_GROUP.fullmatch, groups)):
+            raise unauthorized_error()
+        extra = sorted({"system:bootstrappers", *groups})
+        return ApiUser(f"system:bootstrap:{identity}", (*extra, AUTHENTICATED))
+
+
+def _read_secret_fields(secret: Json) -> dict[str, str]:
+    return {
+        name: base64.b64decode(text).decode() for name, text in (secret.get("data") or {}).items()
+    }
 
 
 def _authenticate_certificate(certificate: Mapping[str, Any]) -> ApiUser:

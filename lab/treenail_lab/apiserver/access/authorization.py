@@ -17,7 +17,7 @@ _CLUSTER_BINDINGS: StorageKey = (RBAC, "clusterrolebindings")
 _ROLES: StorageKey = (RBAC, "roles")
 _BINDINGS: StorageKey = (RBAC, "rolebindings")
 
-# The roles of every cluster: name, the group that it is bound to, rules.
+# The roles of every cluster: name, the group that it is bound to (empty for none), rules.
 BOOTSTRAP_ROLES: tuple[tuple[str, str, list[Json]], ...] = (
     (
         "cluster-admin",
@@ -38,6 +38,17 @@ BOOTSTRAP_ROLES: tuple[tuple[str, str, list[Json]], ...] = (
             }
         ],
     ),
+    (
+        "system:node-bootstrapper",
+        "",
+        [
+            {
+                "apiGroups": ["certificates.k8s.io"],
+                "resources": ["certificatesigningrequests"],
+                "verbs": ["create", "get", "list", "watch"],
+            }
+        ],
+    ),
 )  # fmt: skip
 
 
@@ -45,6 +56,8 @@ def build_bootstrap_objects() -> Iterator[tuple[StorageKey, Json]]:
     """Yield the roles and bindings of a new cluster."""
     for name, group, rules in BOOTSTRAP_ROLES:
         yield _CLUSTER_ROLES, {"metadata": {"name": name}, "rules": rules}
+        if not group:
+            continue
         yield (
             _CLUSTER_BINDINGS,
             {

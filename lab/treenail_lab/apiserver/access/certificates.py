@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _VALIDITY = dt.timedelta(days=3650)
@@ -77,6 +77,28 @@ class CertificateAuthority:
         return CertificateIdentity(
             certificate.public_bytes(serialization.Encoding.PEM), _encode_key(key)
         )
+
+    def sign_client_request(self, request: bytes, lifetime: dt.timedelta) -> bytes:
+        """Sign a PKCS #10 request in PEM as a client certificate; return it in PEM."""
+        parsed = x509.load_pem_x509_csr(request)
+        key = parsed.public_key()
+        if not isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey):
+            raise TypeError("the key of the request is neither an EC nor an RSA key")
+        now = dt.datetime.now(dt.UTC)
+        signed = (
+            x509.CertificateBuilder()
+            .subject_name(parsed.subject)
+            .issuer_name(self._certificate.subject)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _SKEW)
+            .not_valid_after(now + lifetime)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_build_key_usage(authority=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([_CLIENT]), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        return signed.public_bytes(serialization.Encoding.PEM)
 
     def make_server_context(self, directory: Path) -> ssl.SSLContext:
         """Make the TLS context of the server, which accepts client certificates of this CA."""

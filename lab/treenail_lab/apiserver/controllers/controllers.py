@@ -1,10 +1,12 @@
-"""The controllers behind the API: garbage collection, Jobs, scheduling, budgets and kubelets.
+"""The controllers behind the API: Jobs, scheduling, budgets, kubelets, certificates.
 
 They run before the next request is read, so that clients see the effects of their requests.
 """
 
 import asyncio
 
+from treenail_lab.apiserver.access.certificates import CertificateAuthority
+from treenail_lab.apiserver.controllers.certificate_signer import CertificateSigner
 from treenail_lab.apiserver.controllers.garbage_collector import GarbageCollector
 from treenail_lab.apiserver.controllers.jobs import JobController
 from treenail_lab.apiserver.controllers.kubelets import KubeletEmulator
@@ -18,18 +20,20 @@ from treenail_lab.apiserver.storage.store import StoreEvent
 class ControllerLoop:
     """Records every change; runs the controllers while it is attached to an event loop."""
 
-    def __init__(self, registry: ObjectRegistry) -> None:
+    def __init__(self, registry: ObjectRegistry, authority: CertificateAuthority) -> None:
         self.kubelets = KubeletEmulator(registry)
         self.jobs = JobController(registry)
         self._collector = GarbageCollector(registry)
         self._disruption = DisruptionController(registry)
         self._scheduler = Scheduler(registry)
+        self._signer = CertificateSigner(registry, authority)
         self._controllers = (
             self._collector,
             self.jobs,
             self._scheduler,
             self.kubelets,
             self._disruption,
+            self._signer,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._run_handle: asyncio.Handle | None = None
@@ -73,6 +77,7 @@ class ControllerLoop:
         self._scheduler.sync()
         waits_s.append(self.kubelets.sync())
         self._disruption.sync()
+        self._signer.sync()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

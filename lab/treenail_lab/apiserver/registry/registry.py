@@ -163,6 +163,7 @@ class ObjectRegistry:
             obj = structural_schema.conform_object(dict(kind.schema), given)
         else:
             obj = builtin_kinds.prepare_new(kind, obj)
+            obj = builtin_kinds.set_requester(kind, obj, write.user.name, write.user.groups)
         self._validate_object(kind, obj, None)
         if kind.storage == crds.CRDS:
             obj = crds.establish_crd(obj, self.now)
@@ -178,7 +179,7 @@ class ObjectRegistry:
 
     def _prepare_change(self, kind: ResourceKind, old: Json, new: Json, part: str) -> Json:
         """Return the changed object after the rules of its kind."""
-        if part == "status":
+        if part in ("status", "approval"):
             new = _replace_status(kind, old, new)
         elif "status" in kind.subresources:
             new = _restore_status(old, new)

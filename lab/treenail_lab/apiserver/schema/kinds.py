@@ -172,6 +172,16 @@ BUILT_IN: tuple[ResourceKind, ...] = (
         can_create_on_update=True,
     ),
     ResourceKind(
+        "certificates.k8s.io",
+        "v1",
+        "CertificateSigningRequest",
+        "certificatesigningrequests",
+        is_namespaced=False,
+        short_names=("csr",),
+        subresources=frozenset({"status", "approval"}),
+        fields=_build_paths("spec.signerName"),
+    ),
+    ResourceKind(
         "batch",
         "v1",
         "Job",

@@ -67,7 +67,7 @@ class ApiServer:
         self.watches = WatchTable(self.store, self._clock, self.faults.find_watch_pace)
         self.requests = RequestLog(self._clock)
         self.pod_logs = PodLogs(self.store)
-        self.controllers = ControllerLoop(self.registry)
+        self.controllers = ControllerLoop(self.registry, self._authority)
         self.control = ControlEndpoint(
             store=self.store,
             faults=self.faults,
@@ -126,7 +126,9 @@ class ApiServer:
         """Listen; requests are answered when this returns."""
         backend = ApiBackend(
             registry=self.registry,
-            authenticator=Authenticator(self._tokens, self._find_service_account),
+            authenticator=Authenticator(
+                self._tokens, self._find_service_account, self._find_secret
+            ),
             authorizer=Authorizer(self.store),
             verbs=VerbDispatcher(self.registry, self._tokens),
             watches=self.watches,
@@ -197,6 +199,9 @@ class ApiServer:
         for storage, obj in build_bootstrap_objects():
             group, plural = storage
             self.registry.create_object(self.kinds.find_kind(group, "v1", plural), "", obj, write)
+
+    def _find_secret(self, namespace: str, name: str) -> Json | None:
+        return self.store.find_object(("", "secrets"), (namespace, name))
 
     def _find_service_account(self, namespace: str, name: str) -> Json | None:
         return self.store.find_object(("", "serviceaccounts"), (namespace, name))

@@ -114,9 +114,9 @@ class VerbDispatcher:
                     kind, request.namespace, body.parse_object(), write
                 )
                 return ApiAnswer(201, created)
-            case "update", "" | "status":
+            case "update", "" | "status" | "approval":
                 return self._update_object(request, kind, body, write)
-            case "patch", "" | "status":
+            case "patch", "" | "status" | "approval":
                 return self._patch_object(request, kind, body, write)
             case "delete", "":
                 options = self._parse_delete_options(request, kind, body)
