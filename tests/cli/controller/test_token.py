@@ -171,3 +171,14 @@ def test_wrong_arguments_create_nothing(
     assert code == EXIT_USAGE
     assert message in errors
     assert cluster.make_store().load().tokens == {}
+
+
+def test_user_data_have_the_version_that_each_newer_ignition_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ignition refuses a config of a version that it does not know, whatever its fields are."""
+    (tmp_path / "token").write_text("tn_ab2cd3_" + "s" * 43)
+    words = ["user-data", "--pool=worker", f"--token-file={tmp_path / 'token'}", SERVER]
+    assert main(["token", *words]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["ignition"]["version"] == "3.1.0"

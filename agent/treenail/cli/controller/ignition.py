@@ -13,7 +13,7 @@ from treenail.cli.files import read_input
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.config.ignition_emit import VERSIONS_SERVED
 from treenail.config.ignition_withhold import withhold_secrets
-from treenail.controllers.ignition.pointer import build_pointer
+from treenail.controllers.ignition.pointer import HEADERS_SINCE, build_pointer
 from treenail.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -53,8 +53,9 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )  # fmt: skip
     parser.add_argument("--pool", metavar="NAME", required=True, help="the pool of the machine")
     parser.add_argument(
-        "--spec", metavar="VERSION", type=_parse_version, default=VERSIONS_SERVED[-1],
-        help=f"version of Ignition's format: {', '.join(_VERSIONS)} (default: %(default)s)",
+        "--spec", metavar="VERSION", type=_parse_version,
+        help=f"version of Ignition's format: {', '.join(_VERSIONS)} (default: "
+        f"{VERSIONS_SERVED[-1]}; with --pointer {HEADERS_SINCE}, which each newer Ignition reads)",
     )  # fmt: skip
     parser.add_argument(
         "--pointer", action="store_true", help="print the pointer config; needs --server"
@@ -118,7 +119,7 @@ def _format_pointer(arguments: argparse.Namespace) -> str:
         _build_document(arguments)
     authorities = b"" if arguments.ca is None else read_input(arguments.ca)
     pointer = build_pointer(
-        arguments.server, arguments.pool, arguments.spec, authorities=authorities
+        arguments.server, arguments.pool, arguments.spec or HEADERS_SINCE, authorities=authorities
     )
     return json.dumps(pointer, separators=(",", ":"))
 
@@ -154,7 +155,7 @@ def _build_document(arguments: argparse.Namespace) -> "ServedDocument":
         key.PREFIX + arguments.image_annotation, frozenset(arguments.registry_needs_cluster)
     )
     inputs = DirectorySource(arguments.directory, settings).read_inputs(arguments.pool)
-    return build_document(inputs, arguments.spec)
+    return build_document(inputs, arguments.spec or VERSIONS_SERVED[-1])
 
 
 def _read_kubeconfig(name: str) -> bytes:

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from treenail.kube.client import Client
 
 _VERSIONS = {version.removesuffix(".0"): version for version in VERSIONS_SERVED}
-_DEFAULT_VERSION = "3.4.0"
 _MAX_TTL_S = 365 * 86400.0
 _COLUMNS = (
     TableColumn("NAME"),
@@ -190,9 +189,9 @@ def _add_pointer_arguments(parser: argparse.ArgumentParser, *, is_server_require
         help="CA of the server's certificate, PEM (default: the CAs of the machine's image)",
     )  # fmt: skip
     parser.add_argument(
-        "--spec", metavar="VERSION", type=_parse_version, default=_DEFAULT_VERSION,
-        help=f"version of Ignition's format: {', '.join(_VERSIONS)} (default: 3.4); before 3.1 the "
-        "token is part of the URL, which proxies may log",
+        "--spec", metavar="VERSION", type=_parse_version, default=HEADERS_SINCE,
+        help=f"version of Ignition's format: {', '.join(_VERSIONS)} (default: 3.1, which each "
+        "newer Ignition reads); before 3.1 the token is part of the URL, which proxies may log",
     )  # fmt: skip
 
 
