@@ -11,6 +11,8 @@ import re
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TextIO
 
 from treenail.api.machineconfigpool import MachineConfigPool
@@ -40,8 +42,17 @@ _POLL_S, _START_TIMEOUT_S, _STOP_TIMEOUT_S = 0.1, 60.0, 30.0
 class ConfigServer:
     """The server of Ignition configs, between `start` and `stop`; it requires tokens."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        *,
+        certificate: Path | None = None,
+        arguments: Sequence[str] = ("--tokens=require",),
+    ) -> None:
+        """``certificate`` has certificate and key, PEM; without it the server gets one here."""
         self._lab = lab
+        self._certificate = certificate
+        self._arguments = tuple(arguments)
         self._directory = lab.directory / "config-server"
         self._process: subprocess.Popen[bytes] | None = None
         self.log = lab.directory / "config-server.log"
@@ -50,14 +61,10 @@ class ConfigServer:
     def start(self) -> None:
         """Start the server with the permissions of its manifests; raise `HostError`."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        identity = CertificateAuthority(self._directory).make_server_identity()
-        certificate = self._directory / "serving.pem"
-        write_private_file(certificate, identity.private_key + identity.certificate)
-        # The lab has no Services, and runs no pods of a DaemonSet.
+        certificate = self._certificate or self._make_certificate()
+        # The lab runs no pods of a DaemonSet.
         self._lab.create_objects(
-            each
-            for each in build_server_documents(InstallOptions())
-            if each["kind"] not in ("Service", "DaemonSet")
+            each for each in build_server_documents(InstallOptions()) if each["kind"] != "DaemonSet"
         )
         kubeconfig = self._lab.server.write_account_kubeconfig(NAME, NAME)
         with self.log.open("wb") as output:
@@ -65,7 +72,7 @@ class ConfigServer:
                 [
                     *(*CONTROLLER_COMMAND, "serve", "--listen=127.0.0.1:0"),
                     *(f"--certificate={certificate}", f"--key={certificate}"),
-                    *(f"--kubeconfig={kubeconfig}", "--metrics=127.0.0.1:0", "--tokens=require"),
+                    *(f"--kubeconfig={kubeconfig}", "--metrics=127.0.0.1:0", *self._arguments),
                 ],
                 env={**os.environ, **owner.mark_environment()},
                 stdin=subprocess.DEVNULL,
@@ -110,6 +117,12 @@ class ConfigServer:
             text = done.stderr.decode("utf-8", "replace").strip()
             raise HostError(f"cannot create an access token: {text}")
         return done.stdout
+
+    def _make_certificate(self) -> Path:
+        identity = CertificateAuthority(self._directory).make_server_identity()
+        certificate = self._directory / "serving.pem"
+        write_private_file(certificate, identity.private_key + identity.certificate)
+        return certificate
 
     def _wait_for_port(self, process: "subprocess.Popen[bytes]") -> int:
         deadline = time.monotonic() + _START_TIMEOUT_S

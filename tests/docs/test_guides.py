@@ -15,12 +15,14 @@ from tests.docs.guide import FILE, LAB, NOT_RUN, RUN, ConsoleCommand, GuideStep,
 from tests.docs.lab_actions import GUIDES, LabActions, make_os_image
 from tests.docs.lab_shell import CLUSTER, LabShells
 from tests.docs.printed_output import compare_output
+from tests.docs.provision_actions import ProvisionActions
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail_lab.cluster import POOL, Lab, LabPlan
 from treenail_lab.controllers import ControllerReplicas
 from treenail_lab.demo import pool
 from treenail_lab.image_builds import find_build_refusal
 from treenail_lab.lifetime.owner import owner
+from treenail_lab.machine.ignition import ignition
 from treenail_lab.machine.settings import MachineSettings
 
 NODES = ("worker-0", "worker-1")
@@ -36,14 +38,17 @@ WITH_COMMANDS = [guide for guide in ALL if any(step.kind == RUN for step in read
 VERSION = "41.20260101"
 NEEDS_REGISTRY = "the cluster has a registry"
 """Action of a guide whose lab has a registry and a Node for builds."""
+NEEDS_MACHINES = "machines are added to the cluster"
+"""Action of a guide whose lab gets more machines: these have user data only."""
 UPDATE_ID = re.compile(r"(?<=TREENAIL_UPDATE=)[0-9a-f]{32}")
 
 
 class GuideLab:
     """A lab at rest, its shells and actions; use it as a context manager."""
 
-    def __init__(self, *, has_registry: bool = False) -> None:
+    def __init__(self, *, has_registry: bool = False, has_newcomers: bool = False) -> None:
         self._has_registry = has_registry
+        self._has_newcomers = has_newcomers
         self.update_id = ""
         """The ID of an update that a command printed last; a guide has that of another run."""
         self._stack = ExitStack()
@@ -71,6 +76,10 @@ class GuideLab:
                 builds = BuildActions(lab, controllers)
                 started.callback(builds.stop)
                 more = builds.list_actions()
+            if self._has_newcomers:
+                newcomers = ProvisionActions(lab, self.shells)
+                started.callback(newcomers.stop)
+                more = {**more, **newcomers.list_actions()}
             self.actions = LabActions(lab, self.shells, more)
             self._stack = started.pop_all()
         return self
@@ -101,9 +110,11 @@ class GuideLabs:
         self._lab: GuideLab | None = None
 
     @contextmanager
-    def lend(self, *, has_registry: bool = False) -> Iterator[GuideLab]:
-        if has_registry:
-            with GuideLab(has_registry=True) as own:
+    def lend(
+        self, *, has_registry: bool = False, has_newcomers: bool = False
+    ) -> Iterator[GuideLab]:
+        if has_registry or has_newcomers:
+            with GuideLab(has_registry=has_registry, has_newcomers=has_newcomers) as own:
                 own.actions.wait_until_at_rest()
                 yield own
                 own.actions.wait_until_at_rest()
@@ -143,13 +154,16 @@ def test_guide_prints_what_its_commands_print(guide: Path, guide_labs: GuideLabs
     has_registry = any(step.argument == NEEDS_REGISTRY for step in steps)
     if has_registry and (refusal := find_build_refusal()[0]):
         pytest.skip(refusal)
-    with guide_labs.lend(has_registry=has_registry) as lab:
+    has_newcomers = any(step.argument == NEEDS_MACHINES for step in steps)
+    if has_newcomers and (refusal := ignition.find_refusal()):
+        pytest.skip(refusal)
+    with guide_labs.lend(has_registry=has_registry, has_newcomers=has_newcomers) as lab:
         for step in steps:
             run_step(lab, step)
 
 
 def run_step(lab: GuideLab, step: GuideStep) -> None:
-    if step.argument == NEEDS_REGISTRY:
+    if step.argument in (NEEDS_REGISTRY, NEEDS_MACHINES):
         return
     if step.kind == LAB:
         lab.actions.run(step.argument)

@@ -72,8 +72,8 @@ def create_token(server: LabServer, pool: str) -> str:
 def test_process_serves_a_cluster_with_its_role_and_its_cache_without_it(tmp_path: Path) -> None:
     with LabServer(tmp_path / "api") as server:
         documents = [*installation.load_crds(), *build_server_documents(InstallOptions())]
-        # The lab has no Services, and runs no pods.
-        apply(server, [each for each in documents if each["kind"] not in ("Service", "DaemonSet")])
+        # The lab runs no pods.
+        apply(server, [each for each in documents if each["kind"] != "DaemonSet"])
         cluster = Cluster.of_kubeconfig(server.admin_kubeconfig)
         for document in (make_pool(), make_config(NEW, make_file("/etc/a"))):
             cluster.post(collection_of(document), document).ok()

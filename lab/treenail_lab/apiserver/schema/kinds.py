@@ -142,6 +142,19 @@ BUILT_IN: tuple[ResourceKind, ...] = (
         subresources=frozenset({"token"}),
         should_return_deleted=True,
     ),
+    # Stored only: the lab has no network of a cluster.
+    ResourceKind(
+        "",
+        "v1",
+        "Service",
+        "services",
+        is_namespaced=True,
+        short_names=("svc",),
+        subresources=STATUS_SUBRESOURCE,
+        should_return_deleted=True,
+        can_create_on_update=True,
+        fields=_build_paths("spec.clusterIP", "spec.type"),
+    ),
     ResourceKind(
         "policy",
         "v1",

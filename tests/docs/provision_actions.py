@@ -1,0 +1,113 @@
+"""Actions of the lab between the commands of a guide to new machines.
+
+Guides call the address of the control plane api-int.example.com. It is the loopback interface here.
+The server runs beside the lab, with the arguments of the DaemonSet, the certificate of the Secret
+and the permissions of the ServiceAccount that a guide created.
+"""
+
+import base64
+from collections.abc import Callable, Mapping
+
+from tests.docs.lab_shell import CLUSTER, LabShells
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.api.decode import Fields
+from treenail.controllers.ignition.access import RequestOutcome
+from treenail.controllers.ignition.request_log import RequestStore
+from treenail.controllers.install.ignition_server import (
+    CERTIFICATE_SECRET,
+    NAME,
+    REQUEST_CONFIGMAP,
+)
+from treenail.errors import NotFoundError
+from treenail.kube.resources import DAEMONSETS, SECRETS
+from treenail_lab.apiserver.access.certificates import write_private_file
+from treenail_lab.cluster import POOL, Lab
+from treenail_lab.provision import STOCK, ConfigServer, install_new_machine, is_pool_updated
+
+HOST, PORT = "api-int.example.com", 22623
+_LIMIT_S = 300.0
+_OWN_OPTIONS = ("--listen=", "--certificate=", "--key=", "--metrics=")
+
+
+class ProvisionActions:
+    """The actions on a lab to which machines are added."""
+
+    def __init__(self, lab: Lab, shells: LabShells) -> None:
+        self._lab = lab
+        self._shells = shells
+        self._server: ConfigServer | None = None
+        shells.names[HOST] = "localhost"
+        lab.add_image(STOCK)
+
+    def list_actions(self) -> Mapping[str, Callable[..., None]]:
+        """Return the actions by the text of their comments."""
+        return {
+            "the DaemonSet is rolled out": self._start_server,
+            r"(\S+) boots for the first time with (\S+)": self._boot_machine,
+            r"(\S+) joins": self._wait_for_node,
+            r"the log has (\d+) kinds of refused requests": self._wait_for_refusals,
+        }
+
+    def stop(self) -> None:
+        """Stop the server."""
+        if self._server is not None:
+            self._server.stop()
+
+    def _start_server(self) -> None:
+        """Start the server of one pod: the lab runs no pods of DaemonSets."""
+        wait_until(lambda: is_pool_updated(self._lab), limit_s=_LIMIT_S)
+        client = self._lab.client
+        secret = Fields.from_json(client.get(SECRETS, CERTIFICATE_SECRET, namespace=NAME), "Secret")
+        data = secret.get_object("data")
+        parts = [base64.b64decode(data.get_text(name)) for name in ("tls.key", "tls.crt")]
+        certificate = self._lab.directory / "guide-serving.pem"
+        write_private_file(certificate, b"".join(parts))
+        arguments = self._read_arguments()
+        self._server = ConfigServer(self._lab, certificate=certificate, arguments=arguments)
+        self._server.start()
+        # The names are replaced in this order.
+        self._shells.names = {f"{HOST}:{PORT}": f"localhost:{self._server.port}", HOST: "localhost"}
+        wait_until(self._is_ready, limit_s=_LIMIT_S)
+
+    def _is_ready(self) -> bool:
+        """Return whether the server has listed the cluster, as the rollout waits for it."""
+        url = f"https://{HOST}:{PORT}/config/{POOL}"
+        format_code = "--output /dev/null --write-out '%{http_code}'"
+        done = self._shells.run(CLUSTER, f"curl --silent {format_code} --cacert ca.crt {url}")
+        return done.stdout == "401"
+
+    def _read_arguments(self) -> list[str]:
+        """Return the arguments of the DaemonSet without those that belong to its pod."""
+        found = Fields.from_json(
+            self._lab.client.get(DAEMONSETS, NAME, namespace=NAME), "DaemonSet"
+        )
+        pod = found.get_object("spec").get_object("template").get_object("spec")
+        (container,) = pod.iter_objects("containers")
+        command, *arguments = container.get_text_list("args")
+        assert command == "serve"
+        return [each for each in arguments if not each.startswith(_OWN_OPTIONS)]
+
+    def _boot_machine(self, name: str, user_data: str) -> None:
+        assert self._server is not None
+        content = (self._shells.workstation / user_data).read_bytes()
+        install_new_machine(self._lab, name, STOCK, self._server, content).start()
+
+    def _wait_for_node(self, name: str) -> None:
+        def is_done() -> bool:
+            try:
+                return self._lab.read_annotations(name).get(key.STATE) == "Done"
+            except NotFoundError:
+                return False
+
+        wait_until(is_done, limit_s=_LIMIT_S)
+
+    def _wait_for_refusals(self, count: str) -> None:
+        """Wait until the server has written its log."""
+
+        def is_logged() -> bool:
+            stored = RequestStore(self._lab.client, NAME, REQUEST_CONFIGMAP).read_rows()
+            refused = [each for each in stored if each.row.outcome is RequestOutcome.REFUSED]
+            return len({each.row.reason for each in refused}) >= int(count)
+
+        wait_until(is_logged, limit_s=_LIMIT_S)
