@@ -89,6 +89,17 @@ def test_change_of_labels_affects_the_old_and_the_new_pool() -> None:
     assert watched.index.set_node("n", None) == {"gpu"}
 
 
+def test_deleted_pool_has_no_nodes_at_the_first_look() -> None:
+    """A node in no pool releases its lock; no later event would repeat a wrong answer."""
+    watched = Watched()
+    watched.set_pool("gpu", {"matchLabels": {"role": "gpu"}})
+    watched.set_node("n0", {"role": "gpu"})
+    assert watched.index.find_pools("n0", {"role": "gpu"}) == {"gpu"}
+    del watched.pools["gpu"]
+    watched.index.set_pool("gpu", None)
+    assert watched.index.find_pools("n0", {"role": "gpu"}) == frozenset()
+
+
 class CountedSelector(LabelSelector):
     """Counts how often any of them is evaluated."""
 

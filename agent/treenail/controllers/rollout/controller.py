@@ -291,7 +291,7 @@ class RolloutController:
     def _release_orphan(self, name: str) -> float | None:
         """Release the lock of a node in no pool. The pool does it for its own nodes."""
         node = self._find_node(name)
-        if node is None or self._index.set_node(name, node.labels):
+        if node is None or self._index.find_pools(name, node.labels):
             return None
         return self._reconciler.release_orphan(name)
 

@@ -127,6 +127,15 @@ class PoolIndex:
                 self._add_membership(name)
             return before | self._find_pools(name)
 
+    def find_pools(self, name: str, labels: Mapping[str, str]) -> frozenset[str]:
+        """Return the pools that a node with these labels belongs to now.
+
+        `set_node` also returns those that it belonged to before, such as a deleted pool.
+        """
+        with self._lock:
+            self.set_node(name, labels)
+            return self._find_pools(name)
+
     def get_pool_names(self) -> frozenset[str]:
         """Return the names of all pools."""
         return self._pools.get_names()
