@@ -11,7 +11,7 @@ from treenail_lab.lifetime.owner import owner
 
 AGENT = "import sys; from treenail.cli.main import main; sys.exit(main())"
 LAB = "import sys; from treenail_lab.__main__ import main; sys.exit(main())"
-LIMIT_S = 50.0
+LIMIT_S = 100.0
 Completed = subprocess.CompletedProcess[str]
 
 
