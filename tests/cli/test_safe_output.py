@@ -56,6 +56,7 @@ NODE_COMMANDS = {
 CONTROLLER_COMMANDS = {
     "build": ["-f", "POOL", "--pool", CANARY],
     "ignition": ["--from", CANARY, "--pool", "worker"],
+    "machines": ["--kubeconfig", CANARY],
     "manifests": ["--image", CANARY],
     "plan": ["-f", "POOL"],
     "render": ["-f", "POOL"],
