@@ -18,8 +18,9 @@ from tests.controllers.ignition.token_cluster import (
 from tests.waiting import wait_until
 from treenail.controllers.ignition.access import AccessVerdict
 from treenail.controllers.ignition.machine_credentials import SharedCredentials
-from treenail.controllers.ignition.token_access import TokenMode, TokenSettings
+from treenail.controllers.ignition.token_access import TokenAccess, TokenMode, TokenSettings
 from treenail.controllers.ignition.tokens import TokenRecord, UseState
+from treenail.errors import ForbiddenError
 
 pytestmark = pytest.mark.integration
 OK, UNAUTHORIZED, FORBIDDEN = HTTPStatus.OK, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN
@@ -112,6 +113,25 @@ def test_expired_token_is_refused_and_removed_a_day_later(cluster: TokenCluster)
     cluster.clock.move(2)
     replica.access.run_upkeep()
     assert cluster.make_store().load().tokens == {}
+
+
+def test_step_of_the_upkeep_that_is_forbidden_stops_no_other(
+    cluster: TokenCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create_token(ttl_s=60)
+    replica = cluster.start_replica()
+
+    def settle_uses() -> None:
+        raise ForbiddenError("cannot list nodes: forbidden")
+
+    access = TokenAccess(
+        replica.store, cluster.clock, TokenSettings(), SharedCredentials(), settle_uses=settle_uses
+    )
+    cluster.clock.move(60 + 86_401)
+    access.run_upkeep()
+    assert cluster.make_store().load().tokens == {}
+    access.run_upkeep()
+    assert caplog.text.count("cannot list nodes") == 1
 
 
 def test_transition_serves_machines_without_token_and_counts_them(cluster: TokenCluster) -> None:

@@ -94,7 +94,7 @@ class TokenAccess:
         self._open_credentials = open_credentials or SharedCredentials()
         self._is_watch_current = is_watch_current
         self._settle_uses = settle_uses
-        self._last_problem = ""
+        self._last_problems: tuple[str, ...] = ()
         self._offline = OfflineUses()
         self._offline_lock = threading.Lock()
         self._stopped = threading.Event()
@@ -191,15 +191,18 @@ class TokenAccess:
             self._settle_uses,
             self._drop_expired,
         )
+        problems: list[str] = []
         for step in steps:
             try:
                 step()
             except TreenailError as error:
-                if str(error) != self._last_problem:
+                problems.append(str(error))
+                if str(error) not in self._last_problems:
                     log.warning("upkeep of access tokens failed: %s", error)
-                self._last_problem = str(error)
-                return
-        self._last_problem = ""
+                if isinstance(error, UnreachableError):
+                    # The other steps would wait for the API server, too.
+                    break
+        self._last_problems = tuple(problems)
 
     def _drop_expired(self) -> None:
         observed = self._store.observed
