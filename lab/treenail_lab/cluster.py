@@ -230,22 +230,25 @@ class Lab:
                 },
             },
         }
-        self.client.create(NODES, node)
+        with suppress(AlreadyExistsError):
+            self.client.create(NODES, node)
         if self.plan.has_machine_config_nodes:
             spec: Json = {
                 "node": {"name": name},
                 "pool": {"name": POOL},
                 "configVersion": {"desired": "not-yet-set"},
             }
-            self.client.create(
-                MACHINECONFIGNODES,
-                {
-                    "apiVersion": MACHINECONFIGNODES.api_version,
-                    "kind": "MachineConfigNode",
-                    "metadata": {"name": name},
-                    "spec": spec,
-                },
-            )
+            # The rollout controller may have created it, as soon as it saw the Node.
+            with suppress(AlreadyExistsError):
+                self.client.create(
+                    MACHINECONFIGNODES,
+                    {
+                        "apiVersion": MACHINECONFIGNODES.api_version,
+                        "kind": "MachineConfigNode",
+                        "metadata": {"name": name},
+                        "spec": spec,
+                    },
+                )
         return self.server.write_node_kubeconfig(name)
 
     def _install_node(self, name: str) -> None:
