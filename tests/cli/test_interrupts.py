@@ -50,7 +50,7 @@ def test_interrupt_while_modules_load_prints_nothing(entry: str) -> None:
     with start(
         HEEDED + INTERRUPTED_IMPORT.format(module=module, entry=entry), "--version"
     ) as process:
-        assert process.communicate(timeout=50) == ("", "")
+        assert process.communicate(timeout=100) == ("", "")
     assert process.returncode == -signal.SIGINT
 
 
@@ -71,7 +71,7 @@ def test_interrupt_of_a_command_prints_nothing(
     # The pipe is opened for writing as soon as the command reads it.
     with start(HEEDED + call(entry), *arguments) as process, file.open("wb"):
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=50) == ("", "")
+        assert process.communicate(timeout=100) == ("", "")
     assert process.returncode == 130
 
 
@@ -85,7 +85,7 @@ def test_ignored_interrupt_stays_ignored(tmp_path: Path) -> None:
         with file.open("w") as stream:
             process.send_signal(signal.SIGINT)
             stream.write(CONFIG)
-        process.communicate(timeout=50)
+        process.communicate(timeout=100)
     assert process.returncode == 0
 
 
@@ -108,7 +108,7 @@ def test_terminal_gets_escape_sequences_unless_it_is_plain(
     ) as process:
         os.close(other)
         shown = os.read(terminal, 65536)
-        process.communicate(timeout=50)
+        process.communicate(timeout=100)
     os.close(terminal)
     assert process.returncode == 3
     assert (b"\x1b[" in shown) is (setting == {"TERM": "xterm"})
