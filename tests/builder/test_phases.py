@@ -94,8 +94,7 @@ def test_build_with_context_is_pushed_and_verified(base: Base, tmp_path: Path) -
             "RUN true\nRUN cat /missing || { sleep 0.5; exit 1; }\n",
             "InstructionFailed", 3, "can't open '/missing'",
         ),
-        # On a busy host it may report a kill as exit status 1.
-        ("RUN sleep 0.5; kill -9 $$\n", "InstructionFailed", 2, "kill -9 $$"),
+        ("RUN sleep 0.5; kill -9 $$\n", "InstructionFailed", 2, "killed by a signal"),
         pytest.param(
             "FROM configs\nCOPY absent /x\n", "InstructionFailed", 3, "absent",
             marks=pytest.mark.long,
