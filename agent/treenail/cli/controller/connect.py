@@ -25,15 +25,19 @@ if TYPE_CHECKING:
     from treenail.kube.official import OfficialTransport
 
 
+POD_ACCOUNT = "the service account of the pod"
+"""Default connection of the processes that run in a cluster, for their help."""
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
-def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that choose the cluster."""
+def add_connection_arguments(
+    parser: argparse.ArgumentParser, *, default: str = "the files in KUBECONFIG, or ~/.kube/config"
+) -> None:
+    """Add the arguments that choose the cluster; ``default`` is the text of the help."""
     parser.add_argument(
         "--kubeconfig",
         metavar="FILE",
-        help="connect with this kubeconfig (default: the files in KUBECONFIG, or ~/.kube/config)",
+        help=f"connect with this kubeconfig (default: {default})",
     )
     parser.add_argument(
         "--context",

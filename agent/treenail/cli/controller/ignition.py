@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from treenail.api import annotations as key
 from treenail.api import documents
-from treenail.cli.controller.serve import parse_registry
+from treenail.cli.controller.serve import add_document_arguments
 from treenail.cli.files import read_input
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.config.ignition_emit import VERSIONS_SERVED
@@ -74,16 +74,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="add this kubeconfig, with which the kubelet joins the cluster (default: that of the "
         "rendered config, if it has one)",
     )  # fmt: skip
-    parser.add_argument(
-        "--registry-needs-cluster", metavar="HOST", action="append", default=[],
-        type=parse_registry,
-        help="name no image of this registry, HOST or HOST:PORT, to machines: they cannot reach it "
-        "before they join; repeatable",
-    )  # fmt: skip
-    parser.add_argument(
-        "--image-annotation", choices=("desiredOSImage", "desiredImage"), default="desiredOSImage",
-        help="assign images to nodes with this annotation (default: %(default)s)",
-    )  # fmt: skip
+    add_document_arguments(parser)
     parser.add_argument(
         "--without-secrets", action="store_true",
         help="print the size in place of the contents of files that not every user may read, and "

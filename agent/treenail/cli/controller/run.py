@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING
 
 from treenail.api.decode import Json
 from treenail.cli.controller import build_options
-from treenail.cli.controller.connect import create_pod_transport, create_transport
+from treenail.cli.controller.connect import (
+    POD_ACCOUNT,
+    add_connection_arguments,
+    create_pod_transport,
+    create_transport,
+)
 from treenail.cli.controller.stderr_log import log_to_stderr
 from treenail.cli.controller.trust import add_key_argument, load_key
 from treenail.cli.output import EXIT_FAILED
@@ -204,17 +209,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument("--enable", type=parse_controllers, required=True, metavar="NAME,...",
                         help=f"run these of {', '.join(CONTROLLERS)}")  # fmt: skip
-    parser.add_argument(
-        "--kubeconfig",
-        metavar="FILE",
-        help="connect with this kubeconfig (default: the service account of the pod)",
-    )
-    parser.add_argument(
-        "--context",
-        metavar="NAME",
-        default="",
-        help="use this context of the kubeconfig (default: its current context)",
-    )
+    add_connection_arguments(parser, default=POD_ACCOUNT)
     parser.add_argument(
         "--metrics", metavar="HOST:PORT", default="127.0.0.1:8080",
         help="serve /metrics, /healthz and /readyz at this address (default: %(default)s)",

@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treenail.api import annotations as key
-from treenail.cli.controller.connect import parse_namespace
+from treenail.cli.controller.connect import (
+    POD_ACCOUNT,
+    add_connection_arguments,
+    parse_namespace,
+)
 from treenail.cli.controller.duration import parse_duration
 from treenail.cli.controller.run import (
     create_process_transport,
@@ -84,17 +88,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="read pools, rendered configs and the ControllerConfig from the .yaml, .yml and .json "
         "files of this directory (default: read a cluster)",
     )  # fmt: skip
-    parser.add_argument(
-        "--kubeconfig",
-        metavar="FILE",
-        help="connect with this kubeconfig (default: the service account of the pod)",
-    )
-    parser.add_argument(
-        "--context",
-        metavar="NAME",
-        default="",
-        help="use this context of the kubeconfig (default: its current context)",
-    )
+    add_connection_arguments(parser, default=POD_ACCOUNT)
     parser.add_argument(
         "--namespace", type=parse_namespace,
         help="namespace of the access tokens and of the log of requests (default: that of the pod, "
@@ -106,16 +100,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="record an Event when no Node appears within this time after a machine received its "
         "config, such as 45s, 30m or 1h30m (default: 20m)",
     )  # fmt: skip
-    parser.add_argument(
-        "--registry-needs-cluster", metavar="HOST", action="append", default=[],
-        type=parse_registry,
-        help="name no image of this registry, HOST or HOST:PORT, to machines: they cannot reach it "
-        "before they join; repeatable",
-    )  # fmt: skip
-    parser.add_argument(
-        "--image-annotation", choices=("desiredOSImage", "desiredImage"), default="desiredOSImage",
-        help="assign images to nodes with this annotation (default: %(default)s)",
-    )  # fmt: skip
+    add_document_arguments(parser)
     parser.add_argument(
         "--cache", type=parse_count, default=64, metavar="N",
         help="keep at most N built configs in memory (default: %(default)s)",
@@ -126,6 +111,20 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )  # fmt: skip
     parser.add_argument("-v", "--verbose", action="store_true", help="log at level DEBUG")
     parser.set_defaults(run=serve_configs)
+
+
+def add_document_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that change the served documents."""
+    parser.add_argument(
+        "--registry-needs-cluster", metavar="HOST", action="append", default=[],
+        type=parse_registry,
+        help="name no image of this registry, HOST or HOST:PORT, to machines: they cannot reach it "
+        "before they join; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--image-annotation", choices=("desiredOSImage", "desiredImage"), default="desiredOSImage",
+        help="assign images to nodes with this annotation (default: %(default)s)",
+    )  # fmt: skip
 
 
 def serve_configs(arguments: argparse.Namespace) -> int:
