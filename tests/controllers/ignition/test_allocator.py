@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 PROGRAM = """
-from treenail.controllers.ignition.allocator import limit_allocator, release_freed_memory
+from treenail.allocator import limit_allocator, release_freed_memory
 
 def read_resident():
     with open("/proc/self/statm") as file:

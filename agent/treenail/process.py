@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from treenail.clock import Clock
 from treenail.errors import CommandError, CommandTimeoutError
@@ -15,6 +16,27 @@ _STDERR_MESSAGE_LIMIT = 256  # characters
 _STDERR_LIMIT = 4096
 _STDOUT_LIMIT = 1024 * 1024
 _CHUNK = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _OutputLimits:
+    """Limits of a running program; ``deadline`` is in monotonic seconds."""
+
+    deadline: float
+    timeout_s: float
+    output_bytes: int
+
+
+def stop_process(
+    process: "subprocess.Popen[bytes] | subprocess.Popen[str]", timeout_s: float
+) -> None:
+    """End a process with SIGTERM, or with SIGKILL after ``timeout_s``, and wait for its end."""
+    process.terminate()
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class ProgramRunner:
@@ -28,8 +50,15 @@ class ProgramRunner:
         self._clock = clock
         self._environ = {**environ, "LC_ALL": "C.UTF-8"}
 
-    def run_command(self, argv: Sequence[str], *, timeout_s: float, stdin: bytes = b"") -> bytes:
-        """Run the program, and return its standard output, at most 1 MiB.
+    def run_command(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        stdin: bytes = b"",
+        output_limit: int = _STDOUT_LIMIT,
+    ) -> bytes:
+        """Run the program, and return its standard output, at most ``output_limit`` bytes (1 MiB).
 
         Raises `CommandError` with the program's name, its exit code and the beginning of its
         standard error when it fails, does not start or writes more, and `CommandTimeoutError` when
@@ -50,7 +79,8 @@ class ProgramRunner:
                 raise CommandError(f"cannot run {argv[0]}: {error.strerror}") from error
         with program:
             try:
-                output, errors = self._collect_output(program, argv[0], deadline, timeout_s)
+                limits = _OutputLimits(deadline, timeout_s, output_limit)
+                output, errors = self._collect_output(program, argv[0], limits)
             except BaseException:
                 with suppress(ProcessLookupError):
                     os.killpg(program.pid, signal.SIGKILL)
@@ -65,7 +95,7 @@ class ProgramRunner:
         return output
 
     def _collect_output(
-        self, program: "subprocess.Popen[bytes]", name: str, deadline: float, timeout_s: float
+        self, program: "subprocess.Popen[bytes]", name: str, limits: "_OutputLimits"
     ) -> tuple[bytes, bytes]:
         """Return both outputs once the program has ended."""
         output, errors = bytearray(), bytearray()
@@ -73,21 +103,23 @@ class ProgramRunner:
             open_ends.register(program.stdout or -1, selectors.EVENT_READ, output)
             open_ends.register(program.stderr or -1, selectors.EVENT_READ, errors)
             while open_ends.get_map():
-                left_s = deadline - self._clock.monotonic()
+                left_s = limits.deadline - self._clock.monotonic()
                 if left_s <= 0:
-                    raise CommandTimeoutError(f"{name} did not exit within {timeout_s:g} s")
+                    raise CommandTimeoutError(f"{name} did not exit within {limits.timeout_s:g} s")
                 for end, _ in open_ends.select(left_s):
                     chunk = os.read(end.fd, _CHUNK)
                     if not chunk:
                         open_ends.unregister(end.fileobj)
                     end.data.extend(chunk)
                 del errors[_STDERR_LIMIT:]
-                if len(output) > _STDOUT_LIMIT:
-                    raise CommandError(f"{name} wrote more than {_STDOUT_LIMIT} bytes")
+                if len(output) > limits.output_bytes:
+                    raise CommandError(f"{name} wrote more than {limits.output_bytes} bytes")
         try:
-            program.wait(max(0.0, deadline - self._clock.monotonic()))
+            program.wait(max(0.0, limits.deadline - self._clock.monotonic()))
         except subprocess.TimeoutExpired as error:
-            raise CommandTimeoutError(f"{name} did not exit within {timeout_s:g} s") from error
+            raise CommandTimeoutError(
+                f"{name} did not exit within {limits.timeout_s:g} s"
+            ) from error
         return bytes(output), bytes(errors)
 
 

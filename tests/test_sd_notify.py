@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.host.systemd.sd_notify import SystemdNotifier
+from treenail.sd_notify import SystemdNotifier
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Settings of glibc's allocator for a server with many threads and large documents."""
+"""Settings of glibc's allocator for a process with threads that must keep little memory."""
 
 import ctypes
 
@@ -11,8 +11,8 @@ def limit_allocator() -> None:
     """Keep little freed memory in the process; do nothing without glibc.
 
     By default glibc makes an arena for each thread, up to 8 times the number of CPUs, and keeps
-    freed blocks of up to 32 MiB (mallopt(3)): after requests of many machines the server would keep
-    a multiple of what it needs.
+    freed blocks of up to 32 MiB (mallopt(3)): after requests of many machines a server would keep
+    a multiple of what it needs, and the agent the memory of its last update.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -5,7 +5,7 @@ import pytest
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
 from treenail.errors import CommandError
-from treenail.host.system.process import ProgramRunner
+from treenail.process import ProgramRunner
 
 pytestmark = pytest.mark.process
 
