@@ -302,3 +302,12 @@ def test_unsupported_types_are_errors_of_the_program() -> None:
 @given(st.builds(Everything, share=st.floats(allow_nan=False)))
 def test_any_object_survives_encoding(value: Everything) -> None:
     assert codec.decode(Everything, json.loads(json.dumps(codec.encode(value)))) == value
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 400])
+def test_encode_parts_writes_the_text_of_json_dumps(count: int) -> None:
+    files = [{"path": f"/{number}", "contents": 'é"\\' * 700} for number in range(count)]
+    document = {"a": {}, "b": [], "c": {"files": files, "d": [[], {}]}, "é": None}
+    parts = list(codec.encode_parts(document))
+    assert b"".join(parts) == json.dumps(document).encode()
+    assert len(parts) > 2 or count < 400

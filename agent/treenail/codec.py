@@ -19,7 +19,7 @@ unions. Dataclasses in a union need a field of the same key that is a different 
 import json
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -31,6 +31,8 @@ T = TypeVar("T")
 _OPTIONS = "treenail.codec"
 _UNSET = object()
 _NULL = type(None)
+_PART_SIZE = 256 * 1024
+_PART_ENTRIES = 16
 _JSON_NAMES = {
     dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "an integer",
     float: "a number", _NULL: "null",
@@ -94,6 +96,37 @@ def key(
     first, so that its import can wait.
     """
     return {_OPTIONS: _Options(name, fallback, can_skip, is_required, resolve)}
+
+
+def encode_parts(document: object) -> Iterator[bytes]:
+    """Yield the JSON text of a large document in parts, as ``json.dumps`` writes it."""
+    parts: list[str] = []
+    size = 0
+    for part in _list_parts(document):
+        parts.append(part)
+        size += len(part)
+        if size >= _PART_SIZE:
+            yield "".join(parts).encode()
+            parts, size = [], 0
+    yield "".join(parts).encode()
+
+
+def _list_parts(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        before = "{"
+        for name, each in value.items():
+            yield f"{before}{json.dumps(name)}: "
+            yield from _list_parts(each)
+            before = ", "
+        yield "}" if value else "{}"
+    elif isinstance(value, list) and value:
+        before = "["
+        for start in range(0, len(value), _PART_ENTRIES):
+            yield f"{before}{json.dumps(value[start : start + _PART_ENTRIES])[1:-1]}"
+            before = ", "
+        yield "]"
+    else:
+        yield json.dumps(value)
 
 
 def encode(value: object, *, version: int | None = None) -> Json:

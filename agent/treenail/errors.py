@@ -20,6 +20,7 @@
     ├─ OverdueError                  Degraded         backoff     a wait exceeds its limit
     └─ ClusterError                  (unchanged)      backoff     the API server
        ├─ ConfigRejectedError        Degraded                     a named config cannot be read
+       │  └─ ConfigPendingError      (unchanged)                  it is that of a new machine
        └─ UnreachableError  ConflictError  GoneError  ForbiddenError  NotFoundError
           AlreadyExistsError  InvalidError  TooManyRequestsError  NotLeaderError
     UsageError                       (exit code 2)                 an invalid argument or setting
@@ -190,7 +191,7 @@ class UnreachableError(ClusterError):
 class ConfigRejectedError(ClusterError):
     """The API server does not return a config that the Node names, and says why."""
 
-    node_state = "Degraded"
+    node_state: str | None = "Degraded"
 
 
 class ConflictError(ClusterError):
@@ -215,6 +216,15 @@ class NotFoundError(ClusterError):
 
 class ConfigMissingError(NotFoundError, ConfigRejectedError):
     """A config that the Node names does not exist."""
+
+
+class ConfigPendingError(ConfigMissingError):
+    """The cluster does not have yet the config that this new machine was served."""
+
+    node_state = None
+    report_after_failures = 1
+    wait_limit_s = 1800.0
+    max_delay_s = 15.0
 
 
 class InvalidError(ClusterError):

@@ -62,6 +62,8 @@ def retry_registry_call(
     clock: Clock,
     should_retry: Callable[[BaseException], bool],
     get_retry_after_s: Callable[[BaseException], float],
+    *,
+    attempts: int = 5,
 ) -> T:
     """Call a request to an image registry up to 5 times, with at most 40 s of pauses.
 
@@ -73,7 +75,7 @@ def retry_registry_call(
         clock,
         should_retry,
         get_retry_after_s,
-        attempts=5,
+        attempts=attempts,
         first_pause_s=0.5,
         max_pause_s=10.0,
     )

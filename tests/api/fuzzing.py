@@ -19,7 +19,7 @@ def fuzz(test: T) -> T:
     bounded = settings(
         max_examples=EXAMPLES or 100, database=None, suppress_health_check=list(HealthCheck)
     )(test)
-    return pytest.mark.limit(EXAMPLES or 60.0)(bounded)
+    return pytest.mark.limit(EXAMPLES or 600.0)(bounded)
 
 
 numbers = st.integers() | st.floats()

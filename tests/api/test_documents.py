@@ -83,7 +83,14 @@ def test_key_is_always_a_string() -> None:
 
 
 def test_duplicate_key_is_rejected() -> None:
-    assert refusal("a: 1\nb: 2\na: 3\n") == "f.yaml, line 3, column 1: duplicate key"
+    assert refusal("a: 1\nb: 2\na: 3\n") == "f.yaml, line 3, column 1: duplicate key 'a'"
+    assert refusal(f"{'k' * 99}: 1\n" * 2).endswith(f"duplicate key '{'k' * 60}'")
+
+
+def test_tab_in_the_indent_is_named_with_its_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"line 2, column \d: not YAML: found a tab") as info:
+        load_document("a:\n\tb: 1\n", where="f.yaml")
+    assert info.value.remedy == "indent with spaces, not with tabs"
 
 
 def test_merge_key_does_not_override_own_keys() -> None:

@@ -20,6 +20,10 @@ PRESTAGE_CONFIG = OWN_PREFIX + "prestage-config"
 PRESTAGE_IMAGE = OWN_PREFIX + "prestage-image"
 """Request to pre-stage an image while the node is idle."""
 
+# Written by the install controller.
+REMOVE_BOOTSTRAP_REGISTRY = OWN_PREFIX + "remove-bootstrap-registry"
+"""``HOST:PORT`` of the registry on the bootstrap host that the node must no longer use."""
+
 # Written by the agent.
 CURRENT_CONFIG = PREFIX + "currentConfig"
 CURRENT_OS_IMAGE = PREFIX + "currentOSImage"
@@ -43,6 +47,8 @@ BOOTED_DIGEST = OWN_PREFIX + "booted-digest"
 """The digest of the booted manifest, where the current image names a manifest list."""
 PROGRESS = OWN_PREFIX + "progress"
 """Percentage of the running transaction of the operating system, such as ``40%``; for tables."""
+BOOTSTRAP_REGISTRY = OWN_PREFIX + "bootstrap-registry"
+"""``HOST:PORT`` of the registry on the bootstrap host while the node uses it."""
 PRESTAGED = OWN_PREFIX + "prestaged"
 """The pre-staged image."""
 PRESTAGE_ERROR = OWN_PREFIX + "prestage-error"
@@ -63,6 +69,8 @@ CURRENT_BUILD = PREFIX + "current-machine-os-build"
 REBUILD = PREFIX + "rebuild"
 
 # Of a MachineOSConfig, written by users.
+PRE_BUILT_IMAGE = PREFIX + "pre-built-image"
+"""Image by digest that machines of the pool get from their first boot on."""
 BUILD_SEES_CONFIG = OWN_PREFIX + "build-sees-config"
 """``true``: the files of the rendered config lie below the user's Containerfile too."""
 BUILD_CONTEXT = OWN_PREFIX + "context"
@@ -97,6 +105,10 @@ REBUILD_OF = OWN_PREFIX + "rebuild-of"
 """UID of the build that a rebuild replaces; on the MachineOSConfig until the rebuild exists."""
 PREVIOUS_FAILURE = OWN_PREFIX + "previous-failure"
 """Why the build failed that a rebuild replaced."""
+
+# Of a Secret, written by the install controller.
+ADOPTED_DATA = OWN_PREFIX + "adopted-data"
+"""SHA-256 of the data that an installation brought; different data are those of another writer."""
 
 # Labels of a MachineOSBuild and of the objects of its Job.
 TARGET_POOL = PREFIX + "target-machine-config-pool"

@@ -6,7 +6,7 @@ encoding/json. Unknown fields are ignored.
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar, cast
 
 from treenail.errors import ConfigError
@@ -44,15 +44,33 @@ def load_json(text: str | bytes, *, where: str) -> object:
         raise ConfigError(f"{where}: not JSON: a number outside of JSON") from error
 
 
+_FieldLocation = tuple["str | _FieldLocation", str | int]
+"""Location of the parent, and the name of the field or the index in that list.
+
+Only errors need the text, and a config has thousands of objects.
+"""
+
+
 class Fields:
     """One object of a document; ``path`` is its location in the document."""
 
-    __slots__ = ("error", "path", "values")
+    __slots__ = ("_location", "error", "values")
 
-    def __init__(self, values: Json, path: str, error: type[ConfigError] = ConfigError) -> None:
+    def __init__(
+        self,
+        values: Json,
+        path: "str | _FieldLocation",
+        error: type[ConfigError] = ConfigError,
+    ) -> None:
         self.values = values
-        self.path = path
+        self._location = path
         self.error = error
+
+    @property
+    def path(self) -> str:
+        if not isinstance(self._location, str):
+            self._location = _format_location(self._location)
+        return self._location
 
     @classmethod
     def from_json(
@@ -65,9 +83,7 @@ class Fields:
 
     def path_of(self, name: str) -> str:
         """Return the location of a field."""
-        if not (name.isascii() and name.isidentifier()) and not _PLAIN_KEY.fullmatch(name):
-            return f"{self.path}[{json.dumps(name)}]"
-        return f"{self.path}.{name}" if self.path else name
+        return _join_path(self.path, name)
 
     def make_error(self, name: str, expected: str) -> ConfigError:
         """Build the error for a field of the wrong type."""
@@ -129,11 +145,14 @@ class Fields:
     def get_text_list(self, name: str) -> tuple[str, ...]:
         """Return a list of strings, empty when absent."""
         found = []
+        if self.values.get(name) is None:
+            return ()
         for index, value in enumerate(self.get_list(name)):
             if not isinstance(value, str):
                 what = _describe_value(value, secret=name in _SECRET)
                 raise self.error(f"{self.path_of(name)}[{index}]: expected a string, found {what}")
-            self._reject_lone_surrogates(value, f"{self.path_of(name)}[{index}]")
+            if not value.isascii():
+                self._reject_lone_surrogates(value, f"{self.path_of(name)}[{index}]")
             found.append(value)
         return tuple(found)
 
@@ -144,13 +163,21 @@ class Fields:
             value = {}
         elif not isinstance(value, dict):
             raise self.make_error(name, "an object")
-        return Fields(value, self.path_of(name), self.error)
+        return Fields(value, (self._location, name), self.error)
 
-    def iter_objects(self, name: str) -> Iterator["Fields"]:
-        """Yield the objects of a list, none when absent."""
-        path = self.path_of(name)
+    def iter_objects(self, name: str) -> Iterable["Fields"]:
+        """Iterate over the objects of a list, none when absent."""
+        if self.values.get(name) is None:
+            return ()
+        return self._iter_list(name)
+
+    def _iter_list(self, name: str) -> Iterator["Fields"]:
+        path, error = self.path_of(name), self.error
         for index, value in enumerate(self.get_list(name)):
-            yield Fields.from_json(value, f"{path}[{index}]", self.error)
+            if not isinstance(value, dict):
+                found = _describe_value(value)
+                raise error(f"{path}[{index}]: expected an object, found {found}")
+            yield Fields(value, (path, index), error)
 
     def map_objects(self, name: str, read: Callable[["Fields"], _T]) -> tuple[_T, ...]:
         """Apply ``read`` to every object of a list."""
@@ -187,6 +214,20 @@ class Fields:
             raise self.error(
                 f"{path}: expected a string, found half a surrogate pair at character {error.start}"
             ) from error
+
+
+def _join_path(path: str, name: str) -> str:
+    if not (name.isascii() and name.isidentifier()) and not _PLAIN_KEY.fullmatch(name):
+        return f"{path}[{json.dumps(name)}]"
+    return f"{path}.{name}" if path else name
+
+
+def _format_location(location: "str | _FieldLocation") -> str:
+    if isinstance(location, str):
+        return location
+    parent, step = location
+    path = _format_location(parent)
+    return f"{path}[{step}]" if isinstance(step, int) else _join_path(path, step)
 
 
 def _describe_value(value: object, *, secret: bool = False) -> str:

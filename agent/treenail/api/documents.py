@@ -1,36 +1,44 @@
 """Reads and writes YAML and JSON documents as the Go programs of a cluster do."""
 
 import contextlib
+from typing import TYPE_CHECKING
 
 from treenail.api.decode import Json, load_json
 from treenail.errors import ConfigError
+
+if TYPE_CHECKING:
+    from treenail.api.yaml11 import ValueBudget
 
 SIZE_LIMIT = 64 * 1024 * 1024
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def load_document(text: str | bytes, *, where: str) -> Json:
-    """Return the only object in a YAML or JSON text; raise `ConfigError` that names ``where``."""
-    text = _decode_text(text, where)  # frees the bytes before the values need memory
-    found = _parse_objects(text, where)
+def load_document(text: str | bytes, *, where: str, budget: "ValueBudget | None" = None) -> Json:
+    """Return the only object in a YAML or JSON text; raise `ConfigError` that names ``where``.
+
+    ``budget`` limits the keys and values of YAML.
+    """
+    text = decode_text(text, where)  # frees the bytes before the values need memory
+    found = _parse_objects(text, where, budget)
     if len(found) != 1:
         raise ConfigError(f"{where}: expected one document, found {len(found)}")
-    return found[0]
+    return found[0][1]
 
 
 def load_documents(text: str | bytes, *, where: str) -> list[Json]:
     """Return every object in a YAML or JSON text, without empty ones; raise `ConfigError`."""
-    return _parse_objects(_decode_text(text, where), where)
+    return [value for _, value in load_located_documents(text, where=where)]
 
 
-def dump_document(document: Json) -> str:
-    """Format as YAML with sorted keys; `load_document` and Go read the same values back."""
-    from treenail.api import yaml11  # noqa: PLC0415 - most documents are JSON
+def load_located_documents(
+    text: str | bytes, *, where: str, budget: "ValueBudget | None" = None
+) -> list[tuple[int, Json]]:
+    """Return every object with the line where it begins, from 1; raise `ConfigError`."""
+    return _parse_objects(decode_text(text, where), where, budget)
 
-    return yaml11.dump_yaml(document)
 
-
-def _decode_text(text: str | bytes, where: str) -> str:
+def decode_text(text: str | bytes, where: str) -> str:
+    """Return the text of a file without a byte order mark; raise `ConfigError`."""
     if len(text) > SIZE_LIMIT:
         raise ConfigError(f"{where}: {len(text)} bytes, more than the limit of {SIZE_LIMIT}")
     if isinstance(text, str):
@@ -43,21 +51,28 @@ def _decode_text(text: str | bytes, where: str) -> str:
         ) from error
 
 
-def _parse_objects(text: str, where: str) -> list[Json]:
-    found: list[Json] = []
-    for value in _parse_values(text, where):
+def dump_document(document: Json) -> str:
+    """Format as YAML with sorted keys; `load_document` and Go read the same values back."""
+    from treenail.api import yaml11  # noqa: PLC0415 - most documents are JSON
+
+    return yaml11.dump_yaml(document)
+
+
+def _parse_objects(text: str, where: str, budget: "ValueBudget | None") -> list[tuple[int, Json]]:
+    found: list[tuple[int, Json]] = []
+    for line, value in _parse_values(text, where, budget):
         if isinstance(value, dict):
-            found.append(value)
+            found.append((line, value))
         elif value is not None:
             raise ConfigError(f"{where}: expected an object at the top of the document")
     return found
 
 
-def _parse_values(text: str, where: str) -> list[object]:
+def _parse_values(text: str, where: str, budget: "ValueBudget | None") -> list[tuple[int, object]]:
     if text.startswith("{"):
         # JSON in most cases. Else YAML in flow style, whose parser reports the error for both.
         with contextlib.suppress(ConfigError):
-            return [load_json(text, where=where)]
+            return [(1, load_json(text, where=where))]
     from treenail.api import yaml11  # noqa: PLC0415 - as above
 
-    return yaml11.parse_yaml(text, where=where)
+    return yaml11.parse_located_yaml(text, where=where, budget=budget)

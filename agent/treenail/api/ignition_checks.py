@@ -92,7 +92,10 @@ class _DocumentChecks:
 
     def check_object(self, fields: Fields, shape: ObjectShape, *, is_unique: bool = True) -> None:
         """Check the types of all fields, and lists for duplicates unless they may have them."""
+        values = fields.values
         for name, kind in shape.plain.items():
+            if values.get(name) is None:
+                continue
             if kind is str:
                 fields.get_optional_text(name)
             elif kind is int:
@@ -100,16 +103,21 @@ class _DocumentChecks:
             else:
                 fields.get_optional_bool(name)
         for name, part in shape.nested.items():
-            if isinstance(part, ObjectShape):
-                self.check_object(fields.get_object(name), part, is_unique=is_unique)
-                continue
-            if part.entry is None:
-                fields.get_text_list(name)
-            else:
-                for entry in fields.iter_objects(name):
-                    self.check_object(entry, part.entry, is_unique=is_unique)
+            if values.get(name) is not None:
+                self._check_part(fields, name, part, is_unique=is_unique)
         if is_unique:
             _reject_duplicates(fields, shape)
+
+    def _check_part(
+        self, fields: Fields, name: str, part: ObjectShape | ListShape, *, is_unique: bool
+    ) -> None:
+        if isinstance(part, ObjectShape):
+            self.check_object(fields.get_object(name), part, is_unique=is_unique)
+        elif part.entry is None:
+            fields.get_text_list(name)
+        else:
+            for entry in fields.iter_objects(name):
+                self.check_object(entry, part.entry, is_unique=is_unique)
 
     def check_nodes(self, config: Fields) -> None:
         """Check the values of files, directories, links and units."""
@@ -350,7 +358,7 @@ def _check_tang(server: Fields) -> None:
     if advertisement := server.get_text("advertisement"):
         try:
             json.loads(advertisement)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise server.error(f"{server.path_of('advertisement')}: expected JSON") from error
 
 
@@ -381,16 +389,21 @@ def read_scheme(url: str) -> str:
 
 def _reject_duplicates(fields: Fields, shape: ObjectShape) -> None:
     """Raise when two entries of a list, or of lists that share their keys, have the same key."""
-    found: dict[object, dict[object, str]] = {}
+    found: dict[object, dict[object, tuple[str, int]]] = {}
     for name, part in shape.nested.items():
-        if isinstance(part, ObjectShape) or part.is_appended or not (part.key or not part.entry):
+        if fields.values.get(name) is None or isinstance(part, ObjectShape):
+            continue
+        if part.is_appended or not (part.key or not part.entry):
             continue
         locations = found.setdefault(part.family or name, {})
         for index, key in enumerate(_list_keys(fields, name, part)):
-            place = f"{fields.path_of(name)}[{index}]"
             if key in locations:
-                raise fields.error(f"{place}: duplicate of {locations[key]}")
-            locations[key] = place
+                earlier, number = locations[key]
+                raise fields.error(
+                    f"{fields.path_of(name)}[{index}]: duplicate of "
+                    f"{fields.path_of(earlier)}[{number}]"
+                )
+            locations[key] = name, index
 
 
 def _list_keys(fields: Fields, name: str, part: ListShape) -> Iterator[object]:

@@ -79,14 +79,12 @@ def find_unknown_fields(
 ) -> Iterator[IgnoredField]:
     """Yield the fields of a valid document that ``shape`` or ``version`` does not have."""
     for name, value in fields.values.items():
-        place = fields.path_of(name)
-        since = shape.since.get(name, "")
         if value is None:
             continue
         if not shape.has_field(name):
-            yield IgnoredField(place, suggestion=_suggest_name(name, shape))
-        elif since > version:
-            yield IgnoredField(place, since)
+            yield IgnoredField(fields.path_of(name), suggestion=_suggest_name(name, shape))
+        elif (since := shape.since.get(name, "")) > version:
+            yield IgnoredField(fields.path_of(name), since)
         elif isinstance(part := shape.nested.get(name), ObjectShape):
             yield from find_unknown_fields(fields.get_object(name), part, version)
         elif part is not None and part.entry is not None:

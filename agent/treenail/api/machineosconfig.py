@@ -6,10 +6,23 @@ from enum import StrEnum
 from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json
 from treenail.api.meta import Condition, ObjectMeta
+from treenail.api.unknown_fields import reject_unknown_fields
 from treenail.errors import ConfigError
 
 API_VERSION = "machineconfiguration.openshift.io/v1"
 KIND = "MachineOSConfig"
+
+_SPEC_FIELDS = frozenset({
+    "baseImagePullSecret", "containerFile", "imageBuilder", "machineConfigPool",
+    "renderedImagePushSecret", "renderedImagePushSpec",
+})  # fmt: skip
+_INNER_FIELDS = {
+    "baseImagePullSecret": frozenset({"name"}),
+    "imageBuilder": frozenset({"imageBuilderType"}),
+    "machineConfigPool": frozenset({"name"}),
+    "renderedImagePushSecret": frozenset({"name"}),
+}
+_ENTRY_FIELDS = frozenset({"containerfileArch", "content"})
 
 CONTAINERFILE_LIMIT = 4096
 """Maximum characters of one Containerfile."""
@@ -121,6 +134,13 @@ class MachineOSConfig:
         """Pull spec of the base image, by digest or by tag; empty for that of the config."""
         return self.metadata.annotations.get(key.BASE_IMAGE, "")
 
+    @property
+    def pre_built_image(self) -> str:
+        """Pull spec of the first image, without a tag beside the digest; empty for none."""
+        name, at, digest = self.metadata.annotations.get(key.PRE_BUILT_IMAGE, "").partition("@")
+        path, slash, last = name.rpartition("/")
+        return f"{path}{slash}{last.partition(':')[0]}{at}{digest}"
+
     def find_containerfile(self, architecture: str) -> ContainerfileEntry | None:
         """Return the entry of an architecture, or the one of every other architecture."""
         found = {entry.architecture: entry for entry in reversed(self.containerfiles)}
@@ -148,3 +168,17 @@ class MachineOSConfig:
             spec=spec.get_other_fields(),
             status=status.get_other_fields(),
         )
+
+
+def reject_unknown_image_config_fields(document: object) -> None:
+    """Raise `ConfigError` for a field of the spec that no MachineOSConfig has.
+
+    An API server drops such a field, and a build without it succeeds with another image.
+    """
+    spec = Fields.from_json(document, "").get_object("spec")
+    reject_unknown_fields(spec, _SPEC_FIELDS)
+    for name, known in _INNER_FIELDS.items():
+        reject_unknown_fields(spec.get_object(name), known)
+    has_entries = spec.values.get("containerFile") is not None
+    for entry in spec.iter_objects("containerFile") if has_entries else ():
+        reject_unknown_fields(entry, _ENTRY_FIELDS)

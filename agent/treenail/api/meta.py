@@ -1,9 +1,15 @@
 """Common parts of Kubernetes objects: metadata, owner references, conditions."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from treenail.api.decode import Fields, Json
+
+# Kubernetes limits the whole name, not its parts (validation.IsDNS1123Subdomain).
+_PART = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
+_NAME = re.compile(rf"{_PART}(?:\.{_PART})*")
+_NAME_LIMIT = 253
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +151,8 @@ def merge_conditions(
 def omit_none(**fields: object) -> Json:
     """Return the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def is_object_name(text: str) -> bool:
+    """Return whether the text is the name of a Kubernetes object (RFC 1123 subdomain)."""
+    return len(text) <= _NAME_LIMIT and _NAME.fullmatch(text) is not None

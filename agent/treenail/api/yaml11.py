@@ -8,6 +8,7 @@ Two rules are stricter: a duplicate key is an error, and so is a tag without a J
 
 import math
 import re
+import sys
 from collections.abc import Iterator
 
 import yaml
@@ -22,6 +23,9 @@ _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper: type = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 _NODE_WEIGHT = 16
+_MAX_QUOTED = 60
+_TAB_PROBLEM = "found character that cannot start any token"
+"""Text of libyaml and PyYAML for a tab where a value begins, and for a few other characters."""
 _CONSTANTS: dict[str, object] = {
     **dict.fromkeys(["y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE"], True),
     **dict.fromkeys(["on", "On", "ON"], True),
@@ -45,16 +49,57 @@ _TAG_TYPES: dict[str, tuple[type, ...]] = {
 
 def parse_yaml(text: str, *, where: str) -> list[object]:
     """Parse every document; raise `ConfigError` with the line and column of invalid YAML."""
+    return [value for _, value in parse_located_yaml(text, where=where)]
+
+
+class ValueBudget:
+    """Keys and values that texts may still have; a million of them take about 5 s to parse."""
+
+    def __init__(self, limit: int = sys.maxsize) -> None:
+        self.limit = self.left = limit
+
+    @property
+    def is_exceeded(self) -> bool:
+        return self.left < 0
+
+
+def parse_located_yaml(
+    text: str, *, where: str, budget: ValueBudget | None = None
+) -> list[tuple[int, object]]:
+    """Parse every document as `parse_yaml` does; each comes with its first line, from 1."""
+    budget = budget or ValueBudget()
     try:
-        return list(_YamlReader(yaml.parse(text, Loader=_Loader), where).read_documents())
+        return list(_YamlReader(list_events(text), where, budget).read_documents())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{where}, line {mark.line + 1}, column {mark.column + 1}" if mark else where
-        raise ConfigError(f"{place}: not YAML: {error.problem or error.context}") from error
+        problem = error.problem or error.context or ""
+        if problem == _TAB_PROBLEM and mark and _has_tab(text, mark.line):
+            raise ConfigError(
+                f"{place}: not YAML: found a tab", remedy="indent with spaces, not with tabs"
+            ) from error
+        raise ConfigError(f"{place}: not YAML: {problem}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not YAML: it has characters that YAML forbids") from error
     except (RecursionError, UnicodeEncodeError) as error:
         raise ConfigError(f"{where}: not YAML: nested too deeply or not Unicode") from error
+
+
+def _has_tab(text: str, line: int) -> bool:
+    """Return whether a line, counted from 0, has a tab before its first other character."""
+    lines = text.splitlines()
+    found = lines[line] if line < len(lines) else ""
+    return "\t" in found[: len(found) - len(found.lstrip())]
+
+
+def list_events(text: str) -> Iterator[yaml.Event]:
+    """Yield the events of the parser; raises `yaml.YAMLError`."""
+    return iter(yaml.parse(text, Loader=_Loader))
+
+
+def get_line(event: yaml.Event) -> int:
+    """Return the line where an event begins, from 1."""
+    return event.start_mark.line + 1 if event.start_mark else 1
 
 
 def dump_yaml(document: Json) -> str:
@@ -94,22 +139,27 @@ def resolve_scalar(scalar: str) -> object:
 class _YamlReader:
     """Converts parser events to JSON values and limits the size that aliases add."""
 
-    def __init__(self, events: Iterator[yaml.Event], where: str) -> None:
+    def __init__(self, events: Iterator[yaml.Event], where: str, budget: ValueBudget) -> None:
         self._events = events
         self._where = where
+        self._budget = budget
         self._anchors: dict[str, tuple[object, int]] = {}
         self._weight = 0
         self._alias_weight = 0
 
-    def read_documents(self) -> Iterator[object]:
+    def read_documents(self) -> Iterator[tuple[int, object]]:
         for event in self._events:
             if isinstance(event, yaml.DocumentStartEvent):
                 self._anchors.clear()
-                yield self._read_value(next(self._events), 0)
+                content = next(self._events)
+                yield get_line(content), self._read_value(content, 0)
 
     def _read_value(self, event: yaml.Event, depth: int) -> object:
         if depth > DEPTH_LIMIT:
             raise self._make_error(event, f"nested more than {DEPTH_LIMIT} deep")
+        self._budget.left -= 1
+        if self._budget.left < 0:
+            raise self._make_error(event, f"more than {self._budget.limit} keys and values")
         before = self._weight
         self._weight += _NODE_WEIGHT
         match event:
@@ -154,7 +204,7 @@ class _YamlReader:
                 continue
             key = self._read_key(event, depth)
             if key in found:
-                raise self._make_error(event, "duplicate key")
+                raise self._make_error(event, f"duplicate key {_quote(key)}")
             found[key] = self._read_value(next(self._events), depth + 1)
         return {**merged, **found}
 
@@ -203,6 +253,10 @@ class _YamlReader:
             else self._where
         )
         return ConfigError(f"{place}: {problem}")
+
+
+def _quote(key: str) -> str:
+    return repr(key[:_MAX_QUOTED])
 
 
 def _parse_integer(plain: str) -> int:
