@@ -167,10 +167,25 @@ def assert_same_in_2_2(config: IgnitionConfig, document: Json) -> None:
         if "expected core" in str(error) or "begins with the path of a link" in str(error):
             return
         raise
-    assert strip_for_2_2(found.to_json()) == strip_for_2_2(config.to_json())
+    expected = set_default_modes(config)
+    assert strip_for_2_2(found.to_json()) == strip_for_2_2(expected.to_json())
 
 
-@pytest.mark.limit(EXAMPLES or 60.0)
+def set_default_modes(config: IgnitionConfig) -> IgnitionConfig:
+    """Return the config with the modes of version 3 where it sets none."""
+    return replace(
+        config,
+        files=[
+            each if each.mode is not None else replace(each, mode=0o644) for each in config.files
+        ],
+        directories=[
+            each if each.mode is not None else replace(each, mode=0o755)
+            for each in config.directories
+        ],
+    )
+
+
+@pytest.mark.limit(EXAMPLES or 600.0)
 @pytest.mark.parametrize("version", VERSIONS_SERVED)
 def test_parsing_an_emitted_config_returns_the_model(version: str) -> None:
     same, too_old, invalid = 0, [], []
@@ -306,6 +321,10 @@ def test_newer_field_is_refused_below_its_first_version(
         (filesystem(), "storage.filesystems[0]"),
         (with_files({"path": "/etc/a"}), "storage.files[0].contents.source"),
         (
+            with_files({"path": "/etc/a", "append": [{"source": URL}]}),
+            "storage.files[0].append[0]",  # the mode of a file that exists
+        ),
+        (
             with_files({"path": "/etc/a", "append": [{"source": URL}, {"source": URL}]}),
             "storage.files[0].append[1]",
         ),
@@ -332,11 +351,26 @@ def test_merged_config_without_source_is_refused_in_2_2() -> None:
     assert caught.value.field == "ignition.config.merge[0].source"
 
 
+def test_modes_of_2_2_are_the_defaults_of_version_3_where_none_is_set() -> None:
+    """Ignition 0.35 gives mode 0000 to files and directories without one."""
+    storage = {
+        "files": [
+            {"path": "/etc/a", "contents": {"source": "data:,a"}},
+            {"path": "/etc/b", "contents": {"source": "data:,b"}, "mode": 0},
+        ],
+        "directories": [{"path": "/etc/c"}, {"path": "/etc/d", "mode": 0o700}],
+    }
+    document = {"ignition": {"version": "3.0.0"}, "storage": storage}
+    found: Any = emit_ignition(parse_ignition(document), OLD)["storage"]
+    assert [each["mode"] for each in found["files"]] == [0o644, 0]
+    assert [each["mode"] for each in found["directories"]] == [0o755, 0o700]
+
+
 def test_files_of_2_2_have_a_filesystem_and_overwrite_only_on_request() -> None:
     files = [
         {"path": "/etc/a", "contents": {"source": "data:,a"}, "mode": 0o644},
         {"path": "/etc/b", "contents": {"source": "data:,b"}, "overwrite": True},
-        {"path": "/etc/c", "append": [{"source": "data:,c"}], "overwrite": False},
+        {"path": "/etc/c", "append": [{"source": "data:,c"}], "overwrite": False, "mode": 0},
     ]
     document = storage(
         files=files,
@@ -353,11 +387,12 @@ def test_files_of_2_2_have_a_filesystem_and_overwrite_only_on_request() -> None:
             "timeouts": {"httpTotal": 5},
         },
         "storage": {
-            "directories": [root | {"path": "/etc/d"}],
+            "directories": [root | {"path": "/etc/d", "mode": 0o755}],
             "files": [
                 root | files[0] | {"overwrite": False},
-                root | files[1],
-                root | {"path": "/etc/c", "append": True, "contents": {"source": "data:,c"}},
+                root | files[1] | {"mode": 0o644},
+                root
+                | {"path": "/etc/c", "append": True, "contents": {"source": "data:,c"}, "mode": 0},
             ],
             "links": [root | {"path": "/etc/l", "target": "d", "user": {"name": "core"}}],
         },

@@ -93,7 +93,7 @@ def test_random_pools_are_rendered_as_recorded(kind: str) -> None:
     assert {seed: what for seed, what in found.items() if what} == {}
 
 
-@pytest.mark.limit(EXAMPLES or 60.0)
+@pytest.mark.limit(EXAMPLES or 600.0)
 @pytest.mark.parametrize("kind", ["random", "damaged", "changed"])
 def test_unrecorded_random_pools_are_rendered_or_rejected(kind: str) -> None:
     first = len(ANSWERS[kind])

@@ -12,6 +12,9 @@ from treenail.errors import IgnitionError
 
 VERSION2 = VERSION
 
+_FILE_MODE, _DIRECTORY_MODE = 0o644, 0o755
+"""Modes of version 3 where none is set. Ignition 0.35 then sets 0000."""
+
 
 def find_unsupported_field(document: Json) -> str:
     """Return the location of a field that 2.2 does not have, empty if there is none."""
@@ -25,7 +28,7 @@ def convert_to_ignition2(document: Json) -> Json:
     if "storage" in document:
         storage = fields.get_object("storage")
         nodes = {
-            "directories": storage.map_objects("directories", _convert_node),
+            "directories": storage.map_objects("directories", _convert_directory),
             "files": storage.map_objects("files", _convert_file),
             "links": storage.map_objects("links", _convert_node),
         }
@@ -54,8 +57,10 @@ def _list_unsupported_fields(document: Fields) -> Iterator[str]:
         # Without a source version 3 keeps the contents of a file that exists; version 2 cannot.
         if not parts and not has_source:
             yield contents.path_of("source")
-        if parts and (has_source or len(parts) > 1):
-            yield f"{file.path_of('append')}[{0 if has_source else 1}]"
+        # Version 3 keeps the mode of a file that exists; a new file would get 0000 in version 2.
+        has_mode = file.values.get("mode") is not None
+        if parts and (has_source or len(parts) > 1 or not has_mode):
+            yield f"{file.path_of('append')}[{1 if len(parts) > 1 and not has_source else 0}]"
 
 
 def _convert_ignition(fields: Fields) -> Json:
@@ -67,12 +72,16 @@ def _convert_ignition(fields: Fields) -> Json:
 
 
 def _convert_file(fields: Fields) -> Json:
-    node = _convert_node(fields)
+    node = {**_convert_node(fields), "mode": fields.values.get("mode", _FILE_MODE)}
     if parts := fields.get_list("append"):
         # Version 2 rejects an appended file that overwrites.
         node.pop("overwrite", None)
         return {**node, "append": True, "contents": parts[0]}
     return {**node, "overwrite": fields.get_bool("overwrite")}
+
+
+def _convert_directory(fields: Fields) -> Json:
+    return {**_convert_node(fields), "mode": fields.values.get("mode", _DIRECTORY_MODE)}
 
 
 def _convert_node(fields: Fields) -> Json:

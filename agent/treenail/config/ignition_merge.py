@@ -45,8 +45,8 @@ class _MergedObject:
 
     def add_fields(self, fields: Fields) -> None:
         for name, kind in self._shape.plain.items():
-            if (value := _read_plain(fields, name, kind)) is not None:
-                self._plain[name] = value
+            if fields.values.get(name) is not None:
+                self._plain[name] = _read_plain(fields, name, kind)
         for name, part in self._shape.nested.items():
             if fields.values.get(name) is None:
                 continue

@@ -45,7 +45,10 @@ def dropin_path(unit: str, name: str) -> str:
     return f"{UNIT_DIRECTORY}/{unit}.d/{name}"
 
 
-OWN_PATHS = ("/etc/treenail/agent.toml", "/run/treenail", "/var/lib/treenail")
+BOOTSTRAP_REGISTRY = "/etc/treenail/bootstrap-registry.json"
+"""Record of the registry that the installation runs on the bootstrap host."""
+
+OWN_PATHS = ("/etc/treenail/agent.toml", BOOTSTRAP_REGISTRY, "/run/treenail", "/var/lib/treenail")
 """The agent's settings and state: a config that changed them would change its own update."""
 
 
@@ -78,7 +81,7 @@ def should_outlive_config(path: str) -> bool:
 
 _LOGIN_PATHS = (
     "/etc/ostree/auth.json", "/etc/containers/auth.json", "/var/lib/kubelet/config.json",
-    "*/.docker/config.json", "*/.dockercfg", "*kubeconfig*",
+    "*/.docker/config.json", "*/.dockercfg", "*kubeconfig*", BOOTSTRAP_REGISTRY,
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 
+from treenail.api.decode import DEPTH_LIMIT
 from treenail.config import node_paths
 
 WITHHELD = "<withheld>"
@@ -195,15 +196,20 @@ def redact_line(line: str) -> str:
     return _ENCODED.sub(_withhold_encoded, _withhold_values(line))
 
 
-def redact_json(value: object) -> object:
-    """Withhold the values of secret keys and the secrets in strings of a JSON document."""
+def redact_json(value: object, *, depth: int = 0) -> object:
+    """Withhold the values of secret keys and the secrets in strings of a JSON document.
+
+    What is nested deeper than any valid document is withheld too.
+    """
+    if depth > DEPTH_LIMIT:
+        return WITHHELD
     if isinstance(value, dict):
         return {
-            key: WITHHELD if _is_secret_entry(key, each) else redact_json(each)
+            key: WITHHELD if _is_secret_entry(key, each) else redact_json(each, depth=depth + 1)
             for key, each in value.items()
         }
     if isinstance(value, list):
-        return [redact_json(each) for each in value]
+        return [redact_json(each, depth=depth + 1) for each in value]
     return redact_text(value) if isinstance(value, str) else value
 
 

@@ -21,10 +21,13 @@ _MAX_MODE = 0o777
 _CONTROL = re.compile("[\x7f-\x84\x86-\x9f\ufffe\uffff]")
 
 
-def validate_config(config: MachineConfig) -> None:
-    """Raise `ConfigError` with the MachineConfig and the place when the config is invalid."""
+def validate_config(config: MachineConfig) -> tuple[IgnoredField, ...]:
+    """Raise `ConfigError` with the MachineConfig and the place when the config is invalid.
+
+    Returns the fields that have no effect, as `find_ignored_fields`.
+    """
     try:
-        _validate_spec(config)
+        return _validate_spec(config)
     except ConfigError as error:
         raise ConfigError(f"MachineConfig {config.name}: {error}", remedy=error.remedy) from error
 
@@ -49,9 +52,9 @@ def check_rendered_size(spec: Json, name: str) -> None:
         )
 
 
-def _reject_other_case(config: MachineConfig) -> None:
+def _reject_other_case(ignored: Iterable[IgnoredField]) -> None:
     """Raise for ``Storage``: Go reads it as ``storage``, so that ignoring it changes the name."""
-    for found in find_ignored_fields(config):
+    for found in ignored:
         name = re.split(r"[.\]]", found.location)[-1]
         if name != found.suggestion and name.lower() == found.suggestion.lower():
             raise ConfigError(
@@ -65,6 +68,13 @@ def find_control_character(value: object, place: str = "spec") -> str:
 
     Go's JSON does not escape these characters, and the YAML parser that reads it rejects them.
     """
+    # Python's JSON does not escape them either. One search takes a tenth of the walk's time.
+    if not _CONTROL.search(json.dumps(value, ensure_ascii=False)):
+        return ""
+    return _locate_control_character(value, place)
+
+
+def _locate_control_character(value: object, place: str) -> str:
     if isinstance(value, str):
         return place if _CONTROL.search(value) else ""
     parts: Iterable[tuple[str, object]] = ()
@@ -72,10 +82,10 @@ def find_control_character(value: object, place: str = "spec") -> str:
         parts = ((f"{place}.{name}", inner) for name, inner in value.items())
     elif isinstance(value, list):
         parts = ((f"{place}[{index}]", inner) for index, inner in enumerate(value))
-    return next(filter(None, (find_control_character(inner, at) for at, inner in parts)), "")
+    return next(filter(None, (_locate_control_character(inner, at) for at, inner in parts)), "")
 
 
-def _validate_spec(config: MachineConfig) -> None:
+def _validate_spec(config: MachineConfig) -> tuple[IgnoredField, ...]:
     if config.kernel_type not in ("", *KERNEL_TYPES):
         raise ConfigError(
             f"spec.kernelType: expected one of {', '.join(KERNEL_TYPES)}, "
@@ -88,10 +98,11 @@ def _validate_spec(config: MachineConfig) -> None:
                 f"found {name!r:.40}"
             )
     if config.config is None:
-        return
+        return tuple(find_ignored_fields(config))
     document = Fields(config.config, "spec.config", IgnitionError)
     ignition_checks.check_document(document, ignition.parse_ignition(config.config))
-    _reject_other_case(config)
+    ignored = tuple(find_ignored_fields(config))
+    _reject_other_case(ignored)
     # Also files that a later one of version 2 replaces.
     for file in document.get_object("storage").iter_objects("files"):
         mode = file.get_optional_integer("mode") or 0
@@ -100,3 +111,4 @@ def _validate_spec(config: MachineConfig) -> None:
                 f"{file.path_of('mode')}: expected at most 511 (0777), found {mode} ({mode:#o})",
                 remedy="remove the setuid, setgid and sticky bits: a MachineConfig cannot set them",
             )
+    return ignored

@@ -1,0 +1,194 @@
+"""Mirrors of image registries: where an image may be pulled from, and in which order. Pure.
+
+The rules are those of containers-registries.conf(5). They come from the files that a config writes
+to nodes, and from the objects of OpenShift that such files are made of.
+"""
+
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from treenail.api.decode import Fields, Json
+from treenail.api.machineconfig import MachineConfig
+from treenail.config.node_paths import REGISTRIES_CONF
+from treenail.config.wanted import read_wanted_state
+from treenail.errors import ConfigError
+
+DIGEST_ONLY, TAG_ONLY = "digest-only", "tag-only"
+DIGEST_SET, TAG_SET = "ImageDigestMirrorSet", "ImageTagMirrorSet"
+SOURCE_POLICY = "ImageContentSourcePolicy"
+MIRROR_KINDS = {
+    DIGEST_SET: "config.openshift.io/v1",
+    TAG_SET: "config.openshift.io/v1",
+    SOURCE_POLICY: "operator.openshift.io/v1alpha1",
+}
+"""Kinds with mirrors, and their versions."""
+_LISTS = {
+    DIGEST_SET: ("imageDigestMirrors", DIGEST_ONLY),
+    TAG_SET: ("imageTagMirrors", TAG_ONLY),
+    SOURCE_POLICY: ("repositoryDigestMirrors", DIGEST_ONLY),
+}
+_DROP_INS = f"{REGISTRIES_CONF}.d/"
+_NEVER = "NeverContactSource"
+_WILDCARD = "*."
+_PULLS = ("", "all", DIGEST_ONLY, TAG_ONLY)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMirror:
+    """One mirror."""
+
+    location: str
+    """``REGISTRY`` or ``REGISTRY/PATH``."""
+    pull: str = ""
+    """`DIGEST_ONLY`, `TAG_ONLY`, or empty for every image."""
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorRule:
+    """Mirrors of the images whose name begins with a prefix."""
+
+    prefix: str
+    """``REGISTRY``, ``REGISTRY/PATH``, or ``*.DOMAIN``."""
+    location: str = ""
+    """What replaces the prefix in the name of the source; empty for the prefix itself."""
+    mirrors: tuple[ImageMirror, ...] = ()
+    is_blocked: bool = False
+    """Use the mirrors only."""
+
+    def measure_match(self, name: str) -> int:
+        """Return how many characters of ``REGISTRY/REPOSITORY`` the prefix covers; 0 for none."""
+        if self.prefix.startswith(_WILDCARD):
+            host = name.partition("/")[0]
+            return len(host) if host.partition(":")[0].endswith(self.prefix[1:]) else 0
+        return len(self.prefix) if f"{name}/".startswith(f"{self.prefix}/") else 0
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMirrors:
+    """The rules of one config; empty without any."""
+
+    rules: tuple[MirrorRule, ...] = ()
+
+    def list_places(self, name: str, *, is_digest: bool) -> tuple[str, ...]:
+        """Return the names to pull ``REGISTRY/REPOSITORY`` by: mirrors first, then the source.
+
+        ``is_digest`` says whether the image is named by its digest.
+        """
+        matches = ((len(each.prefix), each) for each in self.rules if each.measure_match(name))
+        rule = max(matches, key=lambda each: each[0], default=(0, None))[1]
+        if rule is None:
+            return (name,)
+        rest = name[rule.measure_match(name) :]
+        other = TAG_ONLY if is_digest else DIGEST_ONLY
+        found = [f"{each.location}{rest}" for each in rule.mirrors if each.pull != other]
+        if not rule.is_blocked:
+            found.append(f"{rule.location}{rest}" if rule.location else name)
+        return tuple(dict.fromkeys(found))
+
+    def list_registries(self) -> tuple[str, ...]:
+        """Return ``HOST:PORT`` of all mirrors."""
+        locations = (mirror.location for rule in self.rules for mirror in rule.mirrors)
+        return tuple(sorted({each.partition("/")[0] for each in locations}))
+
+    def add_rules(self, rules: Iterable[MirrorRule]) -> "ImageMirrors":
+        """Return the rules of both; of one prefix, own mirrors come first."""
+        found = {each.prefix: each for each in self.rules}
+        for each in rules:
+            known = found.get(each.prefix, MirrorRule(each.prefix, each.location))
+            found[each.prefix] = MirrorRule(
+                each.prefix,
+                known.location,
+                tuple(dict.fromkeys((*known.mirrors, *each.mirrors))),
+                known.is_blocked or each.is_blocked,
+            )
+        return ImageMirrors(tuple(found.values()))
+
+    def to_json(self) -> list[Json]:
+        """Encode the rules for `read_mirror_rules`, in the form of registries.conf."""
+        return [
+            {
+                "prefix": rule.prefix,
+                "location": rule.location,
+                "blocked": rule.is_blocked,
+                "mirror": [
+                    {"location": each.location, "pull-from-mirror": each.pull}
+                    for each in rule.mirrors
+                ],
+            }
+            for rule in self.rules
+        ]
+
+
+NO_MIRRORS = ImageMirrors()
+
+
+def read_mirror_rules(fields: Fields, name: str) -> tuple[MirrorRule, ...]:
+    """Read the list ``name`` of tables of registries.conf; raise `ConfigError`."""
+    return fields.map_objects(name, _read_rule)
+
+
+def read_config_mirrors(config: MachineConfig) -> ImageMirrors:
+    """Return the mirrors of the files that a rendered config writes; raise `ConfigError`.
+
+    A file of ``registries.conf.d`` replaces what earlier ones say about the same prefix.
+    """
+    files = read_wanted_state(config).files
+    names = [REGISTRIES_CONF, *sorted(each for each in files if _is_drop_in(each))]
+    found: dict[str, MirrorRule] = {}
+    for path in names:
+        if path in files:
+            content = files[path].contents.decode_bytes()
+            found |= {each.prefix: each for each in parse_registries_conf(content, where=path)}
+    return ImageMirrors(tuple(found.values()))
+
+
+def parse_registries_conf(content: bytes, *, where: str) -> tuple[MirrorRule, ...]:
+    """Parse a registries.conf of version 2; raise `ConfigError`."""
+    try:
+        document = tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: it is not TOML", remedy="correct the file") from error
+    return read_mirror_rules(Fields.from_json(document, where), "registry")
+
+
+def read_mirror_object(document: Json, *, where: str) -> Iterator[MirrorRule]:
+    """Yield the rules of an object of `MIRROR_KINDS`; raise `ConfigError`."""
+    fields = Fields.from_json(document, where)
+    name, pull = _LISTS[fields.get_text("kind")]
+    for each in fields.get_object("spec").iter_objects(name):
+        yield MirrorRule(
+            each.get_required_text("source"),
+            mirrors=tuple(ImageMirror(mirror, pull) for mirror in each.get_text_list("mirrors")),
+            is_blocked=each.get_text("mirrorSourcePolicy") == _NEVER,
+        )
+
+
+def _is_drop_in(path: str) -> bool:
+    name = path.removeprefix(_DROP_INS)
+    return name != path and "/" not in name and name.endswith(".conf")
+
+
+def _read_rule(fields: Fields) -> MirrorRule:
+    location = fields.get_text("location")
+    prefix = fields.get_text("prefix") or location
+    if not prefix:
+        raise fields.make_error("location", "REGISTRY or REGISTRY/PATH")
+    is_digest_only = fields.get_bool("mirror-by-digest-only")
+    return MirrorRule(
+        prefix,
+        "" if location == prefix else location,
+        tuple(_read_mirrors(fields, is_digest_only=is_digest_only)),
+        fields.get_bool("blocked"),
+    )
+
+
+def _read_mirrors(fields: Fields, *, is_digest_only: bool) -> Iterator[ImageMirror]:
+    for each in fields.iter_objects("mirror"):
+        pull = each.get_text("pull-from-mirror")
+        if pull not in _PULLS:
+            raise each.make_error("pull-from-mirror", f"one of {', '.join(_PULLS[1:])}")
+        kept = "" if pull == "all" else pull
+        yield ImageMirror(
+            each.get_required_text("location"), DIGEST_ONLY if is_digest_only else kept
+        )
