@@ -289,7 +289,9 @@ class RegistryClient:
 
     def retry(self, call: Callable[[], T]) -> T:
         """Call until it succeeds, fails for a lasting reason, or was tried often enough."""
-        return retry_registry_call(call, self.clock, is_temporary, get_retry_after_s)
+        return retry_registry_call(
+            call, self.clock, is_temporary, get_retry_after_s, attempts=self.limits.attempts
+        )
 
     def send(
         self,

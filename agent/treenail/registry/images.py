@@ -1,15 +1,17 @@
 """Images: the instance of an architecture, its config, and copies of blobs."""
 
 import json
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Self
 
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import (
     AnswerInvalid,
     Denied,
+    DigestMismatch,
     LoginRefused,
     NotFound,
     RegistryError,
@@ -60,6 +62,31 @@ def resolve_image(
     return _read_image(client, repository, index_digest, manifest, architecture)
 
 
+def has_complete_image(
+    client: RegistryClient, repository: str, digest: str, *, is_instance: bool = False
+) -> bool:
+    """Return whether a registry has the image or list of manifests with everything that it names.
+
+    ``is_instance`` refuses a list. Raises `RegistryError`.
+    """
+    where = client.format_image(repository, digest)
+    try:
+        manifest = client.get_manifest(repository, digest)
+    except (NotFound, DigestMismatch):
+        return False
+    document = json.loads(manifest.content)
+    if manifest.is_index and is_instance:
+        raise AnswerInvalid(f"cannot use {where}: its instance is a list of manifests again")
+    entries = document.get("manifests" if manifest.is_index else "layers")
+    if not isinstance(entries, list) or len(entries) > _LAYERS_LIMIT:
+        raise AnswerInvalid(f"cannot use {where}: expected at most {_LAYERS_LIMIT} entries")
+    found = {parse_descriptor(each, where=where).digest for each in entries}
+    if manifest.is_index:
+        return all(has_complete_image(client, repository, each, is_instance=True) for each in found)
+    config = parse_descriptor(document.get("config"), where=where).digest
+    return all(client.has_blob(repository, each) for each in (config, *found))
+
+
 def find_instance(content: bytes, architecture: str, *, where: str) -> Descriptor:
     """Return the manifest of an architecture in a list; raise `NotFound` if the list lacks it."""
     entries = json.loads(content).get("manifests")
@@ -92,13 +119,54 @@ def copy_blobs(
     left = list({each.digest: each for each in blobs}.values())
     if is_same:
         left = _mount_blobs(target, repository, left, source_repository)
-    moved = 0
-    for blob in left:
-        if not target.has_blob(repository, blob.digest):
-            remote = RemoteBlob(source, source_repository, blob)
-            upload_blob(target, repository, blob, remote.reopen)
-            moved += blob.size
-    return moved
+
+    def copy(blob: Descriptor, own_source: RegistryClient, own_target: RegistryClient) -> int:
+        if own_target.has_blob(repository, blob.digest):
+            return 0
+        remote = RemoteBlob(own_source, source_repository, blob)
+        upload_blob(own_target, repository, blob, remote.reopen)
+        return blob.size
+
+    return copy_in_parallel(left, source, target, copy)
+
+
+def copy_in_parallel(
+    blobs: Iterable[Descriptor],
+    source: RegistryClient,
+    target: RegistryClient,
+    copy: Callable[[Descriptor, RegistryClient, RegistryClient], int],
+) -> int:
+    """Call ``copy`` for each blob over several connections; return the sum of its results.
+
+    The first error ends the copies after their current blobs.
+    """
+    left = sorted(blobs, key=lambda each: -each.size)
+    # The threads take the next blob each: one of them may be as large as all others.
+    waiting = iter(left)
+    has_failed = Event()
+
+    def take_blobs() -> Iterator[Descriptor]:
+        # next() of a list's iterator is atomic.
+        while not has_failed.is_set() and (blob := next(waiting, None)) is not None:
+            yield blob
+
+    def copy_some() -> int:
+        own_source, own_target = source.clone(), target.clone()
+        try:
+            return sum(copy(each, own_source, own_target) for each in take_blobs())
+        except BaseException:
+            has_failed.set()
+            raise
+        finally:
+            own_source.close()
+            own_target.close()
+
+    count = min(_CONNECTIONS, len(left))
+    if not count:
+        return 0
+    with ThreadPoolExecutor(max_workers=count, thread_name_prefix="copy") as pool:
+        futures = [pool.submit(copy_some) for _ in range(count)]
+        return sum(each.result() for each in futures)
 
 
 def read_artifact(client: RegistryClient, repository: str, digest: str) -> bytes:

@@ -71,7 +71,7 @@ def attach(
         OCI_MANIFEST, digest, len(manifest), dict(annotations or {}), artifact_type
     )
     if not is_listed:
-        _add_to_tag(client, repository, subject.digest, artifact)
+        add_to_referrers_tag(client, repository, subject.digest, artifact)
     return artifact
 
 
@@ -124,8 +124,10 @@ def _list_by_tag(client: RegistryClient, repository: str, digest: str) -> list[D
     return _read_index(manifest.content, where=where)
 
 
-def _add_to_tag(client: RegistryClient, repository: str, digest: str, artifact: Descriptor) -> None:
-    """Add an artifact to the list under the tag.
+def add_to_referrers_tag(
+    client: RegistryClient, repository: str, digest: str, artifact: Descriptor
+) -> None:
+    """Add an artifact to the list under the tag, for registries without the API.
 
     A registry has no conditional write: another writer may replace the list, so it is read again.
     """

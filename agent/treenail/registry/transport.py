@@ -32,6 +32,8 @@ _CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----[^-]*-----END CERTIFICATE-
 class RegistryLimits:
     """Maximum sizes in bytes and waits in seconds."""
 
+    attempts: int = 5
+    """Calls of one request while the registry is unreachable or busy."""
     connect_s: float = 10.0
     idle_s: float = 60.0
     """Between two received or sent pieces; a registry computes digests for long at an upload."""
@@ -409,6 +411,10 @@ class _SocketReader(io.RawIOBase):
             self._limited.release()
 
 
+def _add_port(address: str) -> str:
+    return address if re.search(r":[0-9]+$", address) else f"{address}:{_HTTPS_PORT}"
+
+
 @contextlib.contextmanager
 def translate_errors(action: str, address: str) -> Iterator[None]:
     """Translate errors of sockets, TLS and HTTP; none contains a header or a body."""
@@ -418,7 +424,8 @@ def translate_errors(action: str, address: str) -> Iterator[None]:
         raise CertificateUnknown(
             f"cannot {action}: the certificate of {address} is not trusted: "
             f"{escape_line(error.verify_message)[:200]}",
-            remedy="add the CA of the registry to the trust bundle",
+            remedy="add the CA of the registry to the trust bundle; see its certificate with: "
+            f"openssl s_client -showcerts -connect {_add_port(address)} </dev/null",
         ) from error
     except TimeoutError as error:
         raise Unreachable(f"cannot {action}: {address} does not answer in time") from error
