@@ -64,6 +64,7 @@ def test_text_that_builders_accept_has_no_problem(text: str) -> None:
         ("# escape=x\n" + FROM, 1, "expected escape=\\ or escape=`, found 'x'"),
         ("# escape=`\n# escape=`\n" + FROM, 2, "the directive escape appears twice"),
         (FROM + "#" * 4075, 0, "expected at most 4096 characters, found 4097"),
+        (FROM + "RUN a\0b\n", 2, "it has a NUL character"),
     ],
 )
 def test_problem_names_its_line_and_a_remedy(text: str, line: int, expected: str) -> None:

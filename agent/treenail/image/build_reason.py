@@ -3,6 +3,12 @@
 from datetime import timedelta
 from enum import StrEnum
 
+PRE_BUILT_SEEDED = "PreBuiltImageSeeded"
+"""Reason of a build whose image a user built before the cluster, as the MCO names it."""
+
+BUILT_AT_INSTALL = "BuiltAtInstall"
+"""Reason of a build whose image the bootstrap host built."""
+
 
 class BuildReason(StrEnum):
     """Why an image build failed or ended without an image: the reason of its condition."""

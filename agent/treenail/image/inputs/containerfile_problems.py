@@ -67,6 +67,13 @@ def find_containerfile_problems(
     found = parse_containerfile(text)
     if not found.instructions:
         return ()
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        return (
+            ContainerfileProblem(
+                line, "it has a NUL character, and is no text", "save the file as UTF-8"
+            ),
+        )
     problems = [
         *_find_directive_problems(found),
         *_find_instruction_problems(found),
