@@ -1,6 +1,7 @@
 """Each verb sends its request, and each error status raises its class."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -71,6 +72,21 @@ def test_impossible_path_raises_value_error(
 ) -> None:
     with pytest.raises(ValueError, match=resource.plural):
         resource.build_path(name, namespace=namespace, subresource=subresource)
+
+
+def test_empty_name_never_becomes_the_collection() -> None:
+    transport = Answers(reply(NODE))
+    client = Client(transport)
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: client.get(NODES, ""),
+        lambda: client.delete(NODES, ""),
+        lambda: client.patch(NODES, "", {}),
+        lambda: client.update(NODES, "", {}),
+    )
+    for call in calls:
+        with pytest.raises(errors.NotFoundError, match="its name is empty"):
+            call()
+    assert transport.requests == []
 
 
 def test_get_requests_one_object() -> None:

@@ -226,8 +226,9 @@ def test_invalid_kubeconfig_text_is_not_quoted_in_errors(file: Path) -> None:
     assert caught.value.__suppress_context__
 
 
-def test_deeply_nested_kubeconfig_is_rejected_in_one_sentence(file: Path) -> None:
-    file.write_text('{"a":' * 100_000)
+@pytest.mark.parametrize("level", ['{"a":', "["])
+def test_deeply_nested_kubeconfig_is_rejected_in_one_sentence(file: Path, level: str) -> None:
+    file.write_text(level * 200_000)
     with pytest.raises(UsageError, match="nested too deeply"):
         read_kubeconfig(str(file))
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from tests.kube.cluster import Json, refusal, reply
-from treenail.errors import UnreachableError
+from treenail.errors import GoneError, UnreachableError
 from treenail.kube.backoff import Backoff
 from treenail.kube.client import Client
 from treenail.kube.request import ApiRequest, ApiResponse
@@ -132,6 +132,7 @@ def test_connected_watch_is_current_until_it_is_silent(script: Script) -> None:
 
 
 def test_reconnected_watch_is_stale_until_the_missed_events_arrived(script: Script) -> None:
+    script.lists.append(page(6))
     script.streams = [
         [lambda: event("MODIFIED", "a", 6)],
         UnreachableError("connection refused"),
@@ -139,8 +140,40 @@ def test_reconnected_watch_is_stale_until_the_missed_events_arrived(script: Scri
         [expect(script, "", after_s=SETTLE_S)],
     ]
     script.run()
-    assert script.requests == ["list", "watch 5", "watch 6", "watch 6", "watch 6", "watch 6"]
+    assert script.requests == [
+        "list", "watch 5", "watch 6", "list", "watch 6", "watch 6", "watch 6"
+    ]  # fmt: skip
     assert script.lost == ["the watch of nodes is disconnected: connection refused"]
+
+
+def test_version_that_went_back_after_outage_is_listed_again(
+    script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    script.lists += [page(4), page(4, node("a", 6), node("b", 3))]
+    script.streams = [
+        [lambda: event("MODIFIED", "a", 6), lambda: event("ADDED", "c", 7)],
+        UnreachableError("connection refused"),
+        [lambda: event("MODIFIED", "b", 7)],
+    ]
+    script.run()
+    assert script.requests[:6] == ["list", "watch 5", "watch 7", "list", "list", "watch 4"]
+    # Another state may have the version that "a" had before.
+    assert script.reported[3:] == [("a", True), ("b", True), ("c", False), ("b", True)]
+    assert "the version of nodes went back from 7 to 4; listing" in caplog.text
+    assert script.watch.restored_s == 0.0
+
+
+@pytest.mark.parametrize(("uid", "is_restored"), [("a", True), ("another", False)])
+def test_list_with_older_version_of_an_object_shows_a_restore(
+    script: Script, uid: str, *, is_restored: bool
+) -> None:
+    older = node("a", 3)
+    older["metadata"]["uid"] = uid
+    script.lists.append(page(1_000_000, older))
+    script.streams = [[lambda: event("MODIFIED", "a", 6)], GoneError("compacted"), []]
+    script.run()
+    assert script.requests[:4] == ["list", "watch 5", "watch 6", "list"]
+    assert script.watch.restored_s == (0.0 if is_restored else float("inf"))
 
 
 def test_requested_list_interrupts_an_intact_watch(script: Script) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from treenail.errors import ClusterError, GoneError
+from treenail.codec import parse_json
+from treenail.errors import ClusterError, GoneError, NotFoundError
 from treenail.kube.request import (
     JSON_CONTENT_TYPE,
     ApiRequest,
@@ -322,6 +323,9 @@ class Client:
         content_type: str = JSON_CONTENT_TYPE,
         params: Params = _NO_PARAMS,
     ) -> Json:
+        if not name and method != "POST":
+            # The path would be that of the collection: DELETE would remove all objects.
+            raise NotFoundError(f"cannot {method} {resource.kind}: its name is empty")
         what, answer = self._exchange_request(
             method,
             resource.build_path(name, namespace=namespace, subresource=subresource),
@@ -369,7 +373,7 @@ def _build_delete_options(uid: str, grace_s: int | None, resource_version: str =
 
 def _decode_object(what: str, text: bytes) -> Json:
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except ValueError as error:
         raise ClusterError(f"{what}: the response is not JSON") from error
     if not isinstance(value, dict):

@@ -101,6 +101,11 @@ class Informer(Generic[T]):
         return self._watch.silence_s
 
     @property
+    def restored_s(self) -> float:
+        """Seconds since a list showed that etcd was restored; infinite if none did."""
+        return self._watch.restored_s
+
+    @property
     def stale_reason(self) -> str:
         """Why the cache may be outdated; empty when it is current."""
         return self._watch.stale_reason

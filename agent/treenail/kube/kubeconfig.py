@@ -34,6 +34,11 @@ _UNSUPPORTED_KEYS = (
 )
 
 
+# The loader of libyaml recurses in C: a deeper document ends the process by SIGSEGV.
+_MAX_DEPTH = 50
+# PyYAML raises these for a value that does not match its tag, such as !!int _ and !!timestamp x.
+_WRONG_VALUE = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError)
+
 _REMEDY = "check it with: kubectl config view --kubeconfig FILE"
 
 
@@ -267,6 +272,12 @@ def _parse_yaml(path: str, text: str) -> object:
 
     loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
     try:
+        depth = 0
+        for event in yaml.parse(text, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_DEPTH:
+                raise UsageError(f"kubeconfig {path} is nested too deeply", remedy=_REMEDY)
         return yaml.load(text, Loader=loader)  # noqa: S506  one of two safe loaders
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -275,7 +286,7 @@ def _parse_yaml(path: str, text: str) -> object:
         raise UsageError(
             f"kubeconfig {path} is neither JSON nor YAML{where}", remedy=_REMEDY
         ) from None
-    except (yaml.YAMLError, ValueError):
+    except (yaml.YAMLError, RecursionError, *_WRONG_VALUE):
         raise UsageError(f"kubeconfig {path} is neither JSON nor YAML", remedy=_REMEDY) from None
 
 

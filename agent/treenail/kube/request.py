@@ -1,10 +1,10 @@
 """Requests to the API server and its responses, independent of the transport."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
+from treenail.codec import parse_json
 from treenail.errors import (
     AlreadyExistsError,
     ClusterError,
@@ -113,7 +113,7 @@ def check_length(length: int, max_bytes: int, what: str) -> None:
 def make_response_error(what: str, reply: ApiResponse) -> ClusterError:
     """Build the error for a response to ``what`` without success."""
     try:
-        status = json.loads(reply.body)
+        status = parse_json(reply.body)
     except ValueError:
         status = {}
     if not isinstance(status, dict) or status.get("kind") != "Status":

@@ -1,7 +1,10 @@
 """Responses to own requests, which the watch shows only later."""
 
 import threading
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
+
+from treenail.kube.resource_version import is_older_version
 
 
 class Versioned(Protocol):
@@ -17,29 +20,40 @@ class Versioned(Protocol):
 V = TypeVar("V", bound=Versioned)
 
 
+@dataclass(frozen=True, slots=True)
+class RequestToken:
+    """State of the cache when a request began."""
+
+    list_count: int
+    seen_version: str | None
+    """Resource version of the watched object; None without one."""
+
+
 class RecentResponses(Generic[V]):
     """The last response for each object, until the watch shows the same or a newer version.
 
     Resource versions are compared only within one watch: an etcd restore sets them back. A complete
     list therefore replaces every response of a request that began before it, and an object with
-    another UID replaces the response of its predecessor. Thread-safe.
+    another UID replaces the response of its predecessor. A response replaces what the watch showed
+    when the request began, because etcd answers with its newest state. Thread-safe.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._list_count = 0
-        self._responses: dict[str, V] = {}
+        self._responses: dict[str, tuple[V, str | None]] = {}
+        """Each with the resource version that the watch showed when the request began."""
 
-    def begin_request(self) -> int:
+    def begin_request(self, watched: V | None) -> RequestToken:
         """Return the token to pass to `store_response`; call it before the request is sent."""
         with self._lock:
-            return self._list_count
+            return RequestToken(self._list_count, watched.resource_version if watched else None)
 
-    def store_response(self, key: str, response: V, token: int) -> None:
+    def store_response(self, key: str, response: V, token: RequestToken) -> None:
         """Store the response, unless a list was received after the request began."""
         with self._lock:
-            if token == self._list_count:
-                self._responses[key] = response
+            if token.list_count == self._list_count:
+                self._responses[key] = (response, token.seen_version)
 
     def forget_response(self, key: str) -> None:
         """Forget the response for an object that does not exist."""
@@ -57,20 +71,23 @@ class RecentResponses(Generic[V]):
     def find(self, key: str) -> V | None:
         """Return the last response that no list and no watch event replaced."""
         with self._lock:
-            return self._responses.get(key)
+            found = self._responses.get(key)
+            return None if found is None else found[0]
 
     def select_latest(self, key: str, watched: V | None) -> V | None:
         """Return the watched object, or the response if that is newer; None for a deleted one."""
         with self._lock:
-            response = self._responses.get(key)
-            if watched is not None and response is not None and _is_older(watched, response):
+            response, seen_version = self._responses.get(key, (None, None))
+            if (
+                watched is not None
+                and response is not None
+                and (watched.resource_version == seen_version or _is_older(watched, response))
+            ):
                 return response
             self._responses.pop(key, None)
             return watched
 
 
 def _is_older(watched: Versioned, response: Versioned) -> bool:
-    if watched.uid != response.uid:
-        return False
-    new, old = watched.resource_version, response.resource_version
-    return new.isdigit() and old.isdigit() and int(new) < int(old)
+    is_same = watched.uid == response.uid
+    return is_same and is_older_version(watched.resource_version, response.resource_version)

@@ -17,6 +17,7 @@ from treenail.errors import (
 )
 from treenail.kube.backoff import Backoff, Random
 from treenail.kube.client import Client, Json, WatchEvent, WatchStream
+from treenail.kube.resource_version import is_older_version
 from treenail.kube.resources import Resource, get_object
 
 log = logging.getLogger(__name__)
@@ -69,8 +70,8 @@ class ResourceWatch:
     enqueue.
 
     The watch resumes at the last resourceVersion, also that of a bookmark: after an hour without
-    the server one request is enough. It lists again when the server answers 410 Gone, and after a
-    watch without even a bookmark.
+    the server two small requests are enough. It lists again when the server answers 410 Gone, when
+    the version of a server that was lost has gone back, and after a watch without even a bookmark.
     """
 
     def __init__(
@@ -101,12 +102,15 @@ class ResourceWatch:
         self._resource_version = ""
         self._reported: dict[str, tuple[object, object]] = {}
         self._last_error: str | None = "not connected yet"
+        self._is_lost = False
+        """True from a lost connection until the next one."""
         self._list_requested_at = float("-inf")
         self._check_requested_at = float("-inf")
         self._needs_check = False
         self._listed_at: float | None = None
         self._contact_at = float("-inf")
         self._settled_at = float("-inf")
+        self._restored_at = float("-inf")
 
     def add_list_handler(self, handler: Callable[[], None]) -> None:
         """Call ``handler`` after each complete list, once all its objects are reported.
@@ -182,6 +186,14 @@ class ResourceWatch:
             return f"the watch of {plural} received no event for more than {STALE_AFTER_S:g} s"
         return ""
 
+    @property
+    def restored_s(self) -> float:
+        """Seconds since the API server was first seen in an older state; infinite if it never was.
+
+        A backup of etcd was restored. The time begins again with each restore.
+        """
+        return self._clock.monotonic() - self._restored_at
+
     def _needs_list(self) -> bool:
         return (
             not self._resource_version
@@ -194,6 +206,8 @@ class ResourceWatch:
         try:
             if self._needs_check:
                 self._check_versions()
+            if self._is_lost and not self._needs_list():
+                self._check_server_version()
             if self._needs_list():
                 self._list_objects()
             return 0.0 if self._watch_events() else self._backoff.next_pause_s()
@@ -211,6 +225,7 @@ class ResourceWatch:
     def _handle_error(self, error: ClusterError) -> float:
         if self._stopped.is_set():
             return 0.0
+        self._is_lost = True
         if str(error) != self._last_error:
             self._last_error = str(error)
             self._on_lost(error)
@@ -244,6 +259,32 @@ class ResourceWatch:
             handler()
         self._mark_connected(is_complete=True)
 
+    def _check_server_version(self) -> None:
+        """Request a list if the server is behind the last version: etcd was restored.
+
+        Such a server accepts a watch from the old version, but sends nothing below it. Once it is
+        past that version again, events arrive, and all changes until then are missing.
+        """
+        page = next(
+            self._client.list_pages(
+                self._scope.resource,
+                namespace=self._scope.namespace,
+                params={**self._scope.params, "limit": "1"},
+                has_metadata_only=True,
+            )
+        )
+        if is_older_version(page.resource_version, self._resource_version):
+            log.warning(
+                "the version of %s went back from %s to %s; listing",
+                self._scope.resource.plural,
+                self._resource_version,
+                page.resource_version,
+            )
+            self._resource_version = ""
+            self._restored_at = self._clock.monotonic()
+            # Versions are used again, so an equal one can be another state.
+            self._reported = dict.fromkeys(self._reported, (None, None))
+
     def _check_versions(self) -> None:
         """List the versions of all objects; request a list of the objects if one differs."""
         plural, listed = self._scope.resource.plural, ""
@@ -256,7 +297,7 @@ class ResourceWatch:
         ):
             listed = page.resource_version
             versions.update((format_key(item), *_get_version(item)) for item in page.items)
-        self._needs_check = False
+        self._needs_check = self._is_lost = False
         known = {(key, *version) for key, version in self._reported.items()}
         if missed := len({key for key, *_ in versions ^ known}):
             log.warning("the watch of %s missed changes of %d objects; listing", plural, missed)
@@ -279,8 +320,18 @@ class ResourceWatch:
             version = page.resource_version
             for item in page.items:
                 listed.add(format_key(item))
+                if self._has_older_version(item):
+                    # etcd may continue with higher versions: etcdutl snapshot restore
+                    # --bump-revision.
+                    self._restored_at = self._clock.monotonic()
                 self._report_object(item)
         return version, listed
+
+    def _has_older_version(self, found: Json) -> bool:
+        """Return whether a newer version of the same object was reported before."""
+        known_uid, known_version = self._reported.get(format_key(found), (None, None))
+        uid, version = _get_version(found)
+        return uid == known_uid and is_older_version(str(version), str(known_version))
 
     def _watch_events(self) -> bool:
         """Watch once; return False when the watch ended at once and without an event."""
@@ -323,6 +374,7 @@ class ResourceWatch:
         """Note a contact; after a complete list nothing is missing."""
         now = self._clock.monotonic()
         self._contact_at = now
+        self._is_lost = False
         if is_complete:
             self._settled_at = now
         if self._last_error is not None:
