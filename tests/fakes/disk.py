@@ -216,6 +216,9 @@ class MemoryDisk(Disk):
 
     # System calls.
 
+    def begin_change(self) -> None:
+        """No other user changes this disk."""
+
     def lstat(self, path: StrPath) -> os.stat_result:
         return _status(self._node(path))
 

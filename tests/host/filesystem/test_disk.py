@@ -97,6 +97,10 @@ def test_disk_uses_only_calls_that_pyfakefs_replaces():
     # os.fchown, os.fchmod, os.pwrite, os.statvfs and os.copy_file_range reach the real process.
     assert called == {
         "os.chmod",
+        "os.fspath(path).rpartition",
+        "self._checked.add",
+        "self._checked.clear",
+        "self._locate",
         "os.chown",
         "os.close",
         "os.fsync",

@@ -41,6 +41,7 @@ class CountingDisk(Disk):
     """A real disk that counts its flushes and its new files."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.flushes: list[str] = []
         self.created = 0
 
@@ -324,6 +325,7 @@ class InterruptingDisk(Disk):
     """A disk on which ``other`` starts before a file is renamed; it may have to wait."""
 
     def __init__(self, other: threading.Thread) -> None:
+        super().__init__()
         self._other = other
 
     def replace(self, path: StrPath, target: StrPath) -> None:

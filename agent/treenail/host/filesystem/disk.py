@@ -2,8 +2,12 @@
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
+
+from treenail.host.filesystem.parent import hold_directory, is_replaceable
 
 if TYPE_CHECKING:
     import ctypes
@@ -11,6 +15,7 @@ if TYPE_CHECKING:
     from treenail.host.filesystem.selinux import SelinuxPolicy
 
 StrPath: TypeAlias = str | os.PathLike[str]
+Place: TypeAlias = tuple[StrPath, int | None]
 
 _SELINUX_XATTR = "security.selinux"
 _AT_FDCWD = -100  # paths start at the working directory, as in all other calls here
@@ -21,6 +26,9 @@ class Disk:
     """The system calls of this process. The disk of a test has the same methods and loses power.
 
     ``exchange`` and ``syncfs`` need ctypes (0.4 MiB), which is imported at their first call.
+
+    Callers pass paths without links before the last component. Methods that open or change an
+    entry raise `OSError` (ELOOP) where another user replaced a directory by a link meanwhile.
     """
 
     labels: "SelinuxPolicy | None" = None
@@ -28,6 +36,22 @@ class Disk:
 
     def __init__(self, labels: "SelinuxPolicy | None" = None) -> None:
         self.labels = labels
+        self._checked: set[str] = set()
+        """Directories that no other user can replace."""
+
+    def begin_change(self) -> None:
+        """Check again which directories other users can replace; call it before a change."""
+        self._checked.clear()
+
+    def _locate(self, path: StrPath) -> AbstractContextManager[Place]:
+        """Return the path for a system call, and the descriptor that it begins at, if any."""
+        directory, _, name = os.fspath(path).rpartition("/")
+        if directory not in self._checked:
+            if name and _is_replaceable(directory):
+                return _hold_place(directory, name)
+            self._checked.add(directory)
+        # No generator: a config has thousands of files, and each needs several calls.
+        return nullcontext((path, None))
 
     def lstat(self, path: StrPath) -> os.stat_result:
         return os.lstat(path)
@@ -43,11 +67,15 @@ class Disk:
 
     def create(self, path: StrPath) -> int:
         """Create a file for writing, with mode 0600."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with self._locate(path) as (name, directory):
+            return os.open(name, flags, 0o600, dir_fd=directory)
 
     def open(self, path: StrPath) -> int:
         """Open a file or directory for reading; O_NONBLOCK, because opening a FIFO blocks."""
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with self._locate(path) as (name, directory):
+            return os.open(name, flags, dir_fd=directory)
 
     def close(self, descriptor: int) -> None:
         os.close(descriptor)
@@ -127,38 +155,68 @@ class Disk:
         _raise_errno(_load_libc().syncfs(descriptor))
 
     def replace(self, path: StrPath, target: StrPath) -> None:
-        os.replace(path, target)
+        with self._locate(path) as (old, source), self._locate(target) as (new, directory):
+            os.replace(old, new, src_dir_fd=source, dst_dir_fd=directory)
 
     def exchange(self, path: StrPath, other: StrPath) -> None:
         """Exchange two entries atomically.
 
         Supported on ext4, xfs, btrfs, tmpfs and overlayfs; NFS returns EINVAL.
         """
-        old, new = os.fsencode(path), os.fsencode(other)
-        _raise_errno(_load_libc().renameat2(_AT_FDCWD, old, _AT_FDCWD, new, _RENAME_EXCHANGE))
+        with self._locate(path) as (old, source), self._locate(other) as (new, directory):
+            result = _load_libc().renameat2(
+                _AT_FDCWD if source is None else source,
+                os.fsencode(old),
+                _AT_FDCWD if directory is None else directory,
+                os.fsencode(new),
+                _RENAME_EXCHANGE,
+            )
+            _raise_errno(result)
 
     def readlink(self, path: StrPath) -> str:
         return os.readlink(path)
 
     def symlink(self, path: StrPath, text: str) -> None:
-        os.symlink(text, path)
+        with self._locate(path) as (name, directory):
+            os.symlink(text, name, dir_fd=directory)
 
     def lchown(self, path: StrPath, uid: int, gid: int) -> None:
-        os.lchown(path, uid, gid)
+        with self._locate(path) as (name, directory):
+            if directory is None:
+                os.lchown(name, uid, gid)
+            else:
+                os.chown(name, uid, gid, dir_fd=directory, follow_symlinks=False)
 
     def link(self, path: StrPath, new: StrPath) -> None:
         """Make a hard link to the entry; a symbolic link is not followed."""
-        os.link(path, new, follow_symlinks=False)
+        with self._locate(path) as (old, source), self._locate(new) as (name, directory):
+            os.link(old, name, src_dir_fd=source, dst_dir_fd=directory, follow_symlinks=False)
 
     def unlink(self, path: StrPath) -> None:
-        os.unlink(path)
+        with self._locate(path) as (name, directory):
+            os.unlink(name, dir_fd=directory)
 
     def mkdir(self, path: StrPath) -> None:
         """Create a directory with mode 0700."""
-        os.mkdir(path, 0o700)
+        with self._locate(path) as (name, directory):
+            os.mkdir(name, 0o700, dir_fd=directory)
 
     def rmdir(self, path: StrPath) -> None:
-        os.rmdir(path)
+        with self._locate(path) as (name, directory):
+            os.rmdir(name, dir_fd=directory)
+
+
+@contextmanager
+def _hold_place(directory: str, name: str) -> Iterator[Place]:
+    with hold_directory(directory) as descriptor:
+        yield name, descriptor
+
+
+def _is_replaceable(directory: str) -> bool:
+    try:
+        return is_replaceable(directory)
+    except OSError:
+        return False  # the system call itself fails with the cause
 
 
 @cache

@@ -3,7 +3,7 @@
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -17,14 +17,14 @@ TEMPORARY_PREFIX = ".treenail"
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A regular file; ``content`` is called when the file is written.
+    """A regular file; ``content`` is called when the file is written, and may return parts.
 
     ``xattrs`` are all attributes that the file gets. Without them, a replaced file keeps its label
     if the policy accepts that, and a new file gets the label of the policy, or else of the kernel.
     Without ``uid`` and ``gid`` it belongs to the user of this process.
     """
 
-    content: Callable[[], bytes] = field(repr=False)
+    content: Callable[[], bytes | Iterable[bytes]] = field(repr=False)
     mode: int = 0o644
     uid: int | None = None
     gid: int | None = None
@@ -88,9 +88,10 @@ class EntryWriter:
         try:
             descriptor = self._create_file(temporary)
             try:
-                written = disk.write(descriptor, content)
-                while written < len(content):
-                    written += disk.write(descriptor, content[written:])
+                for part in (content,) if isinstance(content, bytes) else content:
+                    written = disk.write(descriptor, part)
+                    while written < len(part):
+                        written += disk.write(descriptor, part[written:])
                 # After the content: write(2) of a user other than root clears the set-user-ID bit.
                 status = disk.fstat(descriptor)
                 self._set_owner(descriptor, status, entry.uid, entry.gid)

@@ -114,6 +114,7 @@ class HostFiles:
         """
         # 1,000 files on ext4: fsync for each makes 1,001 flushes of the disk (as many after
         # posix_fadvise), fsync from 16 threads 540, syncfs 2.
+        self._disk.begin_change()
         specs = self._resolve_entries(files)
         directories = dict.fromkeys(entry.parent for entry in specs)
         for directory in directories:
@@ -154,6 +155,7 @@ class HostFiles:
 
         An existing file or link is replaced atomically.
         """
+        self._disk.begin_change()
         entry = self._resolve_entry(path)
         self._ensure_directory(entry.parent)
         with translate_errors("make the link", entry):
@@ -188,6 +190,7 @@ class HostFiles:
 
     def remove_file(self, path: str) -> bool:
         """Remove a file or link; return whether there was one."""
+        self._disk.begin_change()
         entry = self._root.resolve_entry(path)
         with translate_errors("remove", entry):
             try:
@@ -207,6 +210,15 @@ class HostFiles:
         if self._remove_leftovers(directory):
             self._fsync_path(directory)
 
+    def sync_file_systems(self, directories: Iterable[str]) -> None:
+        """Flush the file systems of these directories: all that any program wrote there.
+
+        A directory that is missing is skipped.
+        """
+        resolved = (self._root.resolve_path(each) for each in directories)
+        with self._sync_file_systems([each for each in resolved if self._stat_entry(each)]):
+            pass
+
     @_write_alone
     def make_directory(
         self,
@@ -221,6 +233,7 @@ class HostFiles:
 
         Missing parents get mode 0755. Without ``needs_fsync`` the caller flushes the directory.
         """
+        self._disk.begin_change()
         directory = self._root.resolve_path(path)
         if self._ensure_directory(directory, mode, uid, gid, needs_fsync=needs_fsync):
             return True

@@ -13,8 +13,8 @@ class Root:
     """The root directory of the machine: ``/``, or the directory where it is mounted or simulated.
 
     Paths resolve as in a chroot: an absolute symbolic link starts again at the root, and ``..`` in
-    a link stops there. Each call resolves its path again. A process that changes links meanwhile
-    must be trusted, as on ``/``.
+    a link stops there. Each call resolves its path again. `treenail.host.filesystem.disk.Disk`
+    notices links that a user puts into a resolved path meanwhile.
     """
 
     def __init__(self, prefix: str | Path = "/", *, has_usr_etc: bool = False) -> None:
