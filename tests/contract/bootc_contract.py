@@ -25,7 +25,7 @@ from tests.waiting import wait_until
 from treenail.errors import BusyError, HostError, TransactionError
 from treenail.host.bootc.backend import PULL_UNIT, ROLLBACK_UNIT, SWITCH_UNIT
 from treenail.host.ostree.deployments import DeploymentChange, TransactionProgress, WatchVerdict
-from treenail.host.ostree.watch import TransactionLimits
+from treenail.host.ostree.limits import TransactionLimits
 from treenail.host.systemd.transient import TransientJob
 from treenail_lab.machine.ostree.sysroot import layer_packages, make_deployment
 
@@ -122,11 +122,12 @@ class BootcContract(OperatingSystemContract):
 
     def test_rollback_of_killed_agent_continues_and_stays(self, machine: BootcMachine) -> None:
         self.at_there(machine)
-        machine.change(replace(QUICK, staging_s=3.0))
+        machine.change(replace(QUICK, staging_s=300.0))
         self.killed_at_work(machine, "roll back", "", ROLLBACK_UNIT)
         run = machine.units().find_run(ROLLBACK_UNIT)
         assert run is not None
         assert run.is_running
+        machine.change(QUICK)
         machine.os().roll_back()
         assert machine.units().find_run(ROLLBACK_UNIT) is None
         self.assert_goes_back(machine)
@@ -245,8 +246,11 @@ class BootcContract(OperatingSystemContract):
     def staged_wrong_image_after_kill(self, machine: BootcMachine) -> None:
         """An agent is killed in a switch that stages another image, and the switch ends."""
         machine.os().stage_deployment(TO_THERE, watch=go_on)
-        machine.change(replace(QUICK, staged_instead=BAD_AT_BOOT.pull_spec, staging_s=1.0))
+        wrong = replace(QUICK, staged_instead=BAD_AT_BOOT.pull_spec)
+        # Slow until the agent is dead: an agent that sees the end of the switch removes the unit.
+        machine.change(replace(wrong, staging_s=300.0))
         self.killed_at_work(machine, "finalize", THERE.digest, SWITCH_UNIT)
+        machine.change(wrong)
         units = machine.units()
         wait_until(
             lambda: (run := units.find_run(SWITCH_UNIT)) is not None and run.is_done,

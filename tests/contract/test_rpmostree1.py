@@ -15,7 +15,7 @@ from tests.fakes.bus_service import BusService
 from treenail.clock import SystemClock
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.watch import TransactionLimits
+from treenail.host.ostree.limits import TransactionLimits
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.rpmostree.client import RpmOstreeClient
 from treenail.host.rpmostree.transaction import TransactionOutcome

@@ -17,7 +17,7 @@ from treenail.clock import SystemClock
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentChange, OstreeDeployment
-from treenail.host.ostree.watch import TransactionLimits
+from treenail.host.ostree.limits import TransactionLimits
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.rpmostree.client import RpmOstreeClient
 from treenail.host.system.kernel_arguments import split_arguments

@@ -26,7 +26,7 @@ from treenail.host.ostree.deployments import (
     TransactionProgress,
     WatchVerdict,
 )
-from treenail.host.ostree.watch import TransactionLimits
+from treenail.host.ostree.limits import TransactionLimits
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.rpmostree.transaction import INTERFACE
 from treenail.host.systemd.bus import BusInterface, BusPeer, SystemBus, make_options

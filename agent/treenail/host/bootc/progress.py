@@ -20,6 +20,8 @@ _LINE_LIMIT = 256 * 1024
 _TEXT_LIMIT = 200
 # bootc still deploys the image after the last byte: only success is 100 %.
 _MAX_UNFINISHED_PERCENT = 99
+# Division of larger numbers raises OverflowError.
+_COUNT_LIMIT = 2**63
 
 
 class BootcProgress:
@@ -49,7 +51,8 @@ class BootcProgress:
             # In podman's storage layers are uncompressed, and the total counts the compressed
             # ones: the layers are counted in place of the bytes (deploy.rs).
             case {"type": "ProgressBytes", "steps": int(done), "stepsTotal": int(total)}:
-                self._set_progress(event, done + _compute_fraction(event, done), total)
+                layers = done if done >= total else done + _compute_fraction(event, done)
+                self._set_progress(event, layers, total)
             case {"type": "ProgressBytes", "bytes": int(done), "bytesTotal": int(total)}:
                 self._set_progress(event, done, total)
             case {"type": "ProgressSteps", "steps": int(done), "stepsTotal": int(total)}:
@@ -60,7 +63,7 @@ class BootcProgress:
     def _set_progress(self, event: dict[str, object], done: float, total: int) -> None:
         text = str(event.get("description") or event.get("task") or "")
         percent = self.last_progress.percent
-        if total > 0:
+        if 0 < total < _COUNT_LIMIT and 0 <= done < _COUNT_LIMIT:
             percent = max(percent or 0, min(int(done * 100 / total), _MAX_UNFINISHED_PERCENT))
         self.last_progress = TransactionProgress(sanitize_text(text, limit=_TEXT_LIMIT), percent)
 
@@ -70,7 +73,7 @@ def _compute_fraction(event: dict[str, object], done_layers: int) -> float:
     match event.get("subtasks"):
         case [*done, {"bytes": int(fetched), "bytesTotal": int(total)}]:
             is_current = len(done) == done_layers and total > 0
-            return min(max(fetched / total, 0.0), 1.0) if is_current else 0.0
+            return min(max(fetched, 0), total) / total if is_current else 0.0
         case _:
             return 0.0
 

@@ -8,7 +8,7 @@ from treenail.errors import CommandError, FileError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.ostree.deployments import parse_config_labels
-from treenail.host.system.process import ProgramRunner
+from treenail.process import ProgramRunner
 
 log = logging.getLogger(__name__)
 

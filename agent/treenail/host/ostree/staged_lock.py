@@ -1,9 +1,8 @@
 """Whether the shutdown finalizes the staged deployment, as libostree recorded it."""
 
-from gi.repository import GLib
-
 from treenail.errors import HostError
 from treenail.host.filesystem.root import Root
+from treenail.host.ostree.gvariant import find_boolean
 
 _STAGED = "/run/ostree/staged-deployment"
 _FORMER_LOCK = "/run/ostree/staged-deployment-locked"
@@ -31,12 +30,4 @@ def is_staged_locked(root: Root) -> bool:
         raise HostError(f"cannot read {_STAGED}: {error.strerror}", remedy=_REMEDY) from None
     if len(content) > _MAX_BYTES:
         raise HostError(f"cannot read {_STAGED}: it is over {_MAX_BYTES >> 20} MiB", remedy=_REMEDY)
-    # A copy in memory that is aligned, as the format needs it. Not trusted: damaged values read as
-    # defaults, and no value is out of its bounds.
-    state = GLib.Variant.new_from_bytes(
-        GLib.VariantType.new("a{sv}"),
-        GLib.Bytes.new(content),
-        False,  # noqa: FBT003  gi's own signature
-    )
-    found = state.lookup_value("locked", GLib.VariantType.new("b"))
-    return found is not None and bool(found.get_boolean())
+    return find_boolean(content, "locked") is True

@@ -50,6 +50,7 @@ class ChangeRecorder:
         self._root = root
         self._prefix = os.fspath(root.prefix)
         self._disk = disk
+        disk.begin_change()
         self._entries = EntryWriter(disk)
         self._parents: dict[str, str] = {}
         self._prepared: dict[str, PreparedChange] = {}

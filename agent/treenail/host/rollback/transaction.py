@@ -381,6 +381,7 @@ class UndoTransaction:
         self._log.remove_log(needs_fsync=False)
 
     def _reset_state(self) -> None:
+        self._disk.begin_change()
         self._log.close_log()
         self._fsync_queue.close_file_systems()
         self._applied.clear()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
+from treenail.codec import parse_json
 from treenail.errors import LedgerError
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.entries import TEMPORARY_PREFIX, DirectoryEntry
@@ -174,7 +175,7 @@ class UndoLog:
                 if number < len(lines):
                     raise self._make_damage_error(f"the checksum of line {number} is wrong")
                 break
-            records.append(json.loads(text))
+            records.append(self._parse_record(text, number))
         if records and records[-1] == _COMMITTED:
             return UndoRecords(tuple(records[:-1]), is_committed=True)
         return UndoRecords(tuple(records), is_committed=False)
@@ -228,6 +229,15 @@ class UndoLog:
             if needs_fsync:
                 self._fsync_directory()
 
+    def _parse_record(self, text: bytes, number: int) -> Json:
+        try:
+            record = parse_json(text)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise self._make_damage_error(f"line {number} is not a JSON object")
+        return record
+
     def _fsync_directory(self) -> None:
         descriptor = self._disk.open(self._root.resolve_path(UNDO_DIRECTORY))
         try:
@@ -250,4 +260,6 @@ def encode_xattrs(xattrs: Mapping[str, bytes]) -> dict[str, str]:
 
 def decode_xattrs(encoded: Mapping[str, str]) -> dict[str, bytes]:
     """Decode extended attributes; raise `ValueError` for invalid base64."""
+    if not all(isinstance(value, str) for value in encoded.values()):
+        raise ValueError("expected extended attributes in base64")
     return {name: base64.b64decode(value) for name, value in encoded.items()}

@@ -13,8 +13,9 @@ from treenail.host.ostree.deployments import (
     WatchVerdict,
     parse_deployment,
 )
+from treenail.host.ostree.limits import TransactionLimits
 from treenail.host.ostree.remedies import find_remedy
-from treenail.host.ostree.watch import TransactionLimits, WatchCallback
+from treenail.host.ostree.watch import WatchCallback
 from treenail.host.rpmostree.transaction import (
     INTERFACE,
     TransactionDetached,
@@ -24,7 +25,7 @@ from treenail.host.rpmostree.transaction import (
     TransactionTimedOut,
     follow_transaction,
 )
-from treenail.host.systemd.bus import BusInterface, BusPeer, SystemBus, make_options
+from treenail.host.systemd.bus import BusInterface, SystemBus, make_options
 from treenail.retry import retry_bus_call
 
 log = logging.getLogger(__name__)
@@ -110,14 +111,14 @@ class RpmOstreeClient:
     ) -> TransactionOutcome:
         """Follow the transaction at the address to its end; cancel it only if ``is_ours``."""
         # rpm-ostreed is busy until every peer has closed its connection.
-        with BusPeer(address, INTERFACE, timeout_s=_PEER_S) as peer:
+        with self._bus.open_peer(address, INTERFACE, timeout_s=_PEER_S) as peer:
             return follow_transaction(
                 peer, watch, clock=self._clock, limits=self._limits, is_ours=is_ours
             )
 
     def cancel_own_transaction(self, transaction: ActiveTransaction) -> bool:
         """Cancel the transaction if treenail started it; return whether it did."""
-        with BusPeer(transaction.address, INTERFACE, timeout_s=_PEER_S) as peer:
+        with self._bus.open_peer(transaction.address, INTERFACE, timeout_s=_PEER_S) as peer:
             title = peer.read_properties(timeout_s=_PEER_S).get("Title")
             if not str(title).startswith(f"{CLIENT}: "):
                 return False
@@ -204,9 +205,10 @@ def _parse_deployments(properties: dict[str, object]) -> DeploymentStatus:
     active = properties.get("ActiveTransaction")
     address = str(properties.get("ActiveTransactionPath") or "")
     transaction = None
-    if isinstance(active, tuple) and address:
+    if isinstance(active, tuple) and len(active) >= 2 and address:
         transaction = ActiveTransaction(str(active[0]), str(active[1]), address)
-    return DeploymentStatus(tuple(map(parse_deployment, each)), transaction)
+    parsed = [parse_deployment(deployment) for deployment in each if isinstance(deployment, dict)]
+    return DeploymentStatus(tuple(parsed), transaction)
 
 
 def check_outcome(outcome: TransactionOutcome, operation: str) -> None:

@@ -8,7 +8,8 @@ from typing import assert_never
 from treenail.clock import Clock
 from treenail.errors import BusError
 from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
-from treenail.host.ostree.watch import TransactionLimits, WatchCallback
+from treenail.host.ostree.limits import TransactionLimits
+from treenail.host.ostree.watch import WatchCallback
 from treenail.host.systemd.bus import BusPeer, BusSignal
 from treenail.sanitize import sanitize_text
 
@@ -17,7 +18,7 @@ log = logging.getLogger(__name__)
 INTERFACE = "org.projectatomic.rpmostree1.Transaction"
 
 _CALL_S = 60.0
-_NUMBERED = re.compile(r"\[(\d+)/(\d+)\]")
+_NUMBERED = re.compile(r"\[(\d{1,9})/(\d{1,9})\]", re.ASCII)
 _TEXT_LIMIT = 200
 # After the last counted task rpm-ostree still writes the deployment: only success is 100 %.
 _MAX_UNFINISHED_PERCENT = 99
