@@ -14,14 +14,10 @@ from gi.repository import GLib
 from tests.fakes.bus_service import BusService, Exports, PeerService, Refusal, Silence
 from tests.fakes.private_bus import PrivateBus
 from treenail.errors import BusError, BusyError
-from treenail.host.systemd.bus import (
-    BusInterface,
-    BusPeer,
-    BusSignal,
-    SystemBus,
-    make_options,
-    make_unit_properties,
-)
+from treenail.host.systemd.bus import BusInterface, BusPeer, BusSignal, SystemBus, make_options
+from treenail.host.systemd.bus import BusService as Connector
+from treenail.host.systemd.bus_process import BusProcess
+from treenail.host.systemd.gio_bus import GioBus, make_argument
 
 NAME = "org.example.Echo"
 ECHO = BusInterface(NAME, "/echo", "org.example.Echo")
@@ -74,11 +70,20 @@ def service(private_bus: PrivateBus, echo: Echo) -> Iterator[BusService]:
         yield service
 
 
+@pytest.fixture(params=["this process", "a process of its own"])
+def connector(request: pytest.FixtureRequest, private_bus: PrivateBus) -> Iterator[Connector]:
+    """Gio in this process, or the process that the agent starts."""
+    if request.param == "this process":
+        connector: Connector = GioBus(private_bus.address)
+    else:
+        connector = BusProcess(os.environ, private_bus.address)
+    yield connector
+    connector.close_connection()
+
+
 @pytest.fixture
-def bus(private_bus: PrivateBus, service: BusService) -> Iterator[SystemBus]:
-    bus = SystemBus(private_bus.address)
-    yield bus
-    bus.close_connection()
+def bus(connector: Connector, service: BusService) -> SystemBus:
+    return SystemBus(service=connector)
 
 
 @pytest.fixture
@@ -291,15 +296,17 @@ def test_run_until_ends_when_the_bus_stops(bus: SystemBus, private_bus: PrivateB
         assert not signals.run_until(lambda _: False)
 
 
-def test_peer_is_called_without_hello(peers: PeerService) -> None:
-    with BusPeer(peers.address, NAME, timeout_s=5) as peer:
+def test_peer_is_called_without_hello(connector: Connector, peers: PeerService) -> None:
+    with BusPeer(peers.address, NAME, timeout_s=5, service=connector) as peer:
         assert (peer.call_method("Start", timeout_s=5), peer.call_method("Pair", timeout_s=5)) == (
             True,
             "one",
         )
 
 
-def test_peer_receives_signals_emitted_before_it_ran(peers: PeerService) -> None:
+def test_peer_receives_signals_emitted_before_it_ran(
+    connector: Connector, peers: PeerService
+) -> None:
     arrived: list[BusSignal] = []
 
     def each(signal: BusSignal | None) -> bool:
@@ -307,7 +314,7 @@ def test_peer_receives_signals_emitted_before_it_ran(peers: PeerService) -> None
             arrived.append(signal)
         return len(arrived) == 2
 
-    with BusPeer(peers.address, NAME, timeout_s=5) as peer:
+    with BusPeer(peers.address, NAME, timeout_s=5, service=connector) as peer:
         peer.call_method("Start", timeout_s=5)
         peers.emit(NAME, "Heard", GLib.Variant("(s)", ("early",)))
         peer.call_method("Start", timeout_s=5)
@@ -316,7 +323,9 @@ def test_peer_receives_signals_emitted_before_it_ran(peers: PeerService) -> None
     assert arrived == [BusSignal("Heard", ("early",)), BusSignal("Heard", ("late",))]
 
 
-def test_peer_dispatches_last_signals_before_it_reports_the_end(peers: PeerService) -> None:
+def test_peer_dispatches_last_signals_before_it_reports_the_end(
+    connector: Connector, peers: PeerService
+) -> None:
     arrived: list[BusSignal] = []
 
     def each(signal: BusSignal | None) -> bool:
@@ -324,7 +333,7 @@ def test_peer_dispatches_last_signals_before_it_reports_the_end(peers: PeerServi
             arrived.append(signal)
         return False
 
-    with BusPeer(peers.address, NAME, timeout_s=5) as peer:
+    with BusPeer(peers.address, NAME, timeout_s=5, service=connector) as peer:
         peer.call_method("Start", timeout_s=5)
         peers.emit(NAME, "Heard", GLib.Variant("(s)", ("last words",)))
         peers.run(peers.vanish)
@@ -332,16 +341,19 @@ def test_peer_dispatches_last_signals_before_it_reports_the_end(peers: PeerServi
     assert arrived == [BusSignal("Heard", ("last words",))]
 
 
-def test_peer_closes_after_an_exception(peers: PeerService) -> None:
+def test_peer_closes_after_an_exception(connector: Connector, peers: PeerService) -> None:
     def fail(_: BusSignal | None) -> bool:
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), BusPeer(peers.address, NAME, timeout_s=5) as peer:
+    with (
+        pytest.raises(ZeroDivisionError),
+        BusPeer(peers.address, NAME, timeout_s=5, service=connector) as peer,
+    ):
         peer.run_until(fail)
     assert peers.hung_up.wait(10)
 
 
-def test_closed_peers_leave_no_descriptor_open(peers: PeerService) -> None:
+def test_closed_peers_leave_no_descriptor_open(connector: Connector, peers: PeerService) -> None:
     """A context with undispatched sources would keep its connection and itself alive."""
 
     def wakeups() -> int:
@@ -349,7 +361,7 @@ def test_closed_peers_leave_no_descriptor_open(peers: PeerService) -> None:
         return sum("anon_inode" in str(link.readlink()) for link in links if link.is_symlink())
 
     def meet() -> int:
-        with BusPeer(peers.address, NAME, timeout_s=5) as peer:
+        with BusPeer(peers.address, NAME, timeout_s=5, service=connector) as peer:
             peer.call_method("Start", timeout_s=5)
         return wakeups()
 
@@ -358,15 +370,19 @@ def test_closed_peers_leave_no_descriptor_open(peers: PeerService) -> None:
     assert found[-1] - found[0] < 5
 
 
-def test_peer_call_without_reply_ends_at_its_time_limit(peers: PeerService) -> None:
+def test_peer_call_without_reply_ends_at_its_time_limit(
+    connector: Connector, peers: PeerService
+) -> None:
     with (
-        BusPeer(peers.address, NAME, timeout_s=5) as peer,
+        BusPeer(peers.address, NAME, timeout_s=5, service=connector) as peer,
         pytest.raises(BusError, match=r"cannot call org.example.Echo Hang: no answer within 0.2 s"),
     ):
         peer.call_method("Hang", timeout_s=0.2)
 
 
-def test_peer_without_handshake_ends_at_its_time_limit(private_bus: PrivateBus) -> None:
+def test_peer_without_handshake_ends_at_its_time_limit(
+    connector: Connector, private_bus: PrivateBus
+) -> None:
     import socket
 
     path = private_bus.address.removeprefix("unix:path=") + "-mute"
@@ -374,17 +390,19 @@ def test_peer_without_handshake_ends_at_its_time_limit(private_bus: PrivateBus) 
         mute.bind(path)
         mute.listen()
         with pytest.raises(BusError, match=r"no connection within 0.2 s"):
-            BusPeer(f"unix:path={path}", NAME, timeout_s=0.2)
+            BusPeer(f"unix:path={path}", NAME, timeout_s=0.2, service=connector)
 
 
-def test_missing_peer_is_a_bus_error() -> None:
+def test_missing_peer_is_a_bus_error(connector: Connector) -> None:
     with pytest.raises(BusError, match=r"cannot connect to org.example.Echo: .*No such file"):
-        BusPeer("unix:path=/tmp/treenail-no-such-peer", NAME, timeout_s=5)
+        BusPeer("unix:path=/tmp/treenail-no-such-peer", NAME, timeout_s=5, service=connector)
 
 
 def test_dollar_signs_in_arguments_of_units_are_no_variables_of_systemd() -> None:
     command = ("/bin/sh", "-c", 'echo "$1" ${HOME} $$', "$IMAGE")
-    ((name, start), (other, _)) = make_unit_properties(command, {"Type": "oneshot"})
+    made = make_argument("unit", (command, {"Type": "oneshot"}))
+    assert isinstance(made, list)
+    ((name, start), (other, _)) = made
     assert (name, other) == ("ExecStart", "Type")
     assert isinstance(start, GLib.Variant)
     escaped = ["/bin/sh", "-c", 'echo "$$1" $${HOME} $$$$', "$$IMAGE"]

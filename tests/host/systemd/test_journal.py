@@ -7,8 +7,8 @@ import pytest
 
 from treenail.clock import SystemClock
 from treenail.host.filesystem.root import Root
-from treenail.host.system.process import ProgramRunner
 from treenail.host.systemd.journal import SystemdJournal
+from treenail.process import ProgramRunner
 
 pytestmark = pytest.mark.process
 

@@ -1,39 +1,17 @@
-"""D-Bus: the system bus and peers on private sockets; the only user of gi and pydbus.
+"""D-Bus: calls on the system bus, signals, and peers on private sockets.
 
-pydbus calls the methods on the bus. It always sends Hello and reads properties without a time
-limit, so Gio talks to peers and reads properties.
+`treenail.host.systemd.gio_bus` talks to D-Bus, in this process or, for the agent, in a process that
+lives while the agent works (`treenail.host.systemd.bus_process`). This module imports neither gi
+nor pydbus: together they take 11 MiB.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
-from gi.repository import Gio, GLib
-from pydbus.bus import Bus
-
-from treenail.errors import BusError, BusyError
-from treenail.sanitize import sanitize_text
-
-_CONNECT_S = 25.0
-_TICK_S = 1.0
-_CLOSE_S = 5.0
-_PROPERTIES = "org.freedesktop.DBus.Properties"
-_BUSY = {
-    # G_IO_ERROR_BUSY, for which GDBus has no registered error name.
-    "org.gtk.GDBus.UnmappedGError.Quark._g_2dio_2derror_2dquark.Code26",
-    "org.projectatomic.rpmostreed.Error.UpdateInProgress",
-}
-_REMEDIES = {
-    "org.freedesktop.DBus.Error.AccessDenied": "run treenail as root",
-    "org.freedesktop.DBus.Error.ServiceUnknown": "install and enable the service that owns {name}",
-    "org.freedesktop.DBus.Error.NameHasNoOwner": "start the service that owns {name}",
-    "org.freedesktop.DBus.Error.Spawn.ChildExited": "find out why the service that owns {name} "
-    "fails to start: journalctl -b -p err",
-    "org.freedesktop.DBus.Error.TimedOut": "find out why the service that owns {name} does not "
-    "start in time: systemctl list-jobs",
-}
+BusOption = bool | str | Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +31,57 @@ class BusSignal:
     values: tuple[object, ...]
 
 
-BusOption = bool | str | Sequence[str]
+@dataclass(frozen=True, slots=True)
+class BusOptions:
+    """An ``a{sv}`` argument; each value becomes a variant of type ``b``, ``s`` or ``as``."""
+
+    values: Mapping[str, BusOption]
 
 
-def make_options(values: Mapping[str, BusOption]) -> dict[str, object]:
-    """Make an ``a{sv}`` argument; each value becomes a variant of type ``b``, ``s`` or ``as``."""
-    return {key: _make_variant(value) for key, value in values.items()}
+@dataclass(frozen=True, slots=True)
+class UnitProperties:
+    """The ``a(sv)`` of a transient service that runs the command; numbers are ``t``."""
+
+    command: Sequence[str]
+    values: Mapping[str, BusOption | int]
 
 
-def make_unit_properties(
-    command: Sequence[str], values: Mapping[str, BusOption | int]
-) -> list[tuple[str, object]]:
-    """Make the ``a(sv)`` of a transient service that runs the command; numbers are ``t``."""
-    # systemd replaces $NAME and ${NAME} in arguments, and $$ by $: systemd.service(5).
-    arguments = [word.replace("$", "$$") for word in command]
-    start = GLib.Variant("a(sasb)", [(command[0], arguments, False)])
-    return [("ExecStart", start), *((key, _make_variant(value)) for key, value in values.items())]
+PlainInterface = tuple[str, str, str]
+"""Service, path and interface."""
+PlainArgument = tuple[str, object]
+"""The kind of the argument (``options``, ``unit`` or ``plain``), and its value."""
+PlainSignal = tuple[str, tuple[object, ...]]
+"""Name and arguments."""
+
+
+class BusService(Protocol):
+    """Connections to the system bus and to peers. Every method raises only `BusError`.
+
+    Its values are plain, so that they can go to another process. A source is a subscription or a
+    peer; its number is valid until `close_source`.
+    """
+
+    def call_method(
+        self,
+        address: PlainInterface,
+        member: str,
+        arguments: Sequence[PlainArgument],
+        timeout_s: float,
+    ) -> object: ...
+    def read_properties(self, address: PlainInterface, timeout_s: float) -> dict[str, object]: ...
+    def subscribe(self, address: PlainInterface) -> int: ...
+    def open_peer(self, address: str, interface: str, timeout_s: float) -> int: ...
+    def call_peer(self, peer: int, member: str, timeout_s: float) -> object: ...
+    def read_peer(self, peer: int, timeout_s: float) -> dict[str, object]: ...
+    def wait_for_signals(self, source: int) -> tuple[Sequence[PlainSignal | None], bool]:
+        """Wait for signals of the source; return them and whether its connection has closed.
+
+        None among the signals is a tick. There is one each second.
+        """
+        ...
+
+    def close_source(self, source: int) -> None: ...
+    def close_connection(self) -> None: ...
 
 
 class SystemBus:
@@ -77,87 +90,57 @@ class SystemBus:
     It connects at the first call, and again after the bus closed the connection.
     """
 
-    def __init__(self, address: str = "") -> None:
-        """``address`` is a D-Bus address; by default that of the system bus of this host."""
+    def __init__(self, address: str = "", *, service: BusService | None = None) -> None:
+        """``address`` is a D-Bus address; by default that of the system bus of this host.
+
+        ``service`` connects instead of this process.
+        """
         self._address = address
-        self._connection: _BusConnection | None = None
-        self._proxies: dict[tuple[str, str], Mapping[str, object]] = {}
+        self._service = service
 
     def call_method(
         self, target: BusInterface, member: str, *arguments: object, timeout_s: float
     ) -> object:
         """Return the result: None, the value, or a tuple of several values."""
-        with _translate_errors(f"call {target.service} {member}", target.service, timeout_s):
-            try:
-                method = getattr(self._get_proxy(target, timeout_s)[target.interface], member)
-            except (KeyError, AttributeError) as error:
-                raise BusError(
-                    f"cannot call {target.service} {member}: {target.path} has no such method of "
-                    f"{target.interface}",
-                    name="org.freedesktop.DBus.Error.UnknownMethod",
-                    remedy=f"update the service that owns {target.service}",
-                ) from error
-            reply: object = method(*arguments, timeout=timeout_s)
-            return reply
+        plain = [_make_plain(argument) for argument in arguments]
+        return self._get_service().call_method(_locate(target), member, plain, timeout_s)
 
     def read_properties(self, target: BusInterface, *, timeout_s: float) -> dict[str, object]:
         """Return all properties of the interface; those of pydbus have no time limit."""
-        with _translate_errors(
-            f"read the properties of {target.interface}", target.service, timeout_s
-        ):
-            return _get_all_properties(self._connect().gio, target, timeout_s)
+        return self._get_service().read_properties(_locate(target), timeout_s)
 
     @contextmanager
     def receive_signals(self, target: BusInterface) -> Iterator["BusSignals"]:
         """Receive every signal of the interface inside the context."""
-        signals = BusSignals(self._connect(), target)
+        service = self._get_service()
+        source = service.subscribe(_locate(target))
         try:
-            yield signals
+            yield BusSignals(service, source)
         finally:
-            signals.unsubscribe()
+            service.close_source(source)
+
+    def open_peer(self, address: str, interface: str, *, timeout_s: float) -> "BusPeer":
+        """Connect to a peer; the caller must close it."""
+        return BusPeer(address, interface, timeout_s=timeout_s, service=self._get_service())
 
     def close_connection(self) -> None:
         """Disconnect from the bus; the next call connects again."""
-        connection, self._connection = self._connection, None
-        self._proxies.clear()
-        if connection is not None:
-            connection.close_connection()
+        if self._service is not None:
+            self._service.close_connection()
 
-    def _get_proxy(self, target: BusInterface, timeout_s: float) -> Mapping[str, object]:
-        connection = self._connect()
-        key = (target.service, target.path)
-        if key not in self._proxies:
-            self._proxies[key] = Bus(connection.gio).get(*key, timeout=timeout_s)
-        return self._proxies[key]
-
-    def _connect(self) -> "_BusConnection":
-        if self._connection is None or self._connection.gio.is_closed():
-            self.close_connection()
-            with _translate_errors("connect to the system bus", "", _CONNECT_S):
-                address = self._address or Gio.dbus_address_get_for_bus_sync(Gio.BusType.SYSTEM)
-                flags = Gio.DBusConnectionFlags.MESSAGE_BUS_CONNECTION
-                self._connection = _BusConnection(address, flags, _CONNECT_S)
-        return self._connection
+    def _get_service(self) -> BusService:
+        if self._service is None:
+            self._service = _load_gio_bus(self._address)
+        return self._service
 
 
 class BusSignals:
-    """Signals of one interface, in order, for the thread that calls `run_until`."""
+    """Signals of one source, in order, for the thread that calls `run_until`."""
 
-    def __init__(self, connection: "_BusConnection", target: BusInterface) -> None:
-        self._connection = connection
-        self._context = connection.context
+    def __init__(self, service: BusService, source: int) -> None:
+        self._service = service
+        self._source = source
         self._arrived: deque[BusSignal | None] = deque()
-        with _use_context(self._context):
-            self._subscription = connection.gio.signal_subscribe(
-                target.service or None,
-                target.interface,
-                None,
-                target.path,
-                None,
-                Gio.DBusSignalFlags.NONE,
-                self._receive_signal,
-            )
-        self._timer = _start_timer(self._context, _TICK_S, self._append_tick)
 
     def run_until(self, handle: Callable[[BusSignal | None], bool]) -> bool:
         """Call ``handle`` with each signal until it returns True; False when the bus closed first.
@@ -165,33 +148,13 @@ class BusSignals:
         ``handle`` also gets None once a second, so that it can check a time limit.
         """
         while True:
-            # Check before dispatching: signals that arrived before the end are queued by then.
-            is_closed = self._connection.gio.is_closed()
-            self._run_pending()
             while self._arrived:
                 if handle(self._arrived.popleft()):
                     return True
+            arrived, is_closed = self._service.wait_for_signals(self._source)
+            self._arrived.extend(each and BusSignal(*each) for each in arrived)
             if is_closed:
-                return False
-            self._context.iteration(may_block=True)
-
-    def unsubscribe(self) -> None:
-        """Unsubscribe and dispatch the rest, so that the context holds no callback."""
-        self._connection.gio.signal_unsubscribe(self._subscription)
-        self._timer.destroy()
-        self._run_pending()
-
-    def _run_pending(self) -> None:
-        while self._context.pending():
-            self._context.iteration(may_block=False)
-
-    def _receive_signal(self, *signal: object) -> None:
-        *_, member, values = signal
-        self._arrived.append(BusSignal(str(member), tuple(GLib.Variant.unpack(values))))
-
-    def _append_tick(self) -> bool:
-        self._arrived.append(None)
-        return True
+                return any(handle(self._arrived.popleft()) for _ in range(len(self._arrived)))
 
 
 class BusPeer:
@@ -200,11 +163,12 @@ class BusPeer:
     It subscribes first, so that no signal of a later call is lost. The caller must close it.
     """
 
-    def __init__(self, address: str, interface: str, *, timeout_s: float) -> None:
-        self._target = BusInterface("", "/", interface)
-        with _translate_errors(f"connect to {interface}", "", timeout_s):
-            self._connection = _BusConnection(address, Gio.DBusConnectionFlags.NONE, timeout_s)
-        self._signals = BusSignals(self._connection, self._target)
+    def __init__(
+        self, address: str, interface: str, *, timeout_s: float, service: BusService | None = None
+    ) -> None:
+        self._service = service or _load_gio_bus("")
+        self._peer = self._service.open_peer(address, interface, timeout_s)
+        self._signals = BusSignals(self._service, self._peer)
 
     def __enter__(self) -> Self:
         return self
@@ -214,14 +178,11 @@ class BusPeer:
 
     def call_method(self, member: str, *, timeout_s: float) -> object:
         """Return the first result of a method without arguments; None without a result."""
-        with _translate_errors(f"call {self._target.interface} {member}", "", timeout_s):
-            reply = _call_sync(self._connection.gio, self._target, member, None, timeout_s).unpack()
-            return reply[0] if reply else None
+        return self._service.call_peer(self._peer, member, timeout_s)
 
     def read_properties(self, *, timeout_s: float) -> dict[str, object]:
         """Return all properties of the interface."""
-        with _translate_errors(f"read the properties of {self._target.interface}", "", timeout_s):
-            return _get_all_properties(self._connection.gio, self._target, timeout_s)
+        return self._service.read_peer(self._peer, timeout_s)
 
     def run_until(self, handle: Callable[[BusSignal | None], bool]) -> bool:
         """Dispatch signals as `BusSignals.run_until` does."""
@@ -229,131 +190,35 @@ class BusPeer:
 
     def close_connection(self) -> None:
         """Close the connection: rpm-ostreed takes no other transaction before all peers closed."""
-        self._signals.unsubscribe()
-        self._connection.close_connection()
+        self._service.close_source(self._peer)
 
 
-class _BusConnection:
-    """A connection and its own main context, which gets all callbacks."""
-
-    def __init__(self, address: str, flags: Gio.DBusConnectionFlags, timeout_s: float) -> None:
-        """Connect, with a time limit for the handshake; raise GLib.Error."""
-        self.context = GLib.MainContext()
-        self._closed: list[bool] = []
-        over, results = self._closed, list[Gio.AsyncResult]()
-        cancellable = Gio.Cancellable()
-        limit = _start_timer(self.context, timeout_s, lambda: cancellable.cancel() is True)
-        with _use_context(self.context):
-            Gio.DBusConnection.new_for_address(
-                address,
-                flags | Gio.DBusConnectionFlags.AUTHENTICATION_CLIENT,
-                None,
-                cancellable,
-                lambda _source, result: results.append(result),
-            )
-            while not results:
-                self.context.iteration(may_block=True)
-        limit.destroy()
-        self.gio = Gio.DBusConnection.new_for_address_finish(results[0])
-        # By default GLib sends this process SIGTERM when the bus closes.
-        self.gio.set_exit_on_close(False)
-        self.gio.connect("closed", lambda *_: over.append(True))
-
-    def close_connection(self) -> None:
-        with suppress(GLib.Error):  # already closed
-            self.gio.close_sync(None)
-        # The context keeps the connection, and so itself, alive until "closed" is dispatched.
-        limit = _start_timer(self.context, _CLOSE_S, self._stop_waiting)
-        while not self._closed:
-            self.context.iteration(may_block=True)
-        limit.destroy()
-
-    def _stop_waiting(self) -> bool:
-        self._closed.append(True)
-        return False
+def make_options(values: Mapping[str, BusOption]) -> BusOptions:
+    """Make an ``a{sv}`` argument; each value becomes a variant of type ``b``, ``s`` or ``as``."""
+    return BusOptions(values)
 
 
-def _start_timer(
-    context: GLib.MainContext, seconds: float, action: Callable[[], bool]
-) -> GLib.Source:
-    """Call ``action`` after so many seconds, and again as long as it returns True."""
-    timer = GLib.Timeout(_to_milliseconds(seconds))
-    timer.set_callback(lambda *_: action())
-    timer.attach(context)
-    return timer
+def make_unit_properties(
+    command: Sequence[str], values: Mapping[str, BusOption | int]
+) -> UnitProperties:
+    """Make the ``a(sv)`` of a transient service that runs the command; numbers are ``t``."""
+    return UnitProperties(command, values)
 
 
-def _call_sync(
-    connection: Gio.DBusConnection,
-    target: BusInterface,
-    member: str,
-    parameters: GLib.Variant | None,
-    timeout_s: float,
-) -> GLib.Variant:
-    return connection.call_sync(
-        target.service or None,
-        target.path,
-        target.interface,
-        member,
-        parameters,
-        None,
-        Gio.DBusCallFlags.NONE,
-        _to_milliseconds(timeout_s),
-        None,
-    )
+def _locate(target: BusInterface) -> PlainInterface:
+    return target.service, target.path, target.interface
 
 
-def _get_all_properties(
-    connection: Gio.DBusConnection, target: BusInterface, timeout_s: float
-) -> dict[str, object]:
-    parameters = GLib.Variant("(s)", (target.interface,))
-    interface = BusInterface(target.service, target.path, _PROPERTIES)
-    properties: dict[str, object]
-    (properties,) = _call_sync(connection, interface, "GetAll", parameters, timeout_s).unpack()
-    return properties
+def _make_plain(argument: object) -> PlainArgument:
+    if isinstance(argument, BusOptions):
+        return "options", dict(argument.values)
+    if isinstance(argument, UnitProperties):
+        return "unit", (list(argument.command), dict(argument.values))
+    return "plain", argument
 
 
-@contextmanager
-def _use_context(context: GLib.MainContext) -> Iterator[None]:
-    """Direct the callbacks of subscriptions made inside to ``context``."""
-    context.push_thread_default()
-    try:
-        yield
-    finally:
-        context.pop_thread_default()
+def _load_gio_bus(address: str) -> BusService:
+    # Imported late: gi and pydbus take 11 MiB, and the agent at rest does without them.
+    from treenail.host.systemd.gio_bus import GioBus
 
-
-@contextmanager
-def _translate_errors(operation: str, service: str, timeout_s: float) -> Iterator[None]:
-    """Raise GLib.Error as `BusError`; ``service`` is a bus name for the remedy."""
-    try:
-        yield
-    except GLib.Error as error:
-        raise _make_bus_error(error, operation, service, timeout_s) from error
-
-
-def _make_bus_error(error: GLib.Error, operation: str, service: str, timeout_s: float) -> BusError:
-    remote: str = Gio.DBusError.get_remote_error(error) or ""
-    text = sanitize_text(error.message.removeprefix(f"GDBus.Error:{remote}: "))
-    if remote in _BUSY:
-        return BusyError(f"cannot {operation}: {text}", name=remote)
-    if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.TIMED_OUT) and not remote:
-        text = f"no answer within {timeout_s:g} s"
-    if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.CANCELLED) and not remote:
-        text = f"no connection within {timeout_s:g} s"
-    remedy = _REMEDIES.get(remote, "").format(name=service)
-    return BusError(f"cannot {operation}: {text}", name=remote, remedy=remedy)
-
-
-def _make_variant(value: BusOption | int) -> GLib.Variant:
-    if isinstance(value, bool):
-        return GLib.Variant("b", value)
-    if isinstance(value, int):
-        return GLib.Variant("t", value)
-    if isinstance(value, str):
-        return GLib.Variant("s", value)
-    return GLib.Variant("as", list(value))
-
-
-def _to_milliseconds(seconds: float) -> int:
-    return max(1, int(seconds * 1000))
+    return GioBus(address)

@@ -5,7 +5,7 @@ import logging
 from treenail.clock import Clock
 from treenail.errors import CommandError
 from treenail.host.filesystem.root import Root
-from treenail.host.system.process import ProgramRunner
+from treenail.process import ProgramRunner
 from treenail.sanitize import sanitize_text
 
 log = logging.getLogger(__name__)
