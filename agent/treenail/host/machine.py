@@ -13,7 +13,7 @@ from treenail.clock import Clock
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.ostree.watch import TransactionLimits
+from treenail.host.ostree.limits import TransactionLimits
 
 if TYPE_CHECKING:
     from treenail.host.container.podman import Podman
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from treenail.host.rollback.backups import FileBackups
     from treenail.host.rollback.transaction import PendingChange, UndoTransaction
     from treenail.host.system.kernel import HostKernel
-    from treenail.host.system.process import ProgramRunner
     from treenail.host.system.reservation import SpaceReservation
     from treenail.host.system.state_file import CrashRecordFile, Ledger
     from treenail.host.system.users import ShadowFile
     from treenail.host.systemd.bus import SystemBus
     from treenail.host.systemd.journal import SystemdJournal
     from treenail.host.systemd.logind import Logind
-    from treenail.host.systemd.sd_notify import SystemdNotifier
     from treenail.host.systemd.systemd import Systemd
     from treenail.host.systemd.timedate import Timedate
     from treenail.host.systemd.transient import TransientUnits
     from treenail.host.systemd.unit_files import UnitFileReader
     from treenail.host.systemd.unsandboxed import UnsandboxedRunner
+    from treenail.process import ProgramRunner
+    from treenail.sd_notify import SystemdNotifier
 
 _LIMITS = TransactionLimits()
 
@@ -156,7 +156,7 @@ class Machine:
 
     @cached_property
     def programs(self) -> "ProgramRunner":
-        from treenail.host.system.process import ProgramRunner
+        from treenail.process import ProgramRunner
 
         return ProgramRunner(self.clock, self.environ)
 
@@ -211,7 +211,7 @@ class Machine:
 
     @cached_property
     def notifier(self) -> "SystemdNotifier":
-        from treenail.host.systemd.sd_notify import SystemdNotifier
+        from treenail.sd_notify import SystemdNotifier
 
         return SystemdNotifier(self.environ)
 

@@ -12,7 +12,7 @@ import pytest
 from treenail.clock import SystemClock
 from treenail.host.container.cri import ContainerRuntime
 from treenail.host.filesystem.root import Root
-from treenail.host.system.process import ProgramRunner
+from treenail.process import ProgramRunner
 
 CRIO = "run/crio/crio.sock"
 

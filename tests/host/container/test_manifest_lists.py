@@ -18,7 +18,7 @@ from treenail.host.container.registry import (
 )
 from treenail.host.filesystem.root import Root
 from treenail.host.system.kernel import HostKernel
-from treenail.host.system.process import ProgramRunner
+from treenail.process import ProgramRunner
 
 pytestmark = [
     pytest.mark.process,

@@ -9,7 +9,7 @@ from treenail.clock import SystemClock
 from treenail.errors import CommandError, HostError
 from treenail.host.container.podman import Podman
 from treenail.host.filesystem.root import Root
-from treenail.host.system.process import ProgramRunner
+from treenail.process import ProgramRunner
 
 pytestmark = pytest.mark.process
 

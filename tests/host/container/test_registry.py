@@ -13,7 +13,7 @@ from treenail.host.container.registry import (
     RegistryLayer,
     SkopeoClient,
 )
-from treenail.host.system.process import ProgramRunner
+from treenail.process import ProgramRunner
 
 pytestmark = pytest.mark.process
 

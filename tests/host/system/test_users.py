@@ -7,7 +7,8 @@ from tests.fakes.clock import FakeClock
 from treenail.errors import FileError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.system.users import Accounts, ShadowFile, is_locked
+from treenail.host.system.accounts import Accounts
+from treenail.host.system.users import ShadowFile, is_locked
 
 SHADOW = "root:*:19000:0:99999:7:::\ncore:$6$old:19000:0:99999:7:::\nlast:!!:19000::::::\n"
 

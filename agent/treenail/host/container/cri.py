@@ -7,7 +7,7 @@ from pathlib import Path
 
 from treenail.errors import CommandError
 from treenail.host.filesystem.root import Root
-from treenail.host.system.process import ProgramRunner
+from treenail.process import ProgramRunner
 
 RUNTIME_SOCKETS = {
     "crio.service": "/run/crio/crio.sock",

@@ -11,8 +11,8 @@ from treenail.errors import CommandError, HostError
 from treenail.host.container.registry import ImageInspection, SkopeoClient
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.system.process import ProgramRunner
 from treenail.host.systemd.unsandboxed import UnsandboxedRunner
+from treenail.process import ProgramRunner
 
 log = logging.getLogger(__name__)
 

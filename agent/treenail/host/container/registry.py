@@ -9,7 +9,7 @@ from datetime import datetime
 from treenail.clock import Clock
 from treenail.codec import parse_json
 from treenail.errors import CommandError, CommandTimeoutError
-from treenail.host.system.process import ProgramRunner
+from treenail.process import ProgramRunner
 from treenail.retry import retry_registry_probe
 from treenail.sanitize import sanitize_text
 

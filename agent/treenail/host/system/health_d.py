@@ -4,7 +4,7 @@ import stat
 
 from treenail.errors import CommandError, FileError
 from treenail.host.filesystem.root import Root
-from treenail.host.system.process import ProgramRunner
+from treenail.process import ProgramRunner
 
 MAX_CHECKS = 64
 """Maximum number of checks in a directory."""
