@@ -18,6 +18,8 @@ from treenail.daemon.settings.settings import SETTINGS_FILE, PartialSettings, lo
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.host.system.state_file import Json, Ledger
+from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.bus_process import BusProcess
 
 ORDER = "die"
 
@@ -65,10 +67,11 @@ def main() -> int:
     journal.configure_logging(
         root.resolve_path(journal.JOURNAL_SOCKET), level=settings.log_level, stream=sys.stderr
     )
-    machine = Machine(root, clock=SystemClock())
+    bus_process = BusProcess(os.environ)
+    machine = Machine(root, clock=SystemClock(), bus=SystemBus(service=bus_process))
     with machine.ledger.hold_lock():
         dying = DyingLedger(root, root.prefix.parent / ORDER)
-        return Agent(settings, machine, dying).run()
+        return Agent(settings, machine, dying, bus_process).run()
 
 
 if __name__ == "__main__":

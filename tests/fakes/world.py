@@ -42,10 +42,10 @@ from treenail.update.checks.health import (
     BootTrialStatus,
     HealthCheckResult,
     OriginCheck,
-    TrialLimits,
     judge_origin_check,
 )
 from treenail.update.checks.trial_clock import TrialClock
+from treenail.update.checks.trial_limits import TrialLimits
 from treenail.update.decision.request import UserRequest
 from treenail.update.state.boot_trial import BootTrial
 from treenail.update.state.phases import TRANSITIONS, Phase
@@ -183,6 +183,8 @@ class World:
     vendor: dict[str, Tree] = field(default_factory=dict)
     """The content of /usr/etc of each image, by digest and path."""
     disk: MemoryDisk = field(default_factory=lambda: MemoryDisk(BASE))
+    keeps_records_on_disk: bool = False
+    """The ledger and the crash record are files of the disk, which may fail."""
 
     def __post_init__(self) -> None:
         self.disk.chunk = 1 << 20
@@ -473,9 +475,13 @@ class FakeLedger:
         if self._world.is_ledger_full(self._world):
             raise LedgerError("the ledger: no space left on device")
         self._world.fault_point("ledger write")
+        self.store_text(text)
+        self._world.fault_point("ledger written")
+
+    def store_text(self, text: str) -> None:
+        """Store the document, and check the transition of its phase."""
         self._record_transition(text)
         self._world.ledger = text
-        self._world.fault_point("ledger written")
 
     def _record_transition(self, text: str) -> None:
         before, after = read_phase(self._world.ledger), read_phase(text)

@@ -30,6 +30,7 @@ def observed_node(
     unschedulable: bool = False,
     spelling: str = key.DESIRED_OS_IMAGE,
     claimed: Target = A,
+    shown: Target | None = None,
 ) -> ObservedNode:
     annotations = {key.DESIRED_CONFIG: target.config}
     if target.image:
@@ -38,6 +39,8 @@ def observed_node(
         desired.read_desired_target(annotations),
         DrainHandshake(requested, applied, unschedulable),
         claimed,
+        shown_config=shown.config if shown else "",
+        shown_images=frozenset({shown.image} if shown and shown.image else ()),
     )
 
 

@@ -1,5 +1,7 @@
 """The decision of the first boot."""
 
+from typing import Any
+
 import pytest
 
 from tests.update.build import BOOT_1, BOOT_2, DIGEST_A, DIGEST_B, DIGEST_C, B
@@ -7,6 +9,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.errors import ConfigError, HostError, UnreconcilableError
 from treenail.update.firstboot import (
     REBOOTS_ALLOWED,
+    REBOOTS_WITHOUT_TRACE,
     FirstBootClaim,
     FirstBootProgress,
     FirstBootReady,
@@ -52,18 +55,31 @@ def test_kernel_type_of_another_architecture_is_refused() -> None:
         decide(target, RunningOS(DIGEST_A))
 
 
+def decide_after_reboots(count: int, **facts: Any) -> object:
+    return decide_first_boot(
+        FirstBootTarget(None, B.image),
+        RunningOS(DIGEST_A),
+        FirstBootProgress(count, BOOT_1, "os-1"),
+        fips=False,
+        boot_id=BOOT_2,
+        architecture="amd64",
+        **facts,
+    )
+
+
 def test_reboots_into_another_deployment_end_with_the_error_of_the_finalization() -> None:
     with pytest.raises(HostError) as caught:
-        decide_first_boot(
-            FirstBootTarget(None, B.image),
-            RunningOS(DIGEST_A),
-            FirstBootProgress(REBOOTS_ALLOWED, BOOT_1, "os-1"),
-            fips=False,
-            boot_id=BOOT_2,
-            architecture="amd64",
-            finalization_error="No space left on device",
-        )
+        decide_after_reboots(REBOOTS_ALLOWED, finalization_error="No space left on device")
     assert str(caught.value) == (
         "cannot boot the target of the first boot: 3 reboots booted another deployment; "
         "ostree-finalize-staged failed: No space left on device"
     )
+
+
+def test_reboots_end_early_only_where_the_target_was_finalized_and_not_booted() -> None:
+    with pytest.raises(HostError, match=r"3 reboots booted another deployment$"):
+        decide_after_reboots(REBOOTS_ALLOWED, is_deployed=True)
+    # Nothing of the deployment is left after a power cut before the shutdown ended.
+    assert isinstance(decide_after_reboots(REBOOTS_WITHOUT_TRACE - 1), FirstBootStage)
+    with pytest.raises(HostError, match=r"10 reboots booted another deployment$"):
+        decide_after_reboots(REBOOTS_WITHOUT_TRACE)

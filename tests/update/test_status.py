@@ -5,7 +5,13 @@ import pytest
 from tests.update.build import BOOT_2, A, B, drained_node, facts, observed_node, update
 from treenail.api import annotations as key
 from treenail.errors import StepError, UnitError
-from treenail.update.decision.actions import ApplyAction, RebootAction, UncordonAction, VerifyAction
+from treenail.update.decision.actions import (
+    ApplyAction,
+    CancelStagedAction,
+    RebootAction,
+    UncordonAction,
+    VerifyAction,
+)
 from treenail.update.decision.decide_boot import CHECKS_BEGIN
 from treenail.update.impact.disruption import DisruptionLevel
 from treenail.update.impact.impact import UpdateImpact
@@ -67,6 +73,14 @@ def test_resumed_condition_is_true_with_the_uncordon():
         "Resumed",
     }
     assert list_true(IMAGE, Phase.CANCELLING, action) == set(), "it was cancelled"
+
+
+def test_cancelled_update_requests_no_drain():
+    in_progress = update(Phase.DRAINING, impact=IMAGE, drain_token="drain-b")
+    at = facts(record=LedgerRecord(current=A, update=in_progress), node=observed_node(A))
+    annotations = make_report(at, CancelStagedAction("changed"), None).annotations
+    assert annotations[key.STATE] == "Working"
+    assert key.DESIRED_DRAIN not in annotations
 
 
 def test_reason_of_the_health_checks_does_not_change_conditions():

@@ -23,7 +23,9 @@ Json = dict[str, object]
 _VERSION = 1
 
 REBOOTS_ALLOWED = 3
-"""Reboots into the target, after which a user must act."""
+"""Reboots into the target, after which a user must act: it was not finalized, or not booted."""
+REBOOTS_WITHOUT_TRACE = 10
+"""The same, if neither libostree nor the boot loader failed: power cuts leave no trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,11 @@ def decide_first_boot(
     boot_id: str,
     architecture: str,
     finalization_error: str = "",
+    is_deployed: bool = False,
 ) -> FirstBootReady | FirstBootStage:
     """Return the next action.
+
+    ``is_deployed``: the deployment of the last reboot was finalized, and is not booted.
 
     Raises `UnreconcilableError` for a change that needs a new installation, `ConfigError` for an
     invalid config, and `HostError` if the reboots did not boot the target.
@@ -144,7 +149,9 @@ def decide_first_boot(
     change = compute_os_change(WantedOS(), wanted, running, image=target.image)
     if change.is_empty:
         return FirstBootReady("the target is booted")
-    if progress.reboot_count >= REBOOTS_ALLOWED and progress.boot_id != boot_id:
+    has_failed = is_deployed or bool(finalization_error)
+    limit = REBOOTS_ALLOWED if has_failed else REBOOTS_WITHOUT_TRACE
+    if progress.reboot_count >= limit and progress.boot_id != boot_id:
         why = f"; ostree-finalize-staged failed: {finalization_error}" if finalization_error else ""
         raise HostError(
             f"cannot boot the target of the first boot: {progress.reboot_count} reboots booted "

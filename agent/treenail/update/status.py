@@ -21,6 +21,7 @@ from treenail.errors import (
 from treenail.escape import escape_text
 from treenail.update.decision.actions import (
     AdoptAction,
+    AnnotateNodeAction,
     ApplyAction,
     CancelStagedAction,
     CommitAction,
@@ -30,7 +31,6 @@ from treenail.update.decision.actions import (
     ExcuseTargetAction,
     FinishAction,
     IdleAction,
-    IntroduceNodeAction,
     PlanAction,
     PrestageAction,
     RebootAction,
@@ -137,8 +137,11 @@ def _add_wait(report: StatusReport, cause: TreenailError) -> StatusReport:
 
 def _report_action(facts: Facts, decision: Decision, failure: TreenailError | None) -> StatusReport:
     summary = str(decision)
-    if isinstance(decision, IntroduceNodeAction):
-        return StatusReport(summary, annotations=decision.annotations)
+    if isinstance(decision, AnnotateNodeAction):
+        event = NodeEvent("Warning", "RequestReplaced", decision.warning)
+        return StatusReport(
+            summary, annotations=decision.annotations, event=event if decision.warning else None
+        )
     if failure is None and isinstance(decision, _INSTANT_ACTIONS):
         # These take an instant; the next action reports their result.
         return StatusReport(summary, event=_choose_event(facts, decision, None))
@@ -218,6 +221,7 @@ def _compute_annotations(
     changes[key.POST_CONFIG_ACTION] = "Rebooting" if is_rebooting else ""
     # `NodeClient.write_progress` writes it while a transaction runs.
     changes[key.PROGRESS] = None
+    changes[key.BOOTSTRAP_REGISTRY] = facts.bootstrap_registry or None
     changes |= _compute_current_annotations(facts)
     changes |= _compute_staged_annotations(facts, decision)
     token = _find_drain_token(facts.record.update, decision)
@@ -283,21 +287,11 @@ def _find_invalid_target(facts: Facts) -> Target | None:
 def _find_drain_token(update: UpdateRecord | None, decision: Decision) -> str:
     if isinstance(decision, UncordonAction):
         return decision.token
-    if update is None:
+    if update is None or isinstance(decision, CancelStagedAction):
         return ""
-    match update.phase:
-        case (
-            Phase.STAGING
-            | Phase.DRAINING
-            | Phase.APPLYING
-            | Phase.REBOOTING
-            | Phase.VERIFYING
-            | Phase.ROLLING_BACK
-        ):
-            return update.drain_token
-        case Phase.UNCORDONING | Phase.CANCELLING:
-            # Only UncordonAction requests the uncordon: before it, files are still restored.
-            return ""
+    # Only UncordonAction requests the uncordon: before it, files are still restored.
+    is_ending = update.phase in (Phase.UNCORDONING, Phase.CANCELLING)
+    return "" if is_ending else update.drain_token
 
 
 def list_service_events(steps: Sequence[ConfigStep], target: Target) -> Iterator[NodeEvent]:

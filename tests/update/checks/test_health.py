@@ -11,7 +11,6 @@ from treenail.update.checks.health import (
     HealthyVerdict,
     OriginCheck,
     PendingVerdict,
-    TrialLimits,
     UnhealthyVerdict,
     decide_verdict,
     format_inconclusive,
@@ -19,6 +18,7 @@ from treenail.update.checks.health import (
     format_unhealthy,
     judge_origin_check,
 )
+from treenail.update.checks.trial_limits import TrialLimits
 from treenail.update.state.boot_trial import BootTrial, HealthCheckMode
 
 KUBELET = HealthCheckResult("Kubelet", is_passing=True)

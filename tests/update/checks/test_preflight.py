@@ -10,12 +10,12 @@ from treenail.update.checks.preflight import (
     ImageLayer,
     ImageManifest,
     PreflightFacts,
-    PreflightReason,
     RegistryProblem,
     UnreadableFilesystem,
     find_preflight_problems,
     make_preflight_error,
 )
+from treenail.update.checks.preflight_reason import PreflightReason
 from treenail.update.checks.signature_policy import SignatureRule, SignatureTrust
 
 GIB = 1024**3

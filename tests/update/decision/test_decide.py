@@ -36,6 +36,7 @@ from treenail.config.image_content import IMAGE_FILES
 from treenail.update.decision import desired
 from treenail.update.decision.actions import (
     AdoptAction,
+    AnnotateNodeAction,
     ApplyAction,
     CancelStagedAction,
     CheckImageAction,
@@ -58,11 +59,11 @@ from treenail.update.decision.actions import (
 from treenail.update.decision.decide import (
     decide_action,
     is_target_requested,
-    make_drain_token,
     needs_deployments,
 )
 from treenail.update.decision.decide_boot import CHECKS_BEGIN
 from treenail.update.decision.decide_idle import DRAIN_REMEDY
+from treenail.update.decision.drain_tokens import make_drain_token
 from treenail.update.decision.facts import DeploymentState, DrainHandshake, ObservedNode
 from treenail.update.drift.drift_policy import DriftAssessment
 from treenail.update.impact.disruption import DisruptionLevel
@@ -93,6 +94,39 @@ def read_refusal(decision: Decision) -> str:
 def test_node_at_its_target_is_idle() -> None:
     at = facts(record=LedgerRecord(current=B), deployments=None)
     assert decide_action(at) == IdleAction(f"at {B}", is_settled=True)
+
+
+def test_request_from_before_a_restore_is_replaced_by_the_current_target() -> None:
+    record = LedgerRecord(current=B, is_reported=True)
+    at = facts(record=record, node=observed_node(A, shown=A), deployments=None)
+    decision = decide_action(at)
+    assert isinstance(decision, AnnotateNodeAction)
+    expected = {
+        key.CURRENT_CONFIG: B.config,
+        key.DESIRED_CONFIG: B.config,
+        key.CURRENT_OS_IMAGE: B.image,
+        key.DESIRED_OS_IMAGE: B.image,
+    }
+    report = make_report(at, decision, None)
+    assert {name: value for name, value in report.annotations.items() if value} == expected
+    assert report.event is not None
+    assert "was restored from a backup" in report.event.message
+
+
+@pytest.mark.parametrize(
+    ("record", "shown"),
+    [
+        (LedgerRecord(current=B), A),  # the report may be on its way
+        (LedgerRecord(current=B, is_reported=True), B),  # the request is newer than the report
+        (LedgerRecord(current=B, is_reported=True), None),  # the Node was created again
+    ],
+)
+def test_request_after_the_last_report_is_obeyed(
+    record: LedgerRecord, shown: Target | None
+) -> None:
+    booted = DeploymentState(booted_digest=DIGEST_B, booted_id="os-0")
+    at = facts(record=record, node=observed_node(A, shown=shown), deployments=booted)
+    assert decide_action(at) == PlanAction(A)
 
 
 def test_new_image_is_planned_and_then_staged() -> None:
@@ -254,6 +288,17 @@ def test_cancelled_update_is_uncordoned_and_finished() -> None:
     assert decide_action(waiting) == WaitAction("waiting for the uncordon")
     uncordoned = facts(record=record, node=observed_node(C, requested=UNCORDON, applied=UNCORDON))
     assert decide_action(uncordoned) == FinishAction(is_done=False)
+
+
+def test_uncordon_after_incomplete_drain_differs_from_the_applied_one() -> None:
+    # The drain before was cancelled too, so that its uncordon is the last applied request.
+    node = observed_node(C, requested=TOKEN, applied=UNCORDON, unschedulable=True)
+    again = UncordonAction(f"{UNCORDON}.again-1")
+    assert decide_action(
+        facts(record=in_phase(Phase.CANCELLING, drain_token=TOKEN), node=node)
+    ) == (again)
+    lost = facts(record=LedgerRecord(current=C), node=node, deployments=None)
+    assert decide_action(lost) == again
 
 
 def test_cancelled_update_without_drain_keeps_the_cordon_of_another_client() -> None:

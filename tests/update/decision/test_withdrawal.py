@@ -12,12 +12,14 @@ from tests.update.build import (
     A,
     B,
     C,
+    drained_node,
     facts,
     observed_node,
     update,
 )
 from treenail.api import annotations as key
-from treenail.update.checks.health import BootTrialStatus, HealthCheckResult, TrialLimits
+from treenail.update.checks.health import BootTrialStatus, HealthCheckResult
+from treenail.update.checks.trial_limits import TrialLimits
 from treenail.update.decision.actions import RetryAction, RollBackAction, VerifyAction
 from treenail.update.decision.decide import decide_action
 from treenail.update.decision.facts import DeploymentState, Facts
@@ -33,12 +35,17 @@ def on_trial(requested: Target, *, failing_s: float = 0.0, other_ids: tuple[str,
     check = HealthCheckResult("Kubelet", is_passing=False, problem="starts", since_s=failing_s)
     trial = BootTrial(boot_id=BOOT_2, boot_count=1)
     record = update(
-        Phase.VERIFYING, boot_id=BOOT_2, boot_trial=trial, reboot_count=1, staged_id="os-1"
+        Phase.VERIFYING,
+        boot_id=BOOT_2,
+        boot_trial=trial,
+        reboot_count=1,
+        staged_id="os-1",
+        drain_token="drain-b",
     )
     return facts(
         record=LedgerRecord(current=A, update=record),
         boot_id=BOOT_2,
-        node=observed_node(requested),
+        node=drained_node("drain-b", requested),
         deployments=DeploymentState(booted_digest=DIGEST_B, booted_id="os-0", other_ids=other_ids),
         trial_status=BootTrialStatus(elapsed_s=20.0, limits=LIMITS, checks=(check,)),
     )
@@ -51,6 +58,12 @@ def test_request_for_origin_rolls_back_without_waiting_for_deadline() -> None:
     assert decision.quarantine.is_withdrawn
     report = make_report(at, decision, None)
     assert (report.annotations[key.STATE], report.annotations[key.REASON]) == ("Working", "")
+
+
+def test_request_for_origin_does_not_reboot_a_node_in_service() -> None:
+    # A user uncordoned it, or a backup of etcd shows it as it was before the drain.
+    at = replace(on_trial(A, other_ids=("os-0",)), node=observed_node(A))
+    assert isinstance(decide_action(at), VerifyAction)
 
 
 @pytest.mark.parametrize(("failing_s", "ends"), [(30.0, False), (LIMITS.failing_s, True)])

@@ -22,6 +22,7 @@ from treenail.update.steps.steps import (
     RestoreEntry,
     SetPassword,
     SetSshKeys,
+    StoreConfig,
     UndoEnablement,
     UndoEntry,
     UndoPassword,
@@ -44,6 +45,7 @@ STEPS: dict[ConfigStep, str] = {
     PresetUnits(("a.service",)): "preset a.service",
     SetSshKeys("core", (CANARY,), "reason"): "write 1 SSH keys of core: reason",
     SetPassword("core", CANARY, "reason"): "set the password of core: reason",
+    StoreConfig("/c", CANARY.encode): "store the config in /c",
     ReloadDaemon(): "daemon-reload",
     ReloadUnit("a.service"): "reload a.service",
     RestartUnit("a.service"): "restart a.service",
@@ -64,7 +66,7 @@ def test_every_step_has_an_inverse_with_a_sentence(step):
 
 
 def test_undo_reverses_the_order_and_ends_with_services():
-    steps = [*STEPS][:3] + [*STEPS][7:9] + [*STEPS][11:]
+    steps = [*STEPS][:3] + [*STEPS][7:9] + [*STEPS][11:12] + [*STEPS][13:]
     assert list_undo_steps(steps) == (
         UndoPassword("core"),
         UndoEnablement(),

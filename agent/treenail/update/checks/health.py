@@ -8,6 +8,7 @@ tables in docs/health.md and treenail(8) are copies, and a test compares the thr
 from dataclasses import dataclass
 from enum import StrEnum
 
+from treenail.update.checks.trial_limits import TrialLimits
 from treenail.update.state.boot_trial import BootTrial, HealthCheckMode
 from treenail.update.state.record import Target
 
@@ -99,27 +100,6 @@ class HealthCheckResult:
         """Return whether it fails as it did before the reboot."""
         has_failed_before = self.name in trial.failed_before
         return self.is_passing is False and has_failed_before and self.name != API_SERVER
-
-
-@dataclass(frozen=True, slots=True)
-class TrialLimits:
-    """The time limits of a boot trial, in seconds."""
-
-    deadline_s: float = 600.0
-    """The time on the trial's clock before which no check rolls back."""
-    settle_s: float = 10.0
-    """How long all checks must pass without a break."""
-    failing_s: float = 120.0
-    """How long a check must fail without a break before it can cause a rollback."""
-    ready_s: float = 300.0
-    """How long the API server must answer before NodeReady can cause a rollback."""
-    outage_s: float = 10_800.0
-    """The longest time for which the clock of the trial stands still."""
-
-    @property
-    def last_s(self) -> float:
-        """The time on the trial's clock at which the trial ends in any case."""
-        return 2 * self.deadline_s + self.failing_s + self.ready_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +226,7 @@ def format_not_booted(target: Target, booted_digest: str) -> str:
     """Return the reason for the quarantine of a target that did not boot."""
     return (
         f"{target} did not boot: {booted_digest or 'another deployment'} was booted, by the boot "
-        "loader after a failure or by a user's choice"
+        "loader after a failure, by a user's choice, or by a rollback that has no record"
     )
 
 

@@ -6,47 +6,12 @@ same problem a little later, which is still before the drain.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from treenail.api.image_labels import BOOTABLE_LABELS
 from treenail.errors import PreflightError
 from treenail.escape import escape_line
+from treenail.update.checks.preflight_reason import PreflightReason
 from treenail.update.checks.signature_policy import POLICY_PATH, SignatureRule, SignatureTrust
-
-
-class PreflightReason(StrEnum):
-    """A reason why an update cannot or should not start. Never rename a released one."""
-
-    REGISTRY_NAME_UNKNOWN = "RegistryNameUnknown"
-    REGISTRY_UNREACHABLE = "RegistryUnreachable"
-    REGISTRY_UNTRUSTED = "RegistryUntrusted"
-    REGISTRY_CERTIFICATE_EXPIRED = "RegistryCertificateExpired"
-    REGISTRY_UNAUTHORIZED = "RegistryUnauthorized"
-    REGISTRY_FORBIDDEN = "RegistryForbidden"
-    REGISTRY_TIMEOUT = "RegistryTimeout"
-    REGISTRY_FAILED = "RegistryFailed"
-    IMAGE_NOT_FOUND = "ImageNotFound"
-    IMAGE_NOT_BOOTABLE = "ImageNotBootable"
-    WRONG_ARCHITECTURE = "WrongArchitecture"
-    SIGNATURE_REJECTED = "SignatureRejected"
-    SIGNATURE_KEY_MISSING = "SignatureKeyMissing"
-    SIGNATURE_POLICY_UNUSABLE = "SignaturePolicyUnusable"
-    NO_SPACE_ON_BOOT = "NoSpaceOnBoot"
-    NO_SPACE_ON_SYSROOT = "NoSpaceOnSysroot"
-    NO_SPACE_ON_VAR = "NoSpaceOnVar"
-    NO_INODES_ON_BOOT = "NoInodesOnBoot"
-    NO_INODES_ON_SYSROOT = "NoInodesOnSysroot"
-    NO_INODES_ON_VAR = "NoInodesOnVar"
-    READ_ONLY_FILE_SYSTEM = "ReadOnlyFileSystem"
-    FILE_SYSTEM_FAILING = "FileSystemFailing"
-    LEDGER_NOT_WRITABLE = "LedgerNotWritable"
-    STAGED_BY_OTHER = "StagedByOther"
-    OTHER_UPDATE_DRIVER = "OtherUpdateDriver"
-    SHUTDOWN_INHIBITED = "ShutdownInhibited"
-    CLOCK_BEHIND_IMAGE = "ClockBehindImage"
-    CLOCK_BEHIND_CERTIFICATE = "ClockBehindCertificate"
-    CLOCK_NOT_SYNCHRONIZED = "ClockNotSynchronized"
-    AGENT_MISSING = "AgentMissing"
 
 
 @dataclass(frozen=True, slots=True)

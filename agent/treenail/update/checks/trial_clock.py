@@ -3,12 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from treenail.update.checks.health import (
-    API_SERVER,
-    BootTrialStatus,
-    HealthCheckResult,
-    TrialLimits,
-)
+from treenail.update.checks.health import API_SERVER, BootTrialStatus, HealthCheckResult
+from treenail.update.checks.trial_limits import TrialLimits
 from treenail.update.state.boot_trial import BootTrial
 
 _RECORDED_S = 30.0

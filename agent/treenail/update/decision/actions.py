@@ -248,13 +248,16 @@ class RefuseAction:
 
 
 @dataclass(frozen=True, slots=True)
-class IntroduceNodeAction:
-    """Annotate a Node that is new to its cluster with the config of its installation."""
+class AnnotateNodeAction:
+    """Write the current target to the Node, as the request too."""
 
-    annotations: Mapping[str, str]
+    annotations: Mapping[str, str | None]
+    reason: str
+    warning: str = ""
+    """Why the request is replaced; for an Event."""
 
     def __str__(self) -> str:
-        return "annotating the Node with the config that this machine was installed with"
+        return f"annotating the Node with {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +314,7 @@ Decision = (
     | FinishAction
     | CancelStagedAction
     | RefuseAction
-    | IntroduceNodeAction
+    | AnnotateNodeAction
     | RetryAction
     | ExcuseTargetAction
     | UnpinAction

@@ -48,6 +48,7 @@ from treenail.update.decision.decide_idle import (
 )
 from treenail.update.decision.decide_prestage import needs_deployments_for_prestage
 from treenail.update.decision.desired import DesiredTarget, InvalidTarget
+from treenail.update.decision.drain_tokens import make_drain_token, make_uncordon_token
 from treenail.update.decision.facts import DeploymentState, Facts, ObservedNode
 from treenail.update.decision.request import is_cancel_request, make_cancelled_target
 from treenail.update.impact.impact import UpdateImpact
@@ -119,21 +120,6 @@ def is_target_requested(node: ObservedNode | None, update: UpdateRecord) -> bool
     if isinstance(node.desired, InvalidTarget):
         return update.target in node.desired.candidates
     return isinstance(node.desired, DesiredTarget) and node.desired.target == update.target
-
-
-def make_drain_token(config: str, previous: str) -> str:
-    """Return a token that requests a drain and differs from ``previous``."""
-    # The MCO's drain controller reads the verb before the first hyphen and compares the whole
-    # value with lastAppliedDrain, so the suffix makes it drain the node again.
-    plain = f"drain-{config}"
-    if previous.partition(".again-")[0] != plain:
-        return plain
-    return f"{plain}.again-{int(previous.partition('.again-')[2] or 0) + 1}"
-
-
-def make_uncordon_token(config: str) -> str:
-    """Return the token that requests the uncordon."""
-    return f"uncordon-{config}"
 
 
 def _is_staged_by_update(
@@ -415,7 +401,7 @@ def _decide_uncordon(facts: Facts, update: UpdateRecord, *, is_done: bool) -> De
         return WaitAction("waiting for the API server before requesting the uncordon")
     handshake = facts.node.handshake
     if handshake.is_drain_requested:
-        return UncordonAction(make_uncordon_token(update.target.config))
+        return UncordonAction(make_uncordon_token(update.target.config, handshake.applied))
     if handshake.is_settled:
         return FinishAction(is_done=is_done)
     waited_s = facts.now - update.entered

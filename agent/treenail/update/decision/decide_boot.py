@@ -128,6 +128,9 @@ def _should_withdraw(facts: Facts, update: UpdateRecord, impact: UpdateImpact) -
     is_changed = isinstance(desired, DesiredTarget) and desired.target != update.target
     if not is_changed or facts.health_mode is not HealthCheckMode.ENFORCE or status is None:
         return False
+    if facts.should_drain and impact.needs_drain and not _is_drained(facts, update):
+        # The node serves: a user uncordoned it, or etcd was restored.
+        return False
     if not impact.os.is_empty and (deployments is None or not deployments.other_ids):
         return False
     if isinstance(desired, DesiredTarget) and desired.target == update.origin:
@@ -136,6 +139,10 @@ def _should_withdraw(facts: Facts, update: UpdateRecord, impact: UpdateImpact) -
         each.is_passing is False and each.since_s >= status.limits.failing_s
         for each in status.checks
     )
+
+
+def _is_drained(facts: Facts, update: UpdateRecord) -> bool:
+    return facts.node is not None and facts.node.handshake.is_drained_for(update.drain_token)
 
 
 def _withdraw_target(

@@ -1,6 +1,8 @@
 """Decide the next action of a node without an update: stay idle, or begin something."""
 
-from treenail.api.annotations import RETRY
+from collections.abc import Iterable, Mapping
+
+from treenail.api import annotations as key
 from treenail.config.drift import Drift, DriftAttribute
 from treenail.config.image_content import IMAGE_FILES
 from treenail.errors import DriftError, HostError, PreflightError
@@ -8,10 +10,10 @@ from treenail.update.checks.health import OriginCheck, is_outage_check
 from treenail.update.checks.preflight import make_foreign_staged_problem
 from treenail.update.decision.actions import (
     AdoptAction,
+    AnnotateNodeAction,
     Decision,
     ExcuseTargetAction,
     IdleAction,
-    IntroduceNodeAction,
     PlanAction,
     RefuseAction,
     RepairDriftAction,
@@ -21,6 +23,7 @@ from treenail.update.decision.actions import (
 )
 from treenail.update.decision.decide_prestage import decide_prestage
 from treenail.update.decision.desired import DesiredTarget, InvalidTarget
+from treenail.update.decision.drain_tokens import make_uncordon_token, read_drain_config
 from treenail.update.decision.facts import DeploymentState, DrainHandshake, Facts, ObservedNode
 from treenail.update.decision.request import RequestKind, UserRequest
 from treenail.update.decision.retry_delay import is_retry_due
@@ -50,8 +53,17 @@ def decide_without_update(facts: Facts) -> Decision:
     if not isinstance(desired, DesiredTarget):
         return _decide_without_request(facts, facts.node)
     target = desired.target
+    if _is_request_from_backup(facts.record, facts.node, target):
+        current = facts.record.current
+        warning = (
+            f"The Node requested {target} and showed {facts.node.shown_config}, but it had shown "
+            f"{current} before: etcd or this machine was restored from a backup. The request is "
+            f"now {current}; request another target to leave it"
+        )
+        annotations = _make_current_annotations(current, desired.image_keys)
+        return AnnotateNodeAction(annotations, f"the target of this machine, {current}", warning)
     if facts.node.retry not in {"", facts.record.retry}:
-        return RetryAction(f"the Node's annotation {RETRY} requests it", facts.node.retry)
+        return RetryAction(f"the Node's annotation {key.RETRY} requests it", facts.node.retry)
     if facts.is_forced:
         return WAIT_FOR_DEPLOYMENTS if facts.deployments is None else PlanAction(target)
     quarantined = facts.record.quarantined
@@ -69,8 +81,42 @@ def _decide_without_request(facts: Facts, node: ObservedNode) -> Decision:
         idle = _uncordon_first(facts, IdleAction(reason, is_settled=True))
         return _decide_drift(facts, facts.record.current) or idle
     if facts.initial_annotations and not node.claimed.config:
-        return IntroduceNodeAction(facts.initial_annotations)
+        return AnnotateNodeAction(
+            facts.initial_annotations, "the config that this machine was installed with"
+        )
     return IdleAction("the Node requests no config")
+
+
+def _is_request_from_backup(record: LedgerRecord, node: ObservedNode, target: Target) -> bool:
+    """Return whether the Node requests what was requested before a backup of etcd was restored.
+
+    The node has had a newer target since, and the Node showed it. All such nodes would return to
+    their earlier targets at the same time. The rollout controller knows how many may.
+    """
+    return (
+        record.is_reported
+        and target != record.current
+        and node.shown_config != ""
+        and not node.shows_current(record.current)
+    )
+
+
+def _make_current_annotations(
+    current: Target, image_keys: Iterable[str]
+) -> Mapping[str, str | None]:
+    """Return the annotations of a Node that has, and requests, the current target.
+
+    The image is spelled as in the request, or else in the default way.
+    """
+    found: dict[str, str | None] = {
+        key.CURRENT_CONFIG: current.config,
+        key.DESIRED_CONFIG: current.config,
+    }
+    spellings = set(image_keys) or {key.DESIRED_OS_IMAGE}
+    for desired_key, current_key in key.IMAGE_SPELLINGS.items():
+        image = current.image if desired_key in spellings else ""
+        found[desired_key] = found[current_key] = image or None
+    return found
 
 
 def _decide_quarantined(facts: Facts, target: Target, quarantined: QuarantinedTarget) -> Decision:
@@ -215,7 +261,8 @@ def _uncordon_first(facts: Facts, otherwise: Decision) -> Decision:
     """Withdraw a drain that no update needs, such as one from before the ledger was lost."""
     handshake = facts.node.handshake if facts.node else DrainHandshake()
     if handshake.is_drain_requested:
-        return UncordonAction("uncordon-" + handshake.requested.removeprefix("drain-"))
+        config = read_drain_config(handshake.requested)
+        return UncordonAction(make_uncordon_token(config, handshake.applied))
     if handshake.requested and not handshake.is_settled and handshake.is_unschedulable:
         return WaitAction("waiting for the uncordon", remedy=DRAIN_REMEDY)
     return otherwise

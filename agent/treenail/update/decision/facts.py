@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from treenail.update.checks.health import BootTrialStatus, OriginCheck
 from treenail.update.decision.desired import DesiredTarget, InvalidTarget, NoTarget
+from treenail.update.decision.drain_tokens import is_drain_token
 from treenail.update.decision.request import UserRequest
 from treenail.update.drift.drift_policy import DriftAssessment
 from treenail.update.impact.os_change import NO_OS_CHANGE, OSChange, RunningOS
@@ -32,7 +33,7 @@ class DrainHandshake:
     @property
     def is_drain_requested(self) -> bool:
         """The last request is a drain."""
-        return self.requested.startswith("drain-")
+        return is_drain_token(self.requested)
 
     def is_drained_for(self, token: str) -> bool:
         """Return whether the drain with this token is complete and the node still cordoned."""
@@ -57,6 +58,17 @@ class ObservedNode:
     """The value of the annotation that requests a retry."""
     image_files: str = ""
     """``baked`` or ``write``, in place of the agent's setting; empty without a choice."""
+    removed_registry: str = ""
+    """The registry on the bootstrap host that the node must no longer use; empty for none."""
+    shown_config: str = ""
+    """The current config that the Node shows; empty if it shows none."""
+    shown_images: frozenset[str] = frozenset()
+    """The current images that the Node shows, in any spelling."""
+
+    def shows_current(self, target: Target) -> bool:
+        """Return whether the Node shows the target as the current one."""
+        images = {target.image} if target.image else set()
+        return self.shown_config == target.config != "" and self.shown_images == images
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,5 +164,7 @@ class Facts:
     """Seconds for which the previous deployment is retained after its successor is healthy."""
     drift: DriftAssessment = field(default_factory=lambda: DriftAssessment(is_checked=False))
     """The drift from the current config; checked only between updates."""
+    bootstrap_registry: str = ""
+    """The registry on the bootstrap host that the node still uses; empty without one."""
     is_forced: bool = False
     """The force file exists: apply the config whatever the state of the machine."""

@@ -228,6 +228,8 @@ class LedgerRecord:
     """The previous deployment, while it is pinned."""
     retry: str = ""
     """The last value of the Node's annotation that requests a retry."""
+    is_reported: bool = field(default=False, metadata=key("reported"))
+    """The Node showed ``current``. If it shows another one later, etcd was restored."""
 
     def close_update(self, outcome: UpdateOutcome, *, now: float) -> "LedgerRecord":
         """Return the record with the update moved to the history."""

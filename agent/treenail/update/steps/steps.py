@@ -4,7 +4,7 @@
 run: it restores only what the undo log recorded right before a change.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -161,6 +161,18 @@ class RecordOwnership:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Store the config itself, to compare the machine with it later."""
+
+    path: str
+    encode: Callable[[], Iterable[bytes]] = field(repr=False)
+    """Returns the content in parts: a config may be large."""
+
+    def __str__(self) -> str:
+        return f"store the config in {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
 class ReloadDaemon:
     """Make systemd reload its units."""
 
@@ -213,7 +225,7 @@ class UndoPassword:
 EntryStep = (
     WriteFile | MakeDirectory | MakeLink | RelabelEntry | RemoveEntry | BackUpEntry | RestoreEntry
 )
-FileStep = EntryStep | SetSshKeys | RecordOwnership
+FileStep = EntryStep | SetSshKeys | RecordOwnership | StoreConfig
 """Steps that change entries at paths; many run in one transaction."""
 EnablementStep = EnableUnits | DisableUnits | PresetUnits
 ServiceStep = ReloadDaemon | ReloadUnit | RestartUnit
@@ -233,6 +245,8 @@ def invert_step(step: ConfigStep) -> InverseStep:
             return UndoEntry(f"the SSH keys of {step.user}")
         case RecordOwnership():
             return UndoEntry("the record of what belongs to the config")
+        case StoreConfig():
+            return UndoEntry(step.path)
         case EnableUnits() | DisableUnits() | PresetUnits():
             return UndoEnablement()
         case SetPassword():

@@ -1,0 +1,34 @@
+"""Values of ``desiredDrain``, with which the agent requests a drain and an uncordon."""
+
+_DRAIN, _UNCORDON, _AGAIN = "drain-", "uncordon-", ".again-"
+
+
+def make_drain_token(config: str, previous: str) -> str:
+    """Return a token that requests a drain and differs from ``previous``."""
+    return _make_token(_DRAIN + config, previous)
+
+
+def make_uncordon_token(config: str, applied: str) -> str:
+    """Return a token that requests the uncordon and differs from ``applied``.
+
+    A drain that was cancelled before it was complete leaves the uncordon before it as the last
+    applied request. The drain controller would take the same token for that one.
+    """
+    return _make_token(_UNCORDON + config, applied)
+
+
+def is_drain_token(token: str) -> bool:
+    """Return whether the token requests a drain."""
+    return token.startswith(_DRAIN)
+
+
+def read_drain_config(token: str) -> str:
+    """Return the config of a token that requests a drain."""
+    return token.removeprefix(_DRAIN).partition(_AGAIN)[0]
+
+
+def _make_token(plain: str, previous: str) -> str:
+    # The MCO's drain controller reads the verb before the first hyphen and compares the whole
+    # value with lastAppliedDrain, so the suffix makes it act again.
+    same, _, count = previous.partition(_AGAIN)
+    return f"{plain}{_AGAIN}{int(count or 0) + 1}" if same == plain else plain
