@@ -21,10 +21,10 @@ from treenail.host.systemd.systemd import SystemdUnit
 from treenail.update.checks.preflight import (
     ImageLayer,
     ImageManifest,
-    PreflightReason,
     RegistryProblem,
     find_preflight_problems,
 )
+from treenail.update.checks.preflight_reason import PreflightReason
 from treenail.update.checks.signature_policy import SignatureRule, SignatureTrust
 from treenail.update.state.record import LedgerRecord, RetainedDeployment, to_json
 

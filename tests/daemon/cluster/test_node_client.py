@@ -319,6 +319,22 @@ def test_restored_node_with_lower_version_replaces_cached_one(
         watch.stop()
 
 
+def test_conditions_are_written_again_after_list_of_restored_server(
+    server: LabServer, admin: Client, agent: Agent, tmp_path: Path
+) -> None:
+    agent.report(A, B)
+    server.save_state(tmp_path / "state.json")
+    agent.report(B, B)
+    server.load_state(tmp_path / "state.json")
+    assert said(admin)[0] == str(A)
+    agent.cluster.accept_node(admin.get(NODES, NODE))
+    agent.cluster.handle_list()
+
+    assert agent.report(B, B) == ["APPLY"]
+    assert said(admin)[0] == str(B)
+    assert agent.report(B, B) == []
+
+
 def test_read_from_restored_server_replaces_cached_node(
     server: LabServer, admin: Client, agent: Agent, tmp_path: Path
 ) -> None:
@@ -328,6 +344,31 @@ def test_read_from_restored_server_replaces_cached_node(
     server.load_state(tmp_path / "state.json")
     agent.cluster.refresh_node()
     assert desired_of(agent) is None
+
+
+DRAIN = StatusReport("", {key.DESIRED_DRAIN: "drain-b"})
+
+
+def test_drain_is_not_requested_of_a_node_that_requests_another_target(
+    admin: Client, agent: Agent
+) -> None:
+    admin.patch(NODES, NODE, request_of("rendered-other"))
+    agent.changes = 0
+    agent.cluster.write_report(DRAIN)
+    assert key.DESIRED_DRAIN not in read_annotations(admin)
+    assert agent.changes == 1, "the loop decides again"
+
+
+def test_drain_is_requested_after_the_kubelet_wrote_the_node(admin: Client, agent: Agent) -> None:
+    admin.patch(NODES, NODE, {"status": {"images": []}}, subresource="status")
+    admin.patch(NODES, NODE, {"metadata": {"labels": {"zone": "a"}}})
+    agent.cluster.write_report(DRAIN)
+    assert read_annotations(admin)[key.DESIRED_DRAIN] == "drain-b"
+
+
+def read_annotations(admin: Client) -> dict[str, str]:
+    metadata: Any = admin.get(NODES, NODE)["metadata"]
+    return dict(metadata.get("annotations", {}))
 
 
 def test_change_that_a_read_finds_first_wakes_the_loop(

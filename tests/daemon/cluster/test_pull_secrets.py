@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from treenail.config.bootstrap_registry import (
+    RECORD_FILE,
+    BootstrapRegistryRecord,
+    encode_record,
+)
 from treenail.config.credential_history import decode_history
 from treenail.config.pullsecret import PullSecret, encode_pull_secret, parse_pull_secret
 from treenail.daemon.cluster.pull_secrets import KUBECONFIG, LOGIN_HISTORY, PullSecrets
@@ -84,6 +89,35 @@ def test_both_sources_are_merged_and_installed(machine):
     expected = canonical(both="cluster", quay="q", internal="i")
     assert machine.pulls_with() == (expected, expected)
     assert machine.there(AUTH).stat().st_mode & 0o777 == 0o600
+
+
+RECORD = BootstrapRegistryRecord("10.0.0.5:22625", "me", "boot", ("quay.io/example/os",))
+BOOTSTRAP = {"10.0.0.5:22625": "boot"}
+
+
+def test_login_of_bootstrap_registry_is_merged_while_its_record_exists(machine):
+    machine.write(RECORD_FILE, encode_record(RECORD))
+    assert machine.credentials.install_secrets() == ()
+    assert machine.pulls_with() == (canonical(**BOOTSTRAP), canonical(**BOOTSTRAP))
+    machine.write(CLUSTER, secret(quay="q"))
+    machine.credentials.install_secrets()
+    machine.reboot()
+    machine.write(CLUSTER, secret(quay="rotated"))
+    assert machine.credentials.install_secrets() == ()
+    expected = canonical(quay="rotated", **BOOTSTRAP)
+    assert machine.pulls_with() == (expected, expected)
+    machine.remove(RECORD_FILE)
+    assert machine.credentials.install_secrets() == ()
+    assert machine.pulls_with() == (canonical(quay="rotated"), canonical(quay="rotated"))
+    for path in machine.there(AUTH).parent.iterdir():
+        assert b"10.0.0.5" not in path.read_bytes(), path
+
+
+def test_invalid_record_of_bootstrap_registry_leaves_other_logins(machine):
+    machine.write(RECORD_FILE, b"{")
+    machine.write(CLUSTER, secret(quay="q"))
+    assert machine.credentials.install_secrets() == ()
+    assert machine.pulls_with() == (canonical(quay="q"), canonical(quay="q"))
 
 
 def test_auth_links_are_relative(machine):
@@ -330,6 +364,7 @@ class Watched(Disk):
     """A disk where after every call there has to be something to pull with."""
 
     def __init__(self, machine: Machine) -> None:
+        super().__init__()
         self._machine = machine
         self.seen: set[tuple[bytes | None, bytes | None]] = set()
 
@@ -375,6 +410,7 @@ class Failing(Disk):
     """A disk whose every call from one on fails."""
 
     def __init__(self, calls: int) -> None:
+        super().__init__()
         self.calls = calls
 
     def _count(self) -> None:

@@ -20,7 +20,7 @@ from treenail.daemon.settings.settings import (
     parse_settings,
 )
 from treenail.errors import UsageError
-from treenail.update.checks.preflight import PreflightReason
+from treenail.update.checks.preflight_reason import PreflightReason
 from treenail.update.drift.drift_policy import DriftReaction
 from treenail.update.state.boot_trial import HealthCheckMode
 

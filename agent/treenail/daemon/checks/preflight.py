@@ -23,12 +23,12 @@ from treenail.update.checks.preflight import (
     ImageManifest,
     PreflightFacts,
     PreflightFinding,
-    PreflightReason,
     RegistryProblem,
     UnreadableFilesystem,
     find_preflight_problems,
     make_preflight_error,
 )
+from treenail.update.checks.preflight_reason import PreflightReason
 from treenail.update.checks.signature_policy import SignatureRule
 from treenail.update.state import record as records
 

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from treenail.api import annotations as key
@@ -20,6 +20,7 @@ from treenail.errors import (
     ConfigError,
     ConfigMissingError,
     ConfigRejectedError,
+    ConflictError,
     ForbiddenError,
     InvalidError,
     NotFoundError,
@@ -33,7 +34,8 @@ from treenail.kube.resources import (
     MACHINECONFIGURATIONS,
     NODES,
 )
-from treenail.kube.responses import RecentResponses
+from treenail.kube.responses import RecentResponses, RequestToken
+from treenail.update.decision.drain_tokens import is_drain_token
 from treenail.update.status import (
     AGENT_CONDITIONS,
     NOT_DEGRADED,
@@ -77,7 +79,7 @@ class NodeClient:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._watched: Node | None = None
-        """The Node by the watch, or by a read that no watch event preceded."""
+        """The Node by the watch."""
         self._responses = RecentResponses[Node]()
         self._conditions = _WrittenConditions()
         self._last_event: NodeEvent | None = None
@@ -91,7 +93,12 @@ class NodeClient:
         self._notify_of_change(before)
 
     def handle_list(self) -> None:
-        """Prefer the Node that the watch just listed to all earlier responses."""
+        """Prefer the Node that the watch just listed to all earlier responses.
+
+        After an etcd restore the MachineConfigNode may lack what was written to it, so the next
+        report writes it again.
+        """
+        self._conditions.request_load()
         if self._responses.handle_list():
             self._on_change()
 
@@ -100,6 +107,10 @@ class NodeClient:
             if self._watched is None:
                 return self._responses.find(self._name)
             return self._responses.select_latest(self._name, self._watched)
+
+    def _begin_request(self) -> RequestToken:
+        with self._lock:
+            return self._responses.begin_request(self._watched)
 
     def _notify_of_change(self, before: Node | None) -> None:
         after = self.get_cached_node()
@@ -115,14 +126,8 @@ class NodeClient:
         read its facts before this would wait for the next resync.
         """
         known = self.get_cached_node()
-        with self._lock:
-            before = self._watched
-        token = self._responses.begin_request()
+        token = self._begin_request()
         node = Node.from_json(self._client.get(NODES, self._name))
-        with self._lock:
-            if self._watched is before:
-                # etcd answers a read with its newest state, whatever the watch said before.
-                self._watched = node
         self._responses.store_response(self._name, node, token)
         self._notify_of_change(known)
 
@@ -171,12 +176,7 @@ class NodeClient:
             if node.annotations.get(name) != value
         }
         if changes:
-            body: Json = {"metadata": {"annotations": changes}}
-            token = self._responses.begin_request()
-            patched = Node.from_json(self._client.patch(NODES, self._name, body))
-            self._responses.store_response(self._name, patched, token)
-            self._notify_of_change(node)
-            log.debug("wrote %s", ", ".join(f"{name}={value}" for name, value in changes.items()))
+            self._write_annotations(node, changes)
         self._recorder.flush_pending()
         is_written = False
         try:
@@ -189,17 +189,46 @@ class NodeClient:
             raise
         self._record_report_event(report, has_written_conditions=is_written)
 
+    def _write_annotations(self, node: Node, changes: Mapping[str, str | None]) -> None:
+        """Write the annotations; request a drain only of the Node that was decided on.
+
+        It may request another target now, and a cached Node does not show it: a drain would take
+        the node out of service in vain.
+        """
+        if not is_drain_token(changes.get(key.DESIRED_DRAIN) or ""):
+            self._patch_annotations(changes)
+            return
+        try:
+            self._patch_annotations(changes, node.resource_version)
+        except ConflictError:
+            self.refresh_node()
+            latest = self.get_cached_node()
+            if latest is None or summarize_node(latest) != summarize_node(node):
+                log.debug("the Node changed before the drain was requested; deciding again")
+                return
+            # The kubelet wrote its status.
+            self._patch_annotations(changes, latest.resource_version)
+
+    def _patch_annotations(
+        self, changes: Mapping[str, str | None], resource_version: str = ""
+    ) -> None:
+        before = self.get_cached_node()
+        metadata: Json = {"annotations": dict(changes)}
+        if resource_version:
+            metadata["resourceVersion"] = resource_version
+        token = self._begin_request()
+        patched = Node.from_json(self._client.patch(NODES, self._name, {"metadata": metadata}))
+        self._responses.store_response(self._name, patched, token)
+        if before is not None:
+            self._notify_of_change(before)
+        log.debug("wrote %s", ", ".join(f"{name}={value}" for name, value in changes.items()))
+
     def write_progress(self, percent: int) -> None:
         """Write how far the running transaction is; the next report removes it."""
         node = self.get_cached_node()
         value = f"{percent}%"
-        if node is None or node.annotations.get(key.PROGRESS) == value:
-            return
-        body: Json = {"metadata": {"annotations": {key.PROGRESS: value}}}
-        token = self._responses.begin_request()
-        patched = Node.from_json(self._client.patch(NODES, self._name, body))
-        self._responses.store_response(self._name, patched, token)
-        self._notify_of_change(node)
+        if node is not None and node.annotations.get(key.PROGRESS) != value:
+            self._write_annotations(node, {key.PROGRESS: value})
 
     def record_event(self, event: NodeEvent) -> None:
         """Record the Event, unless it is the one recorded last."""
@@ -308,6 +337,7 @@ class _WrittenConditions:
         """False once the API server rejected an image field."""
         self.has_images = False
         """True while the MachineConfigNode's status contains images."""
+        self._needs_load = False
         self._written: tuple[Condition, ...] = ()
         self._reported: tuple[ReportedCondition, ...] = ()
 
@@ -317,7 +347,14 @@ class _WrittenConditions:
             each.type == NOT_DEGRADED.type and each.status == "True" for each in self._written
         )
 
+    def request_load(self) -> None:
+        """Let the next report read the object again; any thread may call it."""
+        self._needs_load = True
+
     def needs_write(self, conditions: tuple[ReportedCondition, ...]) -> bool:
+        if self._needs_load:
+            self._needs_load = self.is_loaded = False
+            self._reported = ()
         return conditions != self._reported
 
     def load_existing(self, document: Json) -> None:

@@ -34,6 +34,11 @@ def summarize_node(node: Node) -> ObservedNode:
         invalid_health_mode="" if health_mode else annotations.get(key.HEALTH_MODE, "")[:100],
         retry=annotations.get(key.RETRY, "")[: key.REASON_LIMIT],
         image_files=annotations.get(key.IMAGE_FILES, ""),
+        shown_config=annotations.get(key.CURRENT_CONFIG, ""),
+        shown_images=frozenset(
+            image for each in key.IMAGE_SPELLINGS.values() if (image := annotations.get(each))
+        ),
+        removed_registry=annotations.get(key.REMOVE_BOOTSTRAP_REGISTRY, ""),
     )
 
 

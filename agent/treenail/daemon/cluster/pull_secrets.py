@@ -13,9 +13,10 @@ from treenail.config.pullsecret import (
     merge_pull_secrets,
     parse_pull_secret,
 )
+from treenail.daemon.cluster.bootstrap_registry import read_record
 from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
 from treenail.daemon.settings.settings import AgentSettings
-from treenail.errors import CredentialError, FileError, LedgerError
+from treenail.errors import ConfigError, CredentialError, FileError, LedgerError
 from treenail.host.filesystem.files import FileSpec, HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.log import MessageId
@@ -47,6 +48,8 @@ class _PullSecretSource:
 class PullSecrets:
     """The pull secrets of the cluster and of its internal registry, merged into one file.
 
+    While the record of the registry on the bootstrap host exists, its login is among them.
+
     For a source that is invalid, empty or missing, the copy of its last valid content is used,
     also after a restart; ``{"auths": {}}`` removes its logins. A source that never existed is
     empty. Without any login, pulls are anonymous, and the agent removes its files and links.
@@ -76,7 +79,8 @@ class PullSecrets:
         self._restrict_mode(KUBECONFIG, problems)
         cluster = self._read_source(self._cluster, problems)
         internal = self._read_source(self._internal, problems)
-        self._merged = merge_pull_secrets(internal, cluster)
+        logins = merge_pull_secrets(internal, cluster)
+        self._merged = merge_pull_secrets(logins, self._read_bootstrap_login())
         try:
             if self._merged.credentials:
                 installed = self._parse_file_or_none(AUTH_FILE) or PullSecret()
@@ -160,6 +164,17 @@ class PullSecrets:
         elif last is not None and last.credentials:
             problems.append(absence)
         return last or PullSecret()
+
+    def _read_bootstrap_login(self) -> PullSecret:
+        """Read the login of the registry on the bootstrap host; none without a valid record.
+
+        `BootstrapRegistryFiles` reports an invalid one.
+        """
+        try:
+            record = read_record(self._files)
+        except (ConfigError, FileError):
+            return PullSecret()
+        return PullSecret() if record is None else record.make_pull_secret()
 
     def _save_last_good(
         self, source: _PullSecretSource, found: PullSecret, problems: list[str]

@@ -14,7 +14,7 @@ from treenail.clock import Clock, format_rfc3339
 from treenail.config.drift import Drift
 from treenail.errors import TreenailError
 from treenail.host.ostree.deployments import TransactionProgress
-from treenail.host.systemd.sd_notify import SystemdNotifier
+from treenail.sd_notify import SystemdNotifier
 from treenail.update.decision.desired import DesiredTarget, InvalidTarget
 from treenail.update.decision.facts import Facts
 from treenail.update.state.record import LedgerRecord, Target
@@ -115,6 +115,11 @@ class StatusFile:
         """Show the problems of pull secrets and of the ControllerConfig's files."""
         with self._lock:
             self._document["credentials"] = list(problems)
+
+    def show_bootstrap_registry(self, registry: str) -> None:
+        """Show the registry on the bootstrap host that this node uses; empty without one."""
+        with self._lock:
+            self._document["bootstrapRegistry"] = registry or None
 
     def show_drift(self, drifts: Sequence[Drift]) -> None:
         """Show the first `MAX_SHOWN_DRIFTS` drifts from the current config."""

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from treenail.api import pullspec
+from treenail.daemon.settings.backend import BackendSetting
 from treenail.daemon.settings.toml_table import TomlTable
 from treenail.errors import ConfigError, UsageError
-from treenail.update.checks.health import TrialLimits
-from treenail.update.checks.preflight import PreflightReason
+from treenail.update.checks.preflight_reason import PreflightReason
+from treenail.update.checks.trial_limits import TrialLimits
 from treenail.update.drift.drift_policy import DriftPolicy, DriftReaction
 from treenail.update.state.boot_trial import HealthCheckMode
 
@@ -41,15 +42,6 @@ class DrainMode(StrEnum):
     """Request the drain from a controller through the Node's annotations."""
     NEVER = "never"
     """Do not drain: the reboot ends the pods."""
-
-
-class BackendSetting(StrEnum):
-    """The back end that manages the operating system."""
-
-    AUTO = "auto"
-    """The installed one; rpm-ostree when both are."""
-    RPM_OSTREE = "rpm-ostree"
-    BOOTC = "bootc"
 
 
 class RebootMode(StrEnum):

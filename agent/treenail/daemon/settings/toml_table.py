@@ -84,8 +84,18 @@ class TomlTable:
                 )
 
     def build_error(self, key: str, value: object, allowed: str) -> UsageError:
-        return UsageError(f"{self._where}: {self._path}{key} is {value!r}; allowed is {allowed}")
+        found = _format_value(value)
+        return UsageError(f"{self._where}: {self._path}{key} is {found}; allowed is {allowed}")
 
     def _take_value(self, key: str) -> object:
         self._known_keys.append(key)
         return self._content.get(key)
+
+
+def _format_value(value: object) -> str:
+    """Return the value as Python writes it, shortened."""
+    try:
+        return f"{value!r:.200}"
+    except ValueError:
+        # Python formats no number of more than 4,300 digits; TOML can write one in hexadecimal.
+        return "a number of thousands of digits"
