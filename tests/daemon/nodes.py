@@ -27,6 +27,7 @@ from tests.fakes.world import (
     FakePullSecrets,
     FakeRequests,
     FakeTrustStore,
+    Json,
     Killed,
     PowerCut,
     WentDown,
@@ -37,12 +38,14 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.config.drift import ActualEntry, EntryKind
 from treenail.config.image_content import ImageContent, list_image_paths
 from treenail.config.wanted import WantedState, read_wanted_state
+from treenail.daemon.cluster.bootstrap_registry import BootstrapRegistryFiles
 from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.configuration.drift import DriftCheck
-from treenail.daemon.configuration.drift_repair import DriftRepairer, NodeConfigs
+from treenail.daemon.configuration.drift_repair import DriftRepairer
 from treenail.daemon.configuration.inspect import MachineInspector
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
+from treenail.daemon.configuration.node_configs import NodeConfigs
 from treenail.daemon.configuration.path_watcher import TouchedPaths
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.daemon.local.metrics import NodeMetrics
@@ -51,7 +54,10 @@ from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.daemon.reconcile.crash_counter import CrashCounter
 from treenail.daemon.reconcile.loop import LoopTiming, ReconcileLoop, Wakeup
 from treenail.daemon.reconcile.observe import Observer
+from treenail.host.filesystem.files import HostFiles
+from treenail.host.machine import Machine
 from treenail.host.rollback.undo_log import UNDO_DIRECTORY as UNDO
+from treenail.host.system.state_file import CrashRecordFile, Ledger
 from treenail.host.systemd.unit_files import UnitFileReader
 from treenail.update.drift.drift_policy import DriftPolicy, DriftReaction
 from treenail.update.state import record as records
@@ -108,6 +114,25 @@ def _describe_entry(entry: Entry) -> ActualEntry:
     return ActualEntry(EntryKind(entry.kind), digest, entry.mode, entry.uid, entry.gid)
 
 
+class DiskLedger(FakeLedger):
+    """The ledger as a file of the world's disk; the world has what was read or written last."""
+
+    def __init__(self, world: World, files: HostFiles) -> None:
+        super().__init__(world)
+        self._file = Ledger(ROOT, files)
+
+    def read_document(self) -> Json | None:
+        document = self._file.read_document()
+        # The flush of the directory may have failed when the new file was in place.
+        if document is not None:
+            self.store_text(json.dumps(document))
+        return document
+
+    def write_document(self, document: Json) -> None:
+        self._file.write_document(document)
+        self.store_text(json.dumps(document))
+
+
 class Process:
     """The agent's process: what is lost with it, and nothing else."""
 
@@ -125,7 +150,7 @@ class Process:
         system = bootc_of(world, clock, bootc) if bootc else machine
         self.cluster = FakeCluster(world)
         self.notifier = FakeNotifier()
-        host = make_machine(ROOT, world.disk, clock=clock)
+        host = self.open_machine(world, clock)
         files = host.files
         configuration = NodeConfiguration(MachineInspector(host), StepRunner(host))
         configs = ConfigCache(files, self.cluster)
@@ -136,10 +161,11 @@ class Process:
             soft_reboots=machine,
             pins=machine,
             kernel=machine,
-            ledger=FakeLedger(world),
-            crash_record=FakeCrashRecord(world),
+            ledger=self.open_ledger(world, host),
+            crash_record=self.open_crash_record(world, host),
             cluster=self.cluster,
             pull_secrets=FakePullSecrets(),
+            bootstrap_registry=BootstrapRegistryFiles(files),
             certificates=FakeControllerConfigSync(),
             trust_store=FakeTrustStore(),
             requests=FakeRequests(world),
@@ -174,13 +200,34 @@ class Process:
                 ports, should_drain=drains, drain_limit_s=3600.0, can_soft_reboot=softly
             ),
             status_file=StatusFile(
-                write=lambda _: None, notifier=self.notifier, clock=clock, node="node-1"
+                write=lambda content: self.write_status(host, content),
+                notifier=self.notifier,
+                clock=clock,
+                node="node-1",
             ),
             metrics=NodeMetrics(files, clock),
             wakeup=Wakeup(),
             stop=threading.Event(),
             timing=LoopTiming(),
         )
+
+    def open_machine(self, world: World, clock: FakeClock) -> Machine:
+        return make_machine(ROOT, world.disk, clock=clock)
+
+    def open_ledger(self, world: World, machine: Machine) -> FakeLedger | Ledger:
+        if world.keeps_records_on_disk:
+            return DiskLedger(world, machine.files)
+        return FakeLedger(world)
+
+    def open_crash_record(
+        self, world: World, machine: Machine
+    ) -> FakeCrashRecord | CrashRecordFile:
+        if world.keeps_records_on_disk:
+            return CrashRecordFile(ROOT, machine.files)
+        return FakeCrashRecord(world)
+
+    def write_status(self, _machine: Machine, content: bytes) -> None:
+        """The status is lost."""
 
 
 class Node:
@@ -205,14 +252,9 @@ class Node:
         assert self.turns < TURNS_LIMIT, self.world.annotations
         try:
             if self.process is None:
-                self.process = Process(
-                    self.world,
-                    self.clock,
-                    drains=self.drains,
-                    softly=self.softly,
-                    bootc=self.bootc,
-                )
+                self.process = self.start_process()
                 self.process.loop.finish_boot()
+                self.check_start()
             self.process.cluster.see()
             delay_s = self.process.loop.reconcile_once()
         except Killed:
@@ -240,6 +282,14 @@ class Node:
             self.world.reboot()
         self.clock.move(min(delay_s, 60.0))
         return delay_s
+
+    def start_process(self) -> Process:
+        return Process(
+            self.world, self.clock, drains=self.drains, softly=self.softly, bootc=self.bootc
+        )
+
+    def check_start(self) -> None:
+        """The machine after a start, before the kubelet starts."""
 
     def settle(self) -> None:
         """Calm turns, with the drain controller at work."""

@@ -39,8 +39,8 @@ from treenail.errors import ConfigError, HostError, UnreconcilableError
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.systemd.sd_notify import SystemdNotifier
 from treenail.host.systemd.unit_files import UnitFileReader
+from treenail.sd_notify import SystemdNotifier
 from treenail.update.drift.drift_policy import DriftPolicy
 
 SECRET = "/var/lib/kubelet/config.json"
@@ -327,8 +327,9 @@ def test_first_boot_with_fips_and_image_joins_without_reboot(
 
 def test_config_that_is_invalid_is_rejected(host: Host) -> None:
     (host.root / ENCAPSULATED_CONFIG[1:]).write_text("{")
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="cannot read the config that Ignition wrote") as caught:
         host.first_boot().reconcile_once()
+    assert "install the machine again" in caught.value.remedy
 
 
 def test_login_of_the_config_is_installed_with_mode_0600(host: Host) -> None:

@@ -291,3 +291,11 @@ def test_verification_survives_a_kill_at_any_change(tmp_path: Path) -> None:
         assert [host.read(path) for path in node_paths.IGNITION_FILES] == [None, None]
         assert host.read(ENCAPSULATED_BACKUP) is not None
         assert host.world.boots == 2
+
+
+def test_served_config_without_annotations_is_logged(
+    host: Provisioned, caplog: pytest.LogCaptureFixture
+) -> None:
+    (host.root / node_paths.FIRST_BOOT_ANNOTATIONS[1:]).unlink()
+    host.join()
+    assert f"{node_paths.FIRST_BOOT_ANNOTATIONS} is missing or names no config" in caplog.text

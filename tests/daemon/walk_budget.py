@@ -29,7 +29,7 @@ def exhaustive(test: Test) -> Test:
     """Mark a test whose cases come from `sample`."""
     for mark in (
         pytest.mark.walk,
-        pytest.mark.limit(86_400.0 if COUNT else 60.0 + 4 * SECONDS),
+        pytest.mark.limit(86_400.0 if COUNT else 600.0 + 4 * SECONDS),
     ):
         test = mark(test)
     return test

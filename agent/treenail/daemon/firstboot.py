@@ -23,7 +23,7 @@ from treenail.daemon.reconcile.os_transaction import (
     pull_image,
     wait_while_busy,
 )
-from treenail.errors import BusyError, HostError, TreenailError
+from treenail.errors import BusyError, ConfigError, HostError, TreenailError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
 from treenail.host.system.kernel import HostKernel
@@ -46,6 +46,8 @@ ENCAPSULATED_BACKUP = f"{ENCAPSULATED_CONFIG}.bak"
 STATE_FILE = "/var/lib/treenail/firstboot.json"
 DONE_FILE = "/var/lib/treenail/firstboot.done"
 BEGAN_FILE = "/run/treenail/firstboot.began"
+_PROVISIONED = ("/etc", "/var")
+"""Ignition unmounts, and thus flushes, each further file system that it writes to."""
 _LIMIT = 64 * 1024 * 1024
 _RETRY_FIRST_S, _RETRY_MAX_S = 5.0, 60.0
 _PROGRESS_STEP_PERCENT = 10
@@ -129,6 +131,9 @@ class FirstBootRunner:
         """Do the next step; return True when nothing is left. Raises `TreenailError`."""
         if self._files.has_entry(DONE_FILE):
             return True
+        # Ignition calls no fsync and runs once. What it wrote must be on the disk before a reboot,
+        # the removal of the user data or DONE_FILE is.
+        self._files.sync_file_systems(_PROVISIONED)
         interfaces, claim = self._interfaces, self._interfaces.verifier.read_claim()
         target = self._read_request(claim)
         if self._image:
@@ -152,6 +157,7 @@ class FirstBootRunner:
             finalization_error=interfaces.os.read_finalization_error()
             if progress.reboot_count >= firstboot.REBOOTS_ALLOWED
             else "",
+            is_deployed=progress.staged_id in deployments.other_ids,
         )
         match decision:
             case FirstBootReady(reason=reason):
@@ -173,8 +179,15 @@ class FirstBootRunner:
         content = self._files.read_file(ENCAPSULATED_CONFIG, limit=_LIMIT)
         config = None
         if content is not None:
-            document = documents.load_document(content, where=ENCAPSULATED_CONFIG)
-            config = MachineConfig.from_json(document)
+            try:
+                document = documents.load_document(content, where=ENCAPSULATED_CONFIG)
+                config = MachineConfig.from_json(document)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"cannot read the config that Ignition wrote: {error}",
+                    remedy="read the cause with: journalctl -t ignition; then install the machine "
+                    "again",
+                ) from error
         return select_target(config, claim, image=self._image)
 
     def _read_state(self) -> FirstBootProgress:

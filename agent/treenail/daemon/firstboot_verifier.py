@@ -117,6 +117,13 @@ class FirstBootVerifier:
         if content is None or not claim.config:
             if claim.config:
                 log.info("not verifying the files of %s: it was not served", claim.config)
+            elif content is not None:
+                # The server serves both. Ignition failed, or a user removed one.
+                log.warning(
+                    "not verifying the files of %s: %s is missing or names no config; read the "
+                    "cause with: journalctl -t ignition",
+                    *(node_paths.SERVED_CONFIG, node_paths.FIRST_BOOT_ANNOTATIONS),
+                )
             return None
         config = MachineConfig.from_json(load_json(content, where=node_paths.SERVED_CONFIG))
         if config.name != claim.config:

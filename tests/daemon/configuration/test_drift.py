@@ -14,7 +14,8 @@ from treenail.clock import SystemClock
 from treenail.config.drift import Drift, DriftAttribute, EntryKind
 from treenail.config.wanted import read_wanted_state
 from treenail.daemon.configuration.apply import apply_steps
-from treenail.daemon.configuration.drift import BootedState, DriftCheck, DriftMonitor, ExpectedState
+from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
+from treenail.daemon.configuration.drift_monitor import DriftMonitor
 from treenail.daemon.configuration.inspect import MachineInspector
 from treenail.daemon.configuration.path_watcher import InotifyPathWatcher
 from treenail.daemon.configuration.step_runner import StepRunner
@@ -29,6 +30,7 @@ from treenail.update.steps.plan import plan_steps
 from treenail.update.steps.steps import RelabelEntry
 
 CURRENT = Target("rendered-worker-1")
+NO_DRIFT = DriftAssessment()
 LABEL = "security.selinux"
 MOTD_DIGEST = "sha256:5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03"
 UNIT = "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n"
@@ -81,8 +83,7 @@ class Site:
         self.start()
         assert self.look() == DriftAssessment()
         # The kernel watches from the second look on.
-        self.rung()
-        assert self.look() == DriftAssessment()
+        self.settle()
 
     def start(self) -> None:
         """Start an agent without any state."""
@@ -101,6 +102,11 @@ class Site:
     def rung(self) -> None:
         wait_until(lambda: self.rings)
         self.rings = 0
+
+    def settle(self, expected: DriftAssessment = NO_DRIFT) -> None:
+        """Wait for the look that finds this: a change of several system calls rings repeatedly."""
+        self.rung()
+        wait_until(lambda: self.look() == expected)
 
     def plan(self) -> tuple:
         old = self.survey.read_ownership()
@@ -179,8 +185,7 @@ def test_touched_path_is_drift_until_restored(site, change, expected):
     assert wanted_ in (None, found[0].expected)
 
     apply_steps(plan_repair(site.plan(), found), site.runner)
-    site.rung()
-    assert site.look() == DriftAssessment()
+    site.settle()
     assert tree(site.top).items() >= before.items()
 
 
@@ -194,14 +199,14 @@ def test_touch_without_change_is_no_drift(site):
 def test_unknown_dropin_is_reported_until_removed(site):
     path = "/etc/systemd/system/a.service.d/99-else.conf"
     (site.top / path[1:]).write_text("[Unit]\n")
-    site.rung()
-    assert site.look() == DriftAssessment(
-        reported=(drift(path, DriftAttribute.KIND, EntryKind.NOTHING, EntryKind.FILE),)
+    site.settle(
+        DriftAssessment(
+            reported=(drift(path, DriftAttribute.KIND, EntryKind.NOTHING, EntryKind.FILE),)
+        )
     )
 
     apply_steps(plan_repair(site.plan(), site.look().reported), site.runner)
-    site.rung()
-    assert site.look() == DriftAssessment()
+    site.settle()
 
 
 def test_file_outside_the_config_causes_no_wakeup(site):
@@ -242,8 +247,7 @@ def test_contested_drift_is_reported_and_no_longer_repaired(site):
         wait_until(lambda: site.look().to_repair)
         site.heal()
         assert motd.read_text() == "hello\n"
-        site.rung()
-        wait_until(lambda: site.look() == DriftAssessment())
+        site.settle()
     motd.write_text("bye\n")
     site.rung()
 
@@ -325,8 +329,7 @@ def test_wrong_selinux_label_is_drift_until_fixed(labelled, path, reaction):
     steps = plan_repair(labelled.plan(), found.all)
     assert [type(step) for step in steps] == [RelabelEntry]
     apply_steps(steps, labelled.runner)
-    labelled.rung()
-    assert labelled.look() == DriftAssessment()
+    labelled.settle()
     assert os.getxattr(place, LABEL) == f"{Labels.label}\0".encode()
     assert (tree(labelled.top), place.stat().st_mode) == before
 

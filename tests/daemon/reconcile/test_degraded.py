@@ -5,12 +5,15 @@ import json
 import pytest
 
 from tests.daemon.nodes import Node, assert_at_rest
+from tests.daemon.reconcile.test_bootstrap_registry import place_files
 from tests.daemon.reconcile.test_walks import world_at
 from tests.fakes.clock import FakeClock
+from tests.fakes.disk import Entry
 from tests.fakes.world import FakeNotifier, World
 from tests.update.build import A, B, facts, observed_node
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
+from treenail.config import node_paths
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile.loop import START_EXTENSION_S
 from treenail.errors import (
@@ -251,3 +254,64 @@ def test_status_file_during_instant_action_shows_request_of_node(
     at = facts(node=node)
     status.show_report(at, make_report(at, RetryAction(), None), None)
     assert documents[-1]["desired"] == expected
+
+
+def make_new_machine() -> World:
+    """A machine that its installation served the config A, which the cluster does not have."""
+    world = world_at(A)
+    content = json.dumps(world.configs[A.config].to_json()).encode()
+    place_files(world, {node_paths.SERVED_CONFIG: Entry("file", 0o600, content)})
+    return world
+
+
+def test_new_machine_waits_for_the_config_that_it_was_served() -> None:
+    world = make_new_machine()
+    config = world.configs.pop(A.config)
+    node = Node(world)
+    states = set()
+    for _ in range(6):
+        node.turn()
+        states.add(world.annotations[key.STATE])
+    assert states == {"Working"}
+    reason = world.annotations[key.REASON]
+    assert reason.startswith(f"waiting for MachineConfig {A.config}, which this machine was served")
+    assert "machine-configs/ of the install directory" in reason
+    world.configs[A.config] = config
+    node.settle()
+    assert_at_rest(world, A)
+
+
+def test_new_machine_without_its_config_is_degraded_after_the_limit() -> None:
+    world = make_new_machine()
+    del world.configs[A.config]
+    node = Node(world)
+    for _ in range(20):
+        node.turn()
+    assert world.annotations[key.STATE] == "Working"
+    node.clock.move(1801.0)
+    node.turn()
+    assert world.annotations[key.STATE] == "Degraded"
+    assert world.annotations[key.REASON].startswith(f"waiting for MachineConfig {A.config}")
+
+
+def test_served_config_that_was_deleted_later_degrades_the_node() -> None:
+    world = make_new_machine()
+    node = Node(world)
+    node.settle()
+    world.request_target(B)
+    node.settle()
+    del world.configs[A.config]
+    world.request_target(A)
+    for _ in range(4):
+        node.turn()
+    assert world.annotations[key.STATE] == "Degraded"
+
+
+def test_new_machine_that_was_served_another_config_is_degraded() -> None:
+    world = make_new_machine()
+    world.request_target(B)
+    del world.configs[B.config]
+    node = Node(world)
+    for _ in range(4):
+        node.turn()
+    assert world.annotations[key.STATE] == "Degraded"

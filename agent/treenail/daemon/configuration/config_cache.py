@@ -7,7 +7,14 @@ from typing import Protocol
 
 from treenail.api.machineconfig import MachineConfig
 from treenail.codec import parse_json
-from treenail.errors import ClusterError, ConfigError, FileError, NotFoundError
+from treenail.config import node_paths
+from treenail.errors import (
+    ClusterError,
+    ConfigError,
+    ConfigPendingError,
+    FileError,
+    NotFoundError,
+)
 from treenail.host.filesystem.files import FileSpec, HostFiles
 
 log = logging.getLogger(__name__)
@@ -54,6 +61,24 @@ class ConfigCache:
             self._files.write_files([file])
         return config
 
+    def fetch_first_config(self, name: str) -> MachineConfig:
+        """Fetch the config of a machine that is new to its cluster.
+
+        Raises as `fetch_config`, and `ConfigPendingError`: the first machines of a cluster may join
+        before the config that they were served exists there.
+        """
+        try:
+            return self.fetch_config(name)
+        except NotFoundError as error:
+            if self._read_served_name() != name:
+                raise
+            raise ConfigPendingError(
+                f"waiting for MachineConfig {name}, which this machine was served: the cluster "
+                "does not have it yet",
+                remedy="the controller render creates it from the MachineConfigs; or apply it from "
+                "machine-configs/ of the install directory with: kubectl apply -f FILE",
+            ) from error
+
     def read_cached(self, name: str) -> MachineConfig | None:
         """Read the config from the cache; None when it is missing or damaged."""
         content = self._files.read_file(_cache_path(name), limit=_LIMIT)
@@ -79,6 +104,14 @@ class ConfigCache:
             return self.read_cached(name) or self.fetch_config(name)
         except NotFoundError:
             return None
+
+    def _read_served_name(self) -> str:
+        """Return the name of the config of the installation; empty without a readable one."""
+        content = self._files.read_file(node_paths.SERVED_CONFIG, limit=_LIMIT)
+        try:
+            return "" if content is None else MachineConfig.from_json(parse_json(content)).name
+        except (ValueError, ConfigError):
+            return ""
 
     def prune_cache(self, names: Iterable[str]) -> None:
         """Remove all other configs from the cache. A failure is logged and retried next time."""

@@ -1,21 +1,25 @@
 """Reads what the image of a deployment has at the paths of a config."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from treenail.config import node_paths
 from treenail.config.drift import ActualEntry
 from treenail.config.image_content import ImageContent, list_image_paths
 from treenail.config.wanted import WantedState
 from treenail.daemon.configuration.inspect import describe_path, open_booted_tree
-from treenail.daemon.interfaces import OSBackend
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.path_stat import NOTHING, resolve_entries, stat_paths
 from treenail.host.filesystem.root import Root, strip_prefix
 from treenail.host.machine import Machine
-from treenail.host.system.users import GROUP_FILES, PASSWD_FILES, Accounts
+from treenail.host.system.accounts import GROUP_FILES, PASSWD_FILES, Accounts
 from treenail.host.systemd.unit_files import SEARCH_PATH, UnitFileReader
 from treenail.unit_install import find_template_name
+
+if TYPE_CHECKING:
+    # This import would load all decisions.
+    from treenail.daemon.interfaces import OSBackend
 
 _VENDOR_DIRECTORIES = SEARCH_PATH[2:]
 
@@ -23,7 +27,7 @@ _VENDOR_DIRECTORIES = SEARCH_PATH[2:]
 class DeploymentImages:
     """The images of the booted and the staged deployment. Raises `HostError`."""
 
-    def __init__(self, machine: Machine, os: OSBackend) -> None:
+    def __init__(self, machine: Machine, os: "OSBackend") -> None:
         self._machine = machine
         self._os = os
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from treenail.api.decode import load_json
 from treenail.api.machineconfig import MachineConfig
@@ -17,12 +17,15 @@ from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.path_stat import LINK, PathStat, resolve_entries, stat_paths
 from treenail.host.filesystem.root import Root, strip_prefix
 from treenail.host.machine import Machine
-from treenail.host.system.users import Accounts
-from treenail.host.systemd.systemd import Systemd
+from treenail.host.system.accounts import Accounts
 from treenail.host.systemd.unit_files import SEARCH_PATH, UnitFileReader
 from treenail.update.steps import ownership as records
 from treenail.update.steps.inventory import Inventory, list_inspected_paths
 from treenail.update.steps.ownership import Ownership
+
+if TYPE_CHECKING:
+    # A directory has no systemd.
+    from treenail.host.systemd.systemd import Systemd
 
 OWNERSHIP_FILE = "/var/lib/treenail/managed.json"
 _VENDOR_DIRECTORIES = SEARCH_PATH[2:]
@@ -40,7 +43,7 @@ class UnitStateSource(Protocol):
 class SystemdUnitStates:
     """Unit states of the running systemd. Raises `UnitError` and `BusError`."""
 
-    def __init__(self, systemd: Systemd) -> None:
+    def __init__(self, systemd: "Systemd") -> None:
         self._systemd = systemd
 
     def read_states(self, *units: str) -> dict[str, str]:

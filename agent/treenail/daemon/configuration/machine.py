@@ -9,7 +9,6 @@ from treenail.daemon.configuration.apply import apply_steps, recover_interrupted
 from treenail.daemon.configuration.inspect import MachineInspector
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.errors import FileError
-from treenail.update.impact.impact import plan_service_steps
 from treenail.update.steps.ownership import Ownership, compute_ownership
 from treenail.update.steps.plan import StepPlan, plan_steps
 from treenail.update.steps.steps import ConfigStep, EnablementStep, RecordOwnership
@@ -92,7 +91,7 @@ class NodeConfiguration:
 
     def complete_steps(self, steps: Sequence[ConfigStep], split: ImageSplit, config: str) -> None:
         """Apply the steps that are left after a boot, and start the units that they enable."""
-        self.apply_steps((*steps, *plan_service_steps(steps, ())), split, config)
+        self.apply_steps(_add_reload(steps), split, config)
         if any(isinstance(step, EnablementStep) for step in steps):
             self._runner.start_default_target()
 
@@ -102,7 +101,7 @@ class NodeConfiguration:
 
     def complete_early_steps(self, steps: Sequence[ConfigStep]) -> None:
         """Apply the steps that the boot needs before it is verified."""
-        apply_steps((*steps, *plan_service_steps(steps, ())), self._runner)
+        apply_steps(_add_reload(steps), self._runner)
         if any(isinstance(step, EnablementStep) for step in steps):
             self._runner.start_default_target()
 
@@ -113,6 +112,14 @@ class NodeConfiguration:
     def restore_pending(self, *, is_booted: bool = False) -> None:
         """Undo the pending change; ``is_booted``: the machine booted with it."""
         restore_pending(self._runner, is_booted=is_booted)
+
+
+def _add_reload(steps: Sequence[ConfigStep]) -> tuple[ConfigStep, ...]:
+    """Add the reload of systemd if a unit changes."""
+    # Imported late: 10 ms for policies, which no command needs.
+    from treenail.update.impact.impact import plan_service_steps  # noqa: PLC0415
+
+    return (*steps, *plan_service_steps(steps, ()))
 
 
 def plan_machine_steps(

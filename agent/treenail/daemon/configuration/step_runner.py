@@ -28,7 +28,7 @@ from treenail.host.filesystem.path_stat import (
 )
 from treenail.host.machine import Machine
 from treenail.host.rollback.prepare import ChangeRecorder, PathChange
-from treenail.host.system.users import Accounts
+from treenail.host.system.accounts import Accounts
 from treenail.host.systemd.unit_files import UnitFileReader, UnitLinks
 from treenail.update.steps import ownership as records
 from treenail.update.steps.inventory import KEY_DIRECTORIES
@@ -54,6 +54,7 @@ from treenail.update.steps.steps import (
     ServiceStep,
     SetPassword,
     SetSshKeys,
+    StoreConfig,
     WriteFile,
 )
 
@@ -178,6 +179,8 @@ class StepRunner:
             case RecordOwnership(ownership=ownership):
                 content = json.dumps(records.to_json(ownership), indent=1).encode() + b"\n"
                 return (PathChange(OWNERSHIP_FILE, FileEntry(lambda: content, 0o600)),)
+            case StoreConfig(path=path, encode=encode):
+                return (PathChange(path, FileEntry(encode, 0o600)),)
             case _:
                 assert_never(step)
 

@@ -35,6 +35,7 @@ from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
 from treenail.log import MessageId
 from treenail.update.decision.actions import (
     AdoptAction,
+    AnnotateNodeAction,
     ApplyAction,
     CancelStagedAction,
     CheckImageAction,
@@ -45,7 +46,6 @@ from treenail.update.decision.actions import (
     ExcuseTargetAction,
     FinishAction,
     IdleAction,
-    IntroduceNodeAction,
     PlanAction,
     PrestageAction,
     RebootAction,
@@ -128,7 +128,8 @@ class ActionRunner:
         what was done until then, and the next decision continues from there.
         """
         match decision:
-            case IdleAction() | WaitAction() | UncordonAction() | IntroduceNodeAction():
+            case AnnotateNodeAction() | IdleAction() | WaitAction() | UncordonAction():
+                self._ledger.note_report(facts)
                 return self._resync_s
             case RefuseAction(error=error):
                 raise error

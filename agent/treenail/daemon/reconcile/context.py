@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from treenail.clock import Clock
 from treenail.daemon.checks.health import HealthChecker
 from treenail.daemon.checks.preflight import PreflightChecker
+from treenail.daemon.cluster.bootstrap_registry import BootstrapRegistryFiles
 from treenail.daemon.cluster.controller_config import ControllerConfigSync
 from treenail.daemon.cluster.pull_secrets import PullSecrets
 from treenail.daemon.configuration.config_cache import ConfigCache
@@ -39,6 +40,7 @@ class NodeInterfaces:
     crash_record: CrashRecordFile
     cluster: ClusterAccess
     pull_secrets: PullSecrets
+    bootstrap_registry: BootstrapRegistryFiles
     certificates: ControllerConfigSync
     trust_store: TrustStore
     requests: RequestFile

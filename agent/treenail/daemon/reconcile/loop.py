@@ -47,11 +47,14 @@ log = logging.getLogger(__name__)
 _MAX_LOGGED_DRIFTS = 20
 _CONTROLLER_CONFIG_REASON, _PULL_SECRET_REASON = "ControllerConfigNotApplied", "PullSecretUnusable"
 _TRUST_STORE_REASON = "TrustStoreNotUpdated"
+_BOOTSTRAP_REGISTRY_REASON = "BootstrapRegistryUnusable"
 """Reasons of Events about problems with certificates and pull secrets."""
 
 START_EXTENSION_S = 660.0
 """The time for one pass before the agent is ready: rpm-ostreed may take 5 minutes to start, for
 each of the two calls that read the deployments (its TimeoutStartSec=5m)."""
+_REST_AFTER_S = 5.0
+"""Time without a wakeup after which the agent is at rest: an update wakes it more often."""
 _MAX_BOOT_PASSES = 5
 """One pass for each action that finishes a boot, and one for a repeated action."""
 
@@ -125,7 +128,10 @@ class ReconcileLoop:
         wakeup: Wakeup,
         stop: threading.Event,
         timing: LoopTiming,
+        on_rest: Callable[[], None] = lambda: None,
     ) -> None:
+        """``on_rest`` is called when no update is in progress and nothing happens for a while."""
+        self._on_rest = on_rest
         self._interfaces = interfaces
         self._observer = observer
         self._status_file = status_file
@@ -152,15 +158,20 @@ class ReconcileLoop:
 
     def run(self) -> None:
         """Reconcile until `stop` is set. A wakeup ends every wait."""
-        delay_s = 0.0
+        delay_s, is_at_rest = 0.0, False
         while not self._stop.is_set():
-            reasons = self._wakeup.wait(min(delay_s, self._status_file.heartbeat_s))
+            pause_s = min(delay_s, self._status_file.heartbeat_s)
+            if not is_at_rest:
+                pause_s = min(pause_s, _REST_AFTER_S)
+            reasons = self._wakeup.wait(pause_s)
             self._status_file.send_heartbeat()
-            delay_s = (
-                self.reconcile_once()
-                if reasons or delay_s <= self._status_file.heartbeat_s
-                else (delay_s - self._status_file.heartbeat_s)
-            )
+            if reasons or delay_s <= pause_s:
+                delay_s, is_at_rest = self.reconcile_once(), False
+            else:
+                delay_s -= pause_s
+                if not is_at_rest and self._runner.record.update is None:
+                    self._on_rest()
+                is_at_rest = True
             log.debug(
                 "woken by %s; next pass in %.1f s", ", ".join(sorted(reasons)) or "time", delay_s
             )
@@ -194,6 +205,7 @@ class ReconcileLoop:
         self._refresh_credentials(
             _CONTROLLER_CONFIG_REASON, self._interfaces.certificates.sync_files
         )
+        self._sync_bootstrap_registry()
         self._refresh_credentials(
             _PULL_SECRET_REASON, self._interfaces.pull_secrets.install_secrets
         )
@@ -209,6 +221,21 @@ class ReconcileLoop:
 
     def _sync_trust_store(self) -> None:
         self._refresh_credentials(_TRUST_STORE_REASON, self._interfaces.trust_store.sync_store)
+
+    def _sync_bootstrap_registry(self) -> bool:
+        """Remove the files of the bootstrap registry when requested; return whether they went."""
+        files = self._interfaces.bootstrap_registry
+        node = self._interfaces.cluster.get_cached_node()
+        requested = "" if node is None else summarize_node(node).removed_registry
+        self._refresh_credentials(_BOOTSTRAP_REGISTRY_REASON, lambda: files.sync_files(requested))
+        self._status_file.show_bootstrap_registry(files.registry)
+        if not files.removed:
+            return False
+        message = f"Removed mirror, CA and login of the bootstrap registry {files.removed}"
+        self._interfaces.cluster.record_event(
+            NodeEvent("Normal", "BootstrapRegistryRemoved", message)
+        )
+        return True
 
     def _run_decision(self, facts: Facts, decision: Decision) -> float:
         self._log_decision(decision)
@@ -389,6 +416,10 @@ class ReconcileLoop:
         self._refresh_credentials(
             _CONTROLLER_CONFIG_REASON, self._interfaces.certificates.sync_files
         )
+        if self._sync_bootstrap_registry():
+            self._refresh_credentials(
+                _PULL_SECRET_REASON, self._interfaces.pull_secrets.install_secrets
+            )
         if self._stop.is_set():
             return WatchVerdict.DETACH
         node = self._interfaces.cluster.get_cached_node()

@@ -77,6 +77,7 @@ class Observer:
             should_drain=self._should_drain and not _is_single_replica(node),
             drain_limit_s=self._drain_limit_s,
             retention_s=self._retention_s,
+            bootstrap_registry=self._interfaces.bootstrap_registry.registry,
             health_mode=self._choose_health_mode(record, observed),
             can_soft_reboot=self._can_soft_reboot
             and self._interfaces.kernel.count_soft_reboots() is not None,
@@ -195,7 +196,7 @@ class Observer:
         if not isinstance(facts.node.desired, desired.DesiredTarget):
             return facts
         target = facts.node.desired.target
-        config = self._interfaces.config_cache.fetch_config(target.config)
+        config = self._interfaces.config_cache.fetch_first_config(target.config)
         wanted = read_wanted_state(config).os
         change = compute_os_change(wanted, wanted, facts.deployments.running, image=target.image)
         return replace(facts, adoption_change=change)

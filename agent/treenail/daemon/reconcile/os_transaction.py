@@ -9,7 +9,7 @@ from treenail.errors import BusyError, PreflightError, TransactionError
 from treenail.host.container.registry import is_unauthorized
 from treenail.host.ostree.deployments import DeploymentChange
 from treenail.log import MessageId
-from treenail.update.checks.preflight import PreflightReason
+from treenail.update.checks.preflight_reason import PreflightReason
 from treenail.update.impact.os_change import OSChange
 
 log = logging.getLogger(__name__)

@@ -105,12 +105,24 @@ class UpdateLedger:
         retry = record.retry if decision.retry is None else decision.retry
         self.save_record(replace(record, quarantined=None, retry=retry))
 
+    def note_report(self, facts: Facts) -> None:
+        """Remember that the Node shows the current target."""
+        record = self._record
+        if not record.is_reported and facts.node and facts.node.shows_current(record.current):
+            self.save_record(replace(record, is_reported=True))
+
     def record_at_target(self, target: Target, facts: Facts) -> LedgerRecord:
         """Return the record with the target as current and nothing quarantined."""
         booted = (
             facts.deployments.booted_digest if facts.deployments else self._record.booted_digest
         )
-        return replace(self._record, current=target, booted_digest=booted, quarantined=None)
+        return replace(
+            self._record,
+            current=target,
+            booted_digest=booted,
+            quarantined=None,
+            is_reported=self._record.is_reported and target == self._record.current,
+        )
 
     def save_record(self, record: LedgerRecord) -> None:
         """Save the record and pass it to ``on_record``.
