@@ -105,14 +105,18 @@ def test_failed_instruction_has_the_line_of_the_users_text(base: Base, tmp_path:
 
 
 def test_copy_of_the_whole_context_has_no_file_of_our_own(base: Base, tmp_path: Path) -> None:
-    text = "FROM configs AS final\nCOPY . /etc/copied/\nRUN ls -A /etc/copied\n"
+    # By exit code: buildah 1.28 may lose output of an instruction on a busy host.
+    text = (
+        "FROM configs AS final\n"
+        "COPY . /etc/copied/\n"
+        "RUN test -e /etc/copied/motd\n"
+        'RUN for file in /etc/copied/.treenail-*; do test ! -e "$file"; done\n'
+    )
     results = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         result, lines = build(base, tmp_path / name, text)
         assert result.has_succeeded, lines
-        assert "motd" in lines
-        assert not [line for line in lines if line.startswith(".treenail-")]
         results.append(result.digest)
     assert results[0] == results[1]
 

@@ -253,6 +253,32 @@ def test_killed_local_build_leaves_no_process_and_is_cleaned_up(base: Base, tmp_
     assert list((tmp_path / "builds").iterdir()) == []
 
 
+def test_phase_that_was_started_early_waits_until_it_may_run(base: Base, tmp_path: Path) -> None:
+    registry, reference = base
+    builder = make_builder(registry, tmp_path, [])
+    with builder.open_build(f"FROM {reference}\n", make_spec(registry), BuildFiles()) as opened:
+        argument = f"--inputs={opened.directories.inputs}"
+        opened.start_phase(BuildPhase.FETCH)
+        opened.start_phase(BuildPhase.PUSH)
+        wait_until(lambda: len(_find_processes(argument)) == 2)
+        assert not opened.directories.layout.exists()
+        assert opened.run_phase(BuildPhase.FETCH).has_succeeded
+        assert opened.directories.layout.exists()
+        assert len(_find_processes(argument)) == 1
+    assert _find_processes(argument) == []
+
+
+def test_phase_whose_builder_ends_before_it_may_run_does_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "treenail.builder", "push", "--wait", f"--inputs={tmp_path}",
+         f"--work={tmp_path}", f"--result={tmp_path}/result"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    assert done.returncode == 75
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_terminated_fetch_reports_an_eviction_at_once(base: Base, tmp_path: Path) -> None:
     with RegistryService() as registry:
         reference = push_base(registry, tmp_path)

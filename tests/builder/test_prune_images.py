@@ -23,7 +23,7 @@ from treenail.image.labels import BUILD
 from treenail.image.oci.prune import PrunePlan, plan_pruning
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import RegistryError, ServerFailure
-from treenail.registry.names import Descriptor
+from treenail.registry.names import OCI_INDEX, Descriptor
 from treenail.registry.referrers import attach, get_referrers
 
 __all__ = ["any_registry", "lab_registry"]
@@ -80,6 +80,15 @@ def test_list_is_deleted_with_its_instances(any_registry: RegistryService) -> No
     assert prune(client, instances["arm64"].digest) == ()
     assert prune(client) == (listed, *sorted(each.digest for each in instances.values()))
     assert client.list_tags("os/node") == ()
+
+
+def test_list_of_lists_is_no_image_of_treenail(lab_registry: RegistryService) -> None:
+    client = make_client(lab_registry)
+    inner = push_index(client, {"amd64": build(client, "build-1")}, tag="inner")
+    size = len(client.get_manifest("os/node", inner).content)
+    outer = push_index(client, {"amd64": Descriptor(OCI_INDEX, inner, size)}, tag="outer")
+    builds = {each.digest: each.build for each in read_stored_images(client, "os/node", {})}
+    assert (builds[inner], builds[outer]) == ("build-1", "")
 
 
 def test_attachments_are_deleted_with_the_image(any_registry: RegistryService) -> None:

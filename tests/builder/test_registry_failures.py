@@ -21,10 +21,12 @@ from treenail.builder.layout import ImageLayout
 from treenail.builder.phases.failures import make_failed_result
 from treenail.builder.phases.fetch import fetch_images
 from treenail.builder.phases.push import push_image
-from treenail.builder.phases.registries import RegistrySettings
+from treenail.builder.phases.registries import ImageName, RegistrySettings, pull_from_places
+from treenail.config.image_mirrors import ImageMirrors, MirrorRule
 from treenail.config.pullsecret import parse_pull_secret
 from treenail.errors import TreenailError
 from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.registry.errors import NotFound
 from treenail.registry.transport import RegistryLimits, TlsSettings
 from treenail_lab.registry.faults import FaultKind, RegistryFault
 from treenail_lab.registry.service import PULLER, PUSHER, RegistryService
@@ -56,6 +58,13 @@ def prepare(directory: Path, text: str, push_spec: str) -> BuildDirectories:
     spec = BuildSpec(push_spec=push_spec, architecture=ARCHITECTURE)
     (directories.inputs / "build.json").write_text(spec.to_json())
     return directories
+
+
+def test_image_of_a_blocked_registry_without_a_mirror_is_not_found() -> None:
+    mirrors = ImageMirrors((MirrorRule("quay.io", is_blocked=True),))
+    name = ImageName("quay.io", "os/base", "1")
+    with pytest.raises(NotFound, match=r"cannot pull quay\.io/os/base: its registry is blocked"):
+        pull_from_places(name, mirrors, lambda _: None)
 
 
 def fetch(directories: BuildDirectories, settings: RegistrySettings) -> BuildResult:

@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treenail.api.decode import Fields, Json, load_json
+from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors, read_mirror_rules
 from treenail.errors import ConfigError, FileError
 
 BUILT_IMAGE = "built"
 """Name in the layout of the image that `build` made."""
 CACHE_PREFIX = "cache-"
 """Names in the layout of images of single instructions begin with this."""
+
+GO = b"go\n"
+"""Line on the standard input that a phase waits for with ``--wait``."""
 
 _LIMIT = 1024 * 1024  # bytes of one input file
 
@@ -35,6 +39,10 @@ class BuildSpec:
     """``REGISTRY/REPOSITORY`` with the layers of earlier builds; empty without a cache."""
     user_line: int = 1
     """First line of the user's text in the composed Containerfile; 0 without one."""
+    push_registry: str = ""
+    """``HOST:PORT`` to push to in place of the registry of ``push_spec``; empty for that one."""
+    mirrors: ImageMirrors = NO_MIRRORS
+    """Where images of the Containerfile are pulled from."""
 
     def to_json(self) -> str:
         return json.dumps(
@@ -43,6 +51,8 @@ class BuildSpec:
                 "architecture": self.architecture,
                 "cacheRepository": self.cache_repository,
                 "userLine": self.user_line,
+                **({"pushRegistry": self.push_registry} if self.push_registry else {}),
+                **({"mirrors": self.mirrors.to_json()} if self.mirrors.rules else {}),
             }
         )
 
@@ -57,6 +67,8 @@ class BuildSpec:
             architecture=fields.get_text("architecture") or "amd64",
             cache_repository=fields.get_text("cacheRepository"),
             user_line=1 if user_line is None else user_line,
+            push_registry=fields.get_text("pushRegistry"),
+            mirrors=ImageMirrors(read_mirror_rules(fields, "mirrors")),
         )
 
     def convert_line(self, line: int) -> int:

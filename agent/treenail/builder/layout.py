@@ -54,6 +54,10 @@ class ImageLayout:
         path = self._get_path(digest)
         return path if path.is_file() else None
 
+    def get_blob_path(self, digest: str) -> Path:
+        """Return the file of this blob, which may not exist."""
+        return self._get_path(digest)
+
     def read_blob(self, digest: str) -> bytes:
         """Read a manifest or config of this layout, and verify its digest."""
         path = self._get_path(digest)

@@ -6,19 +6,24 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from treenail.builder.build_spec import BuildDirectories, BuildSpec
+from treenail.builder.build_spec import BUILT_IMAGE, GO, BuildDirectories, BuildSpec
 from treenail.builder.buildah.namespaces import IdMaps
 from treenail.builder.buildah.process import SandboxedProgram, make_environment
+from treenail.builder.layout import ImageLayout
 from treenail.clock import Clock
-from treenail.errors import FileError, HostError
+from treenail.errors import FileError, HostError, TreenailError
+from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase, BuildResult
 
-_PREFIX = "build-"
+_PREFIX, _NAMED_PREFIX = "build-", "named-"
+_KEPT = frozenset({"layout", "fetched.json"})
+"""Entries of a work directory that another attempt uses again."""
 _REMOVE_TIMEOUT_S = 300.0
 _LINE_LIMIT = 4096
 
@@ -84,18 +89,66 @@ class LocalBuilder:
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
-            lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise FileError(f"cannot create {error.filename}: {error.strerror}") from error
+        with _hold_lock(path / "lock"):
+            try:
+                with closing(self._prepare_build(path, text, spec, files, timeout_s)) as build:
+                    yield build
+            finally:
+                self._remove_tree(path)
+
+    @contextmanager
+    def continue_build(
+        self,
+        name: str,
+        key: str,
+        text: str,
+        spec: BuildSpec,
+        files: BuildFiles,
+        *,
+        timeout_s: float,
+    ) -> Iterator["LocalBuild"]:
+        """Prepare the directories of a build with a name, and keep its images afterwards.
+
+        A build with this name that failed or was killed has left the layers that it pulled, and
+        with an equal ``key`` of its inputs also the image that it built. `discard_build` removes
+        them. Raises `FileError`, also while another process builds.
+        """
+        path = self._get_named_path(name)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            settings = self._settings
-            if timeout_s is not None:
-                settings = replace(settings, timeout_s=timeout_s)
-            yield self._prepare_build(path, text, spec, files, settings)
-        finally:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"cannot create {error.filename}: {error.strerror}") from error
+        with _hold_lock(path / "lock"):
+            self._remove_leftovers(path)
+            _keep_results(path, key)
+            try:
+                with closing(self._prepare_build(path, text, spec, files, timeout_s)) as build:
+                    yield build
+            finally:
+                self._remove_leftovers(path)
+
+    def discard_build(self, name: str) -> None:
+        """Remove what a build with this name left."""
+        path = self._get_named_path(name)
+        if path.exists():
             self._remove_tree(path)
-            os.close(lock)
+
+    def _get_named_path(self, name: str) -> Path:
+        return self._settings.directory / f"{_NAMED_PREFIX}{name}"
+
+    def _remove_leftovers(self, path: Path) -> None:
+        """Remove the inputs, which may be secret, and what no other attempt can use."""
+        kept = {path / "work" / name for name in _KEPT}
+        for each in (path / "inputs", path / "mounts", *_list_entries(path / "work")):
+            if each.exists() and each not in kept:
+                self._remove_tree(each)
+        for blob in _list_entries(path / "work/layout/blobs/sha256"):
+            # Partial transfers, and placeholders of `ImageLayout.write_placeholder`.
+            with suppress(OSError):
+                if blob.name.startswith(".") or not blob.stat().st_size:
+                    blob.unlink()
 
     def remove_abandoned_builds(self) -> int:
         """Remove the directories of builds whose process is gone; return their number."""
@@ -116,13 +169,16 @@ class LocalBuilder:
         return count
 
     def _prepare_build(
-        self, path: Path, text: str, spec: BuildSpec, files: BuildFiles, settings: LocalSettings
+        self, path: Path, text: str, spec: BuildSpec, files: BuildFiles, timeout_s: float | None
     ) -> "LocalBuild":
+        settings = self._settings
+        if timeout_s is not None:
+            settings = replace(settings, timeout_s=timeout_s)
         inputs, work = path / "inputs", path / "work"
         mounts, ca = [*settings.mounts], settings.ca
         try:
             inputs.mkdir()
-            work.mkdir()
+            work.mkdir(exist_ok=True)
             (inputs / "Containerfile").write_text(text)
             (inputs / "build.json").write_text(spec.to_json())
             _write_files(inputs / "context", files.context)
@@ -144,7 +200,10 @@ class LocalBuilder:
     def _remove_tree(self, path: Path) -> None:
         """Remove a build's files, also those of subordinate IDs."""
         with suppress(OSError):
-            shutil.rmtree(path)
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
             return
         environ = make_environment(self._environ, path)
         program = SandboxedProgram(self._clock, self._id_maps, environ)
@@ -167,35 +226,60 @@ class LocalBuild:
         self._settings = settings
         self._environ = dict(environ)
         self._show_line = show_line
+        self._waiting: dict[BuildPhase, subprocess.Popen[bytes]] = {}
 
-    def run_phase(self, phase: BuildPhase) -> BuildResult:
-        """Run one phase to its end; return its result.
+    def close(self) -> None:
+        """End the phases that were started and do not run."""
+        for process in self._waiting.values():
+            process.kill()
+            process.communicate()
+        self._waiting.clear()
+
+    @property
+    def has_layers(self) -> bool:
+        """Return whether an earlier attempt left layers."""
+        return self.directories.layout.exists()
+
+    @property
+    def has_image(self) -> bool:
+        """Return whether an earlier attempt with these inputs built the image."""
+        try:
+            result = BuildResult.from_json(self._get_result_path(BuildPhase.BUILD).read_bytes())
+            layout = ImageLayout(self.directories.layout)
+            return result.has_succeeded and layout.read_named(BUILT_IMAGE) is not None
+        except (OSError, TreenailError):
+            return False
+
+    def forget_images(self) -> None:
+        """Remove what earlier attempts pulled and built."""
+        shutil.rmtree(self.directories.layout, ignore_errors=True)
+        self._get_result_path(BuildPhase.BUILD).unlink(missing_ok=True)
+
+    def run_phase(self, phase: BuildPhase, *, timeout_s: float | None = None) -> BuildResult:
+        """Run one phase to its end, or to its time limit; return its result.
 
         Raises `HostError` when the phase ends without a result.
         """
-        result_path = self.directories.work.parent / f"{phase}.json"
-        argv = [
-            sys.executable, "-m", "treenail.builder", phase.value, "--die-with-parent",
-            f"--inputs={self.directories.inputs}", f"--work={self.directories.work}",
-            f"--result={result_path}", *self._list_options(phase),
-        ]  # fmt: skip
-        environ = self._environ
-        if phase is BuildPhase.BUILD:
-            environ = make_environment(environ, self.directories.work)
-        environ = {**environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        with subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environ,
-        ) as process:
+        result_path = self._get_result_path(phase)
+        result_path.unlink(missing_ok=True)
+        self.start_phase(phase)
+        with self._waiting.pop(phase) as process:
+            limit = _PhaseLimit(process, timeout_s)
             try:
+                _let_run(process)
                 for line in iter(lambda: _read_line(process), b""):
                     self._show_line(line.decode("utf-8", "replace").rstrip("\n"))
             except BaseException:
                 process.terminate()
                 raise
+            finally:
+                limit.cancel()
+        if limit.has_passed:
+            return BuildResult(
+                phase,
+                reason=BuildReason.DEADLINE_EXCEEDED,
+                message=f"phase {phase} of the build took longer than {timeout_s:g} s",
+            )
         try:
             return BuildResult.from_json(result_path.read_bytes())
         except OSError as error:
@@ -203,6 +287,30 @@ class LocalBuild:
                 f"phase {phase} of the build ended with exit code {process.returncode}, and "
                 "without a result"
             ) from error
+
+    def start_phase(self, phase: BuildPhase) -> None:
+        """Start the process of a phase, which loads its modules and waits for `run_phase`."""
+        if phase in self._waiting:
+            return
+        argv = [
+            sys.executable, "-m", "treenail.builder", phase.value, "--die-with-parent", "--wait",
+            f"--inputs={self.directories.inputs}", f"--work={self.directories.work}",
+            f"--result={self._get_result_path(phase)}", *self._list_options(phase),
+        ]  # fmt: skip
+        environ = self._environ
+        if phase is BuildPhase.BUILD:
+            environ = make_environment(environ, self.directories.work)
+        environ = {**environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._waiting[phase] = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environ,
+        )
+
+    def _get_result_path(self, phase: BuildPhase) -> Path:
+        return self.directories.work.parent / f"{phase}.json"
 
     def _list_options(self, phase: BuildPhase) -> Sequence[str]:
         settings = self._settings
@@ -215,6 +323,64 @@ class LocalBuild:
         return [*options, f"--ca={settings.ca}"] if settings.ca else options
 
 
+class _PhaseLimit:
+    """Terminates a phase after a time; `cancel` must be called."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", timeout_s: float | None) -> None:
+        self._process = process
+        self._timer = None if timeout_s is None else threading.Timer(timeout_s, self._end_phase)
+        self.has_passed = False
+        if self._timer is not None:
+            self._timer.daemon = True
+            self._timer.start()
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end_phase(self) -> None:
+        if self._process.poll() is None:
+            self.has_passed = True
+            self._process.terminate()
+
+
+@contextmanager
+def _hold_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a build; raise `FileError` while another process holds it."""
+    try:
+        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise FileError(f"cannot create {path}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FileError(f"cannot lock {path}: another process runs this build") from error
+        yield
+    finally:
+        os.close(lock)
+
+
+def _keep_results(path: Path, key: str) -> None:
+    """Remove the results of phases unless they are of inputs with this key."""
+    file = path / "key"
+    try:
+        if file.is_file() and file.read_text() == key:
+            return
+        for phase in BuildPhase:
+            (path / f"{phase}.json").unlink(missing_ok=True)
+        file.write_text(key)
+    except OSError as error:
+        raise FileError(f"cannot write {file}: {error.strerror}") from error
+
+
+def _list_entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []
+
+
 def _write_files(directory: Path, files: Mapping[str, bytes]) -> None:
     directory.mkdir(parents=True)
     for name, content in files.items():
@@ -223,6 +389,13 @@ def _write_files(directory: Path, files: Mapping[str, bytes]) -> None:
         descriptor = os.open(directory / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
+
+
+def _let_run(process: "subprocess.Popen[bytes]") -> None:
+    if process.stdin:
+        # The process may have died: it has no result then.
+        with suppress(BrokenPipeError), process.stdin as stream:
+            stream.write(GO)
 
 
 def _read_line(process: "subprocess.Popen[bytes]") -> bytes:

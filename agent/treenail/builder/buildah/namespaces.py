@@ -1,5 +1,7 @@
 """ID maps of the build's user namespace, from this process's own IDs."""
 
+import getpass
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,14 @@ class IdMaps:
     uid_map: str
     gid_map: str
     way: str
+
+
+def choose_own_id_maps() -> IdMaps:
+    """Choose the maps of this process's user as `choose_id_maps` does."""
+    user = os.geteuid()
+    # A system without /etc/passwd has root, too.
+    name = "root" if user == 0 else getpass.getuser()
+    return choose_id_maps(user, name, os.getegid(), proc=Path("/proc"), etc=Path("/etc"))
 
 
 def choose_id_maps(user_id: int, user_name: str, group_id: int, *, proc: Path, etc: Path) -> IdMaps:

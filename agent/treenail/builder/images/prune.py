@@ -155,13 +155,18 @@ def _read_image(
     return cache[digest]
 
 
+def _read_build(client: RegistryClient, repository: str, manifest: Manifest) -> str:
+    """Return the MachineOSBuild that an image is labelled with; empty without the label."""
+    where = client.format_image(repository, manifest.digest)
+    config = parse_descriptor(json.loads(manifest.content).get("config"), where=where)
+    return read_labels(client.read_small_blob(repository, config)).get(BUILD, "")
+
+
 def _parse_image(client: RegistryClient, repository: str, manifest: Manifest) -> StoredImage:
     where = client.format_image(repository, manifest.digest)
-    document = json.loads(manifest.content)
     if not manifest.is_index:
-        config = parse_descriptor(document.get("config"), where=where)
-        labels = read_labels(client.read_small_blob(repository, config))
-        return StoredImage(manifest.digest, build=labels.get(BUILD, ""))
+        return StoredImage(manifest.digest, build=_read_build(client, repository, manifest))
+    document = json.loads(manifest.content)
     entries = document.get("manifests")
     listed = entries if isinstance(entries, list) else []
     if len(listed) > _INSTANCES_LIMIT:
@@ -172,9 +177,9 @@ def _parse_image(client: RegistryClient, repository: str, manifest: Manifest) ->
     builds = set()
     for instance in instances:
         try:
-            builds.add(
-                _parse_image(client, repository, client.get_manifest(repository, instance)).build
-            )
+            found = client.get_manifest(repository, instance)
+            # treenail writes no list of lists, and a registry could nest them without end.
+            builds.add("" if found.is_index else _read_build(client, repository, found))
         except NotFound:
             builds.add("")
     # A list is treenail's if each of its images is.

@@ -22,7 +22,12 @@ from treenail.builder.build_spec import (
 )
 from treenail.builder.instructions import find_images
 from treenail.builder.layout import ImageLayout
-from treenail.builder.phases.registries import RegistrySettings, parse_image_name
+from treenail.builder.phases.registries import (
+    ImageName,
+    RegistrySettings,
+    parse_image_name,
+    pull_from_places,
+)
 from treenail.builder.phases.transfers import OpenClient, transfer_blobs
 from treenail.clock import Clock
 from treenail.errors import HostError, TreenailError
@@ -69,12 +74,19 @@ def fetch_image(
     """Write one image of the architecture into the layout; blobs that it has are not pulled."""
     image = parse_image_name(reference)
 
-    def open_client() -> AbstractContextManager[RegistryClient]:
-        return settings.open_client(image.registry, image.repository, clock)
+    def resolve(place: ImageName) -> tuple[ImageName, ResolvedImage]:
+        with settings.open_client(place.registry, place.repository, clock) as client:
+            return place, resolve_image(
+                client, place.repository, place.reference, spec.architecture
+            )
 
-    with open_client() as client:
-        found = resolve_image(client, image.repository, image.reference, spec.architecture)
-    log.info("fetching %s, manifest %s", reference, found.digest)
+    place, found = pull_from_places(image, spec.mirrors, resolve)
+
+    def open_client() -> AbstractContextManager[RegistryClient]:
+        return settings.open_client(place.registry, place.repository, clock)
+
+    origin = "" if place == image else f" from {place.full_repository}"
+    log.info("fetching %s, manifest %s%s", reference, found.digest, origin)
     _write_image(layout, open_client, found, name)
     return FetchedImage(reference, name, image.full_repository, found.digest)
 

@@ -61,7 +61,8 @@ def push_image(
     if built is None:
         raise HostError("cannot push: the work directory holds no built image")
     target = parse_push_spec(spec.push_spec, where="the push spec")
-    with settings.open_client(target.registry, target.repository, clock) as client:
+    host = spec.push_registry or target.registry
+    with settings.open_client(host, target.repository, clock) as client:
         upload_image(client, target.repository, layout, built, fetched)
         client.put_manifest(target.repository, target.tag, built.media_type, built.content)
         verify_push(client, target, built.digest)

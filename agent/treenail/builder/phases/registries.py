@@ -1,21 +1,29 @@
 """Registries of a phase: the login of its Secret, its CAs and the proxies of its environment."""
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from treenail.api.pullspec import parse_pull_spec
 from treenail.clock import Clock
+from treenail.config.image_mirrors import ImageMirrors
 from treenail.config.pullsecret import PullSecret, parse_pull_secret
 from treenail.errors import FileError
 from treenail.image.push_spec import parse_push_spec
 from treenail.registry.client import RegistryClient
+from treenail.registry.errors import NotFound, RegistryError, is_temporary
 from treenail.registry.logins import select_login
+from treenail.registry.names import is_digest
 from treenail.registry.proxies import ProxySettings, read_proxy_settings
 from treenail.registry.transport import RegistryLimits, TlsSettings
 
+log = logging.getLogger(__name__)
+
 _LIMIT = 1024 * 1024  # bytes of a Secret's key or of a CA bundle
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,35 @@ def parse_image_name(text: str) -> ImageName:
     tagged = text if ":" in text.rpartition("/")[2] else f"{text}:latest"
     pushed = parse_push_spec(tagged, where="the image")
     return ImageName(pushed.registry, pushed.repository, pushed.tag)
+
+
+def pull_from_places(image: ImageName, mirrors: ImageMirrors, pull: Callable[[ImageName], T]) -> T:
+    """Return the result of the first place that has the image: its mirrors, then its source.
+
+    When all fail, raise the most telling error, with those of the others in its message.
+    """
+    errors: list[RegistryError] = []
+    names = mirrors.list_places(image.full_repository, is_digest=is_digest(image.reference))
+    for name in names:
+        registry, _, repository = name.partition("/")
+        try:
+            return pull(ImageName(registry, repository, image.reference))
+        except RegistryError as error:
+            if len(names) > 1:
+                log.warning("cannot pull %s from %s: %s", image.full_repository, name, error)
+            errors.append(error)
+    if not errors:
+        raise NotFound(
+            f"cannot pull {image.full_repository}: its registry is blocked, and no mirror has "
+            "images that are named like this",
+            status=404,
+        )
+    # The error of the source, unless it is a mere outage, as where only a mirror is reachable.
+    lasting = [each for each in reversed(errors) if not is_temporary(each)]
+    chosen = next(iter(lasting), errors[-1])
+    texts = [str(chosen), *(str(each) for each in errors if each is not chosen)]
+    chosen.args = ("; also ".join(texts),)
+    raise chosen
 
 
 def _find_secret(path: Path) -> Path | None:

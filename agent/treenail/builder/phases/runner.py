@@ -6,7 +6,6 @@ failure.
 """
 
 import argparse
-import getpass
 import logging
 import os
 import sys
@@ -15,9 +14,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NoReturn
 
-from treenail.builder.build_spec import BuildDirectories
+from treenail.builder.build_spec import GO, BuildDirectories
 from treenail.builder.buildah import sandbox
-from treenail.builder.buildah.namespaces import choose_id_maps
+from treenail.builder.buildah.namespaces import choose_own_id_maps
 from treenail.builder.buildah.output import TAIL_LINES
 from treenail.builder.buildah.process import SandboxedProgram, make_environment
 from treenail.builder.buildah.program import BindMount, Buildah
@@ -48,6 +47,8 @@ def main(argv: list[str] | None, handler: TerminationHandler) -> int:
         sandbox.die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     phase = BuildPhase(arguments.phase)
+    if arguments.wait and not _wait(phase):
+        return 75
 
     def report_termination() -> int:
         message = "the builder was terminated: its pod was deleted or evicted"
@@ -76,6 +77,7 @@ def create_parser() -> argparse.ArgumentParser:
         each.add_argument("--work", metavar="DIR", type=Path, required=True)
         each.add_argument("--result", metavar="FILE", type=Path, required=True)
         each.add_argument("--die-with-parent", action="store_true", help=argparse.SUPPRESS)
+        each.add_argument("--wait", action="store_true", help=argparse.SUPPRESS)
     fetch_parser.add_argument("--pull-secret", metavar="FILE", type=Path, dest="secret")
     push_parser.add_argument("--push-secret", metavar="FILE", type=Path, dest="secret")
     for each in (fetch_parser, push_parser):
@@ -91,6 +93,13 @@ def create_parser() -> argparse.ArgumentParser:
     build_parser.add_argument("--driver", choices=DRIVERS, default=DRIVERS[0])
     build_parser.add_argument("--timeout", metavar="SECONDS", type=float, default=3600.0)
     return parser
+
+
+def _wait(phase: BuildPhase) -> bool:
+    """Load the modules of the phase, and wait until it may run; False if it must not."""
+    if phase is not BuildPhase.BUILD:
+        from treenail.builder.phases import fetch, push  # noqa: F401  # loaded for `_run_phase`
+    return sys.stdin.buffer.readline() == GO
 
 
 def _run_phase(
@@ -119,12 +128,9 @@ def _run_phase(
 
 
 def _create_buildah(arguments: argparse.Namespace) -> Buildah:
-    user = os.geteuid()
-    name = "root" if user == 0 else getpass.getuser()
-    maps = choose_id_maps(user, name, os.getegid(), proc=Path("/proc"), etc=Path("/etc"))
     work = arguments.work.absolute()
     environ = make_environment(os.environ, work)
-    program = SandboxedProgram(SystemClock(), maps, environ, directory=work)
+    program = SandboxedProgram(SystemClock(), choose_own_id_maps(), environ, directory=work)
     return Buildah(program, work, arguments.driver)
 
 

@@ -1,0 +1,185 @@
+"""Copies images between registries with all architectures, attachments and tags, byte by byte."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from treenail.registry.client import RegistryClient
+from treenail.registry.errors import AnswerInvalid
+from treenail.registry.images import RemoteBlob, copy_in_parallel
+from treenail.registry.names import Descriptor, Manifest, parse_descriptor
+from treenail.registry.referrers import (
+    add_to_referrers_tag,
+    get_referrers,
+    make_referrers_tag,
+)
+from treenail.registry.uploads import upload_blob
+
+_PARTS_LIMIT = 700
+"""Entries of a list of manifests, or blobs of one image."""
+_ATTACHMENT_DEPTH = 3
+"""A signature of a provenance of an image: nothing refers to it."""
+_ATTACHED_TAG = re.compile(r"(sha256-[a-f0-9]{64})\.[A-Za-z0-9._-]{1,32}")
+"""Tag of an attachment as cosign writes it, such as ``sha256-….sig``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A repository, and a client of its registry."""
+
+    client: RegistryClient
+    repository: str
+
+
+@dataclass(slots=True)
+class CopiedImage:
+    """Counts of a copy, and the tags of the image."""
+
+    manifests: int = 0
+    attachments: int = 0
+    moved_bytes: int = 0
+    tags: tuple[str, ...] = ()
+
+
+class CopyStopped(Exception):
+    """The caller no longer wants the copy; what is copied stays, and the next copy goes on."""
+
+
+def _never_stop() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class ImageCopier:
+    """Copies images from one repository to another one.
+
+    Every call can be repeated: what the target has is not moved again.
+    """
+
+    source: Place
+    target: Place
+    should_stop: Callable[[], bool] = field(default=_never_stop)
+
+    def copy_image(self, digest: str) -> CopiedImage:
+        """Copy an image or list of manifests with its attachments and tags.
+
+        Raises `RegistryError`, and `CopyStopped` between two blobs.
+        """
+        copied = CopiedImage()
+        digests = list(self._copy_tree(digest, copied, depth=0))
+        for each in digests:
+            self._copy_attachments(each, copied, depth=0)
+        # Last: a tag names an image only when all of it is there.
+        copied.tags = self._copy_tags(frozenset(digests), copied)
+        return copied
+
+    def _copy_tree(self, digest: str, copied: CopiedImage, *, depth: int) -> Iterator[str]:
+        """Copy a manifest and all below it; yield their digests."""
+        self._check_stop()
+        manifest = self.source.client.get_manifest(self.source.repository, digest)
+        yield manifest.digest
+        if manifest.is_index:
+            if depth:
+                raise AnswerInvalid(f"cannot copy {digest}: a list of manifests contains another")
+            for each in self._read_entries(manifest, "manifests"):
+                yield from self._copy_tree(each.digest, copied, depth=depth + 1)
+        if self._has_manifest(digest):
+            return
+        if not manifest.is_index:
+            copied.moved_bytes += self._copy_blobs(self._list_blobs(manifest))
+        self.target.client.push_manifest(
+            self.target.repository, digest, manifest.media_type, manifest.content
+        )
+        copied.manifests += 1
+
+    def _copy_attachments(self, digest: str, copied: CopiedImage, *, depth: int) -> None:
+        """Copy what refers to a manifest, and what refers to that."""
+        if depth >= _ATTACHMENT_DEPTH:
+            return
+        present: frozenset[str] | None = None
+        for each in get_referrers(self.source.client, self.source.repository, digest):
+            list(self._copy_tree(each.digest, copied, depth=0))
+            if present is None:
+                found = get_referrers(self.target.client, self.target.repository, digest)
+                present = frozenset(entry.digest for entry in found)
+            if each.digest not in present:
+                # The target has no API for referrers, or the push did not list it.
+                add_to_referrers_tag(self.target.client, self.target.repository, digest, each)
+            copied.attachments += 1
+            self._copy_attachments(each.digest, copied, depth=depth + 1)
+
+    def _copy_tags(self, digests: frozenset[str], copied: CopiedImage) -> tuple[str, ...]:
+        """Copy the tags of these manifests, and the attachments that are found by a tag."""
+        lists = {make_referrers_tag(each) for each in digests}
+        tags = []
+        for tag in self.source.client.list_tags(self.source.repository):
+            if tag in lists:
+                # A list of referrers: the target has its own.
+                continue
+            found = self.source.client.head_manifest(self.source.repository, tag)
+            if found is None:
+                continue
+            match = _ATTACHED_TAG.fullmatch(tag)
+            is_attached = match is not None and match[1] in lists
+            if is_attached:
+                list(self._copy_tree(found.digest, copied, depth=0))
+                copied.attachments += 1
+            if is_attached or found.digest in digests:
+                self._copy_tag(tag, found.digest)
+                tags.append(tag)
+        return tuple(tags)
+
+    def _copy_tag(self, tag: str, digest: str) -> None:
+        client, repository = self.target.client, self.target.repository
+        found = client.head_manifest(repository, tag)
+        if found is not None and found.digest == digest:
+            return
+        manifest = self.source.client.get_manifest(self.source.repository, digest)
+        client.push_manifest(repository, tag, manifest.media_type, manifest.content)
+
+    def _has_manifest(self, digest: str) -> bool:
+        """Return whether the target has the manifest: then it had all blobs at its push."""
+        return self.target.client.head_manifest(self.target.repository, digest) is not None
+
+    def _copy_blobs(self, blobs: Iterable[Descriptor]) -> int:
+        """Copy blobs over several connections; return the number of bytes that were moved."""
+        different = {each.digest: each for each in blobs}.values()
+        return copy_in_parallel(different, self.source.client, self.target.client, self._copy_blob)
+
+    def _copy_blob(self, blob: Descriptor, source: RegistryClient, target: RegistryClient) -> int:
+        self._check_stop()
+        if target.has_blob(self.target.repository, blob.digest):
+            return 0
+        remote = RemoteBlob(source, self.source.repository, blob)
+        upload_blob(target, self.target.repository, blob, remote.reopen)
+        return blob.size
+
+    def _list_blobs(self, manifest: Manifest) -> list[Descriptor]:
+        where = self._describe(manifest)
+        config = parse_descriptor(_load_object(manifest, where).get("config"), where=where)
+        return [config, *self._read_entries(manifest, "layers")]
+
+    def _read_entries(self, manifest: Manifest, name: str) -> list[Descriptor]:
+        where = self._describe(manifest)
+        entries = _load_object(manifest, where).get(name)
+        if not isinstance(entries, list) or len(entries) > _PARTS_LIMIT:
+            raise AnswerInvalid(f"cannot copy {where}: expected at most {_PARTS_LIMIT} {name}")
+        return [parse_descriptor(each, where=where) for each in entries]
+
+    def _describe(self, manifest: Manifest) -> str:
+        return self.source.client.format_image(self.source.repository, manifest.digest)
+
+    def _check_stop(self) -> None:
+        if self.should_stop():
+            raise CopyStopped
+
+
+def _load_object(manifest: Manifest, where: str) -> dict[str, object]:
+    try:
+        document = json.loads(manifest.content)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise AnswerInvalid(f"cannot copy {where}: its manifest is no JSON object")
+    return document
