@@ -62,6 +62,8 @@ class MortalTransport:
         self._lock = threading.Lock()
         self.writes: list[str] = []
         self.die_at: int | None = None
+        self.die_on = ""
+        """Die at the first write to a path with this end."""
         self.dies_before = True
         self.is_dead = False
         self.hidden = ""
@@ -82,7 +84,9 @@ class MortalTransport:
                 raise UnreachableError("the process is dead")
             is_last = False
             if is_write:
-                is_last = self.die_at == len(self.writes)
+                is_last = self.die_at == len(self.writes) or (
+                    bool(self.die_on) and request.path.endswith(self.die_on)
+                )
                 self.writes.append(f"{request.method} {request.path}")
                 self.is_dead = is_last
             if is_last and self.dies_before:

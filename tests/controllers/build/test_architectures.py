@@ -31,7 +31,7 @@ from treenail.kube.resources import MACHINEOSCONFIGS, NODES, SECRETS, get_object
 from treenail.registry.images import ResolvedImage, resolve_image
 
 __all__ = ["any_registry", "lab_registry"]
-pytestmark = [pytest.mark.integration, pytest.mark.limit(120)]
+pytestmark = [pytest.mark.integration]
 
 BOTH = ("amd64", "arm64")
 

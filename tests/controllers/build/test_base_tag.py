@@ -21,7 +21,7 @@ from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.kube.resources import CONTROLLERCONFIGS, EVENTS, MACHINEOSCONFIGS
 from treenail.registry.images import resolve_image
 
-pytestmark = [pytest.mark.integration, pytest.mark.limit(120)]
+pytestmark = [pytest.mark.integration]
 
 ALWAYS = json.dumps(
     [

@@ -30,7 +30,7 @@ from treenail.image.oci.provenance import STATEMENT_TYPE
 from treenail.kube.resources import EVENTS, MACHINEOSCONFIGS
 from treenail.registry.images import resolve_image
 
-pytestmark = [pytest.mark.integration, pytest.mark.limit(120)]
+pytestmark = [pytest.mark.integration]
 
 
 @pytest.fixture
@@ -368,7 +368,6 @@ def count_writes(site: BuildSite, kubelet: Kubelet, text: str) -> int:
         pytest.param(CONTAINERFILE, 1, False, marks=pytest.mark.long),
     ],
 )
-@pytest.mark.limit(400)
 def test_kill_at_each_write_leads_to_one_image(
     site: BuildSite, text: str, jobs: int, is_before: bool
 ) -> None:

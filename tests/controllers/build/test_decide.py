@@ -7,8 +7,13 @@ import pytest
 
 from tests.controllers.build.world import Killed, World
 from treenail.api.machineosbuild import BuildState
-from treenail.controllers.build.actions import ReportPool
-from treenail.controllers.build.facts import AppendConfig, BuildProblem, JobState
+from treenail.controllers.build.actions import CreateJob, ReportPool
+from treenail.controllers.build.facts import (
+    AppendConfig,
+    BuildFacts,
+    BuildProblem,
+    JobState,
+)
 from treenail.controllers.build.job_name import make_job_name
 from treenail.image.build_reason import BuildReason
 
@@ -349,6 +354,118 @@ def test_image_that_the_registry_still_has_is_served_again() -> None:
     found.converge()
     assert found.configs["worker"].pull_spec == first
     assert not [line for line in found.log if "Create" in line]
+
+
+def test_pre_built_image_is_served_without_a_job_and_without_a_question() -> None:
+    found = world()
+    image = seed(found)
+    found.settle("worker")
+    (build,) = found.builds.values()
+    assert (build.state, build.reason, build.digest) == (
+        BuildState.SUCCEEDED,
+        "PreBuiltImageSeeded",
+        image,
+    )
+    assert found.configs["worker"].pull_spec == image
+    assert (found.jobs, found.asked) == ({}, [])
+    assert conditions(found)["ImageReady"] == ("True", "Ready")
+    assert found.settle("worker").actions == ()
+
+
+@pytest.mark.parametrize("change", [{"content": "c1"}, {"config": "rendered-worker-1"}])
+def test_pool_with_a_pre_built_image_is_built_at_the_first_change(change: dict[str, str]) -> None:
+    found = world()
+    image = seed(found)
+    found.settle("worker")
+    found.change("worker", **change)
+    found.converge()
+    assert found.configs["worker"].pull_spec != image
+    inputs = found.inputs["worker"]
+    assert served(found) == (inputs.content, inputs.config)
+
+
+def test_running_build_ends_with_the_pre_built_image() -> None:
+    found = world()
+    found.settle("worker")
+    found.run_job(next(iter(found.jobs)))
+    found.settle("worker")
+    image = seed(found)
+    found.settle("worker")
+    assert only_build(found) is BuildState.SUCCEEDED
+    assert found.configs["worker"].pull_spec == image
+    assert found.jobs == {}
+
+
+def test_rebuild_replaces_the_pre_built_image() -> None:
+    found = world()
+    image = seed(found)
+    found.settle("worker")
+    found.rebuild("worker")
+    found.converge()
+    assert found.configs["worker"].pull_spec != image
+
+
+def test_hold_of_the_installation_delays_the_first_build() -> None:
+    found = world()
+    found.holds["worker"] = "waiting for the bootstrap host"
+    decision = found.settle("worker")
+    assert found.builds == {}
+    assert decision.requeue_after_s is not None
+    assert found.pool_reports == {}
+    ready = next(each for each in found.configs["worker"].conditions if each.type == "ImageReady")
+    assert (ready.status, ready.reason, ready.message) == (
+        "False",
+        "WaitingForInstallation",
+        "waiting for the bootstrap host",
+    )
+    del found.holds["worker"]
+    found.converge()
+    assert only_build(found) is BuildState.SUCCEEDED
+
+
+def test_pool_is_not_degraded_while_inputs_of_the_installation_are_missing() -> None:
+    found = world()
+    found.holds["worker"] = "waiting for the bootstrap host"
+    found.problems["worker"] = BuildProblem("SecretMissing", "Secret push does not exist")
+    found.settle("worker")
+    assert found.pool_reports == {}
+    conditions = {each.type: each for each in found.configs["worker"].conditions}
+    assert conditions["ImageReady"].reason == "WaitingForInstallation"
+    accepted = conditions["Accepted"]
+    assert (accepted.status, accepted.reason) == ("Unknown", "SecretMissing")
+    del found.holds["worker"]
+    found.settle("worker")
+    assert found.pool_reports
+
+
+def test_image_of_the_installation_is_served_without_a_question() -> None:
+    found = world()
+    found.holds["worker"] = "waiting for the bootstrap host"
+    image = seed(found)
+    found.configs["worker"] = replace(found.configs["worker"], pre_built="")
+    wanted = found.inputs["worker"].make_wanted("worker")
+    adopted = BuildFacts(
+        wanted.name, "uid", "worker", wanted.config, share_key=wanted.share_key,
+        architectures=wanted.architectures,
+    )  # fmt: skip
+    found.builds[wanted.name] = adopted
+    assert not [each for each in found.settle("worker").actions if isinstance(each, CreateJob)]
+    found.builds[wanted.name] = replace(
+        adopted, state=BuildState.SUCCEEDED, reason="BuiltAtInstall", digest=image
+    )
+    found.settle("worker")
+    assert found.configs["worker"].pull_spec == image
+    assert (found.jobs, found.asked) == ({}, [])
+
+
+def seed(found: World) -> str:
+    """Name an image that a user built; return it."""
+    image = f"registry.example.com/user/os@sha256:{'e' * 64}"
+    inputs = found.inputs["worker"]
+    found.images[image] = (inputs.content, inputs.config)
+    found.platforms[image] = inputs.architectures
+    found.configs["worker"] = replace(found.configs["worker"], pre_built=image)
+    return image
 
 
 @pytest.mark.parametrize(

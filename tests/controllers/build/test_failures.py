@@ -39,7 +39,7 @@ from treenail.registry.transport import RegistryLimits
 from treenail_lab.registry.faults import FaultKind, RegistryFault
 from treenail_lab.registry.service import PULLER, PUSHER, RegistryService
 
-pytestmark = [pytest.mark.integration, pytest.mark.limit(120)]
+pytestmark = [pytest.mark.integration]
 
 LIMITS = RegistryLimits(connect_s=1.0, idle_s=0.3, request_s=1.0)
 STEP_S = 10.0

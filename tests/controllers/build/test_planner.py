@@ -1,5 +1,6 @@
 """Plans of builds: which objects they read from the API server."""
 
+import base64
 import json
 from typing import Any
 
@@ -9,11 +10,14 @@ from tests.controllers.build.site import CLOCK
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
+from treenail.builder.build_spec import BuildSpec
+from treenail.config.image_mirrors import NO_MIRRORS
 from treenail.controllers.build.cluster_reader import ClusterReader
+from treenail.controllers.build.job import BuildReference, JobSettings, build_inputs
 from treenail.controllers.build.offline import FileObjects
 from treenail.controllers.build.planner import Planner
 from treenail.errors import ConfigError
-from treenail.kube.resources import MACHINECONFIGS, Resource
+from treenail.kube.resources import MACHINECONFIGS, Resource, get_object
 
 BASE = f"registry.example.com/os/base@sha256:{'b' * 64}"
 ENTITLEMENTS = ["etc-pki-entitlement-worker", "etc-pki-rpm-gpg", "etc-yum-repos-d"]
@@ -92,3 +96,42 @@ def test_trust_bundle_that_is_not_base64_is_named(bundle: str) -> None:
     planner = Planner(ClusterReader(objects, CLOCK, namespace="builds"))
     with pytest.raises(ConfigError, match=r"spec\.additionalTrustBundle: expected base64"):
         planner.plan_build(*make_objects(""), frozenset())
+
+
+@pytest.mark.parametrize("text", ["", "FROM configs AS final\nRUN true\n"])
+def test_mirrors_of_the_config_reach_the_job_and_change_no_key(text: str) -> None:
+    conf = (
+        '[[registry]]\nlocation="registry.example.com"\n[[registry.mirror]]\nlocation="m.example"'
+    )
+    source = f"data:;base64,{base64.b64encode(conf.encode()).decode()}"
+    file = {"path": "/etc/containers/registries.conf", "contents": {"source": source}}
+    other = {**file, "contents": {"source": "data:,%5b"}}
+    ca = base64.b64encode(b"the CA of the mirror").decode()
+    controller = {
+        "kind": "ControllerConfig",
+        "metadata": {"name": "machine-config-controller"},
+        "spec": {"imageRegistryBundleUserData": [{"file": "m.example", "data": ca}]},
+    }
+    plans = [
+        Planner(ClusterReader(objects, CLOCK, namespace="builds")).plan_build(
+            *make_objects(text), frozenset()
+        )
+        for objects in (
+            RecordingObjects(
+                controller,
+                config={"ignition": {"version": "3.5.0"}, "storage": {"files": [each]}},
+            )
+            for each in (file, other)
+        )
+    ]
+    mirrored, plain = plans
+    build = BuildReference("worker-1", "uid", "worker")
+    document = build_inputs(mirrored, mirrored.systems[0], build, JobSettings())
+    spec = BuildSpec.from_json(str(get_object(document, "data")["build.json"]))
+    assert spec.mirrors.list_places("registry.example.com/os/base", is_digest=True) == (
+        "m.example/os/base", "registry.example.com/os/base",
+    )  # fmt: skip
+    assert mirrored.ca_pem == "the CA of the mirror"
+    # A file that is no TOML gives no mirror, and no failure of a build that needs none.
+    assert plain.mirrors == NO_MIRRORS
+    assert mirrored.wanted.content_key == plain.wanted.content_key

@@ -42,7 +42,7 @@ from treenail.registry.client import RegistryClient
 from treenail.registry.images import copy_blobs, resolve_image
 
 __all__ = ["any_registry", "lab_registry"]
-pytestmark = [pytest.mark.integration, pytest.mark.limit(120)]
+pytestmark = [pytest.mark.integration]
 
 REPOSITORY = "os/worker"
 DIGEST = f"sha256:{'a' * 64}"
@@ -239,7 +239,6 @@ def test_unreadable_references_delete_nothing(
 
 
 @pytest.mark.parametrize("is_before", [True, pytest.param(False, marks=pytest.mark.long)])
-@pytest.mark.limit(400)
 def test_kill_between_marks_loses_no_image(site: BuildSite, is_before: bool) -> None:
     start(site)
     with site.controller():

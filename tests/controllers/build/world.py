@@ -112,6 +112,8 @@ class World:
     asked: list[tuple[str, Question]] = field(default_factory=list)
     pool_reports: dict[str, Condition] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
+    holds: dict[str, str] = field(default_factory=dict)
+    """Why the first build of a MachineOSConfig waits for the installation."""
     push_failure: BuildReason | None = None
     """Why the registry refuses the login for pushes."""
     kill_at: int | None = None
@@ -221,6 +223,7 @@ class World:
             now=self.now,
             wanted=wanted,
             problem=self.problems.get(name),
+            hold=self.holds.get(name, ""),
             builds=own,
             jobs=jobs,
             needed_keys=frozenset(each for b in others for each in b.share_keys),

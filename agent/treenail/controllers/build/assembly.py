@@ -1,9 +1,11 @@
 """Makes a build controller with its collaborators."""
 
+from dataclasses import dataclass
+
 from treenail.builder.images.signatures import SigningKey
 from treenail.clock import Clock
 from treenail.controllers.build.cluster_reader import ClusterReader
-from treenail.controllers.build.controller import BuildController, BuildParts
+from treenail.controllers.build.controller import BuildController, BuildParts, FindHold, never_hold
 from treenail.controllers.build.events import BuildEvents
 from treenail.controllers.build.job import JobSettings
 from treenail.controllers.build.job_builder import JobBuilder
@@ -20,24 +22,31 @@ from treenail.registry.proxies import ProxySettings
 from treenail.registry.transport import RegistryLimits
 
 
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """Settings that an installation may choose."""
+
+    proxies: ProxySettings | None = None
+    signing_key: SigningKey | None = None
+    limits: RegistryLimits | None = None
+    """Of requests that add the config to an image."""
+    find_hold: FindHold = never_hold
+
+
 def make_build_controller(
     client: Client,
     clock: Clock,
     recorder: EventRecorder,
     metrics: ControllerMetrics,
     settings: JobSettings,
-    *,
-    proxies: ProxySettings | None = None,
-    signing_key: SigningKey | None = None,
-    limits: RegistryLimits | None = None,
+    options: BuildOptions | None = None,
 ) -> BuildController:
-    """Make the controller; its Jobs are in the namespace of the settings.
-
-    Requests that add the config to an image have ``limits``.
-    """
+    """Make the controller; its Jobs are in the namespace of the settings."""
+    chosen = options or BuildOptions()
     reader = ClusterReader(client, clock, namespace=settings.namespace)
-    options = list_builder_options(has_cache=bool(settings.cache_repository))
-    planner = Planner(reader, options=options)
+    planner = Planner(
+        reader, options=list_builder_options(has_cache=bool(settings.cache_repository))
+    )
     gate, events = RepositoryGate(), BuildEvents(recorder)
     parts = BuildParts(
         planner,
@@ -45,12 +54,15 @@ def make_build_controller(
         LayerBuilder(
             planner,
             clock,
-            proxies=proxies,
-            signing_key=signing_key,
-            limits=limits,
+            proxies=chosen.proxies,
+            signing_key=chosen.signing_key,
+            limits=chosen.limits,
             gate=gate,
         ),
         events,
-        ImagePruner(planner, ReferenceReader(client, reader), events, clock, gate, proxies=proxies),
+        ImagePruner(
+            planner, ReferenceReader(client, reader), events, clock, gate, proxies=chosen.proxies
+        ),
+        chosen.find_hold,
     )
     return BuildController(client, clock, parts, namespace=settings.namespace, metrics=metrics)

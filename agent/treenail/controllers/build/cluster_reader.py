@@ -1,6 +1,7 @@
 """Reads what builds need and no informer caches: Secrets, ConfigMaps, rendered configs, CAs."""
 
 import hashlib
+import logging
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -11,8 +12,9 @@ from treenail.api.controllerconfig import ControllerConfigContents, decode_base6
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfig import MachineConfig
 from treenail.clock import Clock
+from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors, read_config_mirrors
 from treenail.config.pullsecret import PullSecret, parse_pull_secret, read_login_secret
-from treenail.errors import CredentialError, NotFoundError
+from treenail.errors import ConfigError, CredentialError, NotFoundError
 from treenail.image.inputs.build_inputs import find_build_paths
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
@@ -20,6 +22,8 @@ from treenail.kube.resources import (
     SECRETS,
     Resource,
 )
+
+log = logging.getLogger(__name__)
 
 GLOBAL_PULL_SECRET = "global-pull-secret-copy"  # noqa: S105  # the name of a Secret
 """The cluster's pull secret in the namespace of builds, as the MCO names it."""
@@ -38,6 +42,8 @@ class RenderedFacts:
     kernel_type: str
     build_paths: tuple[str, ...]
     """Files of the config that package managers and registry clients read."""
+    mirrors: ImageMirrors
+    """Where its nodes, and builds for them, pull images from."""
     config: MachineConfig = field(repr=False, compare=False)
     """Without its Ignition config, which is large."""
 
@@ -137,6 +143,7 @@ class ClusterReader:
             config.extensions,
             config.kernel_type,
             find_build_paths(config),
+            _read_mirrors(config),
             slim,
         )
         with self._lock:
@@ -173,6 +180,15 @@ class ClusterReader:
         with self._lock:
             self._trust = (now, found)
         return found
+
+
+def _read_mirrors(config: MachineConfig) -> ImageMirrors:
+    try:
+        return read_config_mirrors(config)
+    except ConfigError as error:
+        # Not a reason to refuse a build that needs no mirror.
+        log.warning("%s: ignoring the mirrors of registries: %s", config.name, error)
+        return NO_MIRRORS
 
 
 def _decode_pem(content: bytes) -> str:

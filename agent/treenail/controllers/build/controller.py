@@ -86,6 +86,15 @@ SOFT_REASONS = frozenset({InputReason.POOL_DEGRADED})
 """Findings that let a running build continue."""
 
 
+FindHold = Callable[[str], str]
+"""Returns why the first build of a pool must wait; empty if it can begin. Raises `ClusterError`."""
+
+
+def never_hold(_pool: str) -> str:
+    """Let every build begin."""
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class BuildParts:
     """Collaborators of the controller."""
@@ -96,6 +105,7 @@ class BuildParts:
     events: BuildEvents
     pruner: ImagePruner | None = None
     """Deletes images that nothing refers to; None leaves all."""
+    find_hold: FindHold = never_hold
 
 
 class BuildController:
@@ -250,11 +260,13 @@ class BuildController:
             None,
         )
         uids = frozenset(each.uid for each in all_builds)
+        is_first = not (config.pull_spec or config.pre_built_image)
         situation = BuildSituation(
             config=make_config_facts(config, holds_rebuild=base.holds_rebuild),
             now=self._clock.now(),
             wanted=wanted,
             problem=problem,
+            hold=self._parts.find_hold(config.pool) if is_first else "",
             builds=own,
             jobs=tuple(self._observe_jobs(config.name, share_keys, own, uids)),
             needed_keys=frozenset(
@@ -376,8 +388,9 @@ class BuildController:
                     )
             case CreateJob(system, build, attempt):
                 if plan is not None:
+                    is_first = self._views.has_only_control_plane()
                     self._parts.jobs.start_attempt(
-                        plan,
+                        replace(plan, can_use_control_plane=is_first),
                         plan.get_system(system.name),
                         found.config,
                         found.builds[build],

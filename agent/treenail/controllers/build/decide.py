@@ -22,6 +22,7 @@ from treenail.controllers.build.actions import (
     SetReport,
     SetSystems,
 )
+from treenail.controllers.build.attempts import count_failure
 from treenail.controllers.build.cleanup import find_build_deletions, find_job_deletions
 from treenail.controllers.build.decide_systems import (
     RegistryQuestions,
@@ -47,18 +48,19 @@ from treenail.controllers.build.status import (
     format_retry,
 )
 from treenail.image.build_reason import (
+    BUILT_AT_INSTALL,
+    PRE_BUILT_SEEDED,
     REMEDIES,
     BuildReason,
     RetryClass,
     classify_retry,
-    compute_retry_delay,
 )
 from treenail.image.job_status import can_change_state
 
 PROBLEM_RETRY_S = 30.0
 """Delay until a problem is looked at again. Secrets are not watched."""
-MAX_COUNTED = 8
-"""Failed Jobs in a report: more than those of one attempt, which have an architecture each."""
+HOLD_RETRY_S = 10.0
+"""Delay until the hold of the installation is looked at again. Its ConfigMap is not watched."""
 NO_BUILD = "none"
 """In place of the UID of a build to replace, when there is none."""
 
@@ -145,6 +147,9 @@ class _Decider:
     def _create(self, wanted: WantedBuild) -> None:
         if self._situation.problem is not None:
             return
+        if self._situation.hold:
+            self._delays.append(HOLD_RETRY_S)
+            return
         failed = ""
         if self._config.rebuild_of:
             failed = next(
@@ -159,7 +164,7 @@ class _Decider:
 
     def _serve(self, build: BuildFacts) -> BuildFacts | None:
         """Give the image of a finished build to the pool, once the registry has it."""
-        if self._config.pull_spec == build.digest:
+        if self._config.pull_spec == build.digest or self._is_given(build):
             return build
         answer = self._registry.ask(CheckImage(build.uid, build.digest))
         if answer is None:
@@ -173,8 +178,29 @@ class _Decider:
             return None
         return build
 
+    def _is_given(self, build: BuildFacts) -> bool:
+        """Return whether a finished build has the image that the pool's machines joined with.
+
+        Its final registry may get it only at the hand-over.
+        """
+        if build.reason == BUILT_AT_INSTALL:
+            return not self._config.pull_spec
+        return build.reason == PRE_BUILT_SEEDED and build.digest == self._config.pre_built
+
     def _advance(self, wanted: WantedBuild, build: BuildFacts) -> BuildFacts:
         report = build.report
+        if self._config.pre_built and not self._config.pull_spec:
+            # The nodes have it since their first boot. Later inputs get a build of their own, with
+            # the base of the rendered config: the pool is not frozen at this image.
+            return self._set_status(
+                replace(build, digest=self._config.pre_built),
+                BuildState.SUCCEEDED,
+                PRE_BUILT_SEEDED,
+                "The image was built before the installation",
+            )
+        if self._situation.hold and build.state is BuildState.INITIAL:
+            self._delays.append(HOLD_RETRY_S)
+            return build
         is_waiting = report.retry_at is not None and self._situation.now < report.retry_at
         if is_waiting and report.retry_at is not None:
             self._delays.append(report.retry_at - self._situation.now)
@@ -286,23 +312,15 @@ class _Decider:
         self, build: BuildFacts, failure: AttemptFailure, jobs: tuple[str, ...] = ()
     ) -> BuildFacts:
         """Count a failed attempt; end the build, or schedule the next attempt."""
-        report = build.report
-        attempts = report.attempts + 1
-        retry = classify_retry(failure.reason)
-        is_repeated = report.failure is not None and report.failure.reason == failure.reason
-        count = (2 if is_repeated else 1) if retry is RetryClass.ONCE else attempts
-        delay = compute_retry_delay(count, retry)
-        retry_at = None if delay is None else self._situation.now + delay.total_seconds()
-        counted = tuple(dict.fromkeys((*report.jobs, *jobs)))[-MAX_COUNTED:]
-        report = BuildReport(attempts, failure, retry_at, counted, failure.seconds)
+        report = count_failure(build.report, failure, self._situation.now, jobs)
         self._set_report(build, report)
         build = replace(build, report=report)
-        if retry_at is None:
+        if report.retry_at is None:
             wanted = self._situation.wanted
             hidden = wanted.instruction_remedy if wanted else ""
-            text = format_failure(failure, attempts, hidden, config=self._config.name)
+            text = format_failure(failure, report.attempts, hidden, config=self._config.name)
             return self._set_status(build, BuildState.FAILED, failure.reason, text)
-        self._delays.append(retry_at - self._situation.now)
+        self._delays.append(report.retry_at - self._situation.now)
         return self._set_status(build, BuildState.BUILDING, *format_retry(report))
 
     # Everything else
@@ -325,6 +343,7 @@ class _Decider:
             and build.state is BuildState.SUCCEEDED
             and (
                 self._config.pull_spec == build.digest
+                or self._is_given(build)
                 or situation.answers.get(CheckImage(build.uid, build.digest), Answer(0.0)).pull_spec
                 or any(
                     isinstance(each, SetBuildStatus) and each.digest == build.digest
@@ -333,8 +352,15 @@ class _Decider:
             )
         )
         pull_spec = build.digest if build is not None and serves else self._config.pull_spec
+        problem = situation.problem
+        is_taken = problem is not None and problem.reason == POOL_TAKEN
         conditions = compute_config_conditions(
-            situation.problem, build, is_served=bool(serves), pull_spec=pull_spec
+            problem,
+            build,
+            is_served=bool(serves),
+            pull_spec=pull_spec,
+            # The image of the installation is for the other MachineOSConfig.
+            hold="" if is_taken else situation.hold,
         )
         if situation.base_condition is not None:
             conditions += (situation.base_condition,)
@@ -358,6 +384,8 @@ class _Decider:
         elif (
             build is None
             and situation.problem is not None
+            # The first image comes from the installation, whose objects may still be missing.
+            and not situation.hold
             # The pool is well: it gets the images of the other MachineOSConfig.
             and situation.problem.reason != POOL_TAKEN
         ):

@@ -76,6 +76,8 @@ class ImageConfigFacts:
     """Name of the build in the status."""
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
+    pre_built: str = ""
+    """Pull spec of the image that the pool gets before its first build; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +334,8 @@ class BuildSituation:
     """None while a problem leaves it unknown."""
     problem: BuildProblem | None = None
     """Why no build may begin. A running build of the same inputs continues."""
+    hold: str = ""
+    """Why the first build must wait for the installation, which may have built the image."""
     builds: tuple[BuildFacts, ...] = ()
     """Builds of this MachineOSConfig."""
     jobs: tuple[JobFacts, ...] = ()

@@ -14,6 +14,7 @@ from treenail.api.decode import Json
 from treenail.api.machineosbuild import API_VERSION, KIND
 from treenail.controllers.build.job_name import make_job_name
 from treenail.controllers.build.planning import BuildPlan, EntitlementMount, SystemPlan
+from treenail.controllers.rollout.select import CONTROL_PLANE_LABELS
 from treenail.image.build_result import EXIT_USER
 
 BACKOFF_LIMIT = 3
@@ -26,6 +27,9 @@ _LOGIN_FILE = "config.json"
 _MODE = 0o440
 _RESERVE_S = 30
 """Seconds of the deadline that are left for the start of the pod, the pull and the report."""
+_CONTROL_PLANE_TOLERATIONS: list[Json] = [
+    {"key": label, "operator": "Exists", "effect": "NoSchedule"} for label in CONTROL_PLANE_LABELS
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ def build_inputs(
         "architecture": system.architecture,
         "cacheRepository": settings.cache_repository,
         "userLine": system.user_line,
+        **({"mirrors": plan.mirrors.to_json()} if plan.mirrors.rules else {}),
     }
     data: Json = {"Containerfile": system.containerfile, "build.json": json.dumps(facts)}
     if plan.ca_pem:
@@ -196,6 +201,7 @@ def _build_pod(
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "nodeSelector": {ARCHITECTURE_LABEL: system.architecture},
+        **({"tolerations": _CONTROL_PLANE_TOLERATIONS} if plan.can_use_control_plane else {}),
         "initContainers": [
             _build_container("fetch", plan, settings, login=pull_login and "pull"),
             _build_container("build", plan, settings),

@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
 from treenail import __version__
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.pullspec import PullSpec, parse_pull_spec
+from treenail.api.pullspec import parse_pull_spec
 from treenail.builder.append_config import (
     AppendedImage,
     ImageDestination,
@@ -20,7 +20,9 @@ from treenail.builder.append_config import (
 from treenail.builder.images.provenance import attach_provenance, copy_packages
 from treenail.builder.images.signatures import SigningKey, sign_image
 from treenail.builder.phases.failures import choose_reason
+from treenail.builder.phases.registries import ImageName, pull_from_places
 from treenail.clock import Clock, format_rfc3339
+from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors
 from treenail.config.pullsecret import PullSecret
 from treenail.controllers.build.facts import (
     Answer,
@@ -41,8 +43,8 @@ from treenail.image.labels import POOL
 from treenail.image.oci.provenance import BuildProvenance
 from treenail.image.push_spec import PushSpec, parse_push_spec
 from treenail.registry.client import RegistryClient
-from treenail.registry.images import resolve_image
-from treenail.registry.logins import select_login
+from treenail.registry.images import has_complete_image, resolve_image
+from treenail.registry.logins import Login, select_login
 from treenail.registry.names import compute_digest
 from treenail.registry.proxies import ProxySettings
 from treenail.registry.transport import RegistryLimits, TlsSettings
@@ -56,6 +58,16 @@ _REFUSALS = frozenset({
 })  # fmt: skip
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryEndpoint:
+    """A registry that has a repository in place of the one that its name says."""
+
+    host: str
+    """``HOST:PORT``; the path of the repository is that of its name."""
+    login: Login
+    ca_pem: str = field(repr=False)
 
 
 class AttemptFailed(Exception):
@@ -81,7 +93,10 @@ class LayerBuilder:
         signing_key: SigningKey | None = None,
         gate: RepositoryGate | None = None,
         limits: RegistryLimits | None = None,
+        endpoints: Mapping[str, RegistryEndpoint] | None = None,
     ) -> None:
+        """``endpoints`` are by ``REGISTRY/REPOSITORY``. Images and documents never name them."""
+        self._endpoints = endpoints or {}
         self._planner = planner
         self._clock = clock
         self._proxies = proxies
@@ -110,31 +125,89 @@ class LayerBuilder:
         return Answer(self._clock.now(), pull_spec=image, seconds=seconds, warning=warning)
 
     def resolve_base(
-        self, question: ResolveBase, architectures: Sequence[str], config: MachineOSConfig
+        self,
+        question: ResolveBase,
+        architectures: Sequence[str],
+        config: MachineOSConfig,
+        mirrors: ImageMirrors = NO_MIRRORS,
     ) -> Answer:
         """Return the image of a tag by digest: that of its list of manifests, if it is one.
 
         The image must have every architecture.
         """
         spec = parse_push_spec(question.image, where="base image")
+        image_name = ImageName(spec.registry, spec.repository, spec.tag)
 
-        def resolve() -> str:
+        def resolve(place: ImageName) -> str:
             login = self._planner.read_base_login(config)
-            client = self._connect(spec.registry, spec.repository, login)
+            client = self._connect(place.registry, place.repository, login)
             try:
-                found = client.get_manifest(spec.repository, spec.tag)
+                found = client.get_manifest(place.repository, place.reference)
                 for each in architectures:
                     # By digest: the tag may move meanwhile.
-                    resolve_image(client, spec.repository, found.digest, each)
+                    resolve_image(client, place.repository, found.digest, each)
             finally:
                 client.close()
             return spec.make_pull_spec(found.digest)
 
         try:
-            image = self._attempt(BuildPhase.FETCH, resolve)
+            image = self._attempt(
+                BuildPhase.FETCH, lambda: pull_from_places(image_name, mirrors, resolve)
+            )
         except AttemptFailed as error:
             return Answer(self._clock.now(), error.failure)
         return Answer(self._clock.now(), pull_spec=image)
+
+    def measure_base(self, plan: BuildPlan, config: MachineOSConfig) -> int:
+        """Return the compressed bytes of the base for all architectures; 0 if unknown."""
+        count = 0
+        try:
+            with ExitStack() as stack:
+                for each in plan.systems:
+                    source = self._open_source(
+                        stack, (each.architecture, plan.wanted.base_image), plan, config
+                    )
+                    count += sum(layer.size for layer in source.image.layers)
+        except TreenailError as error:
+            log.debug("cannot measure %s: %s", plan.wanted.base_image, error)
+            return 0
+        return count
+
+    def find_system_image(self, image: str, config: MachineOSConfig) -> Answer:
+        """Return the system part with this tag by digest, empty if the registry lacks it."""
+        spec = parse_push_spec(image, where="the system part")
+
+        def find() -> str:
+            login = self._planner.read_push_login(config)
+            client = self._connect(spec.registry, spec.repository, login)
+            try:
+                found = client.head_manifest(spec.repository, spec.tag)
+            finally:
+                client.close()
+            return "" if found is None else spec.make_pull_spec(found.digest)
+
+        try:
+            found = self._attempt(BuildPhase.PUSH, find)
+        except AttemptFailed as error:
+            return Answer(self._clock.now(), error.failure)
+        return Answer(self._clock.now(), pull_spec=found)
+
+    def has_complete_image(self, image: str, config: MachineOSConfig) -> bool:
+        """Return whether the registry has an image with all its blobs; raise `AttemptFailed`.
+
+        A registry that lost power may have a manifest, and lack a blob.
+        """
+        spec = parse_pull_spec(image, where="image")
+
+        def check() -> bool:
+            login = self._planner.read_push_login(config)
+            client = self._connect(spec.registry, spec.repository, login)
+            try:
+                return has_complete_image(client, spec.repository, spec.digest)
+            finally:
+                client.close()
+
+        return self._attempt(BuildPhase.PUSH, check)
 
     def _check_image(self, image: str, config: MachineOSConfig) -> str:
         """Return the image, empty when the registry does not have it."""
@@ -197,7 +270,7 @@ class LayerBuilder:
             sources = [
                 self._attempt(
                     BuildPhase.FETCH,
-                    partial(self._open_source, stack, each, plan.wanted.base_image, config),
+                    partial(self._open_source, stack, each, plan, config),
                 )
                 for each in question.sources
             ]
@@ -229,15 +302,26 @@ class LayerBuilder:
         return target.make_pull_spec(appended.digest), warning
 
     def _open_source(
-        self, stack: ExitStack, source: tuple[str, str], base_image: str, config: MachineOSConfig
+        self, stack: ExitStack, source: tuple[str, str], plan: BuildPlan, config: MachineOSConfig
     ) -> ImageSource:
         """Return the image of an architecture; the stack closes its client."""
         architecture, image = source
         spec = parse_pull_spec(image, where="base image")
-        client = self._connect_source(spec, config, is_base=image == base_image)
-        stack.callback(client.close)
-        found = resolve_image(client, spec.repository, spec.digest, architecture)
-        return ImageSource(client, found)
+        is_base = image == plan.wanted.base_image
+        login = (
+            self._planner.read_base_login(config)
+            if is_base
+            else self._planner.read_push_login(config)
+        )
+
+        def open_place(place: ImageName) -> ImageSource:
+            client = self._connect(place.registry, place.repository, login)
+            stack.callback(client.close)
+            found = resolve_image(client, place.repository, place.reference, architecture)
+            return ImageSource(client, found)
+
+        name = ImageName(spec.registry, spec.repository, spec.digest)
+        return pull_from_places(name, plan.mirrors if is_base else NO_MIRRORS, open_place)
 
     def _attach_provenances(
         self,
@@ -306,17 +390,15 @@ class LayerBuilder:
             log.warning("%s: %s", wanted.name, problem)
         return "; ".join(problems)
 
-    def _connect_source(
-        self, source: PullSpec, config: MachineOSConfig, *, is_base: bool
-    ) -> RegistryClient:
-        login = (
-            self._planner.read_base_login(config)
-            if is_base
-            else self._planner.read_push_login(config)
-        )
-        return self._connect(source.registry, source.repository, login)
-
     def _connect(self, registry: str, repository: str, login: PullSecret) -> RegistryClient:
+        if endpoint := self._endpoints.get(f"{registry}/{repository}"):
+            return RegistryClient(
+                endpoint.host,
+                self._clock,
+                login=endpoint.login,
+                tls=TlsSettings(ca_pem=endpoint.ca_pem),
+                limits=self._limits,
+            )
         return RegistryClient(
             registry,
             self._clock,

@@ -44,6 +44,7 @@ def make_config_facts(config: MachineOSConfig, *, holds_rebuild: bool = False) -
         pull_spec_build=build.get_text("name"),
         observed_generation=config.observed_generation,
         conditions=config.conditions,
+        pre_built=config.pre_built_image,
     )
 
 

@@ -74,7 +74,7 @@ class FileObjects:
             for item in fields.iter_objects("items"):
                 self._add_document(item.values)
         elif kind in {resource.kind for resource in _RESOURCES}:
-            document = _encode_strings(document)
+            document = encode_strings(document)
             name = fields.get_object("metadata").get_text("name")
             self._objects[kind, name] = document
 
@@ -131,7 +131,7 @@ def plan_builds(
     builds = []
     for each in configs:
         config = _pin_tag(each, reader, resolve_tag)
-        build = _plan_build(config, found, objects, planner, architectures)
+        build = _plan_build(config, found, objects, reader, planner, architectures)
         tag = each.base_image if each.base_image != config.base_image else ""
         builds.append(dataclasses.replace(build, base_tag=tag))
     return builds
@@ -155,6 +155,7 @@ def _plan_build(
     config: MachineOSConfig,
     found: offline.InputManifests,
     objects: FileObjects,
+    reader: ClusterReader,
     planner: Planner,
     architectures: frozenset[str],
 ) -> OfflineBuild:
@@ -182,16 +183,9 @@ def _plan_build(
         raise ConfigError(f"MachineOSConfig {config.name}: {error.problem.message}") from error
     layer = make_config_layer(rendered.config, trust_bundle=planner.read_trust_bundle())
     # Equal for all architectures that need such files.
-    context = {name: file for each in plan.systems for name, file in each.own_files.items()}
-    if plan.context:
-        context |= _read_files(objects, CONFIGMAPS, plan.context)
-    entitlements = {
-        each.name: (
-            each.path,
-            _read_files(objects, SECRETS if each.is_secret else CONFIGMAPS, each.name),
-        )
-        for each in plan.entitlements
-    }
+    own = {name: file for each in plan.systems for name, file in each.own_files.items()}
+    context, entitlements = read_build_files(reader, plan)
+    context = own | context
     return OfflineBuild(config.name, config.pool, plan, layer, context, entitlements)
 
 
@@ -206,7 +200,7 @@ def _set_configuration(pool: MachineConfigPool, rendered: RenderedConfig) -> Mac
     return dataclasses.replace(pool, configuration=reference.configuration)
 
 
-def _encode_strings(document: Json) -> Json:
+def encode_strings(document: Json) -> Json:
     """Return a Secret as the API server stores it: ``stringData`` becomes a part of ``data``."""
     fields = Fields.from_json(document, "")
     texts = fields.get_text_map("stringData") if fields.get_text("kind") == SECRETS.kind else {}
@@ -217,9 +211,25 @@ def _encode_strings(document: Json) -> Json:
     return {**rest, "data": {**fields.get_object("data").values, **encoded}}
 
 
-def _read_files(objects: FileObjects, resource: Resource, name: str) -> dict[str, bytes]:
+def read_build_files(
+    reader: ClusterReader, plan: BuildPlan
+) -> tuple[dict[str, bytes], dict[str, tuple[str, Mapping[str, bytes]]]]:
+    """Return the user's files for COPY, and the entitlements of `OfflineBuild`."""
+    context = _read_files(reader, CONFIGMAPS, plan.context) if plan.context else {}
+    entitlements: dict[str, tuple[str, Mapping[str, bytes]]] = {
+        each.name: (
+            each.path,
+            _read_files(reader, SECRETS if each.is_secret else CONFIGMAPS, each.name),
+        )
+        for each in plan.entitlements
+    }
+    return context, entitlements
+
+
+def _read_files(reader: ClusterReader, resource: Resource, name: str) -> dict[str, bytes]:
     """Return the files that the kubelet shows of a ConfigMap or Secret."""
-    fields = Fields.from_json(objects.get(resource, name), f"{resource.kind} {name}")
+    document = reader.find_object(resource, name) or {}
+    fields = Fields.from_json(document, f"{resource.kind} {name}")
     encoded = "data" if resource is SECRETS else "binaryData"
     plain = "stringData" if resource is SECRETS else "data"
     found = {each: text.encode() for each, text in fields.get_text_map(plain).items()}

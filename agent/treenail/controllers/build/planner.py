@@ -9,6 +9,7 @@ from treenail.api.decode import Json
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
+from treenail.config.image_mirrors import ImageMirrors, MirrorRule
 from treenail.config.pullsecret import PullSecret
 from treenail.controllers.build.base_image import pin_base_image
 from treenail.controllers.build.cluster_reader import ClusterReader
@@ -63,10 +64,20 @@ _ENTITLEMENTS: tuple[tuple[str, str, Resource], ...] = (
 class Planner:
     """A `treenail.controllers.build.planning.BuildPlanner`. Thread-safe."""
 
-    def __init__(self, reader: ClusterReader, *, options: tuple[str, ...] = ()) -> None:
-        """``options`` are those of the builder that change images."""
+    def __init__(
+        self,
+        reader: ClusterReader,
+        *,
+        options: tuple[str, ...] = (),
+        mirror_rules: tuple[MirrorRule, ...] = (),
+    ) -> None:
+        """``options`` are those of the builder that change images.
+
+        ``mirror_rules`` are added to those of the rendered config.
+        """
         self._reader = reader
         self._options = options
+        self._mirror_rules = mirror_rules
 
     def plan_build(
         self,
@@ -119,6 +130,7 @@ class Planner:
         ]
         content_key = compute_content_key(*inputs)
         repository = f"{push_spec.registry}/{push_spec.repository}"
+        mirrors = self.read_mirrors(rendered.name)
         plans = tuple(
             _plan_system(each, own_files, repository, config.push_secret, is_only=len(inputs) == 1)
             for each in inputs
@@ -140,7 +152,8 @@ class Planner:
             context=config.context_name,
             context_files=tuple(sorted(context.files)),
             entitlements=entitlements,
-            ca_pem=self._read_all_cas(push_spec, base_image),
+            ca_pem=self._read_all_cas(push_spec, base_image, mirrors),
+            mirrors=mirrors,
             labels=ImageLabels(
                 machine_config=rendered.name,
                 pool=config.pool,
@@ -194,6 +207,10 @@ class Planner:
         """Read a rendered config with its files."""
         return self._reader.read_rendered(name)
 
+    def read_mirrors(self, name: str) -> ImageMirrors:
+        """Return where builds for nodes with a rendered config pull images from."""
+        return self._reader.read_rendered_facts(name).mirrors.add_rules(self._mirror_rules)
+
     def read_trust_bundle(self) -> bytes:
         """Return the additional trust bundle of the cluster."""
         return self._reader.read_trust().bundle.encode()
@@ -218,8 +235,9 @@ class Planner:
         _refuse_findings(*find_size_findings(name, layer.size, _OBJECT_LIMIT))
         return layer.tar_gz
 
-    def _read_all_cas(self, push_spec: PushSpec, base_image: str) -> str:
-        registries = {push_spec.registry, base_image.partition("/")[0]}
+    def _read_all_cas(self, push_spec: PushSpec, base_image: str, mirrors: ImageMirrors) -> str:
+        base = base_image.partition("/")[0]
+        registries = {push_spec.registry, base, *mirrors.list_registries()}
         return "\n".join(sorted(filter(None, map(self.read_ca, registries))))
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
+from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors
 from treenail.config.pullsecret import PullSecret
 from treenail.controllers.build.facts import BuildProblem, WantedBuild, WantedSystem
 
@@ -54,9 +55,13 @@ class BuildPlan:
     entitlements: tuple[EntitlementMount, ...] = ()
     ca_pem: str = field(default="", repr=False)
     """CAs of registries beside those of the system."""
+    mirrors: ImageMirrors = NO_MIRRORS
+    """Where images are pulled from; no part of any key, because the content is equal."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the complete image."""
     deadline_s: int = 3600
+    can_use_control_plane: bool = False
+    """Jobs tolerate the taints of control-plane nodes: the cluster has no other nodes."""
 
     def get_system(self, name: str) -> SystemPlan:
         """Return the system part with this name; raises `KeyError`."""

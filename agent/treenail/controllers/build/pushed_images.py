@@ -15,6 +15,7 @@ from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.pullspec import PullSpec, parse_pull_spec
 from treenail.controllers.build.systems import read_systems
 from treenail.errors import ConfigError
+from treenail.image.build_reason import PRE_BUILT_SEEDED
 from treenail.image.push_spec import parse_push_spec
 
 MAX_PUSHED = 64
@@ -51,7 +52,9 @@ def find_pushed_images(build: MachineOSBuild) -> tuple[PushedImage, ...]:
     systems = (
         (each.image, make_system_tag(each.content_key)) for each in read_systems(build).values()
     )
-    tagged = (*systems, (build.pull_spec, build.name))
+    # A user pushed a pre-built image, and only a user deletes it.
+    is_own = build.condition is None or build.condition.reason != PRE_BUILT_SEEDED
+    tagged = (*systems, (build.pull_spec, build.name)) if is_own else tuple(systems)
     try:
         target = parse_push_spec(build.push_spec, where="push spec")
     except ConfigError:

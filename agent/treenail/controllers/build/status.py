@@ -36,6 +36,8 @@ _EXIT = re.compile(r"subprocess exited ")
 _OUTPUT_LINES = 3
 _CAUSE_LIMIT, _OUTPUT_LIMIT = 1000, 500  # characters; the remedy needs the rest
 
+INSTALLING = "WaitingForInstallation"
+"""Reason while the first build waits for the image of the installation."""
 UNSCHEDULABLE = "Unschedulable"
 """Reason of a build whose Job no node can run, as in the condition of its pod."""
 MESSAGE_LIMIT = 2000
@@ -86,12 +88,29 @@ def format_job_progress(job: JobFacts, report: BuildReport, architecture: str) -
 
 
 def compute_config_conditions(
-    problem: BuildProblem | None, build: BuildFacts | None, *, is_served: bool, pull_spec: str
+    problem: BuildProblem | None,
+    build: BuildFacts | None,
+    *,
+    is_served: bool,
+    pull_spec: str,
+    hold: str = "",
 ) -> tuple[Condition, ...]:
-    """Compute the conditions of a MachineOSConfig, without times."""
+    """Compute the conditions of a MachineOSConfig, without times.
+
+    ``hold`` says why the first build waits for the installation.
+    """
     accepted = Condition(Kind.ACCEPTED, "True", "Accepted", "The build inputs are valid")
     if problem is not None:
         accepted = Condition(Kind.ACCEPTED, "False", problem.reason, problem.message)
+    if hold and build is None:
+        if problem is not None:
+            # Not False, which degrades the pool: inputs may reach the cluster after the config.
+            accepted = Condition(Kind.ACCEPTED, "Unknown", problem.reason, problem.message)
+        return (
+            accepted,
+            Condition(Kind.IMAGE_READY, "False", INSTALLING, hold),
+            Condition(Kind.BUILD_PROGRESSING, "False", INSTALLING, "No build runs"),
+        )
     return (
         accepted,
         *_compute_build_conditions(problem, build, is_served=is_served, pull_spec=pull_spec),

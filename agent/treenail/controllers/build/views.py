@@ -14,6 +14,7 @@ from treenail.controllers.build.observed import ObservedJob, ObservedPod
 from treenail.controllers.build.systems import read_systems
 from treenail.controllers.rollout.pool_index import SelectedPools
 from treenail.controllers.rollout.pools import ObservedPool
+from treenail.controllers.rollout.select import CONTROL_PLANE_LABELS
 from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.kube.resources import (
     CONFIGMAPS,
@@ -125,6 +126,11 @@ class BuildViews:
             if self._architectures is None:
                 self._architectures = self._group_architectures()
             return self._architectures.get(pool, frozenset())
+
+    def has_only_control_plane(self) -> bool:
+        """Return whether no Node is a worker, as before the first worker joins."""
+        nodes = self.nodes.get_all().values()
+        return not any(each.labels.keys().isdisjoint(CONTROL_PLANE_LABELS) for each in nodes)
 
     def _group_architectures(self) -> dict[str, frozenset[str]]:
         found: dict[str, set[str]] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.machineosbuild import API_VERSION, KIND, MachineOSBuild
+from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import Condition, merge_conditions
 from treenail.clock import Clock, format_rfc3339, parse_rfc3339
@@ -23,6 +23,7 @@ from treenail.controllers.build.actions import (
     SetReport,
     SetSystems,
 )
+from treenail.controllers.build.build_object import make_build_object
 from treenail.controllers.build.overlay import OwnWrites
 from treenail.controllers.build.pushed_images import (
     PushedImage,
@@ -39,8 +40,6 @@ from treenail.kube.client import Client
 from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINEOSBUILDS, MACHINEOSCONFIGS
 
 log = logging.getLogger(__name__)
-
-PUSH_SECRET = key.PREFIX + "rendered-image-push-secret"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,42 +124,13 @@ class BuildWriter:
         log.info("recorded the base image of %s: %s", config.name, text or "none")
 
     def _create_build(self, action: CreateBuild, found: CachedObjects) -> None:
-        wanted, config = action.wanted, found.config
-        notes = {
-            PUSH_SECRET: wanted.push_secret,
-            key.CONTENT_KEY: wanted.content_key,
-            key.BUILD_ARCHITECTURES: ",".join(wanted.architectures),
-            **encode_systems({each.name: each.initial for each in wanted.systems}),
-            key.REBUILD_OF: action.rebuild_of,
-            key.PREVIOUS_FAILURE: action.previous_failure[:2000],
-        }
-        owner: Json = {
-            "apiVersion": API_VERSION,
-            "kind": MACHINEOSCONFIGS.kind,
-            "name": config.name,
-            "uid": config.metadata.uid,
-            "controller": True,
-        }
-        body: Json = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": {
-                "name": wanted.name,
-                "labels": {
-                    key.TARGET_POOL: config.pool,
-                    key.RENDERED_CONFIG: wanted.config,
-                    key.IMAGE_CONFIG: config.name,
-                    key.BUILD_KEY: wanted.share_key,
-                },
-                "annotations": {name: text for name, text in notes.items() if text},
-                "ownerReferences": [owner],
-            },
-            "spec": {
-                "machineConfig": {"name": wanted.config},
-                "machineOSConfig": {"name": config.name},
-                "renderedImagePushSpec": wanted.push_spec,
-            },
-        }
+        wanted = action.wanted
+        body = make_build_object(
+            wanted,
+            found.config,
+            rebuild_of=action.rebuild_of,
+            previous_failure=action.previous_failure,
+        )
         try:
             created = self._client.create(MACHINEOSBUILDS, body)
         except AlreadyExistsError:
