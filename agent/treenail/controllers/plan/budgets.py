@@ -1,5 +1,6 @@
 """PodDisruptionBudgets that never allow an eviction and so block every drain."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,9 @@ from treenail.api.decode import Fields, Json
 from treenail.api.meta import ObjectMeta
 from treenail.errors import ConfigError
 from treenail.label_selector import matches_selector
+
+# kube-apiserver accepts a percentage with any number of digits.
+_PERCENTAGE = re.compile(r"([0-9]{1,9})%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +38,9 @@ def find_blocking_reason(budget: Json) -> str:
     most, least = spec.values.get("maxUnavailable"), spec.values.get("minAvailable")
     if most in (0, "0", "0%"):
         return f"maxUnavailable is {most}"
-    if isinstance(least, str) and least.endswith("%") and least.rstrip("%").isdecimal():
+    if isinstance(least, str) and (percent := _PERCENTAGE.fullmatch(least)):
         # The disruption controller rounds up (GetScaledValueFromIntOrPercent with roundUp).
-        needed = -(-expected * int(least.rstrip("%")) // 100)
+        needed = -(-expected * int(percent[1]) // 100)
     elif isinstance(least, int):
         needed = least
     else:

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.statuspage.browser import BROWSER, Browser
-from tests.controllers.statuspage.samples import encode, make_document
+from tests.controllers.plan.statuspage.browser import BROWSER, Browser
+from tests.controllers.plan.statuspage.samples import encode, make_document
 from tests.waiting import wait_until
 from treenail.controllers.plan.leader import LeaderReport, LeaderState
-from treenail.controllers.statuspage.server import StatusPageServer
-from treenail.controllers.statuspage.source import EncodedDocument
+from treenail.controllers.plan.statuspage.server import StatusPageServer
+from treenail.controllers.plan.statuspage.source import EncodedDocument
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.limit(300),
     pytest.mark.skipif(
         not os.environ.get(BROWSER), reason=f"{BROWSER} does not name a Chromium to test with"
     ),
