@@ -35,7 +35,8 @@ def make_pkcs10(
     names: Sequence[str] = (),
 ) -> bytes:
     subject = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
-    subject.append(x509.NameAttribute(NameOID.COMMON_NAME, common_name))
+    # Without the limit of X.509, as Go writes it; cryptography then warns.
+    subject.append(x509.NameAttribute(NameOID.COMMON_NAME, common_name, _validate=False))
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name(subject))
     if names:
         san = x509.SubjectAlternativeName([x509.DNSName(name) for name in names])
