@@ -1,6 +1,7 @@
 """Objects for tests of the Ignition server: a pool, its rendered config, a ControllerConfig."""
 
 import base64
+import random
 from typing import Any
 
 Json = dict[str, Any]
@@ -55,6 +56,15 @@ def make_config(name: str = NEW, *files: Json, image: str = BASE, **ignition: An
         "metadata": {"name": name, "managedFields": []},
         "spec": {"config": config, "osImageURL": image, "kernelArguments": ["quiet"]},
     }
+
+
+def make_large_configs() -> list[Json]:
+    """Configs that together, and compressed, are more than the server keeps without a pool."""
+    texts = [random.Random(number).randbytes(450_000).hex() for number in range(4)]
+    return [
+        make_config(f"rendered-worker-{number + 2:032x}", make_file(f"/etc/large-{number}", text))
+        for number, text in enumerate(texts)
+    ]
 
 
 def make_controller_config(name: str = "machine-config-controller", **spec: Any) -> Json:

@@ -5,7 +5,7 @@ import io
 import json
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,6 +178,7 @@ def serve(
     limits: ServerLimits | None = None,
     clock: Clock | None = None,
     source: PoolSource | None = None,
+    describe_status: Callable[[], Json] | None = None,
 ) -> Iterator[Serving]:
     """Serve one pool with one file."""
     sources = directory / "sources"
@@ -196,6 +197,7 @@ def serve(
         requests,
         limits=limits or ServerLimits(),
         clock=clock,
+        describe_status=describe_status,
     )
     with server:
         found = Serving(server, authority, certificate, requests, sources)

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ from tests.controllers.ignition.samples import (
     make_pool,
 )
 from treenail.api import annotations as key
+from treenail.api.contents import Contents
 from treenail.api.ignition import parse_ignition
+from treenail.api.ignition_model import IgnitionFile
 from treenail.config import node_paths
 from treenail.config.ignition_emit import VERSIONS_SERVED, VersionTooOldError
 from treenail.controllers.ignition.directory_source import DirectorySource
@@ -54,6 +57,25 @@ def paths_of(config: Json) -> list[str]:
 def encapsulated_of(config: Json) -> Json:
     found: Json = json.loads(contents_of(config, node_paths.ENCAPSULATED_CONFIG))
     return found
+
+
+@pytest.mark.parametrize("version", VERSIONS_SERVED)
+def test_appended_files_are_beside_the_rendered_config(tmp_path: Path, version: str) -> None:
+    inputs = read_inputs(
+        tmp_path, make_pool(), make_config(NEW, make_file("/etc/a")), make_controller_config()
+    )
+    plain = load(build_document(inputs, version))
+    mine = [
+        IgnitionFile(path, contents=Contents("data:,mine"), mode=0o600, overwrite=True)
+        for path in ("/etc/a", REGISTRY_CA, "/etc/b")
+    ]
+    found = load(build_document(replace(inputs, appended=tuple(mine)), version))
+    paths = paths_of(found)
+    assert len(paths) == len(set(paths))
+    assert paths[-4:] == ["/etc/a", REGISTRY_CA, "/etc/b", node_paths.ENCAPSULATED_CONFIG]
+    for path in (node_paths.SERVED_CONFIG, node_paths.ENCAPSULATED_CONFIG):
+        assert contents_of(found, path) == contents_of(plain, path)
+    parse_ignition(found)
 
 
 @pytest.mark.parametrize("version", VERSIONS_SERVED)
@@ -199,3 +221,26 @@ def test_config_of_an_unknown_version_is_an_error(tmp_path: Path) -> None:
     config = make_config(ignition={"version": "3.6.0"})
     with pytest.raises(ConfigError, match=r"3\.6\.0"):
         build_document(read_inputs(tmp_path, make_pool(), config), "3.5.0")
+
+
+@pytest.mark.parametrize(
+    ("version", "file", "field"),
+    [
+        ("3.3.0", make_file("/etc/x") | {"mode": 0o1644}, "mode"),
+        ("2.2.0", {"path": "/etc/x", "mode": 0o644}, "contents.source"),
+    ],
+)
+def test_field_that_a_version_lacks_has_its_place_in_the_rendered_config(
+    tmp_path: Path, version: str, file: Json, field: str
+) -> None:
+    """Files that the server replaces come before it in the rendered config."""
+    files = [
+        make_file(node_paths.KUBECONFIG),
+        make_file("/etc/motd"),
+        make_file(node_paths.SERVED_CONFIG),
+        file,
+    ]
+    inputs = read_inputs(tmp_path, make_pool(), make_config(NEW, *files))
+    with pytest.raises(VersionTooOldError, match=r"storage\.files\[3\]") as caught:
+        build_document(inputs, version)
+    assert caught.value.field == f"storage.files[3].{field}"

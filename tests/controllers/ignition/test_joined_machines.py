@@ -10,6 +10,8 @@ from tests.controllers.ignition.samples import make_pool
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import format_rfc3339
 from treenail.controllers.ignition.access import RequestOutcome
+from treenail.controllers.ignition.approval.request import KubeletRequest
+from treenail.controllers.ignition.bootstrap_tokens import compute_identity
 from treenail.controllers.ignition.joined_machines import (
     EXPECT_S,
     ArrivedNode,
@@ -104,7 +106,14 @@ def describe(machines: list[JoinedMachine]) -> list[tuple[str, str]]:
         # Nodes that existed before.
         (make_row(), [make_node("old", "10.9.9.9", NOW - 3600)], ("missing", "")),
         (make_row(), [make_node(at=NOW - 3600)], ("missing", "")),
-        (make_row(), [make_node(at=NOW - 3600, ready_at=NOW - 3000)], ("unknown", "")),
+        # An old member is not the machine of a token for any machine.
+        (make_row(), [make_node(at=NOW - 3600, ready_at=NOW - 3000)], ("missing", "")),
+        (make_row(token=""), [make_node(at=NOW - 3600, ready_at=NOW - 3000)], ("unknown", "")),
+        (
+            make_row(machine="w1"),
+            [make_node(at=NOW - 3600, ready_at=NOW - 3000)],
+            ("unknown", ""),
+        ),
         (make_row(), [make_node(at=NOW - 3600, ready_at=NOW + 300)], ("appeared", "w1")),
         (
             make_row(machine="w1"),
@@ -142,7 +151,7 @@ def test_node_that_appeared_before_a_check_is_remembered_after_its_deletion() ->
 def test_requests_of_one_address_long_apart_are_of_two_machines() -> None:
     rows = (make_row(NOW - 20 * 3600), make_row(NOW))
     node = make_node(at=NOW - 20 * 3600 + 300, ready_at=NOW - 19 * 3600)
-    assert describe(join(*rows, nodes=[node])) == [("appeared", "w1"), ("unknown", "")]
+    assert describe(join(*rows, nodes=[node])) == [("appeared", "w1"), ("missing", "")]
 
 
 @pytest.mark.parametrize(
@@ -222,3 +231,64 @@ def test_last_step_names_what_the_machine_received(rows: Any, step: str) -> None
 def test_machine_that_cannot_join_needs_a_user(row: Any, now: float, needs_user: bool) -> None:
     (machine,) = join(row, now=now)
     assert machine.needs_user is needs_user
+
+
+def make_certificate(node: str = "w1", token: str = "abc", **fields: Any) -> KubeletRequest:
+    found: dict[str, Any] = {"identity": token, "created_at": NOW + 200, **fields}
+    return KubeletRequest(f"csr-{node}", "uid", token, node=node, **found)
+
+
+def join_with(*certificates: KubeletRequest, rows: Any, nodes: Any = ()) -> list[JoinedMachine]:
+    return join_machines(log_rows(*rows), nodes, POOLS, LATE, certificates=certificates)
+
+
+def test_machines_behind_one_address_have_the_nodes_of_their_certificates() -> None:
+    rows = [make_row(token=token) for token in ("abc", "def", "ghi")]
+    nodes = [make_node("w1", "10.9.9.1"), make_node("w2", "10.9.9.2")]
+    certificates = [
+        make_certificate("w2", "abc", is_approved=True),
+        make_certificate("w1", "def", is_approved=True),
+    ]
+    found = join_with(*certificates, rows=rows, nodes=nodes)
+    assert describe(found) == [("appeared", "w2"), ("appeared", "w1"), ("missing", "")]
+
+
+def test_machines_of_one_token_have_the_nodes_of_their_certificates() -> None:
+    rows = [make_row(address=address) for address in ("10.0.0.5", "10.0.0.6")]
+    certificates = [
+        make_certificate(node, identity=compute_identity("abc", 2, address), is_approved=True)
+        for node, address in (("w6", "10.0.0.6"), ("w5", "10.0.0.5"))
+    ]
+    nodes = [make_node("w5", "10.9.9.1"), make_node("w6", "10.9.9.2")]
+    found = join_with(*certificates, rows=rows, nodes=nodes)
+    assert describe(found) == [("appeared", "w5"), ("appeared", "w6")]
+
+
+def test_request_that_is_not_approved_joins_no_node() -> None:
+    nodes = [make_node("w1"), make_node("w2")]
+    found = join_with(make_certificate("w2"), rows=[make_row()], nodes=nodes)
+    assert describe(found) == [("missing", "")]
+
+
+def test_certificate_of_an_earlier_machine_is_not_of_this_one() -> None:
+    old = make_certificate(is_approved=True, created_at=NOW - 7200)
+    (found,) = join_with(old, rows=[make_row()])
+    assert found.certificate is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "step"),
+    [
+        ({}, "is not approved"),
+        ({"problem": "it has alternative names"}, "is not approved: it has alternative names"),
+        ({"is_approved": True}, "was approved and is not signed"),
+        ({"is_approved": True, "has_certificate": True}, "was signed"),
+        ({"failure": "not in the inventory"}, "was refused: not in the inventory"),
+    ],
+)
+def test_last_step_is_that_of_the_certificate(fields: dict[str, Any], step: str) -> None:
+    (machine,) = join_with(make_certificate(**fields), rows=[make_row()])
+    assert machine.describe_last_step() == (
+        f"the certificate request csr-w1 of its kubelet, for node w1, {step}"
+    )
+    assert machine.needs_user

@@ -10,22 +10,24 @@ import pytest
 import yaml
 
 from tests.contract.client import Cluster
-from tests.controllers.clusters import CLOCK, collection_of
-from tests.controllers.conftest import REAL
-from tests.controllers.ignition.csr import (
+from tests.contract.csr import (
     REQUESTS,
+    USAGES,
     encode_key,
     make_key,
     make_pkcs10,
     make_request,
 )
+from tests.controllers.clusters import CLOCK, collection_of
+from tests.controllers.conftest import REAL
 from tests.controllers.ignition.serving import LIMIT_S
 from tests.waiting import wait_until
 from treenail.controllers.ignition.approval.controller import ApprovalController
 from treenail.controllers.ignition.bootstrap_tokens import BootstrapCredentials, JoinTarget
-from treenail.controllers.ignition.token_store import TokenStore
-from treenail.controllers.ignition.tokens import make_token
-from treenail.controllers.install.ignition_server import NAME
+from treenail.controllers.ignition.token_store import TOKEN_SECRET, TokenStore
+from treenail.controllers.ignition.tokens import TokenBook, TokenRecord, format_book, make_token
+from treenail.controllers.install.ignition_server import NAME, build_approval_access
+from treenail.controllers.install.installation import InstallOptions
 from treenail.controllers.install.join_access import build_join_access
 from treenail.controllers.install.permissions import CONTROLLER_VERBS, build_rules
 from treenail.controllers.runtime.informers import Informers
@@ -37,7 +39,7 @@ from treenail.kube.resources import SECRETS
 from treenail.kube.transport import HttpTransport
 from treenail_lab.apiserver.access.certificates import CertificateIdentity, render_kubeconfig
 
-pytestmark = [pytest.mark.integration, pytest.mark.limit(180)]
+pytestmark = [pytest.mark.integration]
 RBAC = "rbac.authorization.k8s.io/v1"
 SYSTEM_SECRETS = "/api/v1/namespaces/kube-system/secrets"
 
@@ -81,6 +83,24 @@ class JoiningCluster:
     def remove_later(self, path: str) -> None:
         self._stack.callback(self.admin.delete, path)
 
+    def store_token(self, record: TokenRecord) -> None:
+        """Store an access token, and let the approver change it."""
+        metadata = {"name": TOKEN_SECRET, "namespace": self.namespace}
+        self.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": metadata,
+                "data": format_book(TokenBook({record.name: record})),
+            }
+        )
+        options = InstallOptions(controllers=("approve",))
+        for document in build_approval_access(options, self.namespace):
+            if document["kind"] == "RoleBinding":
+                # The account of the controllers.
+                document["subjects"][0] |= {"name": "approver", "namespace": self.namespace}
+            self.create(document)
+
     def connect_account(self, name: str) -> Client:
         """Connect as a service account."""
         account = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/{name}/token"
@@ -117,15 +137,18 @@ def test_machine_joins_with_the_bootstrap_token_of_its_access_token(
     target = JoinTarget(joining.url, lambda: joining.authority)
     credentials = BootstrapCredentials(server, CLOCK, target)
 
-    kubeconfig = credentials.issue(token, record)
+    kubeconfig = credentials.issue(token, record, "10.0.0.1")
     joining.remove_later(f"{SYSTEM_SECRETS}/bootstrap-token-{record.name}")
     # Another server replaces it with the same.
-    assert BootstrapCredentials(server, CLOCK, target).issue(token, record) == kubeconfig
+    assert (
+        BootstrapCredentials(server, CLOCK, target).issue(token, record, "10.0.0.1") == kubeconfig
+    )
     machine = joining.connect_machine(kubeconfig)
     node, request = f"{joining.namespace}-node", f"{joining.namespace}-csr"
     approver = joining.connect_account("approver")
     recorder = EventRecorder(approver, "tests", "tests", CLOCK)
-    controller = ApprovalController(approver, CLOCK, recorder)
+    joining.store_token(record)
+    controller = ApprovalController(approver, CLOCK, recorder, joining.namespace)
     informers = Informers(approver, CLOCK)
     keys: list[str] = []
     controller.register_watches(informers, keys.append)
@@ -166,6 +189,78 @@ def test_machine_joins_with_the_bootstrap_token_of_its_access_token(
     wait_until(lambda: machine.get(REQUESTS).code == 401, limit_s=LIMIT_S)
 
 
+def test_no_request_with_an_access_token_gets_another_identity(joining: JoiningCluster) -> None:
+    """Each one is either refused by kube-apiserver, or left by the approval."""
+    node = f"{joining.namespace}-victim"
+    joining.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})
+    server = joining.connect_account(NAME)
+    token, record = make_token("worker", expires=CLOCK.now() + 600)
+    target = JoinTarget(joining.url, lambda: joining.authority)
+    machine = joining.connect_machine(
+        BootstrapCredentials(server, CLOCK, target).issue(token, record, "10.0.0.1")
+    )
+    joining.remove_later(f"{SYSTEM_SECRETS}/bootstrap-token-{record.name}")
+    wait_until(lambda: machine.get(REQUESTS).code != 401, limit_s=LIMIT_S)
+    new, victim = make_pkcs10("system:node:new"), make_pkcs10(f"system:node:{node}")
+    user = f"system:bootstrap:{record.name}"
+    forged = {"username": f"system:node:{node}", "groups": ["system:nodes"], "uid": "1"}
+    hostile = {
+        "victim": make_request("", victim),
+        # kube-apiserver and the signer read the second block.
+        "second-block": make_request("", b"x" + new + victim),
+        "indented": make_request("", b" " + new + victim),
+        "two-blocks": make_request("", new + victim),
+        "upper-case": make_request("", make_pkcs10(f"system:node:{node.upper()}")),
+        "line-break": make_request("", make_pkcs10("system:node:a\nb")),
+        "names": make_request("", make_pkcs10("system:node:new", names=("a.example",))),
+        "groups": make_request("", make_pkcs10("system:node:new", groups=("system:nodes", "a"))),
+        "admin": make_request("", make_pkcs10("admin", groups=("system:masters",))),
+        "usages": make_request("", new, usages=(*USAGES, "server auth")),
+        "signer": make_request("", new, signer="kubernetes.io/kube-apiserver-client"),
+        "serving": make_request("", new, signer="kubernetes.io/kubelet-serving"),
+        "garbage": make_request("", b"garbage"),
+    }
+    for name in ("user", "extra"):
+        hostile[name] = make_request("", victim)
+        extra = {"extra": {"authentication.kubernetes.io/node-name": [node]}}
+        hostile[name]["spec"] |= forged if name == "user" else extra
+    created = set()
+    for name, request in hostile.items():
+        request["metadata"] = {
+            "name": f"{joining.namespace}-{name}",
+            "annotations": forged_notes(user),
+        }
+        answer = machine.post(REQUESTS, request)
+        if answer.code == 201:
+            created.add(request["metadata"]["name"])
+            joining.remove_later(f"{REQUESTS}/{request['metadata']['name']}")
+            assert answer.ok()["spec"]["username"] == user
+        else:
+            assert answer.code in (400, 403, 422)
+    assert len(created) > 8
+    approver = joining.connect_account("approver")
+    joining.store_token(record)
+    recorder = EventRecorder(approver, "tests", "tests", CLOCK)
+    controller = ApprovalController(approver, CLOCK, recorder, joining.namespace)
+    informers = Informers(approver, CLOCK)
+    keys: list[str] = []
+    controller.register_watches(informers, keys.append)
+    informers.start()
+    try:
+        assert informers.wait_until_synced(LIMIT_S)
+        for name in created:
+            controller.sync_key(name)
+    finally:
+        informers.stop()
+    for name in created:
+        status = joining.admin.get(f"{REQUESTS}/{name}").ok()["status"]
+        assert "Approved" not in str(status), name
+
+
+def forged_notes(user: str) -> dict[str, str]:
+    return {"treenail.io/approved": "true", "username": user}
+
+
 def test_server_cannot_write_other_secrets_of_the_system(joining: JoiningCluster) -> None:
     server = joining.connect_account(NAME)
     _, record = make_token("worker", expires=0)
@@ -190,7 +285,7 @@ def test_server_cannot_write_other_secrets_of_the_system(joining: JoiningCluster
     # The admission policy is in effect some seconds after its creation.
     wait_until(is_refused, limit_s=LIMIT_S)
     with pytest.raises(ForbiddenError, match="may change only its bootstrap tokens"):
-        BootstrapCredentials(server, CLOCK, target).issue("tn_x", record)
+        BootstrapCredentials(server, CLOCK, target).issue("tn_x", record, "10.0.0.1")
     with pytest.raises(ForbiddenError):
         TokenStore(server, "kube-system", CLOCK).load()
     account = {"metadata": {"name": f"{joining.namespace}-x"}, "type": "Opaque"}

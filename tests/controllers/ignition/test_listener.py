@@ -1,13 +1,18 @@
 """TLS, limits and certificates of the Ignition server, over real sockets."""
 
+import contextlib
 import logging
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.controllers.ignition.samples import (
     NEW,
@@ -21,13 +26,16 @@ from tests.controllers.ignition.serving import (
     read_response,
     read_to_end,
     serve,
+    write_certificate,
 )
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
 from treenail.controllers.ignition.access import RequestOutcome
-from treenail.controllers.ignition.certificate import ServerCertificate
+from treenail.controllers.ignition.certificate import WARN_S, ServerCertificate, read_expiry
 from treenail.controllers.ignition.listener import (
+    BUSY_HEAD_LIMIT_S,
     CERTIFICATE_CHECK_S,
+    REST_LIMIT_S,
     ServerLimits,
     read_address,
 )
@@ -38,6 +46,7 @@ from treenail.controllers.runtime.http_listener import (
     LimitedRequestHandler,
 )
 from treenail.errors import UsageError
+from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
 TOKEN = "tn_abc_secretsecretsecret"
 
@@ -117,6 +126,48 @@ def test_slow_head_is_ended(tmp_path: Path) -> None:
         assert read_to_end(slow) == b""
         assert read_to_end(idle) == b""
         assert serving.get("/config/worker").status == 200
+
+
+def test_clients_that_send_nothing_free_their_places_early_in_a_full_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    clock = FakeClock()
+    with serve(tmp_path, clock=clock, limits=ServerLimits(connections=2)) as serving:
+        held = [serving.connect_plain(f"127.0.0.{number}") for number in (2, 3)]
+        assert serving.get("/config/worker").status == 503
+        clock.move(BUSY_HEAD_LIMIT_S)
+        assert [read_to_end(each) for each in held] == [b"", b""]
+        wait_until(lambda: serving.get("/config/worker").status == 200, limit_s=LIMIT_S)
+    assert "ended connection from 127.0.0.3: no complete request in 3 s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "head", ["garbage\r\n", "GET /config/worker HTTP/1.1\r\nContent-Length: 999999\r\n"]
+)
+def test_client_that_never_ends_its_request_frees_its_place_early(
+    tmp_path: Path, head: str
+) -> None:
+    clock = FakeClock()
+    with serve(tmp_path, clock=clock, limits=ServerLimits(connections=1)) as serving:
+        held = serving.connect()
+        held.sendall(f"{head}\r\n".encode())
+        read_response(held)
+        stopped = threading.Event()
+
+        def send_slowly() -> None:
+            with contextlib.suppress(OSError):
+                while not stopped.wait(0.01):
+                    held.send(b"x")
+
+        sender = threading.Thread(target=send_slowly)
+        sender.start()
+        try:
+            clock.move(REST_LIMIT_S)
+            wait_until(lambda: serving.get("/config/worker").status == 200, limit_s=LIMIT_S)
+        finally:
+            stopped.set()
+            sender.join()
 
 
 def test_slow_response_is_ended_and_does_not_count_as_use(tmp_path: Path) -> None:
@@ -231,6 +282,72 @@ def test_renewed_certificate_that_is_broken_leaves_the_old_one(
         serving.renew_certificate()
         certificate.reload_changed_files()
         assert certificate.context is not context
+
+
+def test_directory_that_becomes_unreadable_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "tls"
+    folder.mkdir()
+    path = folder / "x.pem"
+    write_certificate(CertificateAuthority(tmp_path), path)
+    certificate = ServerCertificate(path, path)
+    path.unlink()
+    folder.rmdir()
+    # stat() of the file then fails with ENOTDIR.
+    folder.write_text("")
+    for _ in range(3):
+        certificate.reload_changed_files()
+    assert caplog.text.count("continuing with the old one: Not a directory") == 1
+
+
+def test_end_of_the_certificate_is_logged_before_and_after(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "x.pem"
+    content = write_certificate(CertificateAuthority(tmp_path), path)
+    ends = x509.load_pem_x509_certificate(content).not_valid_after_utc.timestamp()
+    assert read_expiry(path.read_text()) == ends
+    certificate = ServerCertificate(path, path)
+    certificate.check_expiry(ends - WARN_S - 1)
+    assert caplog.text == ""
+    for second in (0, 1, 5):
+        certificate.check_expiry(ends - WARN_S + second)
+    assert caplog.text.count("expires at") == 1
+    for second in (0, 1, 5):
+        certificate.check_expiry(ends + second)
+    assert caplog.text.count("expired, and machines refuse it") == 1
+
+
+def test_server_logs_the_end_of_its_certificate(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = FakeClock()
+    with serve(tmp_path, clock=clock) as serving:
+        ends = read_expiry(serving.certificate.read_text())
+        assert ends is not None
+        clock.move(ends - clock.now() + 1.0)
+        wait_until(lambda: "expired, and machines refuse it" in caplog.text, limit_s=LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "text",
+        "-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----",
+        "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----",
+        "-----BEGIN CERTIFICATE-----\n%%%\n-----END CERTIFICATE-----",
+        "-----BEGIN CERTIFICATE-----\n" + "MIAw" * 50 + "\n-----END CERTIFICATE-----",
+    ],
+)
+def test_end_of_a_damaged_certificate_is_unknown(text: str) -> None:
+    assert read_expiry(text) is None
+
+
+@given(st.binary(max_size=200))
+def test_end_of_any_certificate_can_be_looked_for(content: bytes) -> None:
+    read_expiry(ssl.DER_cert_to_PEM_cert(content))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"text"])

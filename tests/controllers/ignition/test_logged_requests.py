@@ -10,6 +10,7 @@ from treenail.controllers.ignition.access import RequestOutcome
 from treenail.controllers.ignition.logged_requests import (
     DATA_KEY,
     MAX_AGE_S,
+    MAX_ANONYMOUS_ROWS,
     MAX_BYTES,
     MAX_ROWS,
     format_requests,
@@ -55,13 +56,13 @@ def test_rows_older_than_a_day_are_dropped() -> None:
 
 
 def test_flood_without_token_does_not_displace_requests_with_one() -> None:
-    known = [make_logged(f"k-{number}", NOW - 3600) for number in range(20)]
+    known = [make_logged(f"k-{number:03}", NOW - 3600) for number in range(MAX_ROWS // 2)]
     flood = [
         log_request(f"f-{number}", make_refusal(NOW + number, address=f"10.1.{number}"))
         for number in range(3 * MAX_ROWS)
     ]
     merged = merge_requests(known, flood, NOW)
-    assert len(merged) == MAX_ROWS
+    assert len(merged) == len(known) + MAX_ANONYMOUS_ROWS
     assert {each.id for each in known} <= {each.id for each in merged}
     assert merged[-1].id == f"f-{3 * MAX_ROWS - 1}"
 

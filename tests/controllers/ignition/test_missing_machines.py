@@ -1,6 +1,7 @@
 """A machine whose Node does not appear gets one Event of its pool, from one of the servers."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.fakes.clock import FakeClock
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import SystemClock
 from treenail.controllers.ignition.access import RequestOutcome, RequestRow
+from treenail.controllers.ignition.approval.request import KubeletRequest
 from treenail.controllers.ignition.joined_machines import EXPECT_S
 from treenail.controllers.ignition.logged_requests import (
     LoggedRequest,
@@ -59,6 +61,16 @@ def test_message_names_address_token_and_last_step() -> None:
         "received rendered-worker-1 in Ignition 3.4.0 (165000 bytes), at 2023-11-14T22:13:20Z; "
         "run: treenail-controller machines"
     )
+
+
+def test_message_names_the_certificate_that_waits() -> None:
+    certificate = KubeletRequest("csr-1", "uid", "abc", "abc", "w1", created_at=NOW + 60)
+    (machine,) = find_due_machines(log_rows(make_row()), LATE, EXPECT_S)
+    (message,) = format_messages([replace(machine, certificate=certificate)], EXPECT_S)
+    assert (
+        "last known step: the certificate request csr-1 of its kubelet, for node w1, is not "
+        "approved, at 2023-11-14T22:14:20Z; run: treenail-controller machines"
+    ) in message
 
 
 def test_many_machines_share_one_message() -> None:

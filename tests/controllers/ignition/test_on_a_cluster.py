@@ -5,6 +5,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,18 +28,18 @@ from tests.controllers.ignition.samples import (
 from tests.controllers.ignition.serving import LIMIT_S
 from tests.waiting import wait_until
 from treenail.cli.controller.main import main
+from treenail.controllers.ignition.request_log import REQUEST_CONFIGMAP
 from treenail.controllers.ignition.tokens import read_name
 from treenail.controllers.install.ignition_server import (
     CERTIFICATE_SECRET,
     NAME,
-    REQUEST_CONFIGMAP,
     TOKEN_SECRET,
     build_server_documents,
 )
 from treenail.controllers.install.installation import InstallOptions
 from treenail_lab.apiserver.access.certificates import render_kubeconfig
 
-pytestmark = [pytest.mark.integration, pytest.mark.limit(180)]
+pytestmark = [pytest.mark.integration]
 MCO = "/apis/machineconfiguration.openshift.io/v1"
 
 
@@ -101,6 +102,18 @@ def write_counts(cluster: Cluster, updated: int) -> None:
     cluster.patch(f"{pools}/status", {"status": status}).ok()
 
 
+@contextmanager
+def node_with_image(cluster: Cluster, image: str) -> Iterator[None]:
+    """Create a Node that reports the image, and delete it afterwards."""
+    name = f"treenail-test-{secrets.token_hex(3)}"
+    annotations = {"machineconfiguration.openshift.io/currentOSImage": image}
+    cluster.post("/api/v1/nodes", {"metadata": {"name": name, "annotations": annotations}}).ok()
+    try:
+        yield
+    finally:
+        cluster.delete(f"/api/v1/nodes/{name}")
+
+
 def test_server_serves_the_new_config_after_one_node_has_it(
     installed: Installed, real_kubeconfig: Path, tmp_path: Path
 ) -> None:
@@ -116,8 +129,14 @@ def test_server_serves_the_new_config_after_one_node_has_it(
         write_counts(cluster, updated=1)
         wait_until(lambda: "/etc/new" in str(running.fetch()[1]), limit_s=LIMIT_S)
         assert "/etc/old" not in str(running.fetch()[1])
+        assert f"no node of pool worker runs {IMAGE} yet" in running.log.read_text()
+        with node_with_image(cluster, IMAGE):
+            named = f"from {NEW}; image: the pool names the image {IMAGE}"
+            wait_until(
+                lambda: running.fetch()[0] == 200 and named in running.log.read_text(),
+                limit_s=LIMIT_S,
+            )
         log = running.log.read_text()
-        assert f"from {NEW}; image: the pool names the image {IMAGE}" in log
         assert "disconnected" not in log
 
 

@@ -1,6 +1,10 @@
-"""Debian's Ignition 2.14 as the client of the server, up to the files of the machine."""
+"""Debian's Ignition 2.14 as the client of the server, up to the files of the machine.
+
+`TREENAIL_TEST_IGNITION` names programs of other releases, with `:` between them.
+"""
 
 import json
+import os
 from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -20,6 +24,8 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(bool(ignition.find_refusal()), reason=ignition.find_refusal() or "none"),
 ]
+OTHERS = [Path(each) for each in os.environ.get("TREENAIL_TEST_IGNITION", "").split(":") if each]
+PROGRAMS = (ignition.PROGRAM, *OTHERS)
 TOKEN = "tn_abc_canary-of-the-token"  # of this test
 KUBECONFIG = b"the bootstrap kubeconfig"
 UNIT = "[Service]\nExecStart=/usr/bin/true\n[Install]\nWantedBy=multi-user.target\n"
@@ -50,12 +56,17 @@ def serving(tmp_path: Path, access: OneToken) -> Iterator[Serving]:
         yield serving
 
 
-def new_machine(serving: Serving, token: str = TOKEN, version: str = "3.1.0") -> Ignition:
+def new_machine(
+    serving: Serving,
+    token: str = TOKEN,
+    version: str = "3.1.0",
+    program: Path = ignition.PROGRAM,
+) -> Ignition:
     """A machine with a pointer config as user data."""
     root = find_root(serving)
     for directory in ("etc", VENDOR):
         (root / directory).mkdir(parents=True)
-    found = Ignition(root.parent, root, server_port=serving.server.port)
+    found = Ignition(root.parent, root, server_port=serving.server.port, program=program)
     pointer = build_pointer(
         f"https://localhost:{serving.server.port}",
         "worker",
@@ -75,13 +86,16 @@ def mode_of(path: Path) -> int:
     return path.stat().st_mode & 0o7777
 
 
-def test_ignition_writes_the_config_of_the_pool(serving: Serving, access: OneToken) -> None:
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_ignition_writes_the_config_of_the_pool(
+    serving: Serving, access: OneToken, program: Path
+) -> None:
     unit = {"name": "worker.service", "enabled": True, "contents": UNIT}
     config = make_config(
         NEW, make_file("/etc/motd", "welcome", mode=0o640), systemd={"units": [unit]}
     )
     serving.write("config", config)
-    machine = new_machine(serving)
+    machine = new_machine(serving, program=program)
     machine.provision()
     root = find_root(serving)
     motd = root / "etc/motd"
@@ -98,17 +112,28 @@ def test_ignition_writes_the_config_of_the_pool(serving: Serving, access: OneTok
     encapsulated = json.loads((root / node_paths.ENCAPSULATED_CONFIG[1:]).read_text())
     assert encapsulated["metadata"]["name"] == NEW
     assert encapsulated["spec"]["kernelArguments"] == ["quiet"]
-    assert encapsulated["spec"]["config"] == {"ignition": {"version": "3.3.0"}}
-    assert {row.version for row in serving.requests.rows} == {"3.3.0"}
+    (version,) = {row.version for row in serving.requests.rows}
+    assert version == "3.3.0" if program == ignition.PROGRAM else version > "3.3.0"
+    assert encapsulated["spec"]["config"] == {"ignition": {"version": version}}
     assert len(access.uses) == len(serving.requests.rows) >= 1
 
 
-@pytest.mark.parametrize("version", ["3.0.0", "3.3.0"])
+@pytest.mark.parametrize(
+    ("version", "program"),
+    [
+        *(("3.0.0", program) for program in PROGRAMS),
+        *(("3.3.0", program) for program in PROGRAMS),
+        *((version, program) for version in ("3.4.0", "3.5.0") for program in OTHERS),
+    ],
+)
 def test_ignition_sends_the_token_of_each_version(
-    serving: Serving, access: OneToken, version: str
+    serving: Serving, access: OneToken, version: str, program: Path
 ) -> None:
-    machine = new_machine(serving, version=version)
-    assert machine.run_fetch().code == 0
+    machine = new_machine(serving, version=version, program=program)
+    result = machine.run_fetch()
+    if "unsupported config version" in result.log:
+        pytest.skip(f"{program.name} does not read {version}")
+    assert result.code == 0
     assert access.uses
 
 

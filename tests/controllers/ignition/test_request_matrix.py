@@ -133,6 +133,9 @@ REQUESTS = {
     "http-2-preface": RawRequest(
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, REFUSED.format(505, "cannot read the request")
     ),
+    "empty-line": RawRequest(
+        "\r\n\r\n", 400, REFUSED.format(400, "cannot read the request"), "HTTP/1.1"
+    ),
     "garbage": RawRequest(
         f"{TOKEN}\r\n\r\n", 400, REFUSED.format(400, "cannot read the request"), "HTTP/1.1"
     ),

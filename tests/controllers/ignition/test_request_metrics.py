@@ -31,6 +31,14 @@ def test_requests_are_counted() -> None:
     assert f'{PREFIX}cache_lookups_total{{result="miss"}} 1.0' in text
 
 
+def test_machines_without_a_token_are_counted() -> None:
+    metrics, requests = make_metrics()
+    for outcome in (RequestOutcome.SERVED, RequestOutcome.CHECKED, RequestOutcome.REFUSED):
+        requests.record(make_row(token="", outcome=outcome))
+    requests.record(make_row())
+    assert f'{PREFIX}served_without_token_total{{pool="worker"}} 1.0' in metrics.render_text()
+
+
 def test_names_that_clients_choose_add_no_time_series() -> None:
     metrics, requests = make_metrics()
     for number in range(100):

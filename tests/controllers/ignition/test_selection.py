@@ -68,6 +68,24 @@ def test_image_of_the_pool_without_an_updated_node_is_not_selected() -> None:
     assert "no node" in found.reason
 
 
+def test_image_of_a_rebuild_that_no_node_runs_is_not_selected() -> None:
+    """The pool counts nodes that have the same config and the image before."""
+    asked = []
+
+    def is_image_running(image: str) -> bool:
+        asked.append(image)
+        return False
+
+    found = select_image(
+        read(make_pool(updated=2)),
+        built(),
+        rendered_image=BASE,
+        is_image_running=is_image_running,
+    )
+    assert (found.image, found.os_image_url, asked) == ("", BASE, [IMAGE])
+    assert f"no node of pool worker runs {IMAGE}" in found.reason
+
+
 def test_tag_in_the_pool_selects_no_image() -> None:
     found = select(make_pool(osImage="quay.io/example/os:latest"))
     assert found.image == ""

@@ -1,5 +1,6 @@
 """The Ignition server over real TLS sockets: paths, errors, limits, and its log of requests."""
 
+import http.client
 import json
 import logging
 from collections.abc import Iterator
@@ -248,6 +249,42 @@ def test_body_of_a_get_is_not_read(serving: Serving) -> None:
         assert client.recv(1) == b""
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET /config/worker HTTP/1.1\r\nContent-Length: 300000",
+        "GET /config/worker HTTP/1.1\r\nTransfer-Encoding: chunked",
+        "POST /config/worker HTTP/1.1\r\nContent-Length: 300000",
+        "GET /config/worker HTTP/1.1\r\nX: " + 9000 * "x",
+    ],
+    ids=["get", "chunked", "post", "long-head"],
+)
+def test_client_that_sends_a_body_receives_the_whole_response(serving: Serving, head: str) -> None:
+    """A close with unread bytes would reset the connection, and drop what is not sent yet."""
+    serving.write("config", make_config(NEW, make_file("/etc/big", "x" * 1_000_000)))
+    with serving.connect() as client:
+        client.sendall(head.encode() + b"\r\n\r\n" + b"x" * 300_000)
+        found = http.client.HTTPResponse(client, method="GET")
+        found.begin()
+        length = int(found.headers["Content-Length"])
+        assert len(found.read()) == length
+        assert client.recv(1) == b""
+
+
+def test_client_that_sends_without_end_is_closed(serving: Serving) -> None:
+    with serving.connect() as client:
+        client.sendall(b"GET /config/worker HTTP/1.1\r\nContent-Length: 999999999\r\n\r\n")
+
+        def is_refused() -> bool:
+            try:
+                client.sendall(b"x" * 1_000_000)
+            except OSError:
+                return True
+            return False
+
+        wait_until(is_refused, limit_s=LIMIT_S)
+
+
 def test_servers_of_equal_inputs_serve_equal_configs(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -265,6 +302,29 @@ def test_cluster_that_is_not_listed_yet_is_unavailable(tmp_path: Path) -> None:
         assert (found.status, found.headers["Retry-After"]) == (503, "1")
         assert found.json == {"error": "cannot read the cluster yet: pools are not listed yet"}
         assert serving.get("/healthz").status == 200
+
+
+def test_status_is_served_when_the_server_has_one(tmp_path: Path) -> None:
+    with serve(tmp_path, describe_status=lambda: {"step": "render"}) as serving:
+        found = serving.get("/status")
+        assert (found.status, found.json) == (200, {"step": "render"})
+        assert serving.send("HEAD /status HTTP/1.1\r\n\r\n").status == 200
+        assert serving.send("POST /status HTTP/1.1\r\n\r\n").status == 405
+        assert serving.requests.rows == []
+
+
+def test_status_is_unknown_without_one(serving: Serving) -> None:
+    assert serving.get("/status").status == 404
+
+
+def test_source_says_when_to_try_again(tmp_path: Path) -> None:
+    class SlowSource(UnreadySource):
+        def read_inputs(self, pool: str) -> ServedInputs:
+            raise SourceUnreadyError("the image is being built", retry_after_s=15)
+
+    with serve(tmp_path, source=SlowSource()) as serving:
+        found = serving.get("/config/worker")
+        assert (found.status, found.headers["Retry-After"]) == (503, "15")
 
 
 def test_error_of_the_program_is_one_sentence_and_is_logged(

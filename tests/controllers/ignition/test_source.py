@@ -20,8 +20,10 @@ from tests.controllers.ignition.samples import (
     make_file,
     make_image_build,
     make_image_config,
+    make_large_configs,
     make_pool,
 )
+from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
 from treenail.controllers.ignition.cluster_source import ClusterSource
@@ -67,9 +69,17 @@ class DirectoryPlace:
 
 
 class ClusterPlace:
-    def __init__(self, cluster: Cluster, source: PoolSource) -> None:
+    def __init__(self, cluster: Cluster, source: PoolSource, clock: FakeClock) -> None:
         self.source = source
+        self.clock = clock
         self._cluster = cluster
+
+    def put_node(self, name: str, image: str) -> None:
+        """Create or replace a Node that reports an image."""
+        annotations = {"machineconfiguration.openshift.io/currentOSImage": image}
+        body = {"metadata": {"name": name, "annotations": annotations}}
+        if self._cluster.post("/api/v1/nodes", body).code == 409:
+            self._cluster.patch(f"/api/v1/nodes/{name}", body).ok()
 
     def put(self, document: Json) -> None:
         collection = collection_of(document)
@@ -87,10 +97,15 @@ class ClusterPlace:
 
 
 @pytest.fixture(params=["directory", "cluster"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "directory":
-        yield DirectoryPlace(tmp_path)
-        return
+        return DirectoryPlace(tmp_path)
+    found: ClusterPlace = request.getfixturevalue("cluster_place")
+    return found
+
+
+@pytest.fixture
+def cluster_place(tmp_path: Path) -> Iterator[ClusterPlace]:
     with ExitStack() as stack:
         server = stack.enter_context(LabServer(tmp_path))
         cluster = Cluster.of_kubeconfig(server.admin_kubeconfig)
@@ -98,12 +113,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
             cluster.post(collection_of(document), document).ok()
         transport = HttpTransport(read_kubeconfig(str(server.admin_kubeconfig)), SystemClock())
         stack.callback(transport.close)
-        informers = Informers(Client(transport), SystemClock())
-        source = ClusterSource(informers, SETTINGS)
+        client, clock = Client(transport), FakeClock()
+        informers = Informers(client, SystemClock())
+        source = ClusterSource(informers, SETTINGS, client, clock)
         informers.start()
         stack.callback(informers.stop)
         assert informers.wait_until_synced(LIMIT_S)
-        yield ClusterPlace(cluster, source)
+        yield ClusterPlace(cluster, source, clock)
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
@@ -125,6 +141,8 @@ def test_inputs_of_a_pool_name_its_objects(place: Place) -> None:
         make_image_build(),
     ):
         place.put(document)
+    if isinstance(place, ClusterPlace):
+        place.put_node("worker-0", IMAGE)
     found = wait_for(
         lambda: (
             (each := place.source.read_inputs("worker")).image.image
@@ -135,11 +153,25 @@ def test_inputs_of_a_pool_name_its_objects(place: Place) -> None:
     assert found.config.name == NEW
     assert found.image.image == IMAGE
     assert found.controller_config.kubelet_ca == b"kubelet ca"
-    assert found.rendered["spec"]["config"]["storage"]["files"][0]["path"] == "/etc/motd"
-    assert "managedFields" not in found.rendered["metadata"]
-    assert found.rendered is not found.rendered
-    assert found.rendered == found.rendered
+    rendered = json.loads(found.read_rendered())
+    assert rendered["spec"]["config"]["storage"]["files"][0]["path"] == "/etc/motd"
+    assert "managedFields" not in rendered["metadata"]
     assert place.source.describe_staleness() == ""
+
+
+@pytest.mark.parametrize("place", ["cluster"], indirect=True)
+def test_pool_that_returns_to_an_older_config_gets_its_contents(place: Place) -> None:
+    names = [config["metadata"]["name"] for config in make_large_configs()]
+    for config in make_large_configs():
+        place.put(config)
+    for name in names:
+        place.put(make_pool(new=name))
+        found = wait_for(
+            lambda name=name: (
+                (each := place.source.read_inputs("worker")).config.name == name and each
+            )
+        )
+        assert json.loads(found.read_rendered())["metadata"]["name"] == name
 
 
 def test_versions_change_with_the_inputs_and_not_with_the_counts(place: Place) -> None:
@@ -162,6 +194,15 @@ def test_versions_change_with_the_inputs_and_not_with_the_counts(place: Place) -
     assert old.versions != found.versions
 
 
+def test_versions_change_with_who_writes_files_beside_an_image(place: Place) -> None:
+    place.put(make_config(NEW))
+    place.put(make_pool())
+    before = wait_for(lambda: place.source.read_inputs("worker"))
+    place.put(make_pool(imageFiles="Write"))
+    after = wait_for(lambda: (each := place.source.read_inputs("worker")).pool.image_files and each)
+    assert after.versions != before.versions
+
+
 def test_missing_pool_is_reported(place: Place) -> None:
     place.put(make_pool(name="other"))
     with pytest.raises(PoolMissingError, match="worker"):
@@ -174,6 +215,43 @@ def test_missing_rendered_config_is_reported(place: Place) -> None:
         lambda: isinstance(fail(place.source), SourceError) and NEW in str(fail(place.source)),
         limit_s=LIMIT_S,
     )
+
+
+def test_rendered_config_that_the_watch_has_not_seen_is_unready(
+    cluster_place: ClusterPlace,
+) -> None:
+    cluster_place.put(make_pool())
+    source = cluster_place.source
+    wait_until(lambda: NEW in str(fail(source)), limit_s=LIMIT_S)
+    error = fail(source)
+    assert isinstance(error, SourceUnreadyError)
+    assert f"cannot find MachineConfig {NEW}" in str(error)
+    cluster_place.clock.move(31)
+    assert not isinstance(fail(source), SourceUnreadyError)
+    cluster_place.put(make_config())
+    wait_for(lambda: source.read_inputs("worker"))
+
+
+def test_image_that_no_node_runs_is_not_served(cluster_place: ClusterPlace) -> None:
+    rebuilt = "quay.io/example/os@sha256:" + "12" * 32
+    place = cluster_place
+    for document in (make_pool(), make_config(), make_image_config(), make_image_build()):
+        place.put(document)
+    place.put_node("worker-0", IMAGE)
+
+    def read_image() -> str:
+        return place.source.read_inputs("worker").image.image
+
+    wait_for(lambda: read_image() == IMAGE)
+    # A rebuild of the same config: the status of the pool still counts the nodes of before.
+    place.put(make_image_config(rebuilt))
+    place.put(make_image_build(pull_spec=rebuilt))
+    wait_for(lambda: read_image() == "")
+    place.put_node("worker-1", rebuilt)
+    wait_for(lambda: read_image() == rebuilt)
+    # The only Node that runs it gets another image.
+    place.put_node("worker-1", IMAGE)
+    wait_for(lambda: read_image() == "")
 
 
 def test_malformed_certificate_is_reported(place: Place) -> None:
@@ -211,7 +289,8 @@ def fail(source: PoolSource) -> TreenailError | None:
 def test_cluster_that_is_not_listed_yet_is_unready(tmp_path: Path) -> None:
     with LabServer(tmp_path) as server:
         transport = HttpTransport(read_kubeconfig(str(server.admin_kubeconfig)), SystemClock())
-        source = ClusterSource(Informers(Client(transport), SystemClock()), SETTINGS)
+        client = Client(transport)
+        source = ClusterSource(Informers(client, SystemClock()), SETTINGS, client)
         with pytest.raises(SourceUnreadyError, match="not listed"):
             source.read_inputs("worker")
         transport.close()
@@ -250,4 +329,4 @@ def test_config_above_the_limit_is_reported_and_not_kept() -> None:
     packed = PackedConfig.from_json(make_config(NEW, make_file("/etc/big", "x" * CONFIG_LIMIT)))
     assert not packed.content
     with pytest.raises(SourceError, match="limit is 8388608"):
-        packed.unpack()
+        packed.read_text()

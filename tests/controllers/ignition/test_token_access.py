@@ -1,8 +1,11 @@
 """Which requests access tokens permit, with two servers and the lab's API server."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 
@@ -10,17 +13,25 @@ import pytest
 
 from tests.controllers.ignition.serving import LIMIT_S
 from tests.controllers.ignition.token_cluster import (
+    NAMESPACE,
     SECRET,
     Replica,
     TokenCluster,
     run_token_cluster,
 )
 from tests.waiting import wait_until
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.cli.controller.serve_tokens import TOKEN_LIMIT_S
 from treenail.controllers.ignition.access import AccessVerdict
+from treenail.controllers.ignition.bootstrap_tokens import BootstrapCredentials, JoinTarget
 from treenail.controllers.ignition.machine_credentials import SharedCredentials
 from treenail.controllers.ignition.token_access import TokenAccess, TokenMode, TokenSettings
-from treenail.controllers.ignition.tokens import TokenRecord, UseState
+from treenail.controllers.ignition.token_store import CONFIRM_S, TokenStore
+from treenail.controllers.ignition.tokens import TokenRecord, UseState, settle_use
 from treenail.errors import ForbiddenError
+from treenail.kube.client import Client
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.transport import HttpTransport
 
 pytestmark = pytest.mark.integration
 OK, UNAUTHORIZED, FORBIDDEN = HTTPStatus.OK, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN
@@ -66,21 +77,38 @@ def test_use_counts_when_sent_and_only_once_for_an_address(cluster: TokenCluster
     assert [use.state for use in cluster.read_record(record.name).used] == [UseState.CLAIMED]
     replica.access.confirm_sent(verdict)
     assert [use.state for use in cluster.read_record(record.name).used] == [UseState.SENT]
-    # Ignition requests twice.
+    # A machine restarted in its first boot.
     assert serve(replica, token, A) is OK
     assert serve(replica, token, B) is FORBIDDEN
     cluster.clock.move(600)
     assert serve(replica, token, A) is FORBIDDEN
 
 
-def test_check_writes_nothing_and_sends_no_request(cluster: TokenCluster) -> None:
+def test_check_writes_nothing_and_reads_once_for_unknown_tokens(cluster: TokenCluster) -> None:
     token, record = cluster.create_token()
     replica = cluster.start_replica()
     before = cluster.server.count_requests()
-    for text in (token, token + "x", f"tn_{record.name}_{'A' * 32}", "x", ""):
+    for text in (token, "x", "", "tn_x"):
         replica.access.check(text, "worker", A)
     assert cluster.server.count_requests() == before
+    for number in range(9):
+        unknown = f"tn_{record.name}_{number:032}"
+        assert replica.access.check(unknown, "worker", A).status is UNAUTHORIZED
+    assert cluster.server.count_requests() == before + 1
     assert cluster.read_record(record.name).used == ()
+
+
+def test_token_that_the_watch_has_not_seen_is_accepted(cluster: TokenCluster) -> None:
+    """Ignition gives up at 401."""
+    replica = cluster.start_replica()
+    replica.informers.stop()
+    token, _ = cluster.create_token()
+    assert serve(replica, token, A) is OK
+    token, _ = cluster.create_token()
+    unknown = begin(replica, "tn_new_" + "A" * 32, A)
+    assert unknown.status is UNAUTHORIZED
+    cluster.clock.move(CONFIRM_S)
+    assert serve(replica, token, A) is OK
 
 
 @pytest.mark.parametrize(
@@ -134,12 +162,13 @@ def test_step_of_the_upkeep_that_is_forbidden_stops_no_other(
     assert caplog.text.count("cannot list nodes") == 1
 
 
-def test_transition_serves_machines_without_token_and_counts_them(cluster: TokenCluster) -> None:
+def test_transition_serves_machines_without_token_and_refuses_wrong_ones(
+    cluster: TokenCluster,
+) -> None:
     cluster.create_token()
     replica = cluster.start_replica(TokenSettings(TokenMode.ASK))
     assert serve(replica, "", A) is OK
     assert serve(replica, "wrong", A) is UNAUTHORIZED
-    assert replica.access.open_requests == 1
 
 
 def test_two_servers_never_serve_one_token_to_two_machines(cluster: TokenCluster) -> None:
@@ -186,7 +215,7 @@ def test_unreadable_tokens_are_unavailable(cluster: TokenCluster) -> None:
     wait_until(lambda: replica.store.observed and replica.store.observed.problem, limit_s=LIMIT_S)
     verdict = begin(replica, token, A)
     assert verdict.status is UNAVAILABLE
-    assert verdict.reason == "the access tokens cannot be read yet"
+    assert verdict.reason == "the access tokens cannot be read: the log of the server has the error"
 
 
 def test_server_without_the_api_server_serves_by_its_own_knowledge(
@@ -214,6 +243,80 @@ def test_server_without_the_api_server_serves_by_its_own_knowledge(
     assert {use.address for use in stored.used} == {A, B}
     assert f"token {record.name} permits 1 machines, and 2 used it" in caplog.text
     assert serve(first, late, A) is OK
+
+
+class SilentServer:
+    """Accepts connections and never answers, as a machine behind a broken network."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.connections: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(LIMIT_S)
+        for each in (self._socket, *self.connections):
+            each.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                self.connections.append(self._socket.accept()[0])
+
+
+def test_machine_waits_for_one_request_to_a_silent_api_server(cluster: TokenCluster) -> None:
+    """Ignition waits 10 s for the head of a response."""
+    token, _ = cluster.create_token()
+    silent = SilentServer()
+    cluster.stack.callback(silent.close)
+    connection = read_kubeconfig(str(cluster.server.admin_kubeconfig))
+    transport = HttpTransport(replace(connection, server=silent.url), cluster.real_clock)
+    cluster.stack.callback(transport.close)
+    client = Client(transport, limit_s=0.2)
+    store = TokenStore(client, NAMESPACE, cluster.clock)
+    store.observe_secret(cluster.admin.get(SECRET).ok())
+    target = JoinTarget("https://api.example:6443", lambda: b"authority")
+    credentials = BootstrapCredentials(client, cluster.clock, target)
+    access = TokenAccess(store, cluster.clock, TokenSettings(), credentials)
+    verdict = access.claim(access.check(token, "worker", A))
+    assert (verdict.status, bool(verdict.kubeconfig)) == (OK, True)
+    assert len(silent.connections) == 1
+    # One that is in progress, one for further machines, and that for the kubelet's credential.
+    assert 3 * TOKEN_LIMIT_S < 10
+
+
+def test_double_use_without_the_api_server_has_an_event_of_the_pool(
+    cluster: TokenCluster,
+) -> None:
+    pool = MachineConfigPool.from_json({"metadata": {"name": "worker", "uid": "uid-1"}})
+    other = MachineConfigPool.from_json({"metadata": {"name": "infra", "uid": "uid-2"}})
+    token, record = cluster.create_token()
+    servers = [cluster.start_replica(pools=(other, pool)) for _ in range(5)]
+    cluster.server.stop()
+    for number, server in enumerate(servers, 1):
+        assert serve(server, token, f"10.0.0.{number}") is OK
+    cluster.server.start()
+    for server in servers:
+        server.access.run_upkeep()
+        server.access.run_upkeep()
+    events = cluster.admin.get("/api/v1/namespaces/default/events").ok()["items"]
+    assert {each["reason"] for each in events} == {"TokenOverused"}
+    assert {each["involvedObject"]["uid"] for each in events} == {"uid-1"}
+    assert not any(token in str(each) for each in events)
+    # One for each server that found out.
+    assert len(events) == 4
+    (last,) = [each["message"] for each in events if "5 used it" in each["message"]]
+    assert last == (
+        f"token {record.name} permits 1 machines, and 5 used it while the API server was "
+        "unreachable: 10.0.0.1, 10.0.0.2, 10.0.0.3 and 2 more; remove the machines that are not "
+        "yours, and rotate the secrets of pool worker"
+    )
 
 
 def test_response_in_progress_at_an_outage_is_recorded_later(cluster: TokenCluster) -> None:
@@ -246,6 +349,53 @@ def test_revoked_token_is_refused_although_a_check_permitted_it(cluster: TokenCl
     verdict = replica.access.check(token, "worker", A)
     cluster.make_store().change(lambda book: (book.remove(record.name), None))
     assert replica.access.claim(verdict).status is UNAUTHORIZED
+
+
+class RevokedNames(SharedCredentials):
+    """Credentials that note which of them were revoked."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: b"kubeconfig")
+        self.names: list[str] = []
+
+    def revoke(self, name: str) -> None:
+        self.names.append(name)
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_credential_of_a_token_that_was_revoked_meanwhile_is_deleted(
+    cluster: TokenCluster, *, is_sent: bool
+) -> None:
+    token, record = cluster.create_token()
+    credentials = RevokedNames()
+    replica = cluster.start_replica(credentials=credentials)
+    verdict = begin(replica, token, A)
+    # The command deletes the bootstrap token before the server creates it.
+    cluster.make_store().change(lambda book: (book.remove(record.name), None))
+    (replica.access.confirm_sent if is_sent else replica.access.release)(verdict)
+    assert record.name in credentials.names
+
+
+def test_unknown_token_is_unavailable_while_the_api_server_is(cluster: TokenCluster) -> None:
+    token, _ = cluster.create_token()
+    replica = cluster.start_replica()
+    cluster.server.stop()
+    refused = begin(replica, "tn_new_" + "A" * 32, A)
+    assert refused.status is UNAVAILABLE
+    assert refused.reason == "the token is unknown, and the API server does not answer"
+    assert serve(replica, token, A) is OK
+
+
+def test_machine_that_joined_uses_its_token_no_longer(cluster: TokenCluster) -> None:
+    token, record = cluster.create_token()
+    replica = cluster.start_replica()
+    assert serve(replica, token, A) is OK
+    stored = cluster.read_record(record.name)
+    joined = settle_use(stored, stored.used[0], UseState.JOINED)
+    cluster.make_store().change(lambda book: (book.put(joined), None))
+    learn(replica, joined)
+    # A pod of the Node has the address of the machine.
+    assert serve(replica, token, A) is FORBIDDEN
 
 
 def test_clock_an_hour_behind_refuses_no_valid_token(cluster: TokenCluster) -> None:

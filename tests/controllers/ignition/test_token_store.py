@@ -10,8 +10,13 @@ import pytest
 from tests.controllers.ignition.serving import LIMIT_S
 from tests.controllers.ignition.token_cluster import SECRET, TokenCluster, run_token_cluster
 from tests.waiting import wait_until
-from treenail.controllers.ignition.tokens import TokenBook, confirm_use, make_token
-from treenail.errors import ConfigError, UnreachableError, UsageError
+from treenail.controllers.ignition.tokens import (
+    TokenBook,
+    TokenRecord,
+    confirm_use,
+    make_token,
+)
+from treenail.errors import ClusterError, ConfigError, UnreachableError, UsageError
 
 pytestmark = pytest.mark.integration
 
@@ -115,6 +120,72 @@ def test_damaged_secret_is_never_replaced(
         assert "restore the Secret" in caught.value.remedy
     assert cluster.admin.get(SECRET).ok()["data"] == damaged["data"]
     assert "cannot read the access tokens of Secret treenail-ignition/" in caplog.text
+
+
+def test_bug_in_one_change_is_no_success_of_the_others(cluster: TokenCluster) -> None:
+    store = cluster.make_store()
+    cluster.create_token()
+    has_begun, may_fail = threading.Event(), threading.Event()
+
+    def fail(_book: TokenBook) -> tuple[TokenBook, str]:
+        has_begun.set()
+        assert may_fail.wait(LIMIT_S)
+        raise KeyError
+
+    def wait_for_batch() -> None:
+        # Both changes wait for this one, and become one write.
+        with pytest.raises(KeyError):
+            store.change(fail)
+
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(wait_for_batch)
+        assert has_begun.wait(LIMIT_S)
+        others = [pool.submit(store.change, fail), pool.submit(store.change, lambda b: (b, "ok"))]
+        wait_until(lambda: len(store._pending) == 2, limit_s=LIMIT_S)
+        may_fail.set()
+        first.result(LIMIT_S)
+        errors = {type(each.exception(LIMIT_S)) for each in others}
+    assert errors == {KeyError, ClusterError}
+
+
+def test_missing_secret_is_logged_once(
+    cluster: TokenCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create_token()
+    replica = cluster.start_replica()
+    assert "does not exist" not in caplog.text
+    cluster.admin.delete(SECRET).ok()
+    wait_until(lambda: "every access token is unknown" in caplog.text, limit_s=LIMIT_S)
+    assert replica.store.observed is not None
+    assert replica.store.observed.book == TokenBook()
+    token, record = cluster.create_token()
+
+    def has_token() -> bool:
+        observed = replica.store.observed
+        return bool(observed and observed.book and observed.book.find(token) == record)
+
+    wait_until(has_token, limit_s=LIMIT_S)
+    assert caplog.text.count("every access token is unknown") == 1
+
+
+def test_tokens_are_seen_after_the_cluster_was_restored_from_a_backup(
+    cluster: TokenCluster,
+) -> None:
+    token, record = cluster.create_token()
+    replica = cluster.start_replica()
+    # Before the restore the versions were higher.
+    later = cluster.admin.get(SECRET).ok()
+    later["metadata"]["resourceVersion"] = "999999999"
+    later["data"] = {}
+    replica.store.observe_secret(later)
+
+    def find_token() -> TokenRecord | None:
+        observed = replica.store.observed
+        return observed.book.find(token) if observed and observed.book else None
+
+    assert find_token() is None
+    replica.informers.request_lists(float("inf"))
+    wait_until(lambda: find_token() == record, limit_s=LIMIT_S)
 
 
 def test_unreachable_server_is_an_error_of_each_change(cluster: TokenCluster) -> None:

@@ -56,6 +56,16 @@ def test_token_is_found_only_as_a_whole() -> None:
     assert compute_digest(token).hex() not in repr(record)
 
 
+@pytest.mark.parametrize("name", ["", "a b", "../x", "W", "a" * 254, "x\x1b[31m"])
+def test_token_for_an_impossible_name_is_refused(name: str) -> None:
+    # With such an entry no token of the Secret could be read.
+    with pytest.raises(ConfigError, match="expected the name of a pool"):
+        make_token(name, expires=NOW)
+    if name:
+        with pytest.raises(ConfigError, match="expected the name of a machine"):
+            make_token("worker", expires=NOW, machine=name)
+
+
 def test_tokens_differ_and_have_a_public_name() -> None:
     made = [make_token("worker", expires=NOW) for _ in range(100)]
     assert len({token for token, _ in made}) == 100
@@ -132,18 +142,31 @@ def test_clock_that_went_back_does_not_extend_the_window() -> None:
 
 
 def test_secret_returns_what_was_written() -> None:
-    first = replace(use(make(uses=3), "2001:db8::1"), machine="worker-7")
+    first = replace(use(make(uses=3), "2001:db8::1"), machine="worker-7", nodes=("a", "b.example"))
     book = TokenBook().put(first).put(make(pool="infra"))
     data = format_book(book)
     assert parse_book({"data": data}, where=WHERE) == book
     assert parse_book({}, where=WHERE) == TokenBook()
 
 
+def test_secret_with_the_same_content_is_not_parsed_again() -> None:
+    parser = BookParser(WHERE)
+    data = format_book(TokenBook().put(make()))
+    first = parser.parse({"data": data})
+    assert parser.parse({"data": {**data}, "metadata": {"resourceVersion": "2"}}) is first
+    assert parser.parse({"data": format_book(TokenBook())}).tokens == {}
+    assert parser.parse({"data": data}) == first
+
+
 def test_secret_has_room_for_ten_thousand_used_tokens() -> None:
     record = use(make(), "2001:db8:1234:5678:9abc:def0:1234:5678")
     tokens = {
         f"t{number:05}": replace(
-            record, name=f"t{number:05}", digest=compute_digest(str(number)), machine="worker-1"
+            record,
+            name=f"t{number:05}",
+            digest=compute_digest(str(number)),
+            machine="worker-1",
+            nodes=(f"worker-{number}.cluster.example",),
         )
         for number in range(MAX_TOKENS)
     }
@@ -182,9 +205,28 @@ DIGEST = "A" * 43
         (encode({"format": 1, "tokens": [f"a {DIGEST} w 1 0 -"]}), "entry 1 is damaged"),
         (encode({"format": 1, "tokens": [f"a {DIGEST} w 1 1 - x,1"]}), "entry 1 is damaged"),
         (encode({"format": 1, "tokens": [f"a {DIGEST} w 1 1 - x,1,lost"]}), "entry 1 is damaged"),
+        (encode({"format": 1, "tokens": [f"a {DIGEST} w {'9' * 400} 1 -"]}),
+         "expected an expiry in seconds from 0 to 253402300799"),
+        (encode({"format": 1, "tokens": [f"a {DIGEST} w 253402300800 1 -"]}), "an expiry"),
+        (encode({"format": 1, "tokens": [f"a {DIGEST} w -1 1 -"]}), "an expiry"),
+        (encode({"format": 1, "tokens": [f"a {DIGEST} w 1 1_0 -"]}),
+         "expected uses from 1 to 1000"),
+        (encode({"format": 1, "tokens": [f"a {DIGEST} w 1 1001 -"]}), "expected uses"),
+        (encode({"format": 1, "tokens": [f"a {DIGEST} w 1 1 - x,{'9' * 400},sent"]}),
+         "a time in seconds"),
+        (encode({"format": 1, "tokens": [f"a {DIGEST} w 1 1 - x,1,claimed,-5"]}),
+         "expected responses from 1"),
+        (encode({"format": 1, "tokens": [f"../x {DIGEST} w 1 1 -"]}), "expected a name of"),
+        (encode({"format": 1, "tokens": [f"a {DIGEST}  1 1 -"]}), "the names of a pool"),
+        (encode({"format": 1, "tokens": [f"a {DIGEST} \x1b[31m 1 1 -"]}), "the names of a pool"),
+        (encode({"format": 1, "tokens": [f"a {DIGEST} w 1 1 A"]}), "the names of a pool"),
+        (encode({"format": 1, "tokens": [f"a {DIGEST} w 1 1 - @A"]}), "the name of a Node"),
+        (encode({"format": 1, "tokens": [f"a {DIGEST} w 1 1 -", f"a {DIGEST} w 2 1 -"]}),
+         "two entries have the same name"),
+        (encode({"format": 1, "tokens": [], "more": 1}), "it has 1 unknown fields"),
         ("A" * 3_000_000, "longer than"),
     ],
-)
+)  # fmt: skip
 def test_damaged_secret_is_refused_without_its_content(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as caught:
         parse_book({"data": {"tokens": text}}, where=WHERE)

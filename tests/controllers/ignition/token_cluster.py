@@ -1,6 +1,6 @@
 """A cluster of the lab that keeps access tokens, and servers' views of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,13 +9,16 @@ from tests.contract.client import Cluster
 from tests.controllers.ignition.serving import LIMIT_S
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
+from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import SystemClock
 from treenail.controllers.ignition.machine_credentials import MachineCredentials, SharedCredentials
+from treenail.controllers.ignition.pool_events import COMPONENT_NAME, PoolEvents
 from treenail.controllers.ignition.token_access import TokenAccess, TokenSettings
 from treenail.controllers.ignition.token_store import TOKEN_SECRET, TokenStore
 from treenail.controllers.ignition.tokens import TokenRecord, make_token
 from treenail.controllers.runtime.informers import Informers
 from treenail.kube.client import Client
+from treenail.kube.events import EventRecorder
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.transport import HttpTransport
 from treenail_lab.apiserver.serving.server import LabServer
@@ -80,15 +83,27 @@ class TokenCluster:
         self,
         settings: TokenSettings = TokenSettings(),  # noqa: B008  # frozen
         credentials: MachineCredentials | None = None,
+        pools: Sequence[MachineConfigPool] = (),
     ) -> Replica:
         """Start the part of a server, with a watch of its own; its upkeep runs on request."""
         client = self.connect()
+        recorder = EventRecorder(client, COMPONENT_NAME, "tests", _PATIENT)
+        events = PoolEvents(recorder, lambda: pools)
         informers = Informers(client, _PATIENT)
         store = TokenStore(client, NAMESPACE, self.clock)
         store.add_to_informers(informers)
-        access = TokenAccess(store, self.clock, settings, credentials or SharedCredentials())
+        access = TokenAccess(
+            store,
+            self.clock,
+            settings,
+            credentials or SharedCredentials(),
+            report_overuse=events.report_overuse,
+        )
         self.stack.callback(informers.stop)
+        watches = self.server.count_requests(verb="watch")
         informers.start()
+        # The list comes first. A watch that begins later would count as a request of the test.
+        wait_until(lambda: self.server.count_requests(verb="watch") > watches, limit_s=LIMIT_S)
         wait_until(lambda: store.observed is not None, limit_s=LIMIT_S)
         return Replica(store, access, informers)
 

@@ -2,11 +2,19 @@
 
 import logging
 import ssl
+from datetime import datetime
 from pathlib import Path
 
+from treenail.clock import format_rfc3339
 from treenail.errors import UsageError
 
 log = logging.getLogger(__name__)
+
+WARN_S = 7 * 86_400.0
+"""Time before the end of a certificate from which the log warns."""
+
+_EXPLICIT_VERSION, _UTC_TIME = 0xA0, 0x17
+"""Tags of DER (X.690)."""
 
 _Signature = tuple[tuple[int, int, int], ...]
 
@@ -21,6 +29,9 @@ class ServerCertificate:
         """Load the files; raise `UsageError`."""
         self._certificate = certificate
         self._key = key
+        self._expires: float | None = None
+        self._last_expiry_text = ""
+        self._last_problem = ""
         try:
             self._signature = self._sign_files()
             self._context = self._load_context()
@@ -40,26 +51,39 @@ class ServerCertificate:
 
         A new context replaces the old one, because connections in progress use that.
         """
+        has_changed = False
         try:
             # Before the files are read: a change during the load is seen the next time.
             signature = self._sign_files()
             if signature == self._signature:
                 return
-            self._signature = signature
+            has_changed, self._signature = True, signature
             self._context = self._load_context()
         except (OSError, ValueError) as error:
-            if self._signature:
+            problem = _describe_error(error)
+            if has_changed or problem != self._last_problem:
                 log.warning(
                     "cannot load certificate %s with key %s, continuing with the old one: %s",
                     self._certificate,
                     self._key,
-                    _describe_error(error),
+                    problem,
                 )
+            self._last_problem = problem
             if isinstance(error, FileNotFoundError):
-                # Log a missing file once, and load it when it is there.
+                # Load it when it is there, also with the size and time that it had before.
                 self._signature = ()
         else:
+            self._last_problem = ""
             log.info("loaded certificate %s", self._certificate)
+
+    def check_expiry(self, now: float) -> None:
+        """Log that machines refuse the certificate, or soon will; once for each."""
+        text = _describe_expiry(self._expires, now)
+        if text and text != self._last_expiry_text:
+            log.warning(
+                "certificate %s %s; renew it, and the server loads it", self._certificate, text
+            )
+        self._last_expiry_text = text
 
     def _sign_files(self) -> _Signature:
         found = (path.stat() for path in (self._certificate, self._key))
@@ -73,6 +97,7 @@ class ServerCertificate:
         context.num_tickets = 0
         # Without a password OpenSSL would ask for that of an encrypted key on the terminal.
         context.load_cert_chain(self._certificate, self._key, password=lambda: "")
+        self._expires = read_expiry(self._certificate.read_text("ascii", "replace"))
         return context
 
 
@@ -81,3 +106,54 @@ def _describe_error(error: OSError | ValueError) -> str:
         reason = (error.reason or "").replace("_", " ").lower()
         return reason or "expected PEM"
     return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def _describe_expiry(expires: float | None, now: float) -> str:
+    if expires is None or now < expires - WARN_S:
+        return ""
+    verb = "expires" if now < expires else "expired, and machines refuse it: it ended"
+    return f"{verb} at {format_rfc3339(expires)}"
+
+
+def read_expiry(text: str) -> float | None:
+    """Return the end of the first certificate in PEM, in seconds since the epoch.
+
+    None for one that cannot be read: OpenSSL decides whether a certificate is valid.
+    """
+    _, begin, rest = text.partition(ssl.PEM_HEADER)
+    body, end, _ = rest.partition(ssl.PEM_FOOTER)
+    try:
+        content = ssl.PEM_cert_to_DER_cert(f"{begin}{body}{end}")
+        # Certificate, tbsCertificate: version [0], serial, algorithm, issuer, validity (RFC 5280).
+        fields = _list_elements(_get_first(_get_first(content)))
+        if fields[0][0] == _EXPLICIT_VERSION:
+            fields = fields[1:]
+        tag, moment = _list_elements(fields[3][1])[1]
+        return _parse_time(tag, moment.decode("ascii"))
+    except (ValueError, IndexError):
+        return None
+
+
+def _get_first(content: bytes) -> bytes:
+    return _list_elements(content)[0][1]
+
+
+def _list_elements(content: bytes) -> list[tuple[int, bytes]]:
+    """Return tag and content of each DER element; raise IndexError or ValueError."""
+    found = []
+    at = 0
+    while at < len(content):
+        tag, length, at = content[at], content[at + 1], at + 2
+        if length & 0x80:
+            size = length & 0x7F
+            length = int.from_bytes(content[at : at + size], "big")
+            at += size
+        found.append((tag, content[at : at + length]))
+        at += length
+    return found
+
+
+def _parse_time(tag: int, text: str) -> float:
+    if tag == _UTC_TIME:
+        text = ("19" if int(text[:2]) >= 50 else "20") + text
+    return datetime.strptime(f"{text[:-1]}+0000", "%Y%m%d%H%M%S%z").timestamp()

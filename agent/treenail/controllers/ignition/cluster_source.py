@@ -1,13 +1,20 @@
 """Inputs of served configs from a cluster, by informers."""
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 
+from treenail.api import annotations as key
+from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
+from treenail.clock import Clock, SystemClock
+from treenail.controllers.ignition.config_contents import ConfigContents
 from treenail.controllers.ignition.source import (
     ObservedControllerConfig,
     PackedConfig,
+    RenderedConfigMissingError,
     ServedInputs,
     ServedPool,
     SourceSettings,
@@ -15,14 +22,19 @@ from treenail.controllers.ignition.source import (
     read_pool_inputs,
 )
 from treenail.controllers.runtime.informers import Informers
+from treenail.kube.client import Client
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,
     MACHINEOSBUILDS,
     MACHINEOSCONFIGS,
+    NODES,
 )
 from treenail.kube.watch import WatchScope
+
+_SETTLE_S = 30.0
+"""Time for which the watch of MachineConfigs may be behind that of the pools."""
 
 
 class ClusterSource:
@@ -31,12 +43,32 @@ class ClusterSource:
     While the API server does not answer, it continues with the last known objects.
     """
 
-    def __init__(self, informers: Informers, settings: SourceSettings) -> None:
-        """Add the views; the caller starts the informers."""
+    def __init__(
+        self,
+        informers: Informers,
+        settings: SourceSettings,
+        client: Client,
+        clock: Clock | None = None,
+    ) -> None:
+        """Add the views; the caller starts the informers.
+
+        ``client`` reads a MachineConfig again that a pool returns to.
+        """
+        self._clock = clock or SystemClock()
+        self._missing: dict[str, tuple[str, float]] = {}
+        """Which rendered config is missing, and since when, by the name of the pool."""
+        self._lock = threading.Lock()
+        self._images: Counter[str] = Counter()
+        """Number of Nodes that report an image, by its digest."""
         self._informers = informers
         self._settings = settings
         self._pools = informers.add_view(WatchScope(MACHINECONFIGPOOLS), ServedPool.from_json)
-        self._configs = informers.add_view(WatchScope(MACHINECONFIGS), PackedConfig.from_json)
+        self._contents = ConfigContents(
+            lambda name: client.get(MACHINECONFIGS, name), self._list_named_configs
+        )
+        self._pools.add_list_handler(self._contents.begin_dropping)
+        self._configs = informers.add_view(WatchScope(MACHINECONFIGS), self._contents.pack_config)
+        self._configs.add_handler(self._handle_config)
         self._controller_configs = informers.add_view(
             WatchScope(CONTROLLERCONFIGS), ObservedControllerConfig.from_json, optional=True
         )
@@ -47,11 +79,29 @@ class ClusterSource:
             WatchScope(MACHINEOSBUILDS), MachineOSBuild.from_json, optional=True
         )
 
+        nodes = informers.add_view(WatchScope(NODES), read_current_images)
+        nodes.add_handler(self._count_images)
+
     def read_inputs(self, pool: str) -> ServedInputs:
-        """Read the inputs; raise `PoolMissingError`, `SourceError` or `SourceUnreadyError`."""
+        """Read the inputs; raise `PoolMissingError`, `SourceError` or `SourceUnreadyError`.
+
+        The watches of pools and of MachineConfigs are independent: a pool may name a rendered
+        config that this source sees a moment later.
+        """
         if reason := self.describe_unready():
             raise SourceUnreadyError(f"cannot read the cluster yet: {reason}")
-        return read_pool_inputs(self, pool, self._settings)
+        try:
+            found = read_pool_inputs(self, pool, self._settings)
+        except RenderedConfigMissingError as error:
+            what, now = str(error), self._clock.monotonic()
+            known, since = self._missing.get(pool, ("", now))
+            since = since if known == what else now
+            self._missing[pool] = what, since
+            if now < since + _SETTLE_S:
+                raise SourceUnreadyError(f"{error}; it may be created at this moment") from error
+            raise
+        self._missing.pop(pool, None)
+        return found
 
     def has_pool(self, name: str) -> bool:
         """Return whether a pool of this name is known."""
@@ -79,8 +129,12 @@ class ClusterSource:
         return self._pools.find(name)
 
     def find_config(self, name: str) -> PackedConfig | None:
-        """Return the MachineConfig of this name."""
+        """Return the MachineConfig of this name, without its contents."""
         return self._configs.find(name)
+
+    def load_config(self, config: PackedConfig) -> PackedConfig:
+        """Return a config with its contents; raise `ClusterError` or `SourceUnreadyError`."""
+        return self._contents.load_config(config)
 
     def get_controller_configs(self) -> Mapping[str, ObservedControllerConfig]:
         """Return all ControllerConfigs by name."""
@@ -90,6 +144,47 @@ class ClusterSource:
         """Return all MachineOSConfigs."""
         return self._image_configs.get_all().values()
 
+    def _handle_config(
+        self, name: str, _before: PackedConfig | None, after: PackedConfig | None
+    ) -> None:
+        if after is None:
+            self._contents.forget_config(name)
+
+    def _list_named_configs(self) -> Collection[str]:
+        return {
+            each.name
+            for pool in self.get_pools()
+            for each in (pool.configuration, pool.status_configuration)
+        }
+
     def get_image_builds(self) -> Iterable[MachineOSBuild]:
         """Return all MachineOSBuilds."""
         return self._image_builds.get_all().values()
+
+    def is_image_running(self, image: str) -> bool:
+        """Return whether a Node reports the image as its current one."""
+        return self._images[_find_digest(image)] > 0
+
+    def _count_images(
+        self, _: str, before: frozenset[str] | None, after: frozenset[str] | None
+    ) -> None:
+        with self._lock:
+            self._images.subtract(before or ())
+            self._images.update(after or ())
+            self._images = +self._images
+
+
+def read_current_images(document: Json) -> frozenset[str]:
+    """Return the digests of the images that a Node reports; raise `ConfigError`."""
+    metadata = Fields.from_json(document, "Node").get_object("metadata")
+    annotations = metadata.get_text_map("annotations")
+    return frozenset(
+        _find_digest(image)
+        for name in key.IMAGE_SPELLINGS.values()
+        if (image := annotations.get(name))
+    )
+
+
+def _find_digest(image: str) -> str:
+    """Return the digest of a pull spec; the pull spec itself if it has none."""
+    return image.rpartition("@")[2]

@@ -137,6 +137,10 @@ class _DirectoryObjects:
         rendered = pool.configuration.name or self._find_rendered_name(name)
         return replace(found, pool=replace(pool, status_configuration=PoolConfiguration(rendered)))
 
+    def load_config(self, config: PackedConfig) -> PackedConfig:
+        """Return the config: all of them have their contents."""
+        return config
+
     def find_config(self, name: str) -> PackedConfig | None:
         """Return the MachineConfig of this name."""
         found = self.configs.get(name)
@@ -155,6 +159,10 @@ class _DirectoryObjects:
     def get_image_builds(self) -> Iterable[MachineOSBuild]:
         """Return all MachineOSBuilds."""
         return self.image_builds.values()
+
+    def is_image_running(self, image: str) -> bool:  # noqa: ARG002  # interface
+        """Return True: a directory has no Nodes, and the status of its pools decides."""
+        return True
 
     def _add_document(self, document: Json, where: str) -> None:
         fields = Fields.from_json(document, where)

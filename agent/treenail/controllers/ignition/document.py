@@ -2,9 +2,12 @@
 
 import base64
 import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from treenail.api import annotations as key
+from treenail.api import documents
 from treenail.api.annotations import NodeState
 from treenail.api.contents import Contents
 from treenail.api.decode import Json
@@ -14,12 +17,14 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.config import node_paths
 from treenail.config.ignition_emit import (
     KERNEL_ARGUMENTS_SINCE,
+    VersionTooOldError,
     emit_ignition,
     split_kernel_arguments,
 )
 from treenail.controllers.ignition.source import ServedInputs
 
 _READABLE, _SECRET = 0o644, 0o600
+_NO_CONTENT = "data:;base64,"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +33,8 @@ class ServedDocument:
 
     head: bytes = field(repr=False)
     """JSON up to the place of the kubeconfig in the list of files."""
-    tail: bytes = field(repr=False)
-    """The rest of the JSON; it begins with another file."""
+    tail: tuple[bytes, ...] = field(repr=False)
+    """The rest of the JSON in parts; it begins with another file."""
     rendered: str
     """Name of the rendered config."""
     image: str
@@ -52,9 +57,13 @@ class ServedDocument:
             entry = _dump_json(_emit_files(IgnitionConfig(files=(file,)), self.version)[0])
         return entry + b"," if entry else b""
 
+    def list_parts(self, kubeconfig: bytes | None) -> tuple[bytes, ...]:
+        """Return the whole config in parts, of which all responses share the long ones."""
+        return (self.head, self.format_kubeconfig(kubeconfig), *self.tail)
+
     def format_body(self, kubeconfig: bytes | None) -> bytes:
         """Return the whole config."""
-        return b"".join((self.head, self.format_kubeconfig(kubeconfig), self.tail))
+        return b"".join(self.list_parts(kubeconfig))
 
 
 def build_document(inputs: ServedInputs, version: str) -> ServedDocument:
@@ -62,8 +71,10 @@ def build_document(inputs: ServedInputs, version: str) -> ServedDocument:
 
     Raises `ConfigError`; `VersionTooOldError` when the version cannot express the config.
     """
-    rendered = inputs.rendered
-    config = MachineConfig.from_json(rendered)
+    text = inputs.read_rendered()
+    config = MachineConfig.from_json(
+        documents.load_document(text, where=f"MachineConfig {inputs.config.name}")
+    )
     ignition = parse_ignition(config.config)
     moved: tuple[str, ...] = ()
     if version < KERNEL_ARGUMENTS_SINCE:
@@ -72,30 +83,52 @@ def build_document(inputs: ServedInputs, version: str) -> ServedDocument:
     before = _make_file(
         node_paths.FIRST_BOOT_ANNOTATIONS, _dump_json(_build_annotations(inputs)), _READABLE
     )
+    appended = {file.path for file in inputs.appended}
     after = [
-        # The rendered config contains the secrets of the pool.
-        _make_file(node_paths.SERVED_CONFIG, _dump_json(rendered), _SECRET),
-        *_list_certificates(inputs),
+        # The rendered config contains the secrets of the pool. Its text comes later.
+        _make_file(node_paths.SERVED_CONFIG, b"", _SECRET),
+        *(file for file in _list_certificates(inputs) if file.path not in appended),
+        *inputs.appended,
         # Last, as in the MCO. Ignition 2.14 itself writes files in the order of their depth.
         _make_file(node_paths.ENCAPSULATED_CONFIG, _dump_json(encapsulated), _READABLE),
     ]
     # Ignition rejects a config with two entries for a path.
     added = {before.path, node_paths.KUBECONFIG, *(file.path for file in after)}
     kept = [file for file in ignition.files if file.path not in added]
+    places = {
+        "files": [n for n, file in enumerate(ignition.files) if file.path not in added],
+        "links": [n for n, link in enumerate(ignition.links) if link.path not in added],
+    }
     own = tuple(file for file in ignition.files if file.path == node_paths.KUBECONFIG)
     links = tuple(link for link in ignition.links if link.path not in added)
-    emitted = emit_ignition(replace(ignition, files=(*kept, before, *after), links=links), version)
+    served = replace(ignition, files=(*kept, before, *after), links=links)
+    try:
+        emitted = emit_ignition(served, version)
+    except VersionTooOldError as error:
+        field = _restore_place(error.field, places)
+        raise VersionTooOldError(field, error.first_version, requested=version) from error
     head, tail = _split_json(emitted, len(after))
     own_entries = _emit_files(IgnitionConfig(files=own), version) if own else []
     return ServedDocument(
         head,
-        tail,
+        _insert_content(tail, text),
         config.name,
         inputs.image.image,
         version,
         inputs.image.is_later,
         b",".join(map(_dump_json, own_entries)),
     )
+
+
+def _restore_place(field: str, places: Mapping[str, Sequence[int]]) -> str:
+    """Return the location of a field in the rendered config, which has files that are replaced.
+
+    ``places`` has the indexes of the files and links that are left.
+    """
+    found = re.match(r"storage\.(files|links)\[(\d+)\]", field)
+    if found is None or int(found[2]) >= len(places[found[1]]):
+        return field
+    return f"storage.{found[1]}[{places[found[1]][int(found[2])]}]{field[found.end() :]}"
 
 
 def _build_annotations(inputs: ServedInputs) -> Json:
@@ -148,7 +181,7 @@ def _list_certificates(inputs: ServedInputs) -> list[IgnitionFile]:
 
 
 def _make_file(path: str, content: bytes, mode: int) -> IgnitionFile:
-    source = f"data:;base64,{base64.b64encode(content).decode()}"
+    source = _NO_CONTENT + base64.b64encode(content).decode()
     return IgnitionFile(path, contents=Contents(source), mode=mode, overwrite=True)
 
 
@@ -182,6 +215,16 @@ def _split_json(emitted: Json, last: int) -> tuple[bytes, bytes]:
     opened = _dump_json(rest)[:-1] + (b"," if rest else b"")
     head = _dump_json(others)[:-1] + b',"storage":' + opened + b'"files":[' + before
     return head, after + b"]}}"
+
+
+def _insert_content(entries: bytes, content: bytes) -> tuple[bytes, ...]:
+    """Give the first of these files its content.
+
+    The content may have a megabyte. To check and escape base64 again would take half of the time
+    of the whole config.
+    """
+    before, source, after = entries.partition(_NO_CONTENT.encode())
+    return before + source, base64.b64encode(content), after
 
 
 def _dump_json(value: object) -> bytes:

@@ -1,7 +1,8 @@
 """Finds the Nodes of the machines that requested a config.
 
-A Node is that of a machine by the name in the machine's token, by its InternalIP, or as the only
-new Node of the pool. The result is unknown where more than one machine or Node is possible.
+A Node is that of a machine by the name in the certificate that its kubelet requested, by the name
+in the machine's token, by its InternalIP, or as the only new Node of the pool. The result is
+unknown where more than one machine or Node is possible.
 """
 
 import ipaddress
@@ -16,6 +17,8 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import Condition, ObjectMeta
 from treenail.clock import parse_rfc3339
 from treenail.controllers.ignition.access import RequestOutcome
+from treenail.controllers.ignition.approval.request import KubeletRequest
+from treenail.controllers.ignition.bootstrap_tokens import compute_identity
 from treenail.controllers.ignition.logged_requests import LoggedRequest
 from treenail.controllers.rollout.pools import find_membership
 from treenail.errors import ConfigError
@@ -101,6 +104,8 @@ class JoinedMachine:
     """Name of the Node that appeared."""
     reason: str = ""
     """How the Node was found, or why the result is unknown."""
+    certificate: KubeletRequest | None = None
+    """The last request of its kubelet for a certificate."""
 
     @property
     def last(self) -> LoggedRequest:
@@ -152,6 +157,8 @@ class JoinedMachine:
     def describe_last_step(self) -> str:
         """Return the last known step of the machine, in one sentence without its name."""
         row = self.last.row
+        if self.certificate is not None:
+            return describe_certificate(self.certificate)
         if self.served is not None:
             served = self.served.row
             config = f"{served.rendered} in Ignition {served.version}".strip()
@@ -163,6 +170,20 @@ class JoinedMachine:
                 return f"the server was busy: {row.reason}"
             case _:
                 return f"it received no config (status {row.status}): {row.reason}"
+
+
+def describe_certificate(request: KubeletRequest) -> str:
+    """Return how far the request of a kubelet for its certificate is."""
+    what = f"the certificate request {request.name} of its kubelet"
+    if request.node:
+        what += f", for node {request.node},"
+    if request.failure:
+        return f"{what} was refused: {request.failure}"
+    if request.has_certificate:
+        return f"{what} was signed"
+    if request.is_approved:
+        return f"{what} was approved and is not signed"
+    return f"{what} is not approved" + (f": {request.problem}" if request.problem else "")
 
 
 _FAILURES = (RequestOutcome.FAILED, RequestOutcome.REFUSED, RequestOutcome.INVALID)
@@ -184,9 +205,13 @@ def join_machines(
     now: float,
     *,
     expect_s: float = EXPECT_S,
+    certificates: Iterable[KubeletRequest] = (),
 ) -> list[JoinedMachine]:
-    """Return the machines that sent the requests, in the order of their first ones."""
-    machines = group_requests(rows)
+    """Return the machines that sent the requests, in the order of their first ones.
+
+    ``certificates`` are the requests of kubelets for their certificates.
+    """
+    machines = _add_certificates(group_requests(rows), certificates)
     by_name = {each.name: each for each in nodes}
     by_address: dict[str, list[ArrivedNode]] = {}
     for node in nodes:
@@ -198,7 +223,7 @@ def join_machines(
     nameless = [
         each
         for each, found in zip(machines, by_identity, strict=True)
-        if found is None and each.expected_since is not None and not each.machine
+        if found is None and _may_be_any_node(each)
     ]
     begin = min((each.began_at for each in nameless), default=now) - _SKEW_S
     new = [each for each in nodes if each.created_at >= begin and each.name not in joined]
@@ -210,7 +235,7 @@ def join_machines(
     ]
     return [
         found
-        or (_join_by_pool(each, candidates) if not each.machine else None)
+        or (_join_by_pool(each, candidates) if _may_be_any_node(each) else None)
         or _judge_absence(each, used, now, expect_s)
         for each, found in zip(machines, by_identity, strict=True)
     ]
@@ -238,6 +263,36 @@ def group_requests(rows: Iterable[LoggedRequest]) -> list[JoinedMachine]:
     ]
 
 
+def _add_certificates(
+    machines: Sequence[JoinedMachine], certificates: Iterable[KubeletRequest]
+) -> list[JoinedMachine]:
+    """Return the machines with the last request of their kubelet.
+
+    The ID of the bootstrap token tells machines behind one address apart.
+    """
+    by_identity: dict[str, list[KubeletRequest]] = {}
+    for each in sorted(certificates, key=lambda each: (each.created_at, each.name)):
+        by_identity.setdefault(each.identity, []).append(each)
+    found = []
+    for machine in machines:
+        # A token for one machine, or for several.
+        identities = {compute_identity(machine.token, uses, machine.address) for uses in (1, 2)}
+        since = machine.began_at - _SKEW_S
+        own = [
+            each
+            for identity in (identities if machine.token else ())
+            for each in by_identity.get(identity, ())
+            if each.created_at >= since
+        ]
+        found.append(replace(machine, certificate=own[-1]) if own else machine)
+    return found
+
+
+def _may_be_any_node(machine: JoinedMachine) -> bool:
+    """Return whether neither token nor certificate say which Node a machine has."""
+    return machine.expected_since is not None and not machine.machine and not machine.certificate
+
+
 def _join_by_identity(
     machine: JoinedMachine,
     by_name: Mapping[str, ArrivedNode],
@@ -249,6 +304,11 @@ def _join_by_identity(
             reason = "a server found it in the expected time"
             return replace(machine, arrival=NodeArrival.APPEARED, node=request.node, reason=reason)
     since = machine.began_at - _SKEW_S
+    if machine.certificate is not None:
+        node = by_name.get(machine.certificate.node)
+        if node is None or not machine.certificate.is_approved or not node.has_arrived(since):
+            return None
+        return _mark_appeared(machine, node, "it has the name in the machine's certificate")
     named = [by_name[machine.machine]] if machine.machine in by_name else []
     addressed = by_address.get(_normalize_address(machine.address), ())
     arrived = [each for each in addressed if each.has_arrived(since)]
@@ -259,7 +319,8 @@ def _join_by_identity(
     if len(arrived) > 1:
         names = ", ".join(sorted(each.name for each in arrived)[:3])
         return _mark_unknown(machine, f"{len(arrived)} Nodes have the address: {names}")
-    for each in (*named, *addressed):
+    # With a token for any machine the Node is a new one, and never an old one of that address.
+    for each in (*named, *(() if machine.token else addressed)):
         if each.ready_at is not None:
             return _mark_unknown(machine, f"Node {each.name} was Ready before the request")
     return None

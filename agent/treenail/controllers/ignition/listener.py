@@ -7,6 +7,7 @@ import ssl
 import sys
 import threading
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 
 from treenail.clock import Clock
@@ -22,6 +23,14 @@ log = logging.getLogger(__name__)
 
 CERTIFICATE_CHECK_S = 5.0
 """Interval between checks of the certificate's files."""
+
+BUSY_HEAD_LIMIT_S = 3.0
+"""Time from the connection to the end of the request's head while no place is free: clients that
+send nothing must not keep the places of machines."""
+REST_LIMIT_S = 2.0
+"""Time after a response in which the server drops what the client still sends. A client that never
+ends must not keep the place of a machine."""
+_REST_BYTES = 16 * 1024 * 1024
 
 _Request = socket.socket | tuple[bytes, socket.socket]
 
@@ -61,6 +70,9 @@ class TlsListener(HttpListener):
         self._served: dict[object, str] = {}
         self._refused: dict[object, str] = {}
         self._ended: dict[object, str] = {}
+        self._head_limits: dict[object, float] = {}
+        """Time for the head of requests for which it was shortened."""
+        self._with_rest: set[object] = set()
         super().__init__(address, handler, clock=clock, response_limit_s=limits.response_s)
 
     def get_request(self) -> tuple[socket.socket, object]:
@@ -107,7 +119,7 @@ class TlsListener(HttpListener):
             self._ended[request] = (
                 f"the response took more than {self.limits.response_s:g} s"
                 if is_responding
-                else f"no complete request in {HEAD_LIMIT_S:g} s"
+                else f"no complete request in {self._head_limits.get(request, HEAD_LIMIT_S):g} s"
             )
             reason = self._ended[request]
         if not is_responding:
@@ -129,12 +141,25 @@ class TlsListener(HttpListener):
         with self._lock:
             return self._responses_ended.wait_for(lambda: not self._responding, limit_s)
 
+    def expect_rest(self, request: object) -> None:
+        """Note that the client sends more than the request that was read."""
+        with self._lock:
+            self._with_rest.add(request)
+
     def shutdown_request(self, request: _Request) -> None:
         """Close the connection, also after an error."""
+        with self._lock:
+            has_rest = request in self._with_rest
+            self._with_rest.discard(request)
+        if has_rest and isinstance(request, socket.socket):
+            limit = self._clock.monotonic() + REST_LIMIT_S
+            self._deadlines[request] = min(limit, self._deadlines.get(request, limit))
+            _discard_rest(request)
         with self._lock:
             self._served.pop(request, None)
             self._refused.pop(request, None)
             self._ended.pop(request, None)
+            self._head_limits.pop(request, None)
         super().shutdown_request(request)
         with self._lock:
             self._responding.discard(request)
@@ -142,11 +167,25 @@ class TlsListener(HttpListener):
 
     def service_actions(self) -> None:
         """End connections whose time is over, and reload a changed certificate."""
+        self._shorten_heads()
         super().service_actions()
         now = self._clock.monotonic()
         if now >= self._next_check:
             self._next_check = now + CERTIFICATE_CHECK_S
             self._certificate.reload_changed_files()
+            self._certificate.check_expiry(self._clock.now())
+
+    def _shorten_heads(self) -> None:
+        """Give requests that are incomplete less time while no place is free."""
+        with self._lock:
+            if len(self._served) < self.limits.connections:
+                return
+            for request in (*self._served, *self._refused):
+                deadline = self._deadlines.get(request)
+                is_waiting = request not in self._responding and request not in self._head_limits
+                if is_waiting and deadline is not None:
+                    self._head_limits[request] = BUSY_HEAD_LIMIT_S
+                    self._deadlines[request] = deadline - HEAD_LIMIT_S + BUSY_HEAD_LIMIT_S
 
     def handle_error(self, request: _Request, client_address: object) -> None:
         """Log a client that speaks no TLS, and errors; the base logs a client that hung up."""
@@ -171,6 +210,20 @@ class TlsListener(HttpListener):
         if Counter(connections.values())[address] >= self.limits.per_address:
             return f"more than {self.limits.per_address} connections from this address"
         return ""
+
+
+def _discard_rest(request: socket.socket) -> None:
+    """Drop what the client still sends, until it has received the response or a limit is reached.
+
+    Linux resets a connection that is closed with unread bytes, and drops what is not sent yet.
+    """
+    with suppress(OSError):
+        # Of the base class: an SSLSocket would decrypt, and wait for the peer.
+        socket.socket.shutdown(request, socket.SHUT_WR)
+        socket.socket.settimeout(request, REST_LIMIT_S)
+        rest = _REST_BYTES
+        while rest > 0 and (received := socket.socket.recv(request, 65536)):
+            rest -= len(received)
 
 
 def read_address(client_address: object) -> str:

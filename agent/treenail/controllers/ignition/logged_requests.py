@@ -1,7 +1,7 @@
 """The log of requests for configs: its rows, how servers merge them, and its text in a ConfigMap.
 
 The log is bounded in age, rows and bytes. Clients without a token can fill it, so that their
-refused requests are dropped first.
+refused requests are dropped first, and have fewer rows.
 """
 
 import json
@@ -18,6 +18,8 @@ from treenail.sanitize import sanitize_text
 DATA_KEY = "requests"
 """Key of the ConfigMap: a line of JSON for each row."""
 MAX_ROWS = 1000
+MAX_ANONYMOUS_ROWS = 200
+"""Of requests that any client can send: each write of the log stores all rows again in etcd."""
 MAX_BYTES = 900_000
 """Maximum size of the text. The API server accepts 1 MiB of data in a ConfigMap."""
 MAX_AGE_S = 24 * 3600.0
@@ -103,13 +105,13 @@ def merge_requests(
     return select_newest(merged.values(), now)
 
 
-def select_newest(
-    rows: Iterable[LoggedRequest], now: float, *, limit: int = MAX_ROWS
-) -> tuple[LoggedRequest, ...]:
-    """Return at most ``limit`` rows of the last 24 hours, oldest first."""
+def select_newest(rows: Iterable[LoggedRequest], now: float) -> tuple[LoggedRequest, ...]:
+    """Return the rows of the last 24 hours, oldest first, at most `MAX_ROWS`."""
     recent = [each for each in rows if now - each.row.at < MAX_AGE_S]
     recent.sort(key=lambda each: (not each.is_anonymous, each.row.at, each.id))
-    return tuple(sorted(recent[-limit:], key=lambda each: (each.row.at, each.id)))
+    excess = sum(each.is_anonymous for each in recent) - MAX_ANONYMOUS_ROWS
+    kept = recent[max(0, excess, len(recent) - MAX_ROWS) :]
+    return tuple(sorted(kept, key=lambda each: (each.row.at, each.id)))
 
 
 def format_requests(rows: Iterable[LoggedRequest]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from treenail.clock import format_rfc3339
 from treenail.controllers.ignition.access import RequestOutcome
 from treenail.controllers.ignition.joined_machines import JoinedMachine, NodeArrival
 from treenail.controllers.ignition.logged_requests import LoggedRequest
+from treenail.controllers.ignition.machine_remedies import find_remedy
 
 _SUCCESSES = (RequestOutcome.SERVED, RequestOutcome.CHECKED)
 _RANKS = {
@@ -33,7 +34,16 @@ class ReportedRequest:
             return self.machine.reason
         if self.machine.arrival is NodeArrival.MISSING:
             return f"no Node appeared; {self.machine.describe_last_step()}"
+        if self.machine.arrival is NodeArrival.WAITING and self.machine.certificate is not None:
+            return self.machine.describe_last_step()
         return ""
+
+    @property
+    def remedy(self) -> str:
+        """Remedy for the problem; empty when the problem names it, or without a problem."""
+        if not self.problem or self.machine.arrival is NodeArrival.APPEARED:
+            return ""
+        return find_remedy(self.logged, self.machine)
 
 
 def build_report(machines: Iterable[JoinedMachine]) -> list[ReportedRequest]:
@@ -78,11 +88,14 @@ def _format_request(reported: ReportedRequest) -> dict[str, object]:
         "outcome": row.outcome.value,
         "status": row.status,
         "reason": row.reason,
+        "problem": reported.problem,
+        "remedy": reported.remedy,
         "bytes": row.bytes,
         "seconds": row.seconds,
         "config": row.rendered,
         "image": row.image,
         "needsUser": machine.needs_user,
+        "certificateRequest": machine.certificate.name if machine.certificate else "",
         "node": {
             "arrival": machine.arrival.value,
             "name": machine.node,

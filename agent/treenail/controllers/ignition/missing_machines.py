@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import Clock, format_rfc3339
+from treenail.controllers.ignition.approval.request import list_kubelet_requests
 from treenail.controllers.ignition.joined_machines import (
     ArrivedNode,
     JoinedMachine,
@@ -78,9 +79,17 @@ class MissingMachineReporter:
             # Not listed yet: an Event needs the UID of its pool.
             return
         nodes = self._list_nodes()
+        certificates = list_kubelet_requests(self._client)
         found = [
             each
-            for each in join_machines(rows, nodes, pools.values(), now, expect_s=self._expect_s)
+            for each in join_machines(
+                rows,
+                nodes,
+                pools.values(),
+                now,
+                expect_s=self._expect_s,
+                certificates=certificates,
+            )
             if _is_due(each, now, self._expect_s)
         ]
         checked = self._write_checks(found)
@@ -176,4 +185,6 @@ def _describe(machine: JoinedMachine) -> str:
 
 def _describe_step(machine: JoinedMachine) -> str:
     at = machine.last.row.at if machine.served is None else machine.served.row.at
+    if machine.certificate is not None:
+        at = machine.certificate.created_at
     return escape_line(f"{machine.describe_last_step()}, at {format_rfc3339(at)}")

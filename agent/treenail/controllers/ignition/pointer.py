@@ -11,7 +11,9 @@ from treenail.errors import UsageError
 HEADERS_SINCE = "3.1.0"
 """The first version whose configs can have HTTP headers; older ones send a token in the URL."""
 
-_SERVER = re.compile(r"https://([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?/?")
+_SERVER = re.compile(
+    r"https://([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::0*([0-9]{1,5}))?/?"
+)
 _CERTIFICATE = re.compile(
     rb"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----\n?"
 )
@@ -43,7 +45,8 @@ def build_pointer(
 
 def check_server_url(server: str) -> str:
     """Return the URL without a slash at its end; raise `UsageError` unless it is a server's."""
-    if not _SERVER.fullmatch(server):
+    found = _SERVER.fullmatch(server)
+    if not found or not 1 <= int(found[2] or 443) <= 65535:
         raise UsageError(
             "cannot use the URL of the config server: expected https://HOST:PORT without a path",
             remedy="give the address that new machines reach, such as https://HOST:22623",

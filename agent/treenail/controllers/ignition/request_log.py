@@ -25,6 +25,8 @@ from treenail.kube.resources import CONFIGMAPS, get_object
 
 log = logging.getLogger(__name__)
 
+REQUEST_CONFIGMAP = "treenail-ignition-requests"
+"""ConfigMap with the requests of the last day, in the namespace of the server."""
 WRITE_PERIOD_S = 5.0
 """Time between two writes: each one stores the whole log again."""
 _MAX_PAUSE_S = 60.0

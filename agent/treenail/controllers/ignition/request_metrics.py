@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from treenail.clock import Clock
 from treenail.config.ignition_emit import VERSIONS_SERVED
-from treenail.controllers.ignition.access import RequestRow
+from treenail.controllers.ignition.access import RequestOutcome, RequestRow
 from treenail.controllers.ignition.tokens import TOKEN_STATES, TokenBook, find_state
 from treenail.controllers.runtime.metrics import FAST_BUCKETS_S, ControllerMetrics, MetricTable
 
@@ -27,6 +27,11 @@ class RequestMetrics:
         self._bytes = metrics.add_counter(
             "ignition_response_bytes_total", "Bytes of the bodies of responses.", ("pool",)
         )
+        self._without_token = metrics.add_counter(
+            "ignition_served_without_token_total",
+            "Configs that machines without an access token received.",
+            ("pool",),
+        )
         self._durations = metrics.add_histogram(
             "ignition_request_duration_seconds",
             "Time from a complete request to the last byte of its response.",
@@ -46,6 +51,8 @@ class RequestMetrics:
         self._total.increment(pool, version, row.outcome.value)
         self._bytes.increment(pool, amount=row.bytes)
         self._durations.observe(row.seconds, pool)
+        if row.outcome is RequestOutcome.SERVED and not row.token:
+            self._without_token.increment(pool)
         if row.rendered:
             self._lookups.increment("hit" if row.is_cached else "miss")
 

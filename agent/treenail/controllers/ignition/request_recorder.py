@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from treenail.clock import Clock
 from treenail.controllers.ignition.access import ConfigRequestLog, RequestRow
 from treenail.controllers.ignition.missing_machines import MissingMachineReporter
+from treenail.controllers.ignition.pool_events import COMPONENT_NAME
 from treenail.controllers.ignition.request_log import RequestLogWriter, RequestStore
 from treenail.controllers.ignition.request_metrics import RequestMetrics
 from treenail.controllers.ignition.source import PoolSource
@@ -16,9 +17,6 @@ from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
 
 log = logging.getLogger(__name__)
-
-COMPONENT_NAME = "treenail-ignition"
-"""Source of the Events."""
 
 
 class RequestRecorder:

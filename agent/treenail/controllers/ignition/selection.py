@@ -1,6 +1,6 @@
 """Which rendered config and which OS image a new machine of a pool receives. Pure."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from treenail.api.machineconfigpool import MachineConfigPool
@@ -42,18 +42,24 @@ def select_image(
     *,
     rendered_image: str,
     needs_cluster: Collection[str] = (),
+    is_image_running: Callable[[str], bool] = lambda _: True,
+    first_image: str = "",
 ) -> SelectedImage:
     """Return the image for new machines of the pool.
 
-    They get the pool's image when the image gate is open and a node runs the pool's target. The
-    pool's status counts nodes, not images: after a rebuild of the same config, the count may be
-    that of the image before, until the rollout controller writes the status again.
+    They get the pool's image when the image gate is open, a node has the pool's config, and a node
+    runs the image. The pool's status alone does not show the latter: after a rebuild of the same
+    config it counts the nodes with the image before, until the rollout controller writes it again.
+    ``is_image_running`` returns whether a Node reports a pull spec as its current image.
 
+    ``first_image`` is one that they get though no node runs it (`first_image.decide_first_image`).
     ``rendered_image`` is the osImageURL of the selected rendered config. Machines cannot reach the
     registries in ``needs_cluster`` (``HOST`` or ``HOST:PORT``) before they join.
     """
     base = "" if _find_registry(rendered_image) in needs_cluster else rendered_image
-    image, reason = _find_pool_image(pool, build)
+    if first_image:
+        return SelectedImage(first_image, "the first image of the pool", first_image)
+    image, reason = _find_pool_image(pool, build, is_image_running)
     host = _find_registry(image or rendered_image)
     if host in needs_cluster:
         reason = f"machines cannot reach registry {host} before they join"
@@ -61,7 +67,9 @@ def select_image(
     return SelectedImage(image, reason, image or base)
 
 
-def _find_pool_image(pool: MachineConfigPool, build: PoolBuild) -> tuple[str, str]:
+def _find_pool_image(
+    pool: MachineConfigPool, build: PoolBuild, is_image_running: Callable[[str], bool]
+) -> tuple[str, str]:
     """Return the pool's image, or an empty text, and the reason."""
     try:
         verdict = decide_pool_image(pool, build)
@@ -69,7 +77,7 @@ def _find_pool_image(pool: MachineConfigPool, build: PoolBuild) -> tuple[str, st
         return "", str(error)
     if not isinstance(verdict, GateOpen) or not verdict.target.image:
         return "", verdict.reason
-    if not _has_updated_node(pool):
+    if not (_has_updated_node(pool) and is_image_running(verdict.target.image)):
         return "", f"no node of pool {pool.name} runs {verdict.target.image} yet"
     return verdict.target.image, verdict.reason
 

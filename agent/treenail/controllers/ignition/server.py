@@ -1,19 +1,22 @@
-"""HTTPS server of Ignition configs: ``GET|HEAD /config/<pool>`` and ``/healthz``.
+"""HTTPS server of Ignition configs: ``GET|HEAD /config/<pool>``, ``/healthz`` and ``/status``.
 
 Paths and status codes are those of the Machine Config Operator's server (api.go), except that an
-unknown pool is 404 and that every error has a body.
+unknown pool is 404 and that every error has a body. Only the bootstrap host of an installation has
+``/status``.
 """
 
 import http.client
 import io
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Self
 from urllib.parse import parse_qs
 
+from treenail.api.decode import Json
+from treenail.api.meta import is_object_name
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.ignition.access import (
     ConfigRequestLog,
@@ -27,8 +30,8 @@ from treenail.controllers.ignition.service import (
     ConfigRequest,
     ConfigResponse,
     ConfigService,
-    is_pool_name,
 )
+from treenail.controllers.ignition.source import RETRY_AFTER_S
 from treenail.controllers.ignition.unexpected import withhold_message
 from treenail.controllers.runtime.http_listener import LimitedRequestHandler
 from treenail.controllers.runtime.server_thread import ServerThread
@@ -38,11 +41,10 @@ log = logging.getLogger(__name__)
 
 PORT = 22623
 """The port of the Machine Config Operator's server."""
-RETRY_AFTER_S = 1
-"""Seconds until a client above a limit should try again. A response takes a fraction of that."""
 
 _CONFIG_PATH = "/config/"
 _HEALTH_PATH = "/healthz"
+_STATUS_PATH = "/status"
 _CHUNK = 64 * 1024
 _END_S = 10.0
 """A pod has 30 s until it is killed."""
@@ -67,12 +69,22 @@ class IgnitionServer(ServerThread):
         *,
         limits: ServerLimits = ServerLimits(),  # noqa: B008  # frozen
         clock: Clock | None = None,
+        describe_status: Callable[[], Json] | None = None,
     ) -> None:
-        """Listen; raise `UsageError`."""
+        """Listen; raise `UsageError`.
+
+        ``describe_status`` returns the document of ``/status``, which every client may read.
+        """
         host, port = address
         try:
             self._server = _IgnitionListener(
-                address, certificate, service, requests, limits, clock or SystemClock()
+                address,
+                certificate,
+                service,
+                requests,
+                limits,
+                clock or SystemClock(),
+                describe_status,
             )
         except OSError as error:
             raise UsageError(
@@ -107,8 +119,10 @@ class _IgnitionListener(TlsListener):
         requests: ConfigRequestLog,
         limits: ServerLimits,
         clock: Clock,
+        describe_status: Callable[[], Json] | None,
     ) -> None:
         self.service = service
+        self.describe_status = describe_status
         self.requests = requests
         self.clock = clock
         super().__init__(address, _IgnitionRequestHandler, certificate, limits, clock=clock)
@@ -171,8 +185,12 @@ class _IgnitionRequestHandler(LimitedRequestHandler):
             self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             return
         if not is_valid:
+            if self.raw_requestline and not self.requestline.split():
+                self.send_error(HTTPStatus.BAD_REQUEST)  # http.server ignores an empty line
             return
         self._began = self.server.clock.monotonic()
+        if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
+            self.server.expect_rest(self.request)
         words = self.requestline.split()
         if len(words) != 3:  # method, target and version
             self.send_error(HTTPStatus.BAD_REQUEST)
@@ -191,16 +209,21 @@ class _IgnitionRequestHandler(LimitedRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002  # of the base class
         """Send an error of http.server, without its texts: they repeat the request."""
         status = HTTPStatus(code)
+        # The request was not read to its end.
+        self.server.expect_rest(self.request)
         self._refuse(status, _SENTENCES.get(status, status.phrase))
 
     def _route(self, path: str, query: str) -> None:
         pool = path.removeprefix(_CONFIG_PATH)
-        is_config = path.startswith(_CONFIG_PATH) and is_pool_name(pool)
-        if not is_config and path != _HEALTH_PATH:
+        is_config = path.startswith(_CONFIG_PATH) and is_object_name(pool)
+        describe_status = self.server.describe_status if path == _STATUS_PATH else None
+        if not is_config and path != _HEALTH_PATH and describe_status is None:
             expected = "expected /config/POOL or /healthz, and POOL is the name of a pool"
             self._refuse(HTTPStatus.NOT_FOUND, f"unknown path: {expected}")
         elif self.command not in _METHODS:
             self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "expected GET or HEAD", allow=True)
+        elif describe_status is not None:
+            self._send_json(HTTPStatus.OK, describe_status())
         elif not is_config:
             self._send_head(HTTPStatus.OK, 0)
         elif limit := self.server.find_limit(self.request):
@@ -242,7 +265,9 @@ class _IgnitionRequestHandler(LimitedRequestHandler):
 
     def _send_config(self, response: ConfigResponse) -> None:
         if response.document is None:
-            self._send_json_error(response.status, response.error)
+            self._send_json_error(
+                response.status, response.error, retry_after_s=response.retry_after_s
+            )
             return
         if self.command == "HEAD":
             self._send_document(response, response.document)
@@ -255,11 +280,7 @@ class _IgnitionRequestHandler(LimitedRequestHandler):
         self.server.service.confirm_sent(response.verdict)
 
     def _send_document(self, response: ConfigResponse, document: ServedDocument) -> None:
-        parts = (
-            document.head,
-            document.format_kubeconfig(response.verdict.kubeconfig),
-            document.tail,
-        )
+        parts = document.list_parts(response.verdict.kubeconfig)
         later = {"X-Treenail-Image": "later"} if document.is_image_later else {}
         self._send_head(response.status, sum(map(len, parts)), later)
         if self.command == "HEAD":
@@ -276,15 +297,25 @@ class _IgnitionRequestHandler(LimitedRequestHandler):
         self._send_json_error(status, error, {"Allow": ", ".join(_METHODS)} if allow else {})
 
     def _send_json_error(
-        self, status: HTTPStatus, error: str, headers: Mapping[str, str] | None = None
+        self,
+        status: HTTPStatus,
+        error: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        retry_after_s: int = RETRY_AFTER_S,
     ) -> None:
-        body = json.dumps({"error": error}).encode() + b"\n"
         more = dict(headers or {})
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
-            more["Retry-After"] = str(RETRY_AFTER_S)
+            more["Retry-After"] = str(retry_after_s)
         if status == HTTPStatus.UNAUTHORIZED:
             more["WWW-Authenticate"] = "Bearer"
-        self._send_head(status, len(body), more)
+        self._send_json(status, {"error": error}, more)
+
+    def _send_json(
+        self, status: HTTPStatus, document: Json, headers: Mapping[str, str] | None = None
+    ) -> None:
+        body = json.dumps(document).encode() + b"\n"
+        self._send_head(status, len(body), headers)
         if self.command != "HEAD":
             self._sent += self.wfile.write(body)
 

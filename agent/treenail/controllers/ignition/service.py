@@ -1,7 +1,6 @@
 """Decides about a request for the config of a pool; knows no sockets."""
 
 import logging
-import re
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -11,6 +10,7 @@ from treenail.controllers.ignition.access import Access, AccessVerdict, RequestO
 from treenail.controllers.ignition.cache import CacheKey, DocumentCache
 from treenail.controllers.ignition.document import ServedDocument, build_document
 from treenail.controllers.ignition.source import (
+    RETRY_AFTER_S,
     PoolMissingError,
     PoolSource,
     ServedInputs,
@@ -22,9 +22,6 @@ from treenail.escape import escape_line
 
 log = logging.getLogger(__name__)
 
-_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_POOL_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
-_POOL_NAME_LIMIT = 253
 _ERROR_LIMIT = 500
 
 
@@ -57,6 +54,8 @@ class ConfigResponse:
     version: str = ""
     image: str = ""
     is_cached: bool = False
+    retry_after_s: int = RETRY_AFTER_S
+    """Of a response with status 503."""
 
 
 class ConfigService:
@@ -92,7 +91,16 @@ class ConfigService:
                     return _refuse_request(verdict)
         except Exception as error:  # noqa: BLE001  # one request must not end its thread
             status, outcome, text = _describe_error(error)
-            return ConfigResponse(status, outcome, text, verdict=verdict, version=version)
+            return ConfigResponse(
+                status,
+                outcome,
+                text,
+                verdict=verdict,
+                version=version,
+                retry_after_s=(
+                    error.retry_after_s if isinstance(error, SourceUnreadyError) else RETRY_AFTER_S
+                ),
+            )
         return ConfigResponse(
             HTTPStatus.OK,
             RequestOutcome.SERVED,
@@ -135,11 +143,6 @@ class ConfigService:
             inputs.image.reason,
         )
         return document
-
-
-def is_pool_name(text: str) -> bool:
-    """Return whether the text is the name of a Kubernetes object (RFC 1123 subdomain)."""
-    return len(text) <= _POOL_NAME_LIMIT and _POOL_NAME.fullmatch(text) is not None
 
 
 def _refuse_request(verdict: AccessVerdict) -> ConfigResponse:

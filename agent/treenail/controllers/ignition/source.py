@@ -3,21 +3,28 @@
 import hashlib
 import json
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from treenail.api import annotations as key
-from treenail.api import controllerconfig, documents
+from treenail.api import controllerconfig
 from treenail.api.controllerconfig import ControllerConfigContents
 from treenail.api.decode import Fields, Json
+from treenail.api.ignition_model import IgnitionFile
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import ObjectMeta
 from treenail.config.merge import GENERATED_BY
+from treenail.controllers.ignition.first_image import RETRY_AFTER_S as RETRY_FIRST_IMAGE_S
+from treenail.controllers.ignition.first_image import (
+    FirstImageSettings,
+    FirstImageWait,
+    decide_first_image,
+)
 from treenail.controllers.ignition.selection import SelectedImage, select_image, select_rendered
-from treenail.controllers.rollout.gates.os_image import find_pool_build
+from treenail.controllers.rollout.gates.os_image import PoolBuild, find_pool_build
 from treenail.errors import ConfigError, TreenailError
 
 CONFIG_LIMIT = 8 * 1024 * 1024
@@ -32,8 +39,22 @@ class SourceError(TreenailError):
     """The pool exists, and its inputs cannot be read."""
 
 
+RETRY_AFTER_S = 1
+"""Seconds until a client above a limit should try again. A response takes a fraction of that."""
+
+
+class RenderedConfigMissingError(SourceError):
+    """The rendered config that the pool names does not exist."""
+
+
 class SourceUnreadyError(SourceError):
-    """The API server has not listed the inputs yet."""
+    """The inputs do not exist yet; clients must try again after ``retry_after_s``."""
+
+    def __init__(
+        self, message: str, *, remedy: str = "", retry_after_s: int = RETRY_AFTER_S
+    ) -> None:
+        super().__init__(message, remedy=remedy)
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +88,14 @@ class PackedConfig:
             zlib.compress(text, 1) if len(text) <= CONFIG_LIMIT else b"",
         )
 
-    def unpack(self) -> Json:
-        """Return a new copy of the object; raise `SourceError` above the size limit."""
+    def read_text(self) -> bytes:
+        """Return the JSON, without spaces; raise `SourceError` above the size limit."""
         if not self.content:
             raise SourceError(
                 f"cannot serve MachineConfig {self.name}: it has {self.size} bytes, and the limit "
                 f"is {CONFIG_LIMIT}"
             )
-        where = f"MachineConfig {self.name}"
-        return documents.load_document(zlib.decompress(self.content), where=where)
+        return zlib.decompress(self.content, bufsize=self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +145,10 @@ class SourceObjects(Protocol):
         """Return the pool of this name."""
 
     def find_config(self, name: str) -> PackedConfig | None:
-        """Return the MachineConfig of this name."""
+        """Return the MachineConfig of this name, perhaps without its contents."""
+
+    def load_config(self, config: PackedConfig) -> PackedConfig:
+        """Return a config of `find_config` with its contents; raise `TreenailError`."""
 
     def get_controller_configs(self) -> Mapping[str, ObservedControllerConfig]:
         """Return all ControllerConfigs by name."""
@@ -136,6 +159,9 @@ class SourceObjects(Protocol):
     def get_image_builds(self) -> Iterable[MachineOSBuild]:
         """Return all MachineOSBuilds."""
 
+    def is_image_running(self, image: str) -> bool:
+        """Return whether a Node reports the image; True where no Nodes can be read."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
@@ -145,6 +171,8 @@ class SourceSettings:
     """Annotation in which the cluster's controllers assign images."""
     needs_cluster: Collection[str] = ()
     """Registries that machines cannot reach before they join."""
+    first_images: FirstImageSettings | None = None
+    """Of an installation in image mode; None outside of a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +181,7 @@ class ServedInputs:
 
     pool: MachineConfigPool
     config: PackedConfig
-    """The selected rendered config."""
+    """The selected rendered config, perhaps without its contents."""
     controller_config: ControllerConfigContents | None
     """None when the cluster has none."""
     image: SelectedImage
@@ -161,11 +189,20 @@ class ServedInputs:
     """Versions of the inputs: equal ones mean equal served configs."""
     image_annotation: str = key.DESIRED_OS_IMAGE
     """Annotation in which the cluster's controllers assign images."""
+    appended: tuple[IgnitionFile, ...] = field(default=(), repr=False)
+    """Files for the machine that are no part of the rendered config; may contain a login."""
+    load_config: Callable[[PackedConfig], PackedConfig] = field(
+        default=lambda config: config, repr=False, compare=False
+    )
+    """Returns ``config`` with its contents; raises `TreenailError`."""
 
-    @property
-    def rendered(self) -> Json:
-        """A new copy of the rendered MachineConfig; raises `SourceError` above the size limit."""
-        return self.config.unpack()
+    def read_rendered(self) -> bytes:
+        """Return the JSON of the selected rendered config, without spaces.
+
+        It may request it from the API server. Raises `TreenailError`; `SourceError` above the size
+        limit.
+        """
+        return self.load_config(self.config).read_text()
 
 
 class PoolSource(Protocol):
@@ -188,22 +225,29 @@ class PoolSource(Protocol):
 
 
 def read_pool_inputs(objects: SourceObjects, name: str, settings: SourceSettings) -> ServedInputs:
-    """Select the inputs of a pool; raise `PoolMissingError` or `SourceError`."""
+    """Select the inputs of a pool; raise `PoolMissingError` or `SourceError`.
+
+    Raises `SourceUnreadyError` while machines must wait for the first image of the pool.
+    """
     observed = objects.find_pool(name)
     if observed is None:
         raise PoolMissingError(f"no MachineConfigPool has the name {name}")
     if observed.pool is None:
         raise SourceError(f"cannot read MachineConfigPool {name}: {observed.problem}")
     pool = observed.pool
-    config = _find_rendered(objects, pool)
+    build = find_pool_build(pool, objects.get_image_configs(), objects.get_image_builds())
+    first = _find_first_image(pool, build, settings)
+    config = _find_rendered(objects, pool, is_first=bool(first))
     found = _find_controller_config(objects.get_controller_configs())
     if found is not None and found.contents is None:
         raise SourceError(f"cannot read ControllerConfig {found.metadata.name}: {found.problem}")
     image = select_image(
         pool,
-        find_pool_build(pool, objects.get_image_configs(), objects.get_image_builds()),
+        build,
         rendered_image=config.os_image_url,
         needs_cluster=settings.needs_cluster,
+        is_image_running=objects.is_image_running,
+        first_image=first,
     )
     versions = (
         config.name,
@@ -213,13 +257,52 @@ def read_pool_inputs(objects: SourceObjects, name: str, settings: SourceSettings
         image.os_image_url,
         "later" if image.is_later else "",
         settings.image_annotation,
+        pool.image_files or "",
     )
     contents = None if found is None else found.contents
-    return ServedInputs(pool, config, contents, image, versions, settings.image_annotation)
+    return ServedInputs(
+        pool,
+        config,
+        contents,
+        image,
+        versions,
+        settings.image_annotation,
+        load_config=objects.load_config,
+    )
 
 
-def _find_rendered(objects: SourceObjects, pool: MachineConfigPool) -> PackedConfig:
-    name = select_rendered(pool)
+def _find_first_image(pool: MachineConfigPool, build: PoolBuild, settings: SourceSettings) -> str:
+    """Return the image that machines get though no node runs it; empty for none.
+
+    Raises `SourceUnreadyError` while they must wait for it.
+    """
+    rule = settings.first_images
+    if rule is None or build.config is None:
+        return ""
+    # A user vouches for a pre-built image, as in installations of the Machine Config Operator.
+    if not (build.config.pre_built_image or rule.has_waiting_workers()):
+        return ""
+    found = decide_first_image(
+        pool,
+        build,
+        now=rule.clock.now(),
+        deadline_s=rule.deadline_s,
+        needs_cluster=settings.needs_cluster,
+    )
+    if isinstance(found, FirstImageWait):
+        raise SourceUnreadyError(
+            f"machines of pool {pool.name} wait for its first image: {found.reason}",
+            remedy=f"see: kubectl describe machineosconfig {build.config.name}",
+            retry_after_s=RETRY_FIRST_IMAGE_S,
+        )
+    return "" if found is None else found.image
+
+
+def _find_rendered(
+    objects: SourceObjects, pool: MachineConfigPool, *, is_first: bool
+) -> PackedConfig:
+    # The first image contains the pool's config, which no node has yet.
+    name = pool.configuration.name if is_first else select_rendered(pool)
     if not name:
         raise SourceError(
             f"MachineConfigPool {pool.name} has no rendered config for new machines yet",
@@ -227,7 +310,7 @@ def _find_rendered(objects: SourceObjects, pool: MachineConfigPool) -> PackedCon
         )
     config = objects.find_config(name)
     if config is None:
-        raise SourceError(
+        raise RenderedConfigMissingError(
             f"cannot find MachineConfig {name}, which MachineConfigPool {pool.name} names"
         )
     return config

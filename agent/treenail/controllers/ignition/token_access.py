@@ -11,8 +11,10 @@ from typing import Self
 
 from treenail.clock import Clock
 from treenail.controllers.ignition.access import AccessVerdict
+from treenail.controllers.ignition.bootstrap_tokens import compute_identity, list_identities
 from treenail.controllers.ignition.machine_credentials import MachineCredentials, SharedCredentials
 from treenail.controllers.ignition.offline_uses import OfflineUses, merge_uses
+from treenail.controllers.ignition.pool_events import describe_overuse
 from treenail.controllers.ignition.token_store import TokenStore
 from treenail.controllers.ignition.tokens import (
     Refusal,
@@ -24,6 +26,7 @@ from treenail.controllers.ignition.tokens import (
     confirm_use,
     find_own_use,
     find_refusal,
+    read_name,
     release_use,
 )
 from treenail.errors import TreenailError, UnreachableError
@@ -49,7 +52,7 @@ class TokenMode(StrEnum):
     OFF = "off"
     """Serve every request."""
     ASK = "ask"
-    """Serve machines without a token too, and count them. Refuse invalid tokens."""
+    """Serve machines without a token too; a metric counts them. Refuse invalid tokens."""
     REQUIRE = "require"
     """Refuse requests without a token."""
 
@@ -82,10 +85,12 @@ class TokenAccess:
         is_watch_current: Callable[[], bool] = lambda: False,
         open_credentials: MachineCredentials | None = None,
         settle_uses: Callable[[], None] = lambda: None,
+        report_overuse: Callable[[TokenRecord], None] = lambda _: None,
     ) -> None:
         """``open_credentials`` are those of machines without a token.
 
-        The upkeep calls ``settle_uses``, which may raise `TreenailError`.
+        The upkeep calls ``settle_uses``, which may raise `TreenailError`. ``report_overuse`` gets
+        a token that more machines used than it permits, when the API server is reachable again.
         """
         self._store = store
         self._clock = clock
@@ -94,13 +99,12 @@ class TokenAccess:
         self._open_credentials = open_credentials or SharedCredentials()
         self._is_watch_current = is_watch_current
         self._settle_uses = settle_uses
+        self._report_overuse = report_overuse
         self._last_problems: tuple[str, ...] = ()
         self._offline = OfflineUses()
         self._offline_lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run_upkeep, name="tokens", daemon=True)
-        self._open_lock = threading.Lock()
-        self._open_requests = 0
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -110,19 +114,28 @@ class TokenAccess:
         self._stopped.set()
         self._thread.join()
 
-    @property
-    def open_requests(self) -> int:
-        """Number of configs that machines without a token received."""
-        return self._open_requests
-
     def check(self, token: str, pool: str, address: str) -> AccessVerdict:
-        """Decide about a request by what is in memory."""
+        """Decide about a request by what is in memory; read the Secret for an unknown token."""
         if not token:
             return self._check_open(pool, address)
         observed = self._store.observed
-        if observed is None or observed.book is None:
+        if observed is None:
             return _refuse(HTTPStatus.SERVICE_UNAVAILABLE, "the access tokens cannot be read yet")
+        if observed.book is None:
+            return _refuse(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "the access tokens cannot be read: the log of the server has the error",
+            )
         found = self._find_record(observed.book, token)
+        if found is None and read_name(token):
+            # Ignition gives up at 401; the token may have been created a moment ago.
+            if not self._store.confirm_copy():
+                return _refuse(
+                    HTTPStatus.SERVICE_UNAVAILABLE,
+                    "the token is unknown, and the API server does not answer",
+                )
+            latest = self._store.observed or observed
+            found = self._find_record(latest.book or observed.book, token)
         refusal = self._find_refusal(found, pool, address)
         if found is None or refusal is not None:
             return _refuse_token(found, refusal or Refusal.UNKNOWN)
@@ -139,17 +152,21 @@ class TokenAccess:
         """Reserve a use in the Secret, and issue the kubeconfig."""
         if not verdict.token:
             return verdict
+        is_offline = False
         try:
             self._record_offline_uses()
             found = self._store.change(partial(self._claim_in_book, verdict))
         except UnreachableError as error:
+            is_offline = True
             found = self._claim_offline(verdict, error)
         except TreenailError as error:
             return self._refuse_for_error("cannot record the use of the token", error, verdict)
         if isinstance(found, AccessVerdict):
             return found
         try:
-            kubeconfig = self._credentials.issue(verdict.token, found)
+            kubeconfig = self._credentials.issue(
+                verdict.token, found, verdict.address, is_offline=is_offline
+            )
         except TreenailError as error:
             self.release(verdict)
             return self._refuse_for_error("cannot create the kubelet's credential", error, verdict)
@@ -159,15 +176,15 @@ class TokenAccess:
         """Count the use. It waits in memory when the API server does not accept it now."""
         name, address, now = verdict.token_name, verdict.address, self._clock.now()
         if not verdict.token:
-            with self._open_lock:
-                self._open_requests += 1
             return
         if not self._offline.has(name, address):
             try:
-                self._store.change(partial(_confirm_in_book, name, address, now))
+                is_known = self._store.change(partial(_confirm_in_book, name, address, now))
             except TreenailError as error:
                 log.warning("cannot record the use of token %s yet: %s", name, error)
             else:
+                if not is_known:
+                    self._revoke_credential(verdict)
                 return
         self._offline.add(name, TokenUse(address, now, UseState.SENT))
 
@@ -177,9 +194,12 @@ class TokenAccess:
         if not verdict.token or self._offline.remove(name, address):
             return
         try:
-            self._store.change(partial(_release_in_book, name, address))
+            is_known = self._store.change(partial(_release_in_book, name, address))
         except TreenailError as error:
             log.warning("cannot release the use of token %s by %s: %s", name, address, error)
+        else:
+            if not is_known:
+                self._revoke_credential(verdict)
 
     def run_upkeep(self) -> None:
         """Complete what waits for the API server, and settle and drop tokens; never raises."""
@@ -187,7 +207,7 @@ class TokenAccess:
             self._store.note_contact()
         steps = (
             self._record_offline_uses,
-            self._credentials.create_pending,
+            self._create_pending_credentials,
             self._settle_uses,
             self._drop_expired,
         )
@@ -204,14 +224,30 @@ class TokenAccess:
                     break
         self._last_problems = tuple(problems)
 
+    def _revoke_credential(self, verdict: AccessVerdict) -> None:
+        """Delete what was issued while a user revoked the access token."""
+        name = verdict.token_name
+        log.warning("token %s was revoked while %s used it", name, verdict.address)
+        try:
+            # The record is gone: it may have been a token for one machine or for several.
+            for uses in (1, 2):
+                self._credentials.revoke(compute_identity(name, uses, verdict.address))
+        except TreenailError as error:
+            log.error("cannot delete the bootstrap token of revoked token %s: %s", name, error)  # noqa: TRY400  # no traceback
+
+    def _create_pending_credentials(self) -> None:
+        observed = self._store.observed
+        if observed is not None and observed.book is not None:
+            self._credentials.create_pending(observed.book.tokens.keys())
+
     def _drop_expired(self) -> None:
         observed = self._store.observed
         book = (observed and observed.book) or TokenBook()
         oldest = self._clock.now() - _KEEP_EXPIRED_S
         kept = book.prune(oldest)
         for name in book.tokens.keys() - kept.tokens.keys():
-            if book.tokens[name].used:
-                self._credentials.revoke(name)
+            for identity in list_identities(book.tokens[name]):
+                self._credentials.revoke(identity)
         if kept != book:
             self._store.change(lambda current: (current.prune(oldest), None))
 
@@ -287,16 +323,8 @@ class TokenAccess:
         self._offline.discard(waiting)
         log.info("recorded %d uses of tokens from the time without the API server", len(waiting))
         for record in excess:
-            log.error(
-                "token %s permits %d machines, and %d used it while the API server was "
-                "unreachable: %s; remove the machines that are not yours, and rotate the secrets "
-                "of pool %s",
-                record.name,
-                record.uses,
-                len(record.used),
-                ", ".join(use.address for use in record.used),
-                record.pool,
-            )
+            log.error("%s", describe_overuse(record))
+            self._report_overuse(record)
 
     def _refuse_for_error(
         self, what: str, error: TreenailError, verdict: AccessVerdict
@@ -310,14 +338,16 @@ class TokenAccess:
 
 def _confirm_in_book(
     name: str, address: str, now: float, book: TokenBook
-) -> tuple[TokenBook, None]:
+) -> tuple[TokenBook, bool]:
+    """Return the book, and whether it has the token."""
     found = book.tokens.get(name)
-    return (book if found is None else book.put(confirm_use(found, address, now))), None
+    return (book, False) if found is None else (book.put(confirm_use(found, address, now)), True)
 
 
-def _release_in_book(name: str, address: str, book: TokenBook) -> tuple[TokenBook, None]:
+def _release_in_book(name: str, address: str, book: TokenBook) -> tuple[TokenBook, bool]:
+    """Return the book, and whether it has the token."""
     found = book.tokens.get(name)
-    return (book if found is None else book.put(release_use(found, address))), None
+    return (book, False) if found is None else (book.put(release_use(found, address)), True)
 
 
 def _refuse_token(record: TokenRecord | None, refusal: Refusal) -> AccessVerdict:

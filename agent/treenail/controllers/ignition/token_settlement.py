@@ -5,7 +5,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from treenail.clock import Clock
-from treenail.controllers.ignition.bootstrap_tokens import LIFETIME_S
+from treenail.controllers.ignition.approval.request import KubeletRequest, list_kubelet_requests
+from treenail.controllers.ignition.bootstrap_tokens import (
+    LIFETIME_S,
+    compute_identity,
+    list_identities,
+)
 from treenail.controllers.ignition.joined_machines import ArrivedNode
 from treenail.controllers.ignition.machine_credentials import MachineCredentials
 from treenail.controllers.ignition.token_store import TokenStore
@@ -56,15 +61,16 @@ class UseSettler:
             return
         self._listed_at = self._clock.monotonic()
         now, nodes = self._clock.now(), self._list_nodes()
+        requests = list_kubelet_requests(self._client)
         settled = [
             (before, after)
             for before in waiting
-            if (after := settle_record(before, nodes, now, self._lifetime_s)) != before
+            if (after := settle_record(before, nodes, requests, now, self._lifetime_s)) != before
         ]
         for _, after in settled:
             # Before the state: a server that is killed here repeats it.
-            if is_credential_over(after, now, self._lifetime_s):
-                self._credentials.revoke(after.name)
+            for identity in list_finished_identities(after, now, self._lifetime_s):
+                self._credentials.revoke(identity)
         if settled:
             self._store.change(partial(_store_states, settled))
         for _, after in settled:
@@ -81,40 +87,64 @@ class UseSettler:
 
 
 def settle_record(
-    record: TokenRecord, nodes: Sequence[ArrivedNode], now: float, lifetime_s: float
+    record: TokenRecord,
+    nodes: Sequence[ArrivedNode],
+    requests: Sequence[KubeletRequest],
+    now: float,
+    lifetime_s: float,
 ) -> TokenRecord:
-    """Return the record with the final state of uses that were sent."""
+    """Return the record with the final state of uses that were sent.
+
+    ``requests`` are those of kubelets for their certificates. Machines behind one address share a
+    use and a bootstrap token, which the last of them needs after the first one is Ready.
+    """
     for use in record.used:
         if use.state is not UseState.SENT:
             continue
-        if any(_is_node_of(record, use, node) for node in nodes):
+        names = _list_node_names(record, use, requests)
+        joined = sum(_is_node_of(use, node, names) for node in nodes)
+        if joined >= use.responses or (joined and now >= use.at + lifetime_s):
             record = settle_use(record, use, UseState.JOINED)
         elif now >= use.at + lifetime_s:
             record = settle_use(record, use, UseState.ENDED)
     return record
 
 
-def is_credential_over(record: TokenRecord, now: float, lifetime_s: float) -> bool:
-    """Return whether no machine needs the bootstrap token of an access token any longer.
+def list_finished_identities(record: TokenRecord, now: float, lifetime_s: float) -> list[str]:
+    """Return the IDs of the bootstrap tokens that no machine needs any longer.
 
-    The bootstrap token of an access token with further uses stays: a deletion could hit a machine
-    that begins now. Its lifetime ends an hour after the last use.
+    Uses of one address share a bootstrap token. All uses of an access token for one machine do,
+    which have several addresses when two servers accepted it.
     """
-    is_final = record.is_used_up or record.is_expired(now)
-    return is_final and all(
-        use.state in (UseState.JOINED, UseState.ENDED) or now >= use.at + lifetime_s
+    needed = {
+        compute_identity(record.name, record.uses, use.address)
         for use in record.used
-    )
+        if use.state not in (UseState.JOINED, UseState.ENDED) and now < use.at + lifetime_s
+    }
+    return [each for each in list_identities(record) if each not in needed]
 
 
 def _is_waiting(record: TokenRecord) -> bool:
     return any(use.state is UseState.SENT for use in record.used)
 
 
-def _is_node_of(record: TokenRecord, use: TokenUse, node: ArrivedNode) -> bool:
+def _list_node_names(
+    record: TokenRecord, use: TokenUse, requests: Sequence[KubeletRequest]
+) -> frozenset[str]:
+    """Return the names that the Node of a machine may have; empty when none is known."""
+    if record.machine:
+        return frozenset({record.machine})
+    identity = compute_identity(record.name, record.uses, use.address)
+    return frozenset(
+        each.node for each in requests if each.identity == identity and each.is_approved
+    )
+
+
+def _is_node_of(use: TokenUse, node: ArrivedNode, names: frozenset[str]) -> bool:
     if node.ready_at is None or not node.has_arrived(use.at - _SKEW_S):
         return False
-    return node.name == record.machine if record.machine else use.address in node.addresses
+    # The names in their certificates distinguish machines behind one address.
+    return node.name in names if names else use.address in node.addresses
 
 
 def _store_states(

@@ -32,6 +32,9 @@ T = TypeVar("T")
 
 TOKEN_SECRET = "treenail-ignition-tokens"  # noqa: S105  # a name
 """Name of the Secret."""
+CONFIRM_S = 5.0
+"""Interval between reads of the Secret for tokens that the copy does not have: any client can send
+one."""
 _ATTEMPTS = 20
 """Attempts of one change. Each conflict means that another process succeeded."""
 
@@ -78,20 +81,41 @@ class TokenStore:
         self._commit_lock = threading.Lock()
         self._pending: list[_PendingChange[object]] = []
         self._observed: ObservedTokens | None = None
+        self._confirm_lock = threading.Lock()
+        self._confirmed_at = float("-inf")
+        self._is_confirmed = False
         self._parser = BookParser(self.where)
 
     def add_to_informers(self, informers: Informers) -> None:
         """Watch the Secret. Call it before the informers start."""
         scope = WatchScope(SECRETS, self._namespace, field_selector=f"metadata.name={self._name}")
-        view = informers.add_view(scope, self.observe_secret)
         key = f"{self._namespace}/{self._name}"
 
+        def observe_watched(secret: Json) -> ObservedTokens:
+            found = self.observe_secret(secret)
+            if found.problem:
+                log.error("%s", found.problem)
+            return found
+
+        view = informers.add_view(scope, observe_watched)
+
         def observe_absence() -> None:
-            if view.find(key) is None:
-                self.observe_secret(None)
+            if view.find(key) is not None:
+                return
+            known = self._observed
+            self.observe_secret(None)
+            if known is None or known.resource_version:
+                log.warning("%s does not exist: every access token is unknown", self.where)
+
+        def observe_list() -> None:
+            observe_absence()
+            if (found := view.find(key)) is not None:
+                # Versions begin lower after etcd was restored from a backup.
+                with self._lock:
+                    self._observed = found
 
         view.add_handler(lambda *_: observe_absence())
-        view.add_list_handler(observe_absence)
+        view.add_list_handler(observe_list)
 
     @property
     def where(self) -> str:
@@ -112,6 +136,21 @@ class TokenStore:
         """Record that the watch of the Secret is current."""
         self._contact_at = self._clock.monotonic()
 
+    def confirm_copy(self) -> bool:
+        """Read the Secret, at most every `CONFIRM_S`; return False when that is impossible.
+
+        A watch lags, and may be silent for 90 s before it counts as outdated. While one thread
+        reads, others get the result before.
+        """
+        is_due = self._clock.monotonic() >= self._confirmed_at + CONFIRM_S
+        if is_due and self._confirm_lock.acquire(blocking=False):
+            try:
+                self._is_confirmed = self._can_fetch()
+                self._confirmed_at = self._clock.monotonic()
+            finally:
+                self._confirm_lock.release()
+        return self._is_confirmed
+
     def observe_secret(self, secret: Json | None) -> ObservedTokens:
         """Store what a watch or a response shows; None when the Secret does not exist."""
         self.note_contact()
@@ -119,8 +158,6 @@ class TokenStore:
             found = self._parse_secret(secret)
             if not _is_older(found, self._observed):
                 self._observed = found
-        if found.problem:
-            log.error("%s", found.problem)
         return found
 
     def load(self) -> TokenBook:
@@ -146,12 +183,19 @@ class TokenStore:
         return cast("T", change.result)
 
     def _commit_batch(self, batch: list[_PendingChange[object]]) -> None:
-        """Complete every change of the batch; never raises."""
+        """Complete every change of the batch."""
         try:
             self._write_batch(batch)
         except TreenailError as error:
             for change in batch:
                 change.error = change.error or error
+        except BaseException:
+            # The other threads must not take a missing result for a success.
+            for change in batch:
+                change.error = change.error or ClusterError(
+                    f"cannot change {self.where}: another change of the same write failed"
+                )
+            raise
         finally:
             for change in batch:
                 change.is_done = True
@@ -167,7 +211,15 @@ class TokenStore:
                 return
             try:
                 self.observe_secret(self._write_book(book, base.resource_version))
-            except (ConflictError, AlreadyExistsError, NotFoundError):
+            except NotFoundError as error:
+                if not base.resource_version:
+                    raise ClusterError(
+                        f"cannot create {self.where}: namespace {self._namespace} does not exist",
+                        remedy="name the namespace of the server with --namespace, or install it: "
+                        "treenail-controller manifests --enable serve | kubectl apply -f -",
+                    ) from error
+                base = self._fetch()
+            except (ConflictError, AlreadyExistsError):
                 base = self._fetch()
             else:
                 return
@@ -184,6 +236,14 @@ class TokenStore:
         # The API server refuses the patch with 409 when the version differs.
         body = {"metadata": {"resourceVersion": resource_version}, **data}
         return self._client.patch(SECRETS, self._name, body, namespace=self._namespace)
+
+    def _can_fetch(self) -> bool:
+        try:
+            self._fetch()
+        except TreenailError as error:
+            log.debug("cannot read %s: %s", self.where, error)
+            return False
+        return True
 
     def _fetch(self) -> ObservedTokens:
         try:
@@ -228,6 +288,6 @@ def _is_older(found: ObservedTokens, known: ObservedTokens | None) -> bool:
     An old copy would only cost a conflict.
     """
     versions = (found.resource_version, known.resource_version if known else "")
-    if not all(version.isascii() and version.isdigit() for version in versions):
+    if not all(each.isascii() and each.isdigit() and len(each) <= 20 for each in versions):
         return False
     return int(versions[0]) < int(versions[1])

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from treenail.api.decode import Fields, Json
+from treenail.api.meta import is_object_name
 from treenail.errors import ConfigError
 
 MAX_TOKENS = 10_000
@@ -34,10 +35,15 @@ _ZLIB = b"\x78"
 _NAME_CHARACTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 _NAME_LENGTH = 6
 _SECRET_BYTES = 24
-_TOKEN = re.compile(r"tn_([a-z0-9]{1,20})_([A-Za-z0-9_-]{20,64})")
+_NAME = re.compile(r"[a-z0-9]{1,20}")
+_TOKEN = re.compile(rf"tn_({_NAME.pattern})_([A-Za-z0-9_-]{{20,64}})")
 _NONE = "-"
 """Stands for an empty field of an entry."""
 _ADDRESS = re.compile(r"[0-9A-Za-z:.%_-]{1,64}")
+_NODE_MARK = "@"
+"""Precedes the name of a Node in an entry."""
+_MAX_TIME = 253_402_300_799
+"""The end of the year 9999, the last that RFC 3339 can express."""
 
 
 class UseState(StrEnum):
@@ -63,7 +69,8 @@ class TokenUse:
     """Seconds since the epoch: of the last claim, then of the last byte."""
     state: UseState = UseState.SENT
     responses: int = 1
-    """Responses in progress, for a claimed use."""
+    """Responses in progress, for a claimed use. Complete ones for another use of a token that
+    several machines may use: machines behind one address share a use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,9 @@ class TokenRecord:
     machine: str = ""
     """Node name of the machine that it is for; empty for any."""
     used: tuple[TokenUse, ...] = ()
+    nodes: tuple[str, ...] = ()
+    """Node names in the certificates that were approved for its machines. They stay here when the
+    certificate requests are deleted, an hour after their approval."""
 
     def is_expired(self, now: float) -> bool:
         return now >= self.expires
@@ -148,7 +158,16 @@ def find_state(record: TokenRecord, now: float) -> str:
 def make_token(
     pool: str, *, expires: float, uses: int = 1, machine: str = ""
 ) -> tuple[str, TokenRecord]:
-    """Return a new token, which nothing keeps, and its record."""
+    """Return a new token, which nothing keeps, and its record.
+
+    Raises `ConfigError` for names that no pool or Node can have.
+    """
+    for kind, each in (("pool", pool), ("machine", machine or _NONE)):
+        # The Secret could not be read with such a name in it.
+        if not is_object_name(each) and each != _NONE:
+            raise ConfigError(
+                f"cannot create a token: expected the name of a {kind}, found {each!r:.80}"
+            )
     name = "".join(secrets.choice(_NAME_CHARACTERS) for _ in range(_NAME_LENGTH))
     token = f"tn_{name}_{secrets.token_urlsafe(_SECRET_BYTES)}"
     return token, TokenRecord(name, compute_digest(token), pool, expires, uses, machine)
@@ -170,8 +189,8 @@ def find_refusal(
 ) -> Refusal | None:
     """Return why a request may not have the config of the pool; None when it may.
 
-    A machine requests its config more than once at its first boot: the address that used the token
-    within the last ``retry_window_s`` may use it again.
+    A machine that restarts in its first boot requests its config again: the address that used the
+    token within the last ``retry_window_s`` may use it again, until its Node is Ready.
     """
     if record is None:
         return Refusal.UNKNOWN
@@ -189,6 +208,9 @@ def find_own_use(
 ) -> TokenUse | None:
     """Return the use that another request of this address continues; None for a new use."""
     for use in record.used:
+        if use.state is UseState.JOINED:
+            # The pods of a Node have its address, and its machine needs no config any longer.
+            continue
         # The absolute value: a clock that went back must not extend the window.
         is_recent = abs(now - use.at) < retry_window_s
         if use.address == address and (use.state is UseState.CLAIMED or is_recent):
@@ -219,9 +241,11 @@ def confirm_use(record: TokenRecord, address: str, now: float) -> TokenRecord:
     """
     for use in reversed(record.used):
         if use.address == address:
-            if use.state is not UseState.CLAIMED:
-                return record
-            return _replace_use(record, use, TokenUse(address, now))
+            if use.state is UseState.CLAIMED:
+                return _replace_use(record, use, TokenUse(address, now))
+            if use.state is UseState.SENT and use.responses < record.uses:
+                return _replace_use(record, use, replace(use, responses=use.responses + 1))
+            return record
     return replace(record, used=(*record.used, TokenUse(address, now)))
 
 
@@ -233,6 +257,11 @@ def release_use(record: TokenRecord, address: str) -> TokenRecord:
                 return _replace_use(record, use, replace(use, responses=use.responses - 1))
             return replace(record, used=tuple(each for each in record.used if each is not use))
     return record
+
+
+def add_node(record: TokenRecord, node: str) -> TokenRecord:
+    """Return the record with the name of a Node whose certificate will be approved."""
+    return record if node in record.nodes else replace(record, nodes=(*record.nodes, node))
 
 
 def settle_use(record: TokenRecord, use: TokenUse, state: UseState) -> TokenRecord:
@@ -269,31 +298,51 @@ class BookParser:
     def __init__(self, where: str) -> None:
         self._where = where
         self._records: dict[str, TokenRecord] = {}
+        self._latest: tuple[str, TokenBook] | None = None
 
     def parse(self, secret: Json) -> TokenBook:
         """Parse the Secret as `parse_book` does."""
+        text = _read_text(secret, self._where)
+        # The watch repeats what the response to a write contained.
+        if self._latest is None or self._latest[0] != text:
+            self._latest = text, self._parse_text(text)
+        return self._latest[1]
+
+    def _parse_text(self, text: str) -> TokenBook:
         # Of 10,000 tokens few change at a time.
         found: dict[str, TokenRecord] = {}
-        for number, row in enumerate(_load_rows(secret, self._where), 1):
+        for number, row in enumerate(_load_rows(text, self._where), 1):
             try:
                 found[row] = self._records.get(row) or _parse_record(row)
-            except (AttributeError, TypeError, ValueError, binascii.Error):
+            except (AttributeError, TypeError, binascii.Error):
                 raise _make_error(self._where, f"entry {number} is damaged") from None
+            except ValueError as error:
+                problem = f"entry {number} is damaged{_describe_entry_error(error)}"
+                raise _make_error(self._where, problem) from None
         self._records = found
-        return TokenBook({each.name: each for each in found.values()})
+        book = TokenBook({each.name: each for each in found.values()})
+        if len(book.tokens) != len(found):
+            raise _make_error(self._where, "two entries have the same name")
+        return book
 
 
-def _load_rows(secret: Json, where: str) -> list[str]:
-    data = Fields.from_json(secret, where).get_object("data")
-    text = data.get_text(_DATA_KEY)
+def _read_text(secret: Json, where: str) -> str:
+    text = Fields.from_json(secret, where).get_object("data").get_text(_DATA_KEY)
     if len(text) > 2 * _MAX_BYTES:
         raise _make_error(where, f"it is longer than {_MAX_BYTES} bytes")
+    return text
+
+
+def _load_rows(text: str, where: str) -> list[str]:
     try:
         document = json.loads(_decode_content(text)) if text else _EMPTY
     except (binascii.Error, ValueError, RecursionError, zlib.error):
         raise _make_error(where, "it is not JSON in base64") from None
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise _make_error(where, f"its format is not {_FORMAT}")
+    if unknown := document.keys() - _EMPTY.keys():
+        # A write of this program would drop them.
+        raise _make_error(where, f"it has {len(unknown)} unknown fields")
     rows = document.get("tokens")
     if not isinstance(rows, list) or len(rows) > MAX_TOKENS:
         raise _make_error(where, f"it has no list of at most {MAX_TOKENS} tokens")
@@ -309,12 +358,13 @@ def _decode_content(text: str) -> bytes:
 
 
 def _format_record(record: TokenRecord) -> str:
-    """Format one entry: name, digest, pool, expiry, uses and machine, then each use."""
+    """Format one entry: name, digest, pool, expiry, uses, machine; then each use and Node."""
     digest = base64.b64encode(record.digest).decode("ascii").rstrip("=")
     fields = (
         *(record.name, digest, record.pool, str(int(record.expires)), str(record.uses)),
         record.machine or _NONE,
         *map(_format_use, record.used),
+        *(f"{_NODE_MARK}{node}" for node in record.nodes),
     )
     return " ".join(fields)
 
@@ -330,30 +380,58 @@ def _format_use(use: TokenUse) -> str:
     return ",".join(fields)
 
 
+class _EntryError(ValueError):
+    """The message names the field and what was expected, and contains nothing of the entry."""
+
+
+def _describe_entry_error(error: ValueError) -> str:
+    return f": {error}" if isinstance(error, _EntryError) else ""
+
+
 def _parse_record(row: str) -> TokenRecord:
     """Parse one entry; raise AttributeError, TypeError or ValueError."""
-    name, digest, pool, expires, uses, machine, *used = row.split(" ")
+    name, digest, pool, expires, uses, machine, *others = row.split(" ")
+    used = (each for each in others if not each.startswith(_NODE_MARK))
+    nodes = tuple(each[len(_NODE_MARK) :] for each in others if each.startswith(_NODE_MARK))
     decoded = base64.b64decode(f"{digest}=", validate=True)
-    if len(decoded) != hashlib.sha256().digest_size or not (name and pool and machine):
-        raise ValueError
-    if not 1 <= int(uses) <= MAX_USES or int(expires) < 0:
-        raise ValueError
+    if len(decoded) != hashlib.sha256().digest_size:
+        raise _EntryError("expected a SHA-256 in base64 in its second field")
+    if not _NAME.fullmatch(name):
+        raise _EntryError("expected a name of lower-case letters and digits in its first field")
+    if not is_object_name(pool) or not (machine == _NONE or is_object_name(machine)):
+        raise _EntryError("expected the names of a pool and of a machine, or -")
+    if not all(map(is_object_name, nodes)):
+        raise _EntryError(f"expected the name of a Node after {_NODE_MARK}")
     return TokenRecord(
         name,
         decoded,
         pool,
-        float(int(expires)),
-        int(uses),
+        float(_parse_number(expires, "an expiry in seconds", 0, _MAX_TIME)),
+        _parse_number(uses, "uses", 1, MAX_USES),
         "" if machine == _NONE else machine,
         tuple(map(_parse_use, used)),
+        nodes,
     )
 
 
 def _parse_use(text: str) -> TokenUse:
     address, at, state, *responses = text.split(",")
     if not _ADDRESS.fullmatch(address) or len(responses) > 1:
-        raise ValueError
-    return TokenUse(address, float(int(at)), UseState(state), *map(int, responses))
+        raise _EntryError("expected ADDRESS,TIME,STATE or ADDRESS,TIME,STATE,RESPONSES in a use")
+    return TokenUse(
+        address,
+        float(_parse_number(at, "a time in seconds", 0, _MAX_TIME)),
+        UseState(state),
+        *(_parse_number(each, "responses", 1, MAX_USES) for each in responses),
+    )
+
+
+def _parse_number(text: str, what: str, least: int, most: int) -> int:
+    # Digits first: int() accepts spaces and underscores, and refuses 5,000 digits.
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(most))
+    if not is_number or not least <= int(text) <= most:
+        raise _EntryError(f"expected {what} from {least} to {most}")
+    return int(text)
 
 
 def _make_error(where: str, problem: str) -> ConfigError:
