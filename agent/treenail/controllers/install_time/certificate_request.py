@@ -1,0 +1,31 @@
+"""Input and output of the process that makes certificates. Pure."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateRequest:
+    """Names of a server, and the certificates that exist."""
+
+    certificate_file: str
+    """For messages, as `key_file`."""
+    key_file: str
+    ca_certificate: bytes | None
+    """PEM; None to create a CA."""
+    ca_key: bytes = field(repr=False)
+    server_certificate: bytes | None
+    """PEM of an earlier start."""
+    names: tuple[str, ...]
+    """DNS names and IP addresses of the server."""
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedCertificates:
+    """Certificates and private keys, PEM; those of an earlier start are empty."""
+
+    ca_pem: str
+    ca_certificate: bytes = b""
+    ca_key: bytes = field(default=b"", repr=False)
+    certificate: bytes = b""
+    key: bytes = field(default=b"", repr=False)

@@ -1,0 +1,124 @@
+"""Archive of a log bundle: a compressed tar file whose size is bounded while it is written."""
+
+import io
+import json
+import tarfile
+import zlib
+from collections.abc import Callable
+from typing import BinaryIO
+
+from treenail.config.redact import redact_line
+from treenail.config.redacted_parts import format_redacted_document, format_redacted_text
+from treenail.errors import TreenailError
+
+MAX_ARCHIVE_BYTES = 200_000_000
+"""Size limit of the archive."""
+INDEX_NAME = "bootstrap/treenail/index.json"
+_MAX_PARTS = 20_000
+# Space for the index, for headers of tar and for what the compression has not written yet.
+_RESERVE_BYTES = 8 * 1024 * 1024
+_HEADER_BYTES = 1024
+
+
+class LogBundle:
+    """Writes parts to a stream one after the other, the index last.
+
+    Add the most important parts first: a part that would exceed the size limit is left out, and the
+    index names it with the cause.
+    """
+
+    def __init__(
+        self, stream: BinaryIO, *, name: str, now: float, max_bytes: int = MAX_ARCHIVE_BYTES
+    ) -> None:
+        self._name = name
+        self._now = now
+        self._max_bytes = max_bytes
+        self._stream = _CountingStream(stream)
+        self._tar = tarfile.open(fileobj=self._stream, mode="w:gz")  # noqa: SIM115  see close
+        self._parts: list[str] = []
+        self._missing: dict[str, str] = {}
+        self._truncated: dict[str, str] = {}
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Names of the parts, in the order in which they were added."""
+        return tuple(self._parts)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Cause of each missing part, by its name."""
+        return dict(self._missing)
+
+    @property
+    def truncated(self) -> dict[str, str]:
+        """Statement of what each shortened part lacks, by its name."""
+        return dict(self._truncated)
+
+    def add_document(self, name: str, read: Callable[[], object]) -> None:
+        """Add a JSON document without its secrets."""
+        self.add_part(name, lambda: format_redacted_document(read()))
+
+    def add_text(self, name: str, read: Callable[[], str]) -> None:
+        """Add a text without its secrets."""
+        self.add_part(name, lambda: format_redacted_text(read()))
+
+    def add_part(self, name: str, read: Callable[[], bytes]) -> None:
+        """Add bytes that passed the redaction; record the cause if they cannot be read."""
+        try:
+            content = read()
+        except (TreenailError, ValueError, RecursionError, OSError) as error:
+            self.note_missing(name, str(error) or type(error).__name__)
+            return
+        if len(self._parts) >= _MAX_PARTS:
+            self.note_missing(name, f"the bundle has {_MAX_PARTS} parts, which is the limit")
+        elif self._has_space(content):
+            self._write_entry(name, content)
+            self._parts.append(name)
+        else:
+            limit = self._max_bytes // 1_000_000
+            self.note_missing(name, f"left out: the bundle would have more than {limit} MB")
+
+    def note_missing(self, name: str, cause: str) -> None:
+        """Record that a part is missing, and why."""
+        if len(self._missing) < _MAX_PARTS:
+            self._missing[name] = redact_line(" ".join(cause.split()))[:1000]
+
+    def note_truncated(self, name: str, statement: str) -> None:
+        """Record what a part lacks."""
+        self._truncated[name] = statement
+
+    def close(self) -> None:
+        """Write the index, and end the archive."""
+        index = {
+            "parts": sorted(self._parts),
+            "missing": self._missing,
+            "truncated": self._truncated,
+        }
+        self._write_entry(INDEX_NAME, json.dumps(index, indent=1).encode() + b"\n")
+        self._tar.close()
+
+    def _has_space(self, content: bytes) -> bool:
+        left = self._max_bytes - _RESERVE_BYTES - self._stream.count - _HEADER_BYTES
+        # The exact size is computed only where it matters.
+        return len(content) <= left or len(zlib.compress(content)) <= left
+
+    def _write_entry(self, name: str, content: bytes) -> None:
+        entry = tarfile.TarInfo(f"{self._name}/{name}")
+        entry.size, entry.mtime, entry.mode = len(content), int(self._now), 0o600
+        self._tar.addfile(entry, io.BytesIO(content))
+
+
+class _CountingStream(io.RawIOBase):
+    """Counts the bytes that are written to a stream, which may be a pipe."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.count = 0
+
+    def write(self, content: object) -> int:
+        written: int = self._stream.write(content)  # type: ignore[call-overload]
+        self.count += written
+        return written
+
+    def writable(self) -> bool:
+        return True

@@ -1,0 +1,57 @@
+"""Gathers a log bundle of an installation: the bootstrap host, then nodes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from treenail.clock import Clock
+from treenail.controllers.install_time.install_directory import InstallDirectory
+from treenail.controllers.install_time.log_bundle.archive import LogBundle
+from treenail.controllers.install_time.log_bundle.bootstrap_parts import (
+    PREFIX,
+    add_bootstrap_parts,
+)
+from treenail.controllers.install_time.log_bundle.folder import read_document
+from treenail.controllers.install_time.log_bundle.node_parts import NodeAddress, add_node_parts
+from treenail.controllers.install_time.log_bundle.summary import SUMMARY_NAME, format_summary
+from treenail.controllers.install_time.log_bundle.withhold import withhold_document
+from treenail.errors import TreenailError
+from treenail.process import ProgramRunner
+
+
+@dataclass(frozen=True, slots=True)
+class GatherSettings:
+    """Nodes to read, and the time limit of each."""
+
+    nodes: Sequence[NodeAddress]
+    node_timeout_s: float
+
+
+def gather_bundle(
+    bundle: LogBundle,
+    directory: InstallDirectory,
+    settings: GatherSettings,
+    programs: ProgramRunner,
+    clock: Clock,
+) -> tuple[NodeAddress, ...]:
+    """Add all parts and the summary, and close the bundle; return the nodes that sent nothing.
+
+    A part that cannot be read is recorded as missing. Raises `OSError` if the bundle cannot be
+    written.
+    """
+    add_bootstrap_parts(bundle, directory, programs, clock)
+    silent = add_node_parts(bundle, settings.nodes, programs, settings.node_timeout_s)
+    state, status = _read_document(directory.state), _read_document(directory.status)
+    format_text = partial(format_summary, state, status, bundle.part_names, bundle.missing)
+    bundle.add_text(f"{PREFIX}/{SUMMARY_NAME}", format_text)
+    bundle.close()
+    return silent
+
+
+def _read_document(path: Path) -> object:
+    """Return a document without secrets; None if it cannot be read."""
+    try:
+        return withhold_document(read_document(path), where=path.name)
+    except TreenailError:
+        return None
