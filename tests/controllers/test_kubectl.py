@@ -25,7 +25,6 @@ _LIMIT_S = 50.0
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.limit(120),
     pytest.mark.skipif(not KUBECTL, reason="no kubectl here, and KUBECTL is not set"),
 ]
 

@@ -6,6 +6,7 @@ import pytest
 
 from treenail.api import documents as yaml_documents
 from treenail.cli.controller.main import create_parser, main
+from treenail.controllers.install import installation
 from treenail.controllers.install.ignition_server import build_server_documents
 from treenail.controllers.install.installation import InstallOptions, build_documents
 from treenail.controllers.install.permissions import iter_granted_verbs
@@ -109,6 +110,19 @@ def test_namespace_that_is_no_dns_label_is_rejected(
         main(["manifests", f"--namespace={name}"])
     assert ended.value.code == 64
     assert "expected at most 63 lower-case letters, digits and dashes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--namespace", "--build-namespace"])
+def test_install_in_another_namespace_is_refused(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["manifests", "--enable", "build,install"]
+    assert main([*arguments, f"{option}=ops"]) == 64
+    found = " ".join(capsys.readouterr().err.split())
+    assert f"cannot enable install with {option} ops" in found
+    assert f"leave {option} out" in found
+    assert main(["manifests", "--enable", "build", f"{option}=ops"]) == 0
+    assert main([*arguments, "--build-namespace=openshift-machine-config-operator"]) == 0
 
 
 def test_replicas_prefer_different_nodes_and_zones() -> None:
@@ -280,8 +294,32 @@ def test_server_reads_the_cluster_and_writes_two_objects_of_its_namespace() -> N
     ]
     (cluster_role,) = of_kind(found, "ClusterRole")
     granted = set(iter_granted_verbs(cluster_role["rules"]))
-    assert {verb for _, verb in granted} == {"list", "watch"}
+    assert {verb for _, verb in granted} == {"get", "list", "watch"}
+    # The contents of configs are not kept in memory.
+    (config,) = (resource for resource, verb in granted if verb == "get")
+    assert config.startswith("machineconfigs.")
     assert "secrets" not in {resource for resource, _ in granted}
+
+
+@pytest.mark.parametrize(
+    ("enabled", "is_granted"), [("approve,serve", True), ("serve", True), ("drain,serve", False)]
+)
+def test_approve_changes_the_tokens_of_the_server(
+    capsys: pytest.CaptureFixture[str], enabled: str, *, is_granted: bool
+) -> None:
+    found = printed(capsys, f"--enable={enabled}", "--serve-namespace=edge", "-n", "core")
+    name = "treenail-ignition-approve"
+    roles = [each for each in of_kind(found, "Role") if each["metadata"]["name"] == name]
+    bindings = [each for each in of_kind(found, "RoleBinding") if each["metadata"]["name"] == name]
+    assert bool(roles) == bool(bindings) == is_granted
+    for role, binding in zip(roles, bindings, strict=True):
+        assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "edge"
+        assert set(iter_granted_verbs(role["rules"])) == {("secrets", "get"), ("secrets", "patch")}
+        assert role["rules"][0]["resourceNames"] == ["treenail-ignition-tokens"]
+        (account,) = binding["subjects"]
+        assert (account["name"], account["namespace"]) == (installation.NAME, "core")
+    has_argument = "--serve-namespace=edge" in str(of_kind(found, "Deployment"))
+    assert has_argument == enabled.startswith("approve")
 
 
 def test_applied_manifests_keep_the_stored_tokens() -> None:

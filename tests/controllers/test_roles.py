@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from tests.contract.client import STRATEGIC, Answer, Cluster, Json
+from tests.contract.csr import REQUESTS
 from tests.controllers.clusters import LIMIT_S, Place
-from tests.controllers.ignition.csr import REQUESTS
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.controllers.install.installation import NODE_ROLE_NAME
 from treenail.controllers.install.permissions import CONTROLLER_VERBS
 from treenail.kube.resources import MACHINECONFIGS, NODES
 
-pytestmark = [pytest.mark.integration, pytest.mark.limit(120)]
+pytestmark = [pytest.mark.integration]
 
 GROUP = "machineconfiguration.openshift.io/v1"
 MCO = f"/apis/{GROUP}"
@@ -122,7 +122,8 @@ OTHERS: dict[str, tuple[Attempt, ...]] = {
         ("PATCH", f"{MCO}/machineconfignodes/absent", {}),
     ),
     "approve": (
-        ("PATCH", "/api/v1/nodes/absent", {}),
+        ("GET", "/api/v1/pods", None),
+        ("PATCH", f"{MCO}/machineconfigpools/absent/status", {}),
         ("GET", f"{MCO}/machineconfigs", None),
         ("DELETE", f"{REQUESTS}/absent", None),
         ("PUT", f"{REQUESTS}/absent/status", {}),
@@ -132,6 +133,13 @@ OTHERS: dict[str, tuple[Attempt, ...]] = {
         ("PATCH", "/api/v1/nodes/absent", {}),
         ("POST", f"{MCO}/machineconfigs", {"metadata": {"name": "a"}}),
         ("PATCH", f"{MCO}/machineconfigpools/absent", {}),
+        ("DELETE", f"{MCO}/machineosconfigs/absent", None),
+        ("POST", "/apis/batch/v1/namespaces/default/jobs", {"metadata": {"name": "a"}}),
+    ),
+    "install": (
+        ("GET", "/api/v1/pods", None),
+        ("POST", f"{MCO}/machineconfigs", {"metadata": {"name": "a"}}),
+        ("PATCH", f"{MCO}/machineconfigpools/absent/status", {}),
         ("DELETE", f"{MCO}/machineosconfigs/absent", None),
         ("POST", "/apis/batch/v1/namespaces/default/jobs", {"metadata": {"name": "a"}}),
     ),
@@ -160,9 +168,10 @@ def test_controller_is_refused_what_others_do(
         account = Cluster.of_kubeconfig(place.account_kubeconfig())
         wait_until(lambda: account.get("/api/v1/nodes").code == 200, limit_s=LIMIT_S)
         assert find_allowed(account, NEVER + OTHERS[controller]) == []
-        # In its own namespace it reads no Secret but those of gates and builds.
+        # In its own namespace it reads no Secret but those of gates, builds and installations.
         secret = f"/api/v1/namespaces/{place.prefix}/secrets/absent"
-        assert account.get(secret).code == (404 if controller in ("rollout", "build") else 403)
+        readers = ("rollout", "build", "install")
+        assert account.get(secret).code == (404 if controller in readers else 403)
         lease = f"/apis/coordination.k8s.io/v1/namespaces/{place.prefix}/leases"
         assert account.get(lease).code == 403
         assert account.get(f"{lease}/other").code == 403
@@ -234,7 +243,6 @@ def test_node_role_suffices_for_the_agent(agents: Agents) -> None:
     assert client.get(f"{MCO}/machineconfigs/{agents.config}").code == 200
     assert client.get("/apis/operator.openshift.io/v1/machineconfigurations/cluster").code == 404
     controller_config = f"{MCO}/controllerconfigs"
-    assert client.get(f"{controller_config}/machine-config-controller").code == 404
     selector = "metadata.name=machine-config-controller"
     assert client.get(controller_config, fieldSelector=selector).code == 200
     with client.watch(controller_config, fieldSelector=selector, timeoutSeconds=1):
@@ -268,6 +276,8 @@ def test_agent_is_refused_what_is_not_its_own(agents: Agents) -> None:
         ("PATCH", mine, {"spec": {"pool": {"name": "other"}}}),
         ("GET", other, None),
         ("GET", f"{MCO}/controllerconfigs", None),
+        # The agent watches it.
+        ("GET", f"{MCO}/controllerconfigs/machine-config-controller", None),
         ("GET", f"{MCO}/machineconfigpools", None),
         ("GET", "/apis/operator.openshift.io/v1/machineconfigurations", None),
         ("GET", EVENTS, None),

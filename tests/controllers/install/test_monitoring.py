@@ -13,6 +13,8 @@ import yaml
 from tests.fakes.clock import FakeClock
 from treenail.cli.controller.main import main
 from treenail.controllers.drain.controller import DrainMetrics
+from treenail.controllers.ignition.request_metrics import RequestMetrics, add_token_metrics
+from treenail.controllers.ignition.tokens import TokenBook
 from treenail.controllers.install.installation import InstallOptions
 from treenail.controllers.install.monitoring import (
     build_dashboard,
@@ -37,6 +39,8 @@ def known_metrics() -> set[str]:
     WorkerMetrics(metrics)
     DrainMetrics(metrics)
     PoolMetrics(metrics, FakeClock(), list)
+    RequestMetrics(metrics, lambda _: True)
+    add_token_metrics(metrics, TokenBook, FakeClock())
     served = set(re.findall(r"^# TYPE (\S+)", metrics.render_text(), re.MULTILINE))
     tables = {PREFIX + table.name for table in compute_pool_tables([], 0.0)}
     buckets = {f"{name}_bucket" for name in served if name.endswith("_seconds")}
@@ -73,6 +77,23 @@ def test_monitoring_is_printed_on_request_only(capsys: pytest.CaptureFixture[str
     assert kinds("--monitoring") == [*kinds(), *more]
     assert main(["manifests", "--monitoring", "--only", "agent"]) == 64
     assert main(["manifests", "--metrics-from", "monitoring", "--only", "agent"]) == 64
+
+
+def test_server_has_a_monitor_in_its_namespace(capsys: pytest.CaptureFixture[str]) -> None:
+    def list_monitors(*arguments: str) -> list[Any]:
+        assert main(["manifests", "--monitoring", *arguments]) == 0
+        found = yaml.safe_load_all(capsys.readouterr().out)
+        return [each for each in found if each["kind"] in ("PodMonitor", "DaemonSet")]
+
+    assert len(list_monitors()) == 1
+    daemonset, _, monitor = list_monitors(
+        "--enable=rollout,serve", "--serve-namespace=edge", "-n", "core"
+    )
+    assert monitor["metadata"]["namespace"] == "edge"
+    pod = daemonset["spec"]["template"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    ports = {each["name"] for each in pod["spec"]["containers"][0]["ports"]}
+    assert {each["port"] for each in monitor["spec"]["podMetricsEndpoints"]} <= ports
 
 
 def test_dashboard_is_json_with_one_panel_per_expression() -> None:
@@ -146,6 +167,16 @@ SERIES = [
     ("treenail_controller_longest_drain_seconds", "3601x20", "DrainLong", True),
     ('treenail_controller_leader{pod="a"}', "0x20", "NoLeader", True),
     ('treenail_controller_leader{pod="a"}', "1x20", "NoLeader", False),
+    (
+        'treenail_controller_ignition_requests_total{pool="a",version="",outcome="failed"}',
+        "0+1x20", "NewMachinesFail", True,
+    ),
+    (
+        'treenail_controller_ignition_requests_total{pool="a",version="",outcome="served"}',
+        "0+1x20", "NewMachinesFail", False,
+    ),
+    ('treenail_controller_ignition_tokens{state="overused"}', "1x20", "TokenOverused", True),
+    ('treenail_controller_ignition_tokens{state="used"}', "1x20", "TokenOverused", False),
     ("mcd_config_drift", "1700000000x20", "NodeDrift", True),
     ("mcd_config_drift", "0x20", "NodeDrift", False),
     ('treenail_last_update_end{outcome="failed"}', "60x20", "NodeUpdateFailed", True),
@@ -154,13 +185,22 @@ SERIES = [
 ]  # fmt: skip
 
 
+def add_slope(values: str) -> str:
+    return values if "+" in values else values.replace("x", "+0x")
+
+
 @pytest.mark.process
 @needs_promtool
 def test_alerts_fire_on_the_series_that_they_mean(tmp_path: Path) -> None:
     cases = [
         {
             "interval": "1m",
-            "input_series": [{"series": series, "values": values.replace("x", "+0x")}],
+            "input_series": [
+                {
+                    "series": series,
+                    "values": values if "+" in values else values.replace("x", "+0x"),
+                }
+            ],
             "promql_expr_test": [
                 {
                     "expr": f'count(ALERTS{{alertname="Treenail{alert}",alertstate="firing"}})',

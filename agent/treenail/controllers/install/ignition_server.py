@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treenail.api.decode import Json
+from treenail.controllers.ignition.request_log import REQUEST_CONFIGMAP
 from treenail.controllers.ignition.token_store import TOKEN_SECRET
 from treenail.controllers.install import objects, permissions
 from treenail.controllers.install.installation import EVENTS_NAMESPACE, InstallOptions
+from treenail.controllers.install.installation import NAME as CONTROLLER_NAME
 from treenail.controllers.install.join_access import build_join_access
+from treenail.controllers.install_time.image_mode import CONFIGMAP
 
 NAME = "treenail-ignition"
 PORT = 22623
@@ -19,11 +22,9 @@ PORT = 22623
 METRICS_PORT = 22625
 CERTIFICATE_SECRET = "treenail-ignition-tls"  # noqa: S105  # a name
 """Secret of type kubernetes.io/tls with the certificate of the server. The user creates it."""
-REQUEST_CONFIGMAP = "treenail-ignition-requests"
-"""ConfigMap with the requests of the last day."""
 
 _LABELS: Json = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "treenail"}
-_SELECTOR: Json = {"app.kubernetes.io/name": NAME}
+SELECTOR: Json = {"app.kubernetes.io/name": NAME}
 _VOLUME = "certificate"
 _DIRECTORY = "/run/secrets/treenail-ignition"
 
@@ -83,11 +84,45 @@ def build_server_documents(
             "kind": "Service",
             "metadata": place,
             "spec": {
-                "selector": _SELECTOR,
+                "selector": SELECTOR,
                 "ports": [{"name": "https", "port": PORT, "targetPort": "https"}],
             },
         },
         _build_daemonset(options, namespace, server or ServerOptions()),
+    ]
+
+
+def build_settings_access(options: InstallOptions, namespace: str = NAME) -> list[Json]:
+    """Build the server's access to the settings of an installation in image mode.
+
+    They say whether workers wait, and are in the namespace of the controllers, which must exist.
+    """
+    account: Json = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
+    place = _build_metadata(options.namespace, f"{NAME}-installation")
+    rules = permissions.build_named_rules({"configmaps": CONFIGMAP}, ("get",))
+    return [
+        objects.build_role("Role", place, rules),
+        objects.build_binding("RoleBinding", place, account),
+    ]
+
+
+def build_approval_access(options: InstallOptions, namespace: str = NAME) -> list[Json]:
+    """Build the access with which the controller approve records Nodes in their access tokens.
+
+    It is empty for other controllers. Without any their manifests are printed separately.
+    """
+    if options.controllers and "approve" not in options.controllers:
+        return []
+    account: Json = {
+        "kind": "ServiceAccount",
+        "name": CONTROLLER_NAME,
+        "namespace": options.namespace,
+    }
+    place = _build_metadata(namespace, f"{NAME}-approve")
+    rules = permissions.build_named_rules({"secrets": TOKEN_SECRET}, ("get", "patch"))
+    return [
+        objects.build_role("Role", place, rules),
+        objects.build_binding("RoleBinding", place, account),
     ]
 
 
@@ -98,7 +133,7 @@ def _build_daemonset(options: InstallOptions, namespace: str, server: ServerOpti
         "kind": "DaemonSet",
         "metadata": _build_metadata(namespace),
         "spec": {
-            "selector": {"matchLabels": _SELECTOR},
+            "selector": {"matchLabels": SELECTOR},
             # The port belongs to one pod of a node at a time.
             "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
             "template": {

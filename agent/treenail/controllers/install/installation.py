@@ -58,10 +58,16 @@ class InstallOptions:
     """Secret with the key that signs built images, in its field `SIGNING_KEY`; empty for none."""
     image_annotation: str = key.DESIRED_OS_IMAGE
     """Annotation of a Node that names its image, for the controllers and the Ignition server."""
+    serve_namespace: str = ""
+    """Namespace of the Ignition server; empty for the default one."""
 
     @property
     def has_builds(self) -> bool:
         return "build" in self.controllers
+
+    @property
+    def has_handover(self) -> bool:
+        return "install" in self.controllers
 
     @property
     def build_namespace(self) -> str:
@@ -152,6 +158,7 @@ def _build_controller_access(options: InstallOptions) -> list[Json]:
         _build_binding("RoleBinding", f"{NAME}-leader", options.namespace, account),
         *_build_gate_access(options, account),
         *_build_job_access(options, account),
+        *_build_installation_access(options, account),
     ]
 
 
@@ -173,9 +180,31 @@ def _build_job_access(options: InstallOptions, account: Json) -> list[Json]:
     ]
 
 
+def _build_installation_access(options: InstallOptions, account: Json) -> list[Json]:
+    """Build the access to the objects of an installation in image mode.
+
+    The build controller waits for the image that the installation built.
+    """
+    if not (options.has_builds or options.has_handover):
+        return []
+    name, adoption = f"{NAME}-installation", f"{NAME}-adoption"
+    rules = permissions.build_installation_rules(hands_over=options.has_handover)
+    found = [
+        _build_role("Role", name, options.namespace, rules),
+        _build_binding("RoleBinding", name, options.namespace, account),
+    ]
+    if options.has_handover:
+        logins = permissions.build_rules([permissions.ADOPTION_VERBS])
+        found += [
+            _build_role("Role", adoption, options.build_namespace, logins),
+            _build_binding("RoleBinding", adoption, options.build_namespace, account),
+        ]
+    return found
+
+
 def _build_job_arguments(options: InstallOptions) -> list[str]:
     if not options.has_builds:
-        return []
+        return [f"--build-namespace={options.build_namespace}"] if options.has_handover else []
     found, defaults = options.builds, JobSettings()
     arguments = [
         f"--builder-image={found.image}",
@@ -190,6 +219,11 @@ def _build_job_arguments(options: InstallOptions) -> list[str]:
         if value != default:
             arguments.append(f"--build-{flag}={value}")
     return arguments
+
+
+def _build_approval_arguments(options: InstallOptions) -> list[str]:
+    is_needed = "approve" in options.controllers and options.serve_namespace
+    return [f"--serve-namespace={options.serve_namespace}"] if is_needed else []
 
 
 def _build_gate_access(options: InstallOptions, account: Json) -> list[Json]:
@@ -283,6 +317,7 @@ def _build_container(options: InstallOptions) -> Json:
             *options.list_annotation_arguments(),
             *([f"--web=127.0.0.1:{WEB_PORT}"] if options.has_web_page else []),
             *_build_job_arguments(options),
+            *_build_approval_arguments(options),
             *(
                 [f"--signing-key={_KEY_DIRECTORY}/{SIGNING_KEY}"]
                 if options.signing_key_secret

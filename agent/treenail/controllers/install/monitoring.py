@@ -11,6 +11,7 @@ from importlib import resources
 import yaml
 
 from treenail.api.decode import Json
+from treenail.controllers.install import ignition_server
 from treenail.controllers.install.installation import (
     LABELS,
     NAME,
@@ -23,8 +24,11 @@ _MONITORING_API = "monitoring.coreos.com/v1"
 _DASHBOARD = "treenail-dashboard"
 
 
-def build_monitoring(options: InstallOptions) -> list[Json]:
-    """Build the manifests of monitoring, in the namespace of the controllers."""
+def build_monitoring(options: InstallOptions, server_namespace: str = "") -> list[Json]:
+    """Build the manifests of monitoring, in the namespace of the controllers.
+
+    ``server_namespace`` is that of the Ignition server; empty without a server.
+    """
     return [
         {
             "apiVersion": "v1",
@@ -56,7 +60,25 @@ def build_monitoring(options: InstallOptions) -> list[Json]:
             "metadata": _build_metadata(options, _DASHBOARD, grafana_dashboard="1"),
             "data": {"treenail.json": _read_file("dashboard.json")},
         },
+        *([_build_server_monitor(server_namespace)] if server_namespace else []),
     ]
+
+
+def _build_server_monitor(namespace: str) -> Json:
+    """Build the PodMonitor of the Ignition server, in its namespace."""
+    return {
+        "apiVersion": _MONITORING_API,
+        "kind": "PodMonitor",
+        "metadata": {
+            "name": ignition_server.NAME,
+            "namespace": namespace,
+            "labels": {**LABELS, "app.kubernetes.io/name": ignition_server.NAME},
+        },
+        "spec": {
+            "selector": {"matchLabels": ignition_server.SELECTOR},
+            "podMetricsEndpoints": [{"port": "metrics", "interval": "30s"}],
+        },
+    }
 
 
 def build_rule_groups() -> Json:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.api.decode import Json
 from treenail.controllers.ignition.approval.request import KUBELET_SIGNER
+from treenail.controllers.install_time.handover_objects import HANDOVER_SECRET, RESULT_CONFIGMAP
+from treenail.controllers.install_time.image_mode import CONFIGMAP
 from treenail.kube.resources import (
     CERTIFICATESIGNINGREQUESTS,
     MACHINECONFIGPOOLS,
@@ -61,7 +63,7 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         "pods/eviction": ("create",),
         "daemonsets.apps": ("get",),
         "poddisruptionbudgets.policy": _WATCH_VERBS,
-        f"machineconfignodes.{GROUP}": ("get",),
+        f"machineconfignodes.{GROUP}": ("get", *_WATCH_VERBS),
         f"machineconfignodes/status.{GROUP}": ("patch",),
     },
     "approve": {
@@ -69,7 +71,8 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         f"certificatesigningrequests/approval.{_CERTIFICATES}": ("update",),
         # The CertificateApproval plugin of kube-apiserver requires this for the signer.
         f"signers.{_CERTIFICATES}": ("approve",),
-        "nodes": _WATCH_VERBS,
+        f"machineconfigpools.{GROUP}": _WATCH_VERBS,
+        "nodes": ("patch", *_WATCH_VERBS),
     },
     "build": {
         f"controllerconfigs.{GROUP}": ("get",),
@@ -85,10 +88,21 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         f"machineosconfigs/status.{GROUP}": ("patch",),
         "nodes": _WATCH_VERBS,
     },
+    "install": {
+        f"controllerconfigs.{GROUP}": ("get",),
+        f"machineconfigs.{GROUP}": ("get",),
+        f"machineconfigpools.{GROUP}": _WATCH_VERBS,
+        f"machineosbuilds.{GROUP}": ("create", "delete", *_WATCH_VERBS),
+        f"machineosbuilds/status.{GROUP}": ("patch",),
+        f"machineosconfigs.{GROUP}": ("create", "patch", *_WATCH_VERBS),
+        f"machineosconfigs/status.{GROUP}": ("patch",),
+        "nodes": ("patch", *_WATCH_VERBS),
+    },
 }
 
-DEFAULT_CONTROLLERS = tuple(name for name in CONTROLLER_VERBS if name not in ("approve", "build"))
-"""Controllers of an installation without image builds and new machines."""
+_OPTIONAL_CONTROLLERS = ("approve", "build", "install")
+DEFAULT_CONTROLLERS = tuple(name for name in CONTROLLER_VERBS if name not in _OPTIONAL_CONTROLLERS)
+"""Controllers of a cluster without image builds, new machines and an installation in image mode."""
 
 BUILD_VERBS: Verbs = {
     "configmaps": ("create", "delete", "get", "update", *_WATCH_VERBS),
@@ -99,14 +113,21 @@ BUILD_VERBS: Verbs = {
 """Verbs of the build controller in the namespace of builds."""
 
 
+ADOPTION_VERBS: Verbs = {"secrets": ("create", "get", "update")}
+"""Verbs of the install controller in the namespace of builds: the logins of the installation."""
+
+
 SERVER_VERBS: Verbs = {
     f"controllerconfigs.{GROUP}": _WATCH_VERBS,
     f"machineconfigpools.{GROUP}": _WATCH_VERBS,
-    f"machineconfigs.{GROUP}": _WATCH_VERBS,
+    # A pool may return to a config whose contents the server no longer has in memory.
+    f"machineconfigs.{GROUP}": ("get", *_WATCH_VERBS),
     f"machineosbuilds.{GROUP}": _WATCH_VERBS,
     f"machineosconfigs.{GROUP}": _WATCH_VERBS,
-    # For Events about machines whose Node did not appear.
-    "nodes": ("list",),
+    # Which Nodes are those of the machines.
+    f"certificatesigningrequests.{_CERTIFICATES}": ("list",),
+    # Which images run, and whose Nodes did not appear.
+    "nodes": _WATCH_VERBS,
 }
 """Verbs of the Ignition server for objects of the cluster."""
 
@@ -114,6 +135,19 @@ SERVER_VERBS: Verbs = {
 JOIN_VERBS: Verbs = {"secrets": ("create", "delete", "update")}
 """Verbs of the Ignition server in kube-system, for bootstrap tokens; the admission policy of the
 manifests restricts them to its own."""
+
+
+def build_installation_rules(*, hands_over: bool) -> list[Json]:
+    """Build the rules to read what an installation left, and to complete it."""
+    names = [CONFIGMAP, RESULT_CONFIGMAP]
+    found: list[Json] = [{**_build_rule("configmaps", ["get"]), "resourceNames": names}]
+    if hands_over:
+        secret, result = {"secrets": HANDOVER_SECRET}, {"configmaps": RESULT_CONFIGMAP}
+        # RBAC cannot restrict create by resourceNames: the request has no name yet.
+        found.append(_build_rule("configmaps", ["create"]))
+        found += build_named_rules(result, ("update",))
+        found += build_named_rules(secret, ("delete", "get", *_WATCH_VERBS))
+    return found
 
 
 def build_named_rules(names: Mapping[str, str], verbs: Iterable[str]) -> list[Json]:
@@ -125,8 +159,8 @@ def build_named_rules(names: Mapping[str, str], verbs: Iterable[str]) -> list[Js
 
 
 def build_controllerconfig_rule() -> Json:
-    """Build the rule for agents to read the only ControllerConfig."""
-    rule = _build_rule(f"controllerconfigs.{GROUP}", ["get", "list", "watch"])
+    """Build the rule for agents to watch the only ControllerConfig."""
+    rule = _build_rule(f"controllerconfigs.{GROUP}", list(_WATCH_VERBS))
     return {**rule, "resourceNames": [CONTROLLER_CONFIG]}
 
 
