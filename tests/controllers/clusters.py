@@ -18,12 +18,17 @@ from treenail.api import annotations as key
 from treenail.builder.images.signatures import SigningKey
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.build import assembly
+from treenail.controllers.build.cluster_reader import ClusterReader
 from treenail.controllers.build.controller import BuildController
 from treenail.controllers.build.job import JobSettings
 from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.install import installation
 from treenail.controllers.install.installation import NAME, InstallOptions
 from treenail.controllers.install.permissions import DEFAULT_CONTROLLERS
+from treenail.controllers.install_time.build_hold import InstallHold
+from treenail.controllers.install_time.controller import InstallController
+from treenail.controllers.install_time.image_mode import NAMESPACE as INSTALLATION
+from treenail.controllers.install_time.image_mover import ImageMover
 from treenail.controllers.render.controller import RenderController
 from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.gates.external import GateClient
@@ -269,6 +274,12 @@ class Place:
 
     # Controllers
 
+    def _make_install_controller(
+        self, client: Client, recorder: EventRecorder
+    ) -> InstallController:
+        mover = ImageMover(ClusterReader(client, CLOCK, namespace=self.prefix), CLOCK)
+        return InstallController(client, CLOCK, recorder, mover, namespace=self.prefix)
+
     def account_kubeconfig(self) -> Path:
         """Return a client with a token of the controllers' service account."""
         path = f"/api/v1/namespaces/{self.prefix}/serviceaccounts/{NAME}/token"
@@ -298,7 +309,12 @@ class Place:
                 MachineConfigNodeController(client, CLOCK),
             ],
             "drain": [DrainController(client, recorder, CLOCK, metrics, report_after_s=1.0)],
-            "build": [make_build_controller(client, recorder, namespace=self.prefix)],
+            "build": [
+                make_build_controller(
+                    client, recorder, namespace=self.prefix, hold_namespace=self.prefix
+                )
+            ],
+            "install": [self._make_install_controller(client, recorder)],
         }
         controllers = [each for name in self.controllers_run for each in known[name]]
         runtime = ControllerRuntime(
@@ -331,16 +347,23 @@ def make_build_controller(
     clock: Clock = CLOCK,
     limits: RegistryLimits | None = None,
     metrics: ControllerMetrics | None = None,
+    hold_namespace: str = INSTALLATION,
 ) -> BuildController:
-    """Make a build controller whose Jobs are in a namespace."""
+    """Make a build controller whose Jobs are in a namespace.
+
+    ``hold_namespace`` has the settings of an installation.
+    """
     return assembly.make_build_controller(
         client,
         clock,
         recorder,
         metrics or ControllerMetrics(),
         JobSettings(namespace=namespace),
-        signing_key=signing_key,
-        limits=limits,
+        assembly.BuildOptions(
+            signing_key=signing_key,
+            limits=limits,
+            find_hold=InstallHold(client, clock, namespace=hold_namespace).find_hold,
+        ),
     )
 
 

@@ -16,7 +16,7 @@ from treenail_lab.images import make_image
 from treenail_lab.lifetime.owner import owner
 
 # A kube-controller-manager signs the certificate of the kubelet.
-pytestmark = [pytest.mark.integration, pytest.mark.controllers, pytest.mark.limit(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.controllers]
 
 LIMIT_S = 180.0
 

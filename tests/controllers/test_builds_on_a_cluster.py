@@ -39,7 +39,7 @@ from treenail_lab.registry.service import RegistryService
 
 __all__ = ["lab_registry"]
 
-pytestmark = [pytest.mark.integration, pytest.mark.controllers, pytest.mark.limit(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.controllers]
 
 BOTH = ("amd64", "arm64")
 STARTED = ("Prepared", "Building")

@@ -21,7 +21,7 @@ from treenail.kube.resources import (
     PODDISRUPTIONBUDGETS,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.limit(180)]
+pytestmark = [pytest.mark.integration]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.fakes.clock import FakeClock
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 from treenail.api import annotations as key
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.drain.controller import DrainController
@@ -210,7 +210,7 @@ class Acting:
         self.queue = WorkQueue(self.clock, first_retry_s=0.01, max_retry_s=0.05)
         self.controller.register_watches(self._informers, self.queue.add)
         self._informers.start()
-        assert self._informers.wait_until_synced(10)
+        assert self._informers.wait_until_synced(10 * PATIENCE)
 
     def turn(self) -> bool:
         """Sync the next due node; False if none is due."""

@@ -57,6 +57,16 @@ CASES: list[tuple[str, DrainNode, DrainDecision]] = [
         node("drain-c", "drain-b", record=THEIRS),
         CordonDecision(DrainRecord("drain-c", 1_700_000_000.0, CordonOwner.DRAIN_CONTROLLER)),
     ),
+    (
+        "a drain after the last applied uncordon was cancelled with the same request",
+        node("uncordon-b", "uncordon-b", record=OURS, **CORDONED),
+        UncordonDecision("uncordon-b", should_uncordon=True),
+    ),
+    (
+        "such a drain of a node that a user cordoned",
+        node("uncordon-b", "uncordon-b", record=THEIRS, **CORDONED),
+        UncordonDecision("uncordon-b", should_uncordon=False),
+    ),
     ("no verb", node("drain", "uncordon-a"), RejectDecision("drain")),
     ("another verb", node("reboot-b", "uncordon-a"), RejectDecision("reboot-b")),
     ("a verb that only begins so", node("drained-b"), RejectDecision("drained-b")),

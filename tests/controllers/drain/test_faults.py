@@ -48,6 +48,7 @@ class Story:
             key.LAST_APPLIED_DRAIN,
             key.LAST_OUTAGE,
         }
+        self._until(lambda: site.conditions(name).get("Uncordoned", ("",))[0] == "True")
 
     def _until(self, reached: Callable[[], bool]) -> None:
         acting = self._alive()
@@ -76,7 +77,6 @@ class Story:
             raise Killed
 
 
-@pytest.mark.limit(180)
 def test_controller_killed_at_any_write_completes_requests(site: Site, act: Act) -> None:
     measured = Story(site, act, "measured")
     measured.run()
@@ -220,6 +220,22 @@ def test_failed_write_of_conditions_is_retried(site: Site, act: Act) -> None:
     writes = len(acting.wire.writes)
     acting.settle()
     assert len(acting.wire.writes) == writes
+
+
+def test_drain_that_a_restored_object_shows_is_corrected(site: Site, act: Act) -> None:
+    site.node("a")
+    site.machine_config_node("a")
+    acting = act()
+    site.request_drain("a", "drain-b")
+    acting.until(lambda: site.applied("a") == "drain-b")
+    drained = site.client.get(MACHINECONFIGNODES, "a")["status"]
+    site.request_drain("a", "uncordon-b")
+    acting.until(lambda: site.conditions("a")["Uncordoned"][0] == "True")
+    site.client.patch(MACHINECONFIGNODES, "a", {"status": drained}, subresource="status")
+    assert site.conditions("a")["Drained"][0] == "True"
+
+    acting.until(lambda: site.conditions("a")["Drained"][0] == "False")
+    assert site.conditions("a")["Uncordoned"][0] == "True"
 
 
 def test_transition_time_changes_only_with_status(site: Site, act: Act) -> None:

@@ -127,7 +127,6 @@ def notes(client: Client, node: str) -> dict[str, str]:
     return found["metadata"]["annotations"]
 
 
-@pytest.mark.limit(120)
 def test_pool_is_updated_to_config_and_image(server: LabServer, client: Client) -> None:
     for config in ("old", "new"):
         add_config(client, config)
@@ -165,7 +164,6 @@ def test_pool_is_updated_to_config_and_image(server: LabServer, client: Client) 
     assert writes(server, "machineconfignodes") == 10
 
 
-@pytest.mark.limit(120)
 def test_disconnected_node_watch_stops_assignments_and_is_named(
     server: LabServer, client: Client
 ) -> None:
@@ -201,7 +199,6 @@ def test_disconnected_node_watch_stops_assignments_and_is_named(
     assert notes(client, "n0")[key.DESIRED_CONFIG] == "new"
 
 
-@pytest.mark.limit(120)
 def test_late_watches_exceed_no_limit(server: LabServer, client: Client) -> None:
     for config in ("old", "new"):
         add_config(client, config)
@@ -230,7 +227,6 @@ def test_late_watches_exceed_no_limit(server: LabServer, client: Client) -> None
     assert most == 2
 
 
-@pytest.mark.limit(180)
 def test_bad_image_reaches_only_the_canary_of_500_nodes(server: LabServer, client: Client) -> None:
     add_config(client, "old")
     names = [f"n{number:03}" for number in range(500)]

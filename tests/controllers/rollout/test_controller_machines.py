@@ -71,7 +71,6 @@ def status(lab: Lab) -> Any:
 
 
 @pytest.mark.integration
-@pytest.mark.limit(180)
 @pytest.mark.long
 def test_real_agents_update_and_missing_image_stops_at_canary(lab: Lab) -> None:
     add_policy(lab.client, "careful", {"canary": {}, "soak": "0s"})

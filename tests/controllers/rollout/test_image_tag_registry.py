@@ -25,7 +25,7 @@ from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.kube.events import EventRecorder
 from treenail.kube.resources import EVENTS, MACHINECONFIGPOOLS, NODES
 
-pytestmark = [pytest.mark.integration, pytest.mark.limit(120)]
+pytestmark = [pytest.mark.integration]
 LIMIT_S = 30
 
 

@@ -26,7 +26,7 @@ from treenail.controllers.rollout.reconcile import (
     RolloutSettings,
 )
 from treenail.controllers.rollout.status import COUNTS_INTERVAL_S
-from treenail.errors import ForbiddenError, UnreachableError
+from treenail.errors import ClusterError, ForbiddenError, UnreachableError
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS
 
 IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"
@@ -123,6 +123,25 @@ def test_conflicting_node_is_decided_again() -> None:
     assert find_assigned(found) == []
     turn(found, controlled)
     assert find_assigned(found) == ["n0"]
+
+
+def test_assignment_after_conflict_without_a_change_is_repeated() -> None:
+    found = world()
+    controlled = controller(found)
+    found.fault_on, found.next_fault = "nodes", "false conflict"
+    assert turn(found, controlled) == CONFLICT_RETRY_S
+    turn(found, controlled)
+    assert find_assigned(found) == ["n0"]
+
+
+def test_assignment_with_repeated_conflicts_is_retried_with_backoff() -> None:
+    found = world()
+    controlled = controller(found)
+    found.fault_on, found.next_fault = "nodes", "false conflict"
+    turn(found, controlled)
+    found.next_fault = "false conflict"
+    with pytest.raises(ClusterError, match="cannot assign new to node n0: an admission webhook"):
+        turn(found, controlled)
 
 
 def test_pause_stops_further_assignments() -> None:

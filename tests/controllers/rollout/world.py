@@ -150,6 +150,8 @@ class World:
         if fault == "conflict":
             self.touch(resource.plural, name)
             raise ConflictError(f"{name} changed")
+        if fault == "false conflict":
+            raise ConflictError(f"an admission webhook refused {name}")
         self.on_write(resource.plural, name, body)
         part = {"status": body["status"]} if subresource else {**body, "status": {}}
         answer = self._store(resource.plural, name, merged(found, part))

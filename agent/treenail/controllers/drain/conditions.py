@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 FIELD_MANAGER = "treenail-drain"
 _RETRY_S = 30.0
+_SETTLE_S = 5.0
+"""Time in which a watch normally shows a write."""
 _MESSAGE_CHARS = 2000
 _CORDONED, _DRAINED, _UNCORDONED = (
     ConditionType.CORDONED,
@@ -84,6 +86,12 @@ def build_drain_conditions(
             )
 
 
+def reports_drain(document: Json) -> bool:
+    """Return whether a MachineConfigNode shows its node as draining or drained."""
+    conditions = MachineConfigNode.from_json(document).conditions
+    return any(each.type == _DRAINED and each.status != "False" for each in conditions)
+
+
 @dataclass(slots=True)
 class _PendingConditions:
     """Desired and written conditions of one node."""
@@ -94,6 +102,7 @@ class _PendingConditions:
     """The conditions in the API server; None while unknown."""
     is_pending: bool = False
     not_before: float = float("-inf")
+    written_at: float = float("-inf")
 
 
 class DrainConditionWriter:
@@ -112,6 +121,18 @@ class DrainConditionWriter:
         pending = self._pending.setdefault(node, _PendingConditions())
         if pending.latest != conditions:
             pending.latest, pending.is_pending = conditions, True
+
+    def correct_conditions(self, node: str, conditions: tuple[Condition, ...]) -> float | None:
+        """Queue the conditions although they were written: the object has others.
+
+        Return after how many seconds to look again, because the write is too recent, or None.
+        """
+        pending = self._pending.setdefault(node, _PendingConditions())
+        settle_s = pending.written_at + _SETTLE_S - self._clock.monotonic()
+        if pending.latest == conditions and settle_s > 0:
+            return settle_s
+        pending.latest, pending.is_pending, pending.written = conditions, True, None
+        return None
 
     def flush_conditions(self, node: str) -> float | None:
         """Write queued conditions and return after how many seconds to retry, or None.
@@ -156,6 +177,7 @@ class DrainConditionWriter:
             pending.not_before = self._clock.monotonic() + _RETRY_S
             return False
         pending.written = merged
+        pending.written_at = self._clock.monotonic()
         return True
 
     def _read_conditions(self, node: str) -> tuple[Condition, ...]:

@@ -24,6 +24,7 @@ from treenail.controllers.drain.conditions import (
     DrainConditionWriter,
     DrainStage,
     build_drain_conditions,
+    reports_drain,
 )
 from treenail.controllers.drain.decide import (
     CordonDecision,
@@ -35,10 +36,11 @@ from treenail.controllers.drain.decide import (
     RejectDecision,
     UncordonDecision,
     decide_drain,
+    is_uncordoned,
 )
 from treenail.controllers.drain.nodes import DrainNodeClient
 from treenail.controllers.drain.queues import BudgetQueue, DrainSlots
-from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.controllers.runtime.metrics import SLOW_BUCKETS_S, ControllerMetrics
 from treenail.controllers.runtime.workers import Enqueue
 from treenail.errors import ConflictError, ForbiddenError, InvalidError
@@ -46,7 +48,7 @@ from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.eviction import NodeDrain
 from treenail.kube.node_pods import DaemonSetCache
-from treenail.kube.resources import NODES, PODDISRUPTIONBUDGETS
+from treenail.kube.resources import MACHINECONFIGNODES, NODES, PODDISRUPTIONBUDGETS
 from treenail.kube.watch import WatchScope
 
 log = logging.getLogger(__name__)
@@ -134,7 +136,10 @@ class DrainController:
         self._register_gauges()
 
     def register_watches(self, informers: Informers, enqueue: Enqueue) -> None:
-        """Watch Nodes and PodDisruptionBudgets. Pods are watched only during a drain."""
+        """Watch Nodes, PodDisruptionBudgets and, if the cluster has the kind, MachineConfigNodes.
+
+        Pods are watched only during a drain.
+        """
         view = informers.add_view(WatchScope(NODES), DrainNode.from_json)
         view.add_handler(lambda name, _before, _after: enqueue(name))
         informers.add_view(
@@ -142,6 +147,10 @@ class DrainController:
         ).add_handler(self._on_budget_change)
         self._nodes = DrainNodeClient(self._client, view)
         view.add_list_handler(self._handle_node_list)
+        self._drain_reports: InformerView[bool] = informers.add_view(
+            WatchScope(MACHINECONFIGNODES), reports_drain, optional=True
+        )
+        self._drain_reports.add_handler(lambda name, _before, _after: enqueue(name))
         self._enqueue = enqueue
 
     def sync_key(self, key: str) -> float | None:
@@ -179,7 +188,8 @@ class DrainController:
                 self._end_drain(node.name)
                 if has_stale_blockers:
                     self._nodes.write_blockers(node, "")
-                return self._condition_writer.flush_conditions(node.name)
+                settle_s = self._correct_drain_report(node)
+                return self._condition_writer.flush_conditions(node.name) or settle_s
             case DisownCordonDecision(record):
                 self._end_drain(node.name)
                 self._nodes.disown_cordon(node, record)
@@ -205,6 +215,19 @@ class DrainController:
                 return self._evict_pods(node, record)
             case other:
                 assert_never(other)
+
+    def _correct_drain_report(self, node: DrainNode) -> float | None:
+        """Queue the conditions of an uncordoned node whose MachineConfigNode still shows a drain.
+
+        The process that uncordoned it ended before it wrote them, or etcd was restored. Return
+        after how many seconds to look again, or None.
+        """
+        if not (is_uncordoned(node) and self._drain_reports.find(node.name)):
+            return None
+        stage = DrainStage.LEFT_CORDONED if node.unschedulable else DrainStage.UNCORDONED
+        return self._condition_writer.correct_conditions(
+            node.name, build_drain_conditions(stage, node.last_applied_drain)
+        )
 
     def _uncordon_node(
         self, node: DrainNode, request: str, *, should_uncordon: bool

@@ -151,7 +151,12 @@ DrainDecision = (
 def decide_drain(node: DrainNode, now: float) -> DrainDecision:
     """Decide the next step for a node."""
     record = node.record
-    if not node.desired_drain or node.desired_drain == node.last_applied_drain:
+    # An acknowledged uncordon removes the record. With one, a drain began after it and was
+    # cancelled with the same request.
+    is_applied = node.desired_drain == node.last_applied_drain and not (
+        is_uncordoned(node) and record is not None
+    )
+    if not node.desired_drain or is_applied:
         if (
             record is not None
             and record.cordon_owner is CordonOwner.DRAIN_CONTROLLER
@@ -177,6 +182,12 @@ def decide_drain(node: DrainNode, now: float) -> DrainDecision:
             replace(record, cordon_owner=CordonOwner.DRAIN_CONTROLLER), is_repeated=True
         )
     return EvictDecision(record)
+
+
+def is_uncordoned(node: DrainNode) -> bool:
+    """Return whether the last request of the agent was an uncordon, and is acknowledged."""
+    request = node.desired_drain
+    return request.startswith(_UNCORDON_PREFIX) and request == node.last_applied_drain
 
 
 def format_outage(began_at: float, ended_at: float) -> str:

@@ -11,7 +11,7 @@ from treenail.controllers.runtime.informers import InformerView
 from treenail.errors import NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.resources import NODES
-from treenail.kube.responses import RecentResponses
+from treenail.kube.responses import RecentResponses, RequestToken
 
 
 class DrainNodeClient:
@@ -35,7 +35,7 @@ class DrainNodeClient:
 
     def read_node(self, name: str) -> DrainNode | None:
         """Read the node from the API server; None when it does not exist."""
-        token = self._responses.begin_request()
+        token = self._responses.begin_request(self._view.find(name))
         try:
             return self._store_response(self._client.get(NODES, name), token)
         except NotFoundError:
@@ -83,10 +83,10 @@ class DrainNodeClient:
             "metadata": {"resourceVersion": node.resource_version, "annotations": annotations},
             **({} if spec is None else {"spec": spec}),
         }
-        token = self._responses.begin_request()
+        token = self._responses.begin_request(self._view.find(node.name))
         return self._store_response(self._client.patch(NODES, node.name, body), token)
 
-    def _store_response(self, document: Json, token: int) -> DrainNode:
+    def _store_response(self, document: Json, token: RequestToken) -> DrainNode:
         node = DrainNode.from_json(document)
         self._responses.store_response(node.name, node, token)
         return node

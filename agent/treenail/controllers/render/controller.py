@@ -21,9 +21,11 @@ from treenail.controllers.render.inputs import RENDER_INPUTS, hash_render_inputs
 from treenail.controllers.render.render import (
     ControllerConfig,
     RenderedConfig,
+    check_update,
     is_rendered,
     render_pool,
 )
+from treenail.controllers.render.validated import ValidatedConfigs
 from treenail.controllers.rollout.expected import ExpectedPools
 from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.errors import AlreadyExistsError, ConfigError, NotFoundError, UnreconcilableError
@@ -80,8 +82,9 @@ class ObservedConfig:
     def sort_key(self) -> tuple[str, int, str]:
         """Sort key: oldest first, and within a second by resourceVersion."""
         meta = self.config.metadata
-        version = int(meta.resource_version) if meta.resource_version.isdigit() else 0
-        return meta.created, version, meta.name
+        text = meta.resource_version
+        is_number = text.isascii() and text.isdigit() and len(text) <= 20
+        return meta.created, int(text) if is_number else 0, meta.name
 
 
 class RenderController:
@@ -108,6 +111,7 @@ class RenderController:
         self._lock = threading.Lock()
         self._changed_at: dict[str, float] = {}
         self._reported_warnings: dict[str, tuple[str, ...]] = {}
+        self._validated = ValidatedConfigs()
 
     def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
         """Watch pools, MachineConfigs, the ControllerConfig, and references of Nodes."""
@@ -189,11 +193,11 @@ class RenderController:
         cluster: ControllerConfig,
     ) -> RenderedConfig:
         configs = [each.config for each in observed.values() if not each.is_rendered]
-        rendered = render_pool(pool, configs, cluster)
-        current = pool.configuration.name
-        if current and current != rendered.name:
-            # Read the current config only for a comparison: it can be large.
-            rendered = render_pool(pool, configs, cluster, current=self._read_config(current))
+        rendered = render_pool(pool, configs, cluster, validate=self._validated.validate)
+        name = pool.configuration.name
+        # Read the current config only for a comparison: it can be large.
+        if name and name != rendered.name and (current := self._read_config(name)):
+            check_update(current, rendered)
         found = observed.get(rendered.name)
         if found is not None and not found.has_matching_hash:
             raise ConfigError(

@@ -4,13 +4,14 @@ Pure: the render controller and the command ``treenail-controller render`` share
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from treenail import __version__
 from treenail.api import annotations as key
 from treenail.api import ignition, machineconfigpool
 from treenail.api.decode import Fields, Json
+from treenail.api.ignition_schema import IgnoredField
 from treenail.api.machineconfig import API_VERSION, KIND, MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import ObjectMeta, OwnerReference
@@ -27,7 +28,6 @@ from treenail.config.rendered_name import rendered_name
 from treenail.config.validation import (
     check_rendered_size,
     find_control_character,
-    find_ignored_fields,
     validate_config,
 )
 from treenail.controllers.render.inputs import is_owned_by_pool
@@ -92,16 +92,19 @@ def render_pool(
     *,
     current: MachineConfig | None = None,
     allowed: frozenset[ValidationOverride] = frozenset(),
+    validate: Callable[[MachineConfig], Iterable[IgnoredField]] = validate_config,
 ) -> RenderedConfig:
     """Render and validate the config of a pool; ``configs`` are all of the cluster, in any order.
 
-    ``current`` is the config of the pool's nodes. A difference that a running node cannot apply is
-    rejected unless it is in ``allowed``. Raises `ConfigError`, which names the MachineConfig that
-    caused it.
+    ``current`` and ``allowed`` are those of `check_update`. ``validate`` may remember results, as
+    `ValidatedConfigs` does. Raises `ConfigError`, which names the MachineConfig that caused it.
     """
     chosen = select_configs(pool, configs)
-    for config in chosen:
-        validate_config(config)
+    warnings = tuple(
+        f"MachineConfig {config.name}: {ignored}"
+        for config in chosen
+        for ignored in validate(config)
+    )
     merged = merge_machine_configs(chosen, controller_config.base_images)
     if merged.has_os_image_override and pool.os_image_stream:
         by = merged.provenance.find_sources("osImageURL")[-1]
@@ -129,14 +132,24 @@ def render_pool(
     )
     rendered = MachineConfig.from_json({"metadata": meta.to_json(), "spec": merged.spec})
     _check_ignition(rendered, chosen, merged.provenance)
-    if current is not None and current.name != name:
-        _check_reconcilable(current, rendered, merged.provenance, allowed)
-    warnings = tuple(
-        f"MachineConfig {each.name}: {ignored}"
-        for each in chosen
-        for ignored in find_ignored_fields(each)
-    )
-    return RenderedConfig(rendered, merged.sources, merged.provenance, warnings)
+    found = RenderedConfig(rendered, merged.sources, merged.provenance, warnings)
+    if current is not None:
+        check_update(current, found, allowed=allowed)
+    return found
+
+
+def check_update(
+    current: MachineConfig,
+    new: RenderedConfig,
+    *,
+    allowed: frozenset[ValidationOverride] = frozenset(),
+) -> None:
+    """Raise `UnreconcilableError` for a change that a running node cannot apply.
+
+    ``current`` is the config of the pool's nodes. Changes in ``allowed`` pass.
+    """
+    if current.name != new.name:
+        _check_reconcilable(current, new.config, new.provenance, allowed)
 
 
 def select_configs(

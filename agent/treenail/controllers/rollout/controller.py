@@ -60,6 +60,12 @@ _DECISIVE = (
     MACHINEOSBUILDS.plural,
 )
 """Kinds whose watches must be current for an assignment."""
+RESTORED_WAIT_S = 90.0
+"""Time after a restore of etcd in which nothing is assigned.
+
+The restored state shows nodes in service that are draining or down. Agents report within a minute,
+and the node lifecycle controller marks a node without a kubelet after 50 s.
+"""
 PAUSE_FACTOR = 4.0
 """Pause of a pool after a reconciliation, as a multiple of its duration.
 
@@ -296,7 +302,11 @@ class RolloutController:
         return self._reconciler.release_orphan(name)
 
     def _find_stale_reason(self) -> str:
-        return "" if self._informers is None else self._informers.describe_staleness(_DECISIVE)
+        if self._informers is None:
+            return ""
+        if self._informers.restored_s < RESTORED_WAIT_S:
+            return "the API server returned to an older state, and nodes report again"
+        return self._informers.describe_staleness(_DECISIVE)
 
     def _add_coupled(self, names: frozenset[str]) -> frozenset[str]:
         """Add the other pool of the control plane: master and arbiter wait for each other."""

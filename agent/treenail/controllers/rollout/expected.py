@@ -22,7 +22,9 @@ class ExpectedTarget:
     target: RolloutTarget
     assigned_at: float
     is_confirmed: bool = True
-    """False when the response was lost: the write may or may not have happened."""
+    """False without a response that says so: the write may or may not have happened."""
+    has_conflict: bool = False
+    """The API server rejected the write, because the node changed."""
 
 
 class ExpectedNodes:
@@ -35,16 +37,39 @@ class ExpectedNodes:
 
     def expect_target(self, node: NodeFacts, target: RolloutTarget, assigned_at: float) -> None:
         """Count the target as written. Call it before the write: the response may get lost."""
+        version = node.resource_version
         with self._lock:
+            before = self._by_node.get(node.name)
             self._by_node[node.name] = ExpectedTarget(
-                node.resource_version, target, assigned_at, is_confirmed=False
+                version,
+                target,
+                assigned_at,
+                is_confirmed=False,
+                has_conflict=(
+                    before is not None
+                    and before.has_conflict
+                    and before.resource_version == version
+                ),
             )
 
     def confirm_target(self, name: str) -> None:
-        """Note the end of the write: it happened, or the node changed meanwhile."""
+        """Note that the write happened."""
         with self._lock:
             if (found := self._by_node.get(name)) is not None:
                 self._by_node[name] = replace(found, is_confirmed=True)
+
+    def note_conflict(self, name: str) -> bool:
+        """Note a conflict; return True if the same write had one before.
+
+        A retry after a lost response conflicts with its own first write, so the target still counts
+        as written. The write is repeated until the cache shows another version: an admission
+        webhook or a proxy may answer 409 although nothing changed.
+        """
+        with self._lock:
+            if (found := self._by_node.get(name)) is None:
+                return False
+            self._by_node[name] = replace(found, has_conflict=True)
+            return found.has_conflict
 
     def forget_target(self, name: str) -> None:
         """Forget a write that the API server rejected."""
@@ -73,7 +98,7 @@ class ExpectedNodes:
     def find_unconfirmed(
         self, nodes: Iterable[NodeFacts], target: RolloutTarget
     ) -> tuple[NodeFacts, ...]:
-        """Return the nodes whose write of this target got no response."""
+        """Return the nodes whose write of this target is unconfirmed."""
         with self._lock:
             return tuple(
                 node

@@ -386,7 +386,7 @@ class RolloutReconciler:
                 sync.record_error(error)
 
     def _find_unconfirmed(self, sync: _PoolSync, target: RolloutTarget) -> tuple[NodeFacts, ...]:
-        """Return nodes whose last write got no response.
+        """Return nodes whose last write got no response or a conflict.
 
         They count as assigned, so the write must be repeated until it is confirmed.
         """

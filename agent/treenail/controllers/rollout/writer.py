@@ -242,9 +242,12 @@ class RolloutWriter:
         try:
             self._client.patch(NODES, node.name, body)
         except ConflictError as error:
-            # A retry after a lost response conflicts with its own first write: the cache shows it.
-            self._expected.confirm_target(node.name)
-            return error
+            if not self._expected.note_conflict(node.name):
+                return error
+            # Not a conflict for the caller, who would repeat it twice a second.
+            return ClusterError(
+                f"cannot assign {target.config} to node {node.name}: {error}", remedy=error.remedy
+            )
         except _NOT_WRITTEN as error:
             self._expected.forget_target(node.name)
             return error

@@ -163,6 +163,11 @@ class Informers:
         )
         return "; ".join(filter(None, reasons))
 
+    @property
+    def restored_s(self) -> float:
+        """Seconds since a list showed that etcd was restored; infinite if none did."""
+        return min((each.restored_s for _, each in self._iter_present()), default=float("inf"))
+
     def measure_silence_s(self, plural: str) -> float:
         """Return the seconds since the API server last sent anything for the kind."""
         return max(
