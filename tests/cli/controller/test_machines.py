@@ -14,7 +14,8 @@ from treenail.cli.controller.main import main
 from treenail.clock import SystemClock
 from treenail.controllers.ignition.access import RequestOutcome, RequestRow
 from treenail.controllers.ignition.logged_requests import format_requests, log_request
-from treenail.controllers.install.ignition_server import NAME, REQUEST_CONFIGMAP
+from treenail.controllers.ignition.request_log import REQUEST_CONFIGMAP
+from treenail.controllers.install.ignition_server import NAME
 from treenail.kube.client import Client
 from treenail.kube.resources import CONFIGMAPS, MACHINECONFIGPOOLS, NAMESPACES, NODES
 from treenail_lab.apiserver.serving.server import LabServer
@@ -96,10 +97,15 @@ def test_machines_are_listed_worst_first(
     assert "none for 25 min" in table[1]
     step = "it received rendered-worker-1 in Ignition 3.4.0 (165000 bytes)"
     assert table[2] == f"  no Node appeared; {step}"
-    assert table[4] == "  the token has expired"
-    assert "none yet" in table[5]
-    assert table[7] == "  the token is unknown"
-    assert table[8].split()[-2:] == ["w1", "os@abababababab"]
+    assert table[3] == (
+        "  read its console; on the machine run: journalctl -u treenail-firstboot -u kubelet"
+    )
+    assert table[5] == "  the token has expired"
+    assert table[6].startswith("  create another token, and install the machine with it: ")
+    assert table[6].endswith("treenail-controller token create --pool worker")
+    assert "none yet" in table[7]
+    assert table[9] == "  the token is unknown"
+    assert table[11].split()[-2:] == ["w1", "os@abababababab"]
     assert cluster.run("-o", "name") == 3
     assert capsys.readouterr().out == "node/w1\n"
     assert cluster.run("-o", "wide") == 3

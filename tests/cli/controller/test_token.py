@@ -13,8 +13,11 @@ from tests.controllers.ignition.token_cluster import SECRET, TokenCluster, run_t
 from treenail.cli.controller.main import main
 from treenail.cli.controller.serve_tokens import DEFAULT_NAMESPACE
 from treenail.cli.output import EXIT_USAGE
+from treenail.controllers.ignition.token_store import TOKEN_SECRET
 from treenail.controllers.ignition.tokens import confirm_use, read_name
 from treenail.controllers.install import ignition_server, installation
+from treenail.controllers.install.objects import build_binding, build_role
+from treenail.controllers.install.permissions import build_named_rules
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
 pytestmark = pytest.mark.integration
@@ -142,19 +145,85 @@ def test_revoked_tokens_are_gone(run: Run, cluster: TokenCluster) -> None:
     assert "no token has this name" in errors
 
 
+def test_revoked_token_is_printed_although_its_bootstrap_token_stays(
+    run: Run, cluster: TokenCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = read_name(run("create", "--pool=worker", "-o", "token")[1].strip())
+    used = confirm_use(cluster.read_record(name), "10.0.0.1", 0.0)
+    cluster.make_store().change(lambda book: (book.put(used), None))
+    place = {"name": "guest", "namespace": DEFAULT_NAMESPACE}
+    accounts = f"/api/v1/namespaces/{DEFAULT_NAMESPACE}/serviceaccounts"
+    account = cluster.admin.post(accounts, {"metadata": place}).ok()
+    rules = build_named_rules({"secrets": TOKEN_SECRET}, ("get", "patch"))
+    for document in (
+        build_role("Role", place, rules),
+        build_binding("RoleBinding", place, {"kind": "ServiceAccount", **place}),
+    ):
+        cluster.admin.post(collection_of(document), document).ok()
+    kubeconfig = cluster.server.write_account_kubeconfig(
+        DEFAULT_NAMESPACE, account["metadata"]["name"]
+    )
+    assert main(["token", "revoke", name, f"--kubeconfig={kubeconfig}"]) == 1
+    output, errors = capsys.readouterr()
+    assert output == f"revoked token {name}\n"
+    assert "cannot delete resource" in errors
+    assert cluster.make_store().load().tokens == {}
+
+
+def test_list_without_tokens_names_the_secret(run: Run) -> None:
+    code, output, errors = run("list", "--namespace=other")
+    assert (code, output) == (0, "")
+    assert "no access token in Secret other/treenail-ignition-tokens" in errors
+
+
+def test_token_in_a_missing_namespace_names_it(run: Run) -> None:
+    code, _, errors = run("create", "--pool=worker", "--namespace=other")
+    assert code == 1
+    assert "namespace other does not exist" in errors
+    assert "--namespace" in errors
+
+
+def test_user_without_access_gets_a_remedy(
+    cluster: TokenCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    accounts = f"/api/v1/namespaces/{DEFAULT_NAMESPACE}/serviceaccounts"
+    cluster.admin.post(accounts, {"metadata": {"name": "guest"}}).ok()
+    kubeconfig = cluster.server.write_account_kubeconfig(DEFAULT_NAMESPACE, "guest")
+    assert main(["token", "list", f"--kubeconfig={kubeconfig}"]) == 1
+    errors = capsys.readouterr().err
+    assert 'cannot get resource "secrets"' in errors
+    assert "kubectl auth can-i --list" in errors
+
+
+def test_damaged_secret_is_one_error_with_a_remedy(run: Run, cluster: TokenCluster) -> None:
+    run("create", "--pool=worker")
+    cluster.admin.patch(SECRET, {"data": {"tokens": "e2Jyb2tlbg=="}}).ok()
+    for arguments in (("list",), ("create", "--pool=worker"), ("revoke", "a")):
+        code, output, errors = run(*arguments)
+        assert (code, output) == (1, "")
+        assert errors.count("cannot read the access tokens") == 1
+        assert "restore the Secret from a backup" in errors
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("create", "--pool=infra"), "MachineConfigPool infra does not exist"),
         (("create", "--pool=worker", "-o", "user-data"), "the URL of the config server is missing"),
+        (("create", "--pool="), "expected a name of at most 247"),
+        (("create", "--pool=.."), "expected a name of at most 247"),
+        (("create", "--pool=a b"), "expected a name of at most 247"),
+        (("create", f"--pool={'a' * 248}"), "expected a name of at most 247"),
+        (("create", "--pool=worker", f"--machine={'a' * 240}"), "expected a name of at most 239"),
         (("create", "--pool=worker", "--server=http://x"), "expected https://HOST:PORT"),
-        (("create", "--pool=worker", "--uses=1001"), "1000 at most"),
+        (("create", "--pool=worker", "--server=https://x:65536"), "expected https://HOST:PORT"),
+        (("create", "--pool=worker", "--uses=1001"), "expected at most 1000"),
         (("create", "--pool=worker", "--uses=2", "--machine=a"), "cannot use --machine"),
-        (("create", "--pool=worker", "--machine=A_b"), "no name of a Node"),
+        (("create", "--pool=worker", "--machine=A_b"), "found 'A_b'"),
         (("create", "--pool=worker", "--ttl=0s"), "expected a --ttl from"),
         (("create", "--pool=worker", "--ttl=1 day"), "expected a time such as"),
         (("create", "--pool=worker", SERVER, "--ca=missing"), "cannot read missing"),
-        (("revoke",), "no name is given"),
+        (("revoke",), "expected the names of tokens"),
     ],
 )
 def test_wrong_arguments_create_nothing(

@@ -1,7 +1,6 @@
 """``treenail-controller build``: show the builds of files, and run them on this host."""
 
 import argparse
-import getpass
 import os
 import platform
 import shutil
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from treenail.builder.append_layout import append_config_layer, copy_to_layout
 from treenail.builder.build_spec import BUILT_IMAGE, BuildSpec
-from treenail.builder.buildah.namespaces import choose_id_maps
+from treenail.builder.buildah.namespaces import choose_own_id_maps
 from treenail.builder.layout import ImageLayout, LayoutImage
 from treenail.builder.local import BuildFiles, LocalBuild, LocalBuilder, LocalSettings
 from treenail.builder.phases.registries import RegistrySettings
@@ -245,14 +244,6 @@ def _create_builder(arguments: argparse.Namespace, pull_secret: Path | None) -> 
             "cannot build: buildah is not installed",
             remedy="run: apt-get install buildah, or: dnf install buildah",
         )
-    user = os.geteuid()
-    maps = choose_id_maps(
-        user,
-        "root" if user == 0 else getpass.getuser(),
-        os.getegid(),
-        proc=Path("/proc"),
-        etc=Path("/etc"),
-    )
     settings = LocalSettings(
         arguments.work_dir.absolute(),
         pull_secret=pull_secret,
@@ -260,7 +251,7 @@ def _create_builder(arguments: argparse.Namespace, pull_secret: Path | None) -> 
         ca=arguments.ca,
         driver=arguments.storage_driver,
     )
-    return LocalBuilder(settings, os.environ, SystemClock(), maps, _show_line)
+    return LocalBuilder(settings, os.environ, SystemClock(), choose_own_id_maps(), _show_line)
 
 
 def _build_locally(
@@ -275,6 +266,7 @@ def _build_locally(
         architecture=system.architecture,
         user_line=system.user_line,
         cache_repository=arguments.build_cache,
+        mirrors=plan.mirrors,
     )
     ca_pem = "" if arguments.ca is not None else plan.ca_pem
     timeout_s = arguments.timeout or float(plan.deadline_s)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from treenail.clock import Clock, SystemClock
-from treenail.errors import UnreachableError, UsageError
+from treenail.errors import ForbiddenError, UnreachableError, UsageError
 from treenail.kube.client import Client, Transport
 from treenail.kube.kubeconfig import (
     ApiServerConfig,
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 POD_ACCOUNT = "the service account of the pod"
 """Default connection of the processes that run in a cluster, for their help."""
+_MAX_KEPT_CONNECTIONS = 64
+"""As many as there are threads that send requests and drains that watch pods."""
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -104,7 +106,7 @@ def connect_cluster(arguments: argparse.Namespace) -> Iterator[Client]:
     """Connect with the kubeconfigs and the context of the arguments; raise `UsageError`.
 
     As kubectl does, use the service account of a pod that has no kubeconfig. Adds a remedy to the
-    error of an API server that does not answer.
+    error of an API server that does not answer, and of a user without access.
     """
     transport = _connect(arguments.kubeconfig, arguments.context, SystemClock())
     try:
@@ -115,6 +117,13 @@ def connect_cluster(arguments: argparse.Namespace) -> Iterator[Client]:
             remedy=error.remedy
             or "check the server of the context: kubectl config view --minify; another context: "
             "--context NAME",
+        ) from error
+    except ForbiddenError as error:
+        raise ForbiddenError(
+            str(error),
+            remedy=error.remedy
+            or "show what the user may do: kubectl auth can-i --list; another user: --kubeconfig "
+            "FILE or --context NAME",
         ) from error
     finally:
         transport.close()
@@ -145,6 +154,15 @@ def create_transport(
     # The package reads current-context from the first file only.
     context = context or find_current_context(paths)
     return package.from_kubeconfig(os.pathsep.join(paths), clock, context=context)
+
+
+def create_process_transport(kubeconfig: str | None, context: str, clock: Clock) -> Transport:
+    """Connect with a kubeconfig, or as the service account of the pod; raise `UsageError`."""
+    if kubeconfig is not None:
+        return create_transport([kubeconfig], context, clock, max_kept=_MAX_KEPT_CONNECTIONS)
+    if context:
+        raise UsageError("cannot use --context without a kubeconfig", remedy="add --kubeconfig")
+    return create_pod_transport(clock, max_kept=_MAX_KEPT_CONNECTIONS)
 
 
 def create_pod_transport(clock: Clock, *, max_kept: int = 1) -> Transport:

@@ -29,6 +29,7 @@ from treenail.cli.terminal import (
     wrap_text,
 )
 from treenail.clock import Clock, SystemClock
+from treenail.controllers.ignition.approval.request import list_kubelet_requests
 from treenail.controllers.ignition.joined_machines import (
     EXPECT_S,
     NodeArrival,
@@ -41,8 +42,8 @@ from treenail.controllers.ignition.machine_report import (
     build_report,
     build_report_document,
 )
-from treenail.controllers.ignition.request_log import RequestStore
-from treenail.controllers.install.ignition_server import NAME, REQUEST_CONFIGMAP
+from treenail.controllers.ignition.request_log import REQUEST_CONFIGMAP, RequestStore
+from treenail.controllers.install.ignition_server import NAME
 from treenail.controllers.plan.read import read_pools
 from treenail.errors import ClusterError, NotFoundError
 from treenail.escape import escape_line
@@ -113,7 +114,9 @@ def print_machines(arguments: argparse.Namespace) -> int:
     chosen: OutputFormat = arguments.output
     if chosen in (OutputFormat.TABLE, OutputFormat.WIDE):
         if not rows:
-            print_lines(["no machine requested a config in the last 24 hours"], sys.stderr)
+            pools = f" of pool {' or '.join(arguments.pool)}" if arguments.pool else ""
+            line = f"no machine requested a config{pools} in the last 24 hours"
+            print_lines([line], sys.stderr)
             return 0
         is_wide = chosen is OutputFormat.WIDE
         now = clock.now()
@@ -149,7 +152,10 @@ def read_report(
     now = clock.now()
     pools = [each.pool for each in read_pools(client).values()]
     nodes = [*parse_nodes(client.list(NODES).items)]
-    machines = join_machines(select_newest(stored, now), nodes, pools, now, expect_s=expect_s)
+    certificates = list_kubelet_requests(client)
+    machines = join_machines(
+        select_newest(stored, now), nodes, pools, now, expect_s=expect_s, certificates=certificates
+    )
     return build_report(machines)
 
 
@@ -168,8 +174,8 @@ def _print_with_problems(rows: Sequence[ReportedRequest], cells: Sequence[Sequen
     print(heading)
     for reported, line in zip(rows, lines, strict=True):
         print(line)
-        if problem := reported.problem:
-            for part in wrap_text(escape_line(problem), width, indent="  ", hanging="  "):
+        for text in filter(None, (reported.problem, reported.remedy)):
+            for part in wrap_text(escape_line(text), width, indent="  ", hanging="  "):
                 print(part)
 
 
@@ -190,7 +196,7 @@ def _build_cells(reported: ReportedRequest, now: float, *, is_wide: bool) -> tup
         f"{row.seconds:.3f}",
         row.rendered,
         row.image if is_wide else _shorten_image(row.image),
-        reported.problem,
+        "; ".join(filter(None, (reported.problem, reported.remedy))),
     )
 
 

@@ -25,8 +25,9 @@ KUBECTL_PROGRAM = "kubectl treenail"
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     words = sys.argv[1:] if argv is None else argv
-    is_process = words[:1] in (["run"], ["serve"])
-    return _run_program(create_process_parser() if is_process else create_parser(), argv)
+    is_process = words[:1] in (["run"], ["serve"]) or words[:2] == ["install", "bootstrap"]
+    parser = create_process_parser(words[0]) if is_process else create_parser()
+    return _run_program(parser, argv)
 
 
 def run_kubectl_plugin(argv: list[str] | None = None) -> int:
@@ -56,20 +57,22 @@ def create_kubectl_parser() -> CommandParser:
     """Create the parser of the kubectl plugin: the commands that only read from a cluster."""
     parser = CommandParser(
         prog=KUBECTL_PROGRAM,
-        description="Show pools of nodes, their rollouts, and what a change does to them. Changes "
-        "nothing. kubectl finds this plugin as kubectl-treenail in PATH.",
+        description="Show pools of nodes, their rollouts, what a change does to them, and which "
+        "new machines join. Changes nothing. kubectl finds this plugin as kubectl-treenail in "
+        "PATH.",
         epilog=format_examples(
             ("follow a rollout", "kubectl treenail status --watch"),
             ("show what a change costs", "kubectl treenail plan -f pool.yaml"),
             ("wait for a rollout in a script", "kubectl treenail rollout status --wait"),
+            ("show which machines join", "kubectl treenail machines"),
         ),
         formatter_class=HelpFormatter,
     )
     _add_version(parser)
-    from treenail.cli.controller import plan, rollout, status
+    from treenail.cli.controller import machines, plan, rollout, status
 
     commands = _add_commands(parser)
-    for command in (status, plan, rollout):
+    for command in (status, plan, rollout, machines):
         command.add_command(commands)
     rename_program(parser, PROGRAM, KUBECTL_PROGRAM)
     return parser
@@ -90,17 +93,25 @@ def _add_commands(
     return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
 
-def create_process_parser() -> CommandParser:
-    """Create a parser of the commands that run for months.
+def create_process_parser(command: str) -> CommandParser:
+    """Create a parser of ``run``, ``serve`` or ``install bootstrap`` alone, which run for long.
 
     The modules of the other commands would need 5 MB more in each process.
     """
-    from treenail.cli.controller import run, serve
-
     parser = CommandParser(prog=PROGRAM, formatter_class=HelpFormatter)
     commands = _add_commands(parser)
-    run.add_command(commands)
-    serve.add_command(commands)
+    if command == "run":
+        from treenail.cli.controller import run
+
+        run.add_command(commands)
+    elif command == "install":
+        from treenail.cli.controller.install import bootstrap, group
+
+        group.add_group(commands, bootstrap)
+    else:
+        from treenail.cli.controller import serve
+
+        serve.add_command(commands)
     return parser
 
 
@@ -119,6 +130,7 @@ def create_parser() -> CommandParser:
         token,
         trust,
     )
+    from treenail.cli.controller.install import group as install_group
 
     parser = CommandParser(
         prog=PROGRAM,
@@ -179,6 +191,7 @@ def create_parser() -> CommandParser:
     rollout.add_command(commands)
     machines.add_command(commands)
     manifests.add_command(commands)
+    install_group.add_command(commands)
     run.add_command(commands)
     serve.add_command(commands)
     return parser

@@ -8,12 +8,18 @@ from treenail.api import annotations as key
 from treenail.api import documents
 from treenail.cli.controller import build_options
 from treenail.cli.controller.connect import parse_namespace
+from treenail.cli.controller.image_annotation import add_image_annotation_argument
 from treenail.cli.controller.run import CONTROLLERS, parse_controllers
 from treenail.cli.controller.serve import parse_registry
 from treenail.cli.controller.serve_tokens import MODES, parse_server_url
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.controllers.install import ignition_server, installation
-from treenail.controllers.install.ignition_server import ServerOptions, build_server_documents
+from treenail.controllers.install.ignition_server import (
+    ServerOptions,
+    build_approval_access,
+    build_server_documents,
+    build_settings_access,
+)
 from treenail.controllers.install.installation import InstallOptions
 from treenail.controllers.install.monitoring import build_monitoring
 from treenail.controllers.install.permissions import DEFAULT_CONTROLLERS
@@ -65,6 +71,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         f"{','.join(DEFAULT_CONTROLLERS)})",
     )
     parser.add_argument(
+        "-n",
         "--namespace",
         type=parse_namespace,
         default=defaults.namespace,
@@ -88,10 +95,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help=f"let {SERVE} issue bootstrap tokens for the API server at this address, which new "
         "machines reach (default: no bootstrap tokens)",
     )
-    parser.add_argument(
-        "--image-annotation", choices=("desiredOSImage", "desiredImage"), default="desiredOSImage",
-        help="assign images to nodes with this annotation (default: %(default)s)",
-    )  # fmt: skip
+    add_image_annotation_argument(parser)
     parser.add_argument(
         "--tokens", choices=MODES,
         help=f"access tokens of new machines, see {SERVE} --help (default: require)",
@@ -166,6 +170,25 @@ def _parse_namespaces(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(parse_namespace, text.split(","))))
 
 
+def _check_install_namespaces(arguments: argparse.Namespace) -> None:
+    """Raise `UsageError` for namespaces in which nothing of an installation would be found."""
+    if "install" not in arguments.enable or arguments.only:
+        return
+    from treenail.controllers.install_time.image_mode import NAMESPACE
+    from treenail.controllers.install_time.manifest_checks import NAMESPACES
+
+    for option, found, expected in (
+        ("--namespace", arguments.namespace, (NAMESPACE,)),
+        ("--build-namespace", arguments.build_namespace or NAMESPACE, NAMESPACES),
+    ):
+        if found not in expected:
+            raise UsageError(
+                f"cannot enable install with {option} {found}: the objects of an installation are "
+                f"in the namespace {' or '.join(expected)}",
+                remedy=f"leave {option} out, or leave install out of --enable",
+            )
+
+
 def print_manifests(arguments: argparse.Namespace) -> int:
     """Print the manifests."""
     controllers = tuple(name for name in arguments.enable if name != SERVE)
@@ -186,6 +209,7 @@ def print_manifests(arguments: argparse.Namespace) -> int:
             "cannot use --signing-key-secret without the build controller: only it signs images",
             remedy="add build to --enable, or leave --signing-key-secret out",
         )
+    _check_install_namespaces(arguments)
     if SERVE not in arguments.enable or arguments.only:
         _check_no_server_arguments(arguments)
     if arguments.only and arguments.monitoring:
@@ -195,6 +219,7 @@ def print_manifests(arguments: argparse.Namespace) -> int:
     readers = arguments.metrics_from
     if readers is None:
         readers = (_MONITORING_NAMESPACE,) if arguments.monitoring else ()
+    serve_namespace: str = arguments.serve_namespace
     options = InstallOptions(
         controllers,
         arguments.namespace,
@@ -204,6 +229,7 @@ def print_manifests(arguments: argparse.Namespace) -> int:
         builds=build_options.read_settings(arguments, arguments.build_namespace or ""),
         signing_key_secret=arguments.signing_key_secret or "",
         image_annotation=key.PREFIX + arguments.image_annotation,
+        serve_namespace=serve_namespace if serve_namespace != ignition_server.NAME else "",
     )
     found = (
         installation.build_node_access()
@@ -217,8 +243,12 @@ def print_manifests(arguments: argparse.Namespace) -> int:
             arguments.api_server or "",
         )
         found = [*found, *build_server_documents(options, arguments.serve_namespace, server)]
+        if controllers:
+            found += build_settings_access(options, arguments.serve_namespace)
+        found += build_approval_access(options, serve_namespace)
     if arguments.monitoring:
-        found = [*found, *build_monitoring(options)]
+        namespace = arguments.serve_namespace if SERVE in arguments.enable else ""
+        found = [*found, *build_monitoring(options, namespace)]
     sys.stdout.write("---\n".join(map(documents.dump_document, found)))
     sys.stdout.flush()
     return 0

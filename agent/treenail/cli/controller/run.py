@@ -18,9 +18,12 @@ from treenail.cli.controller import build_options
 from treenail.cli.controller.connect import (
     POD_ACCOUNT,
     add_connection_arguments,
-    create_pod_transport,
-    create_transport,
+    create_process_transport,
+    parse_namespace,
 )
+from treenail.cli.controller.count import parse_count
+from treenail.cli.controller.duration import parse_duration
+from treenail.cli.controller.image_annotation import add_image_annotation_argument
 from treenail.cli.controller.stderr_log import log_to_stderr
 from treenail.cli.controller.trust import add_key_argument, load_key
 from treenail.cli.output import EXIT_FAILED
@@ -54,8 +57,6 @@ _LEASE_S, _RENEW_S, _RETRY_S, _CALL_TIMEOUT_S = 60.0, 40.0, 5.0, 10.0
 _MAX_SECONDS = 3600.0
 _HOST_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?\.?")
 _MAX_HOST_LENGTH = 253
-_MAX_KEPT_CONNECTIONS = 64
-"""As many as there are threads that send requests and drains that watch pods."""
 _IMAGE_SETTLE_FACTOR = 2.0
 """An image settles for longer than a MachineConfig, so that one decision covers both."""
 _SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
@@ -82,6 +83,10 @@ class ControllerContext:
     build_jobs: JobSettings
     signing_key: str
     """File of the key that signs built images; empty for none."""
+    token_namespace: str
+    """Namespace of the Ignition server, which has the access tokens."""
+    handover_deadline_s: float = 3600.0
+    """Seconds after which an image of an installation must be in its final registry."""
 
     def create_client(self, controller: str) -> Client:
         """Return a client whose writes the API server records under the controller's name."""
@@ -155,27 +160,50 @@ def _build_drain(context: ControllerContext) -> tuple[ControllerSettings, ...]:
 
 
 def _build_build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
-    from treenail.controllers.build.assembly import make_build_controller
+    from treenail.controllers.build.assembly import BuildOptions, make_build_controller
+    from treenail.controllers.install_time.build_hold import InstallHold
     from treenail.registry.proxies import read_proxy_settings
 
+    client = context.create_client("build")
     controller = make_build_controller(
-        context.create_client("build"),
+        client,
         context.clock,
         context.recorder,
         context.metrics,
         context.build_jobs,
-        proxies=read_proxy_settings(os.environ),
-        signing_key=load_key(context.signing_key) if context.signing_key else None,
+        BuildOptions(
+            proxies=read_proxy_settings(os.environ),
+            signing_key=load_key(context.signing_key) if context.signing_key else None,
+            find_hold=InstallHold(client, context.clock).find_hold,
+        ),
     )
     return (ControllerSettings(controller, workers=4, max_retry_s=30.0),)
+
+
+def _build_install(context: ControllerContext) -> tuple[ControllerSettings, ...]:
+    from treenail.controllers.build.cluster_reader import ClusterReader
+    from treenail.controllers.install_time.controller import InstallController
+    from treenail.controllers.install_time.image_mover import ImageMover
+    from treenail.registry.proxies import read_proxy_settings
+
+    client = context.create_client("install")
+    reader = ClusterReader(client, context.clock, namespace=context.build_jobs.namespace)
+    controller = InstallController(
+        client,
+        context.clock,
+        context.recorder,
+        ImageMover(reader, context.clock, proxies=read_proxy_settings(os.environ)),
+        deadline_s=context.handover_deadline_s,
+        metrics=context.metrics,
+    )
+    return (ControllerSettings(controller, workers=1, max_retry_s=15.0),)
 
 
 def _build_approve(context: ControllerContext) -> tuple[ControllerSettings, ...]:
     from treenail.controllers.ignition.approval.controller import ApprovalController
 
-    controller = ApprovalController(
-        context.create_client("approve"), context.clock, context.recorder
-    )
+    parts = context.create_client("approve"), context.clock, context.recorder
+    controller = ApprovalController(*parts, context.token_namespace)
     return (ControllerSettings(controller, workers=1, max_retry_s=15.0),)
 
 
@@ -188,6 +216,7 @@ CONTROLLER_BUILDERS: Mapping[str, ControllerBuilder] = {
     "drain": _build_drain,
     "approve": _build_approve,
     "build": _build_build,
+    "install": _build_install,
 }
 CONTROLLERS = tuple(CONTROLLER_BUILDERS)
 
@@ -223,27 +252,23 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "HOST:PORT: %(const)s; default: serve no page)",
     )
     parser.add_argument(
-        "--web-host",
-        action="append",
-        default=[],
-        type=_parse_host,
-        metavar="NAME",
+        "--web-host", action="append", default=[], type=_parse_host, metavar="NAME",
         help="serve the page also to browsers that use this host name; repeatable (default: "
         "localhost, and IP addresses unless the page is on the loopback interface)",
-    )
-    parser.add_argument("--namespace", help="namespace of the Lease (default: that of the pod)")
+    )  # fmt: skip
+    parser.add_argument("-n", "--namespace", help="namespace of the Lease (default: the pod's)")
     parser.add_argument(
-        "--no-leader-election",
-        action="store_true",
+        "--no-leader-election", action="store_true",
         help="start without leader election; ensure that no other controller process runs",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--drains",
-        type=parse_count,
-        default=50,
-        metavar="N",
+        "--serve-namespace", type=parse_namespace, default="treenail-ignition", metavar="NAME",
+        help="let approve find access tokens in this namespace (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--drains", type=parse_count, default=50, metavar="N",
         help="drain at most N nodes at the same time (default: %(default)s)",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--name-after", type=_parse_seconds, default=30.0, metavar="S",
         help="report what blocks a drain after S seconds (default: %(default)g)",
@@ -253,9 +278,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="render a pool after its MachineConfigs have not changed for S seconds "
         "(default: %(default)g)",
     )  # fmt: skip
+    add_image_annotation_argument(parser)
     parser.add_argument(
-        "--image-annotation", choices=("desiredOSImage", "desiredImage"), default="desiredOSImage",
-        help="assign images to nodes with this annotation (default: %(default)s)",
+        "--handover-deadline", type=parse_duration, default=3600.0, metavar="TIME",
+        help="report that an image of an installation is not in its final registry after this "
+        "time; install retries further (default: 60m)",
     )  # fmt: skip
     build_options.add_arguments(parser)
     add_key_argument(parser)
@@ -315,6 +342,8 @@ class ControllerProcess:
             find_namespace=lambda: arguments.namespace or _read_own_namespace(),
             build_jobs=_read_build_settings(arguments),
             signing_key=arguments.signing_key,
+            token_namespace=arguments.serve_namespace,
+            handover_deadline_s=arguments.handover_deadline,
         )
         self._elector: LeaderElector | None = None
         make_elector: MakeElector = make_sole_leader
@@ -399,7 +428,7 @@ class ControllerProcess:
 
 
 def _read_build_settings(arguments: argparse.Namespace) -> JobSettings:
-    if "build" not in arguments.enable:
+    if not {"build", "install"} & set(arguments.enable):
         return JobSettings()
     namespace = arguments.build_namespace or arguments.namespace or _read_own_namespace()
     return build_options.read_settings(arguments, namespace)
@@ -422,8 +451,8 @@ def _create_page(
             remedy="add rollout to --enable, or leave --web out",
         )
     from treenail.api import annotations as key
-    from treenail.controllers.statuspage.server import StatusPageServer
-    from treenail.controllers.statuspage.source import StatusSource
+    from treenail.controllers.plan.statuspage.server import StatusPageServer
+    from treenail.controllers.plan.statuspage.source import StatusSource
 
     host, port = parse_address(arguments.web)
     source = StatusSource(
@@ -433,15 +462,6 @@ def _create_page(
         read_leader=read_leader,
     )
     return StatusPageServer(host, port, source.read_document, allowed_hosts=arguments.web_host)
-
-
-def create_process_transport(kubeconfig: str | None, context: str, clock: Clock) -> Transport:
-    """Connect with a kubeconfig, or as the service account of the pod; raise `UsageError`."""
-    if kubeconfig is not None:
-        return create_transport([kubeconfig], context, clock, max_kept=_MAX_KEPT_CONNECTIONS)
-    if context:
-        raise UsageError("cannot use --context without a kubeconfig", remedy="add --kubeconfig")
-    return create_pod_transport(clock, max_kept=_MAX_KEPT_CONNECTIONS)
 
 
 def _read_own_namespace() -> str:
@@ -462,13 +482,6 @@ def _parse_host(text: str) -> str:
             f"expected a host name without scheme and port, found {text!r:.80}"
         )
     return text
-
-
-def parse_count(text: str) -> int:
-    """Parse a number from 1."""
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"expected a number from 1, found {text!r}")
-    return int(text)
 
 
 def _parse_seconds(text: str) -> float:

@@ -2,10 +2,8 @@
 
 import argparse
 import logging
-import os
 import re
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,16 +14,17 @@ from treenail.api import annotations as key
 from treenail.cli.controller.connect import (
     POD_ACCOUNT,
     add_connection_arguments,
+    create_process_transport,
     parse_namespace,
 )
+from treenail.cli.controller.count import parse_count
 from treenail.cli.controller.duration import parse_duration
-from treenail.cli.controller.run import (
-    create_process_transport,
-    parse_count,
-)
+from treenail.cli.controller.image_annotation import add_image_annotation_argument
 from treenail.cli.controller.serve_tokens import (
+    REQUEST_LIMIT_S,
     add_token_arguments,
     check_token_arguments,
+    find_instance,
     find_namespace,
     open_access,
 )
@@ -37,6 +36,7 @@ from treenail.controllers.runtime.http_listener import parse_address
 from treenail.errors import UsageError
 
 if TYPE_CHECKING:
+    from treenail.controllers.ignition.first_image import FirstImageSettings
     from treenail.controllers.ignition.request_recorder import ClusterLog
     from treenail.controllers.ignition.server import IgnitionServer
     from treenail.controllers.ignition.source import PoolSource, SourceSettings
@@ -90,7 +90,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )  # fmt: skip
     add_connection_arguments(parser, default=POD_ACCOUNT)
     parser.add_argument(
-        "--namespace", type=parse_namespace,
+        "-n", "--namespace", type=parse_namespace,
         help="namespace of the access tokens and of the log of requests (default: that of the pod, "
         "or treenail-ignition)",
     )  # fmt: skip
@@ -101,6 +101,12 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "config, such as 45s, 30m or 1h30m (default: 20m)",
     )  # fmt: skip
     add_document_arguments(parser)
+    parser.add_argument(
+        "--image-deadline", type=parse_duration, default=3600.0, metavar="TIME",
+        help="in a cluster that was installed in image mode with workers that wait: serve the "
+        "stock image to new machines of a pool that has no image this time after its "
+        "MachineOSConfig was created (default: 60m)",
+    )  # fmt: skip
     parser.add_argument(
         "--cache", type=parse_count, default=64, metavar="N",
         help="keep at most N built configs in memory (default: %(default)s)",
@@ -121,10 +127,7 @@ def add_document_arguments(parser: argparse.ArgumentParser) -> None:
         help="name no image of this registry, HOST or HOST:PORT, to machines: they cannot reach it "
         "before they join; repeatable",
     )  # fmt: skip
-    parser.add_argument(
-        "--image-annotation", choices=("desiredOSImage", "desiredImage"), default="desiredOSImage",
-        help="assign images to nodes with this annotation (default: %(default)s)",
-    )  # fmt: skip
+    add_image_annotation_argument(parser)
 
 
 def serve_configs(arguments: argparse.Namespace) -> int:
@@ -164,7 +167,7 @@ class ServeProcess:
 
     def run(self) -> int:
         """Serve until a signal; responses in progress end first."""
-        from treenail.controllers.ignition.allocator import limit_allocator, release_freed_memory
+        from treenail.allocator import limit_allocator, release_freed_memory
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
@@ -188,13 +191,17 @@ class ServeProcess:
 
         arguments = self._arguments
         settings = SourceSettings(
-            key.PREFIX + arguments.image_annotation, frozenset(arguments.registry_needs_cluster)
+            key.PREFIX + arguments.image_annotation,
+            frozenset(arguments.registry_needs_cluster),
+            self._make_first_images(),
         )
         with ExitStack() as stack:
             informers = self._open_informers(stack)
             source = self._open_source(informers, settings)
             metrics = ControllerMetrics()
-            access = open_access(stack, arguments, self._transport, informers, metrics, self._clock)
+            access = open_access(
+                stack, arguments, self._transport, informers, source, metrics, self._clock
+            )
             if informers is not None:
                 informers.start()
             health = HealthServer(
@@ -238,26 +245,41 @@ class ServeProcess:
     def _open_source(
         self, informers: "Informers | None", settings: "SourceSettings"
     ) -> "PoolSource":
-        if informers is None:
+        if informers is None or self._transport is None:
             from treenail.controllers.ignition.directory_source import DirectorySource
 
             return DirectorySource(self._arguments.directory, settings)
         from treenail.controllers.ignition.cluster_source import ClusterSource
+        from treenail.kube.client import Client
 
-        return ClusterSource(informers, settings)
+        client = Client(self._transport, limit_s=REQUEST_LIMIT_S)
+        return ClusterSource(informers, settings, client)
+
+    def _make_first_images(self) -> "FirstImageSettings | None":
+        if self._transport is None:
+            return None
+        from treenail.controllers.ignition.first_image import FirstImageSettings
+        from treenail.controllers.install_time.worker_wait import WorkerWait
+        from treenail.kube.client import Client
+
+        client = Client(self._transport, limit_s=REQUEST_LIMIT_S)
+        wait = WorkerWait(client, self._clock)
+        return FirstImageSettings(
+            wait.has_waiting_workers, self._clock, self._arguments.image_deadline
+        )
 
     def _make_log_place(self) -> "ClusterLog | None":
         if self._transport is None:
             return None
+        from treenail.controllers.ignition.request_log import REQUEST_CONFIGMAP
         from treenail.controllers.ignition.request_recorder import ClusterLog
-        from treenail.controllers.install.ignition_server import REQUEST_CONFIGMAP
         from treenail.kube.client import Client
 
         return ClusterLog(
             Client(self._transport),
             namespace=find_namespace(self._arguments),
             name=REQUEST_CONFIGMAP,
-            instance=os.environ.get("POD_NAME") or socket.gethostname(),
+            instance=find_instance(),
             expect_s=self._arguments.expect,
         )
 

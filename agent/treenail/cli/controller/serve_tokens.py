@@ -4,6 +4,7 @@ import argparse
 import logging
 import os
 import re
+import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from treenail.controllers.ignition.access import Access
     from treenail.controllers.ignition.bootstrap_tokens import JoinTarget
     from treenail.controllers.ignition.machine_credentials import SharedCredentials
+    from treenail.controllers.ignition.source import PoolSource
     from treenail.controllers.runtime.informers import Informers
     from treenail.controllers.runtime.metrics import ControllerMetrics
     from treenail.kube.client import Transport
@@ -26,10 +28,13 @@ log = logging.getLogger(__name__)
 DEFAULT_NAMESPACE = "treenail-ignition"
 """Namespace of the manifests."""
 MODES = ("off", "ask", "require")
-_URL = re.compile(r"https://([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?/?")
+_URL = re.compile(r"https://([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?/?")
 _BEARER_TOKEN = re.compile(r"[!-~]{1,8192}")
-_REQUEST_LIMIT_S = 5.0
+REQUEST_LIMIT_S = 5.0
 """Time limit of a request to the API server, for which a machine waits."""
+TOKEN_LIMIT_S = 2.5
+"""The same for a use of a token, which takes up to three requests one after the other. Ignition
+waits 10 s for the head of a response, and then tries again (internal/resource/http.go)."""
 
 
 def add_token_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +73,11 @@ def find_namespace(arguments: argparse.Namespace) -> str:
     return arguments.namespace or os.environ.get("POD_NAMESPACE") or DEFAULT_NAMESPACE
 
 
+def find_instance() -> str:
+    """Return the name of this server in Events."""
+    return os.environ.get("POD_NAME") or socket.gethostname()
+
+
 def check_token_arguments(arguments: argparse.Namespace) -> None:
     """Raise `UsageError` for tokens without a cluster, and for an unreadable file."""
     if arguments.tokens != "off" and arguments.directory is not None:
@@ -83,7 +93,16 @@ def check_token_arguments(arguments: argparse.Namespace) -> None:
             )
         _read_bootstrap_token(arguments)
     if arguments.api_server_ca is not None:
-        read_input(arguments.api_server_ca)
+        _check_authority(arguments.api_server_ca, read_input(arguments.api_server_ca))
+
+
+def _check_authority(file: str, content: bytes) -> None:
+    # With another file every machine would receive a kubeconfig that it cannot use.
+    if b"-----BEGIN CERTIFICATE-----" not in content:
+        raise UsageError(
+            f"cannot use the CA of the API server in {file:.200}: expected a certificate in PEM",
+            remedy="name the file of the cluster, such as /etc/kubernetes/pki/ca.crt",
+        )
 
 
 def open_access(
@@ -91,6 +110,7 @@ def open_access(
     arguments: argparse.Namespace,
     transport: "Transport | None",
     informers: "Informers | None",
+    source: "PoolSource",
     metrics: "ControllerMetrics",
     clock: Clock,
 ) -> "Access":
@@ -103,23 +123,35 @@ def open_access(
         return OpenAccess(shared.make_placeholder)
     from treenail.controllers.ignition.bootstrap_tokens import BootstrapCredentials
     from treenail.controllers.ignition.machine_credentials import MachineCredentials
+    from treenail.controllers.ignition.pool_events import COMPONENT_NAME, PoolEvents
     from treenail.controllers.ignition.request_metrics import add_token_metrics
     from treenail.controllers.ignition.token_access import TokenAccess, TokenMode, TokenSettings
     from treenail.controllers.ignition.token_settlement import UseSettler
     from treenail.controllers.ignition.token_store import TokenStore
     from treenail.kube.client import Client
+    from treenail.kube.events import EventRecorder
 
-    client = Client(transport, field_manager="treenail-serve", limit_s=_REQUEST_LIMIT_S)
-    store = TokenStore(client, find_namespace(arguments), clock)
+    manager = "treenail-serve"
+    client = Client(transport, field_manager=manager, limit_s=REQUEST_LIMIT_S)
+    token_client = Client(transport, field_manager=manager, limit_s=TOKEN_LIMIT_S)
+    store = TokenStore(token_client, find_namespace(arguments), clock)
     store.add_to_informers(informers)
     add_token_metrics(metrics, lambda: store.observed.book if store.observed else None, clock)
     credentials: MachineCredentials = shared
     if target is not None and arguments.bootstrap_token is None:
-        credentials = BootstrapCredentials(client, clock, target)
+        credentials = BootstrapCredentials(token_client, clock, target)
     elif target is None:
         log.warning("machines receive no bootstrap kubeconfig: use --api-server to add one")
     settings = TokenSettings(TokenMode(arguments.tokens), arguments.retry_window, arguments.grace)
     settler = UseSettler(store, client, clock, credentials, retry_window_s=arguments.retry_window)
+    events = PoolEvents(
+        EventRecorder(client, COMPONENT_NAME, find_instance(), clock), source.get_pools
+    )
+
+    def settle_uses() -> None:
+        events.flush_pending()
+        settler.settle_uses()
+
     access = TokenAccess(
         store,
         clock,
@@ -127,7 +159,8 @@ def open_access(
         credentials,
         is_watch_current=lambda: not informers.describe_staleness(("secrets",)),
         open_credentials=shared,
-        settle_uses=settler.settle_uses,
+        settle_uses=settle_uses,
+        report_overuse=events.report_overuse,
     )
     return stack.enter_context(access)
 
@@ -168,13 +201,15 @@ def _read_bootstrap_token(arguments: argparse.Namespace) -> str:
     if not _BEARER_TOKEN.fullmatch(text):
         raise UsageError(
             f"cannot use the bootstrap token in {arguments.bootstrap_token:.200}: expected one "
-            "line without spaces"
+            "line without spaces",
+            remedy="write the token alone into the file; create one with: kubeadm token create",
         )
     return text
 
 
 def parse_server_url(text: str) -> str:
     """Return the URL of a server; raise `argparse.ArgumentTypeError` if it is none."""
-    if not _URL.fullmatch(text):
+    found = _URL.fullmatch(text)
+    if not found or not 1 <= int(found[2] or 443) <= 65535:
         raise argparse.ArgumentTypeError(f"expected https://HOST:PORT, found {text!r:.80}")
     return text.rstrip("/")

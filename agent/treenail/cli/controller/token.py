@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from treenail.api.meta import is_object_name
 from treenail.cli.controller.connect import (
     add_connection_arguments,
     connect_cluster,
     parse_namespace,
 )
+from treenail.cli.controller.count import parse_count
 from treenail.cli.controller.duration import parse_duration
-from treenail.cli.controller.run import parse_count
 from treenail.cli.controller.serve_tokens import DEFAULT_NAMESPACE
 from treenail.cli.files import STDIN, read_input
 from treenail.cli.output_format import (
@@ -25,7 +26,7 @@ from treenail.cli.output_format import (
     print_document,
     print_table,
 )
-from treenail.cli.terminal import HelpFormatter, format_duration, format_examples
+from treenail.cli.terminal import HelpFormatter, format_duration, format_examples, print_lines
 from treenail.clock import SystemClock, format_rfc3339
 from treenail.config.ignition_emit import VERSIONS_SERVED
 from treenail.controllers.ignition.pointer import HEADERS_SINCE, build_pointer, check_server_url
@@ -38,7 +39,7 @@ from treenail.controllers.ignition.tokens import (
     make_token,
     read_name,
 )
-from treenail.errors import UsageError
+from treenail.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
     from treenail.controllers.ignition.token_store import TokenStore
@@ -214,7 +215,7 @@ def create_token(arguments: argparse.Namespace) -> int:
     user_data = "" if arguments.server is None else _format_pointer(arguments, token)
     with connect_cluster(arguments) as client:
         _check_pool(client, arguments.pool)
-        _open_store(client, arguments).change(lambda book: (book.put(record), None))
+        _open_store(client, arguments).change(partial(_add_to_book, record))
     match arguments.output:
         case "token":
             print(token)
@@ -241,9 +242,14 @@ def create_token(arguments: argparse.Namespace) -> int:
 def list_tokens(arguments: argparse.Namespace) -> int:
     """List tokens."""
     with connect_cluster(arguments) as client:
-        book = _open_store(client, arguments).load()
+        store = _open_store(client, arguments)
+        book = store.load()
     now = SystemClock().now()
     records = [each for each in book.tokens.values() if arguments.pool in (None, each.pool)]
+    if arguments.output is OutputFormat.TABLE and not records:
+        pool = f" of pool {arguments.pool}" if arguments.pool else ""
+        print_lines([f"no access token{pool} in {store.where}"], sys.stderr)
+        return 0
     if arguments.output is OutputFormat.TABLE:
         print_table(arguments.output, _COLUMNS, (_format_row(each, now) for each in records))
         return 0
@@ -258,19 +264,26 @@ def revoke_tokens(arguments: argparse.Namespace) -> int:
     Raises `UsageError` for a name that does not exist.
     """
     # Imported late: user data need no cluster.
-    from treenail.controllers.ignition.bootstrap_tokens import delete_bootstrap_token
+    from treenail.controllers.ignition.bootstrap_tokens import (
+        delete_bootstrap_token,
+        list_identities,
+    )
 
     if not arguments.names and not arguments.expired:
-        raise UsageError("cannot revoke tokens: no name is given", remedy="see: token list")
+        raise UsageError(
+            "cannot revoke tokens: expected the names of tokens, or --expired",
+            remedy="list the names with: treenail-controller token list",
+        )
     expired_at = SystemClock().now() if arguments.expired else 0.0
     with connect_cluster(arguments) as client:
         store = _open_store(client, arguments)
         revoked = store.change(partial(_revoke_in_book, arguments.names, expired_at))
         for record in revoked:
-            if record.used:
-                delete_bootstrap_token(client, record.name)
-    for record in revoked:
-        print(f"revoked token {record.name}")
+            # First: without the access to kube-system the token is revoked nevertheless.
+            print(f"revoked token {record.name}")
+        for record in revoked:
+            for identity in list_identities(record):
+                delete_bootstrap_token(client, identity)
     return 0
 
 
@@ -287,27 +300,43 @@ def print_token_pointer(arguments: argparse.Namespace) -> int:
 
 
 def _check_new_token(arguments: argparse.Namespace) -> None:
+    # Imported late: user data need no cluster.
+    from treenail.controllers.ignition.bootstrap_tokens import MAX_MACHINE_LENGTH, MAX_POOL_LENGTH
+
     if arguments.output == "user-data" and arguments.server is None:
         raise UsageError(
             "cannot print user data: the URL of the config server is missing",
             remedy="give the address that new machines reach: --server https://HOST:22623",
         )
     if not 1 <= arguments.uses <= MAX_USES:
-        raise UsageError(f"cannot create a token for {arguments.uses} machines: {MAX_USES} at most")
+        raise UsageError(
+            f"cannot create a token for {arguments.uses} machines: expected at most {MAX_USES}",
+            remedy="create several tokens, one for each rack or batch of machines",
+        )
     if not 0 < arguments.ttl <= _MAX_TTL_S:
-        raise UsageError("cannot create a token: expected a --ttl from 1s to 365d")
+        raise UsageError(
+            f"cannot create a token: expected a --ttl from 1s to 365d, found {arguments.ttl:.0f}s",
+            remedy="leave --ttl out for 24 hours",
+        )
     if arguments.machine and arguments.uses > 1:
-        raise UsageError("cannot use --machine with --uses: a machine name is for one machine")
+        raise UsageError(
+            f"cannot use --machine with --uses {arguments.uses}: a name is for one machine",
+            remedy="leave one of the two out",
+        )
+    _check_name("--pool", arguments.pool, MAX_POOL_LENGTH)
     if arguments.machine:
-        _check_machine(arguments.machine)
+        _check_name("--machine", arguments.machine, MAX_MACHINE_LENGTH)
 
 
-def _check_machine(name: str) -> None:
-    # Imported late: user data need no service.
-    from treenail.controllers.ignition.service import is_pool_name
-
-    if not is_pool_name(name):
-        raise UsageError(f"cannot create a token: {name!r:.80} is no name of a Node")
+def _check_name(option: str, name: str, limit: int) -> None:
+    """Raise `UsageError` for a name that no pool or Node has, or that no group can contain."""
+    if not is_object_name(name) or len(name) > limit:
+        raise UsageError(
+            f"cannot create a token: expected a name of at most {limit} lower-case letters, "
+            f"digits, dashes and dots in {option}, found {name!r:.80}",
+            remedy="list the names with: kubectl get "
+            + ("machineconfigpools" if option == "--pool" else "nodes"),
+        )
 
 
 def _check_pool(client: "Client", pool: str) -> None:
@@ -329,6 +358,15 @@ def _open_store(client: "Client", arguments: argparse.Namespace) -> "TokenStore"
     from treenail.controllers.ignition.token_store import TokenStore
 
     return TokenStore(client, arguments.namespace, SystemClock())
+
+
+def _add_to_book(record: TokenRecord, book: TokenBook) -> tuple[TokenBook, None]:
+    if record.name in book.tokens:
+        raise ClusterError(
+            f"cannot create a token: its random name {record.name} exists",
+            remedy="run the command again",
+        )
+    return book.put(record), None
 
 
 def _revoke_in_book(

@@ -1,0 +1,369 @@
+"""``treenail-controller install bootstrap``: install from an install directory on this host."""
+
+import argparse
+import logging
+import os
+import platform
+import re
+import signal
+import sys
+import threading
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from treenail.cli.controller.count import parse_count
+from treenail.cli.controller.duration import parse_duration
+from treenail.cli.controller.image_annotation import add_image_annotation_argument
+from treenail.cli.controller.install.arguments import add_directory_argument
+from treenail.cli.output import EXIT_FAILED, EXIT_INSTALL_FAILED, EXIT_INTERRUPTED
+from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
+from treenail.clock import SystemClock
+from treenail.errors import TreenailError, UsageError
+
+if TYPE_CHECKING:
+    from treenail.cli.controller.install.bootstrap_log import BootstrapLog
+    from treenail.controllers.install_time.bootstrap import BootstrapStage, ImageStore
+    from treenail.controllers.install_time.config_server import ConfigServerSettings
+    from treenail.controllers.install_time.install_manifests import InstallManifests
+    from treenail.kube.client import Client, Transport
+    from treenail.sd_notify import SystemdNotifier
+
+log = logging.getLogger(__name__)
+
+_RELEASE_S = 10.0
+"""Interval between releases of freed memory: a build of a config of 1 MB frees about 15 MB."""
+_SIZE = re.compile(r"([1-9][0-9]{0,5})(Mi|Gi)")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}|[0-9A-Fa-f:.]{1,44})")
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the arguments of the command."""
+    parser = commands.add_parser(
+        "bootstrap",
+        help="render, build and serve on the bootstrap host, until the cluster takes over",
+        description="Render the pools of an install directory, build the images of the control "
+        "plane, serve configs and images to its machines, and hand them over to the new cluster. "
+        "Continue where an earlier process stopped. Then serve configs until SIGTERM. Exit code "
+        "5: the installation failed.",
+        epilog=format_examples(
+            (
+                "install, and follow it",
+                "treenail-controller install bootstrap --dir cluster --host bootstrap.example",
+            ),
+            (
+                "install as a service",
+                "systemctl start treenail-bootstrap",
+            ),
+        ),
+        formatter_class=HelpFormatter,
+    )
+    add_directory_argument(parser)
+    _add_server_arguments(parser)
+    _add_limit_arguments(parser)
+    parser.add_argument(
+        "--kubeconfig", metavar="FILE",
+        help="publish to the cluster with this kubeconfig, as soon as it exists (default: "
+        "DIR/auth/kubeconfig)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--control-plane-machines", dest="machines", metavar="N", type=parse_count,
+        help="be complete when this many machines of the control plane have joined (default: the "
+        "replicas in the install-config or in treenail-install.yaml, or else all that have joined "
+        "by then)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--stop-when-complete", action="store_true",
+        help="end when the installation is complete (default: serve configs until SIGTERM)",
+    )  # fmt: skip
+    parser.add_argument("-v", "--verbose", action="store_true", help="log at level DEBUG")
+    parser.set_defaults(run=run_bootstrap)
+
+
+def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--host", dest="hosts", metavar="HOST", action="append", type=parse_host,
+        help="name or IP address by which machines reach this host; the first one is that of the "
+        "registry, and no IPv6 address; repeatable (default: the name of this host)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", default=":22623",
+        help="serve configs at this address (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--registry-listen", metavar="HOST:PORT", default=":22625",
+        help="serve images at this address (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--registry-storage-limit", metavar="SIZE", type=parse_size, default=parse_size("10Gi"),
+        help="let the images take at most this space, such as 500Mi or 20Gi (default: 10Gi)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--registry-image", metavar="IMAGE", default="docker.io/library/registry:2",
+        help="run this image with podman where docker-registry and docker-distribution are not "
+        "installed (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--storage-driver", choices=("overlay", "vfs"), default="overlay",
+        help="storage driver of builds; images of another driver than that of the cluster's "
+        "builds are built again there (default: %(default)s)",
+    )  # fmt: skip
+    for name, text in (
+        ("certificate", "certificate chain of the config server, PEM (default: one of the CA)"),
+        ("key", "private key of --certificate, PEM"),
+        (
+            "ca-certificate",
+            "CA of the installation, PEM (default: DIR/.treenail/ca.crt, made once)",
+        ),
+        ("ca-key", "private key of --ca-certificate, PEM"),
+    ):
+        parser.add_argument(f"--{name}", metavar="FILE", type=Path, help=text)
+    parser.add_argument(
+        "--node-kubeconfig", metavar="FILE", type=Path,
+        help="give machines this kubeconfig to join with (default: DIR/auth/kubeconfig-kubelet if "
+        "it exists, or that of the rendered config)",
+    )  # fmt: skip
+    add_image_annotation_argument(parser)
+
+
+def _add_limit_arguments(parser: argparse.ArgumentParser) -> None:
+    for name, default, text in (
+        ("build-timeout", "60m", "build of an image"),
+        ("push-timeout", "30m", "push of an image"),
+        ("first-boot-timeout", "30m", "wait for the API server of the first machine"),
+        ("handover-deadline", "60m", "hand-over of the images to their final registry"),
+    ):
+        parser.add_argument(
+            f"--{name}", metavar="TIME", type=parse_duration,
+            default=parse_duration(default),
+            help=f"time limit of the {text}, such as 45s, 30m or 1h30m (default: {default})",
+        )  # fmt: skip
+
+
+def parse_host(text: str) -> str:
+    """Parse a DNS name or an IP address; raise `argparse.ArgumentTypeError`."""
+    if not _HOST.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"expected a DNS name or an IP address, found {text!r:.80}"
+        )
+    return text
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size; raise `argparse.ArgumentTypeError`."""
+    found = _SIZE.fullmatch(text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected a size such as 20Gi, found {text!r:.40}")
+    return int(found[1]) * 1024 ** (2 if found[2] == "Mi" else 3)
+
+
+def run_bootstrap(arguments: argparse.Namespace) -> int:
+    """Install; return 5 when the installation failed."""
+    for one, other in (("certificate", "key"), ("ca_certificate", "ca_key")):
+        if (getattr(arguments, one) is None) != (getattr(arguments, other) is None):
+            names = f"--{one.replace('_', '-')} and --{other.replace('_', '-')}"
+            raise UsageError(f"expected both {names}, or neither")
+    from treenail.controllers.install_time.install_files import require_directory
+    from treenail.controllers.install_time.install_state import InstallLockedError
+
+    require_directory(arguments.directory, "install from")
+
+    process = BootstrapProcess(arguments)
+    process.require_prepared()
+    try:
+        return process.run()
+    except InstallLockedError as error:
+        # The installation of the other process has not failed.
+        raise UsageError(str(error), remedy=error.remedy) from error
+    except TreenailError as error:
+        lines = [f"{arguments.program}: {error}", *([f"  {error.remedy}"] if error.remedy else [])]
+        print_lines(lines, sys.stderr, hanging_columns=4)
+        return EXIT_INSTALL_FAILED
+
+
+class BootstrapProcess:
+    """The process of the stage."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        from treenail.controllers.install_time.install_directory import InstallDirectory
+        from treenail.controllers.install_time.install_files import InstallFiles
+
+        self._arguments = arguments
+        self._directory = InstallDirectory(arguments.directory.resolve())
+        self._files = InstallFiles()
+        self._clock = SystemClock()
+        self._has_dead_thread = False
+        self._kubeconfig = arguments.kubeconfig or str(self._directory.kubeconfig)
+
+    def require_prepared(self) -> None:
+        """Raise `UsageError` for a directory from which no installation can begin."""
+        from treenail.controllers.install_time.preparation import require_prepared
+
+        require_prepared(self._directory)
+
+    def run(self) -> int:
+        """Run until the end or a signal; raise `TreenailError`."""
+        from treenail.allocator import limit_allocator
+        from treenail.cli.controller.install.bootstrap_log import BootstrapLog
+        from treenail.controllers.install_time.host_services import StopRequested
+        from treenail.controllers.install_time.install_state import hold_install_lock
+        from treenail.sd_notify import SystemdNotifier
+
+        limit_allocator()
+        notifier = SystemdNotifier(os.environ)
+        with hold_install_lock(self._directory, self._files):
+            level = logging.DEBUG if self._arguments.verbose else logging.INFO
+            journal = BootstrapLog(self._directory, self._files, level, os.environ)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, _request_stop)
+            ended = threading.Event()
+            threading.Thread(target=_release_memory, args=(ended,), daemon=True).start()
+            threading.excepthook = self._handle_thread_death
+            try:
+                self._make_stage(notifier, journal).run(
+                    should_stop=self._arguments.stop_when_complete
+                )
+            except TreenailError as error:
+                log.critical("the installation failed: %s", error)
+                raise
+            except StopRequested as stop:
+                log.info("stopped by a signal; the next start continues")
+                if self._has_dead_thread:
+                    return EXIT_FAILED
+                return EXIT_INTERRUPTED if stop.args == (signal.SIGINT,) else 0
+            finally:
+                ended.set()
+                notifier.notify_stopping()
+        return 0
+
+    def _handle_thread_death(self, death: threading.ExceptHookArgs) -> None:
+        # Without its thread the server or the registry would serve nothing until a restart.
+        name = death.thread.name if death.thread else "a thread"
+        log.critical("thread %s died", name, exc_info=death.exc_value)
+        self._has_dead_thread = True
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _make_stage(self, notifier: "SystemdNotifier", journal: "BootstrapLog") -> "BootstrapStage":
+        from treenail.api import annotations as key
+        from treenail.controllers.install_time.bootstrap import BootstrapSettings, BootstrapStage
+        from treenail.controllers.install_time.host_services import HostAdapters, HostServices
+
+        arguments = self._arguments
+        adapters = HostAdapters(
+            notifier,
+            ClusterConnection(self._kubeconfig).connect,
+            journal.begin_installation,
+            self._open_images,
+        )
+        services = HostServices(
+            self._directory,
+            self._make_server_settings(),
+            self._kubeconfig,
+            adapters,
+            self._files,
+            self._clock,
+        )
+        settings = BootstrapSettings(
+            arguments.build_timeout,
+            arguments.push_timeout,
+            arguments.first_boot_timeout,
+            arguments.handover_deadline,
+            key.PREFIX + arguments.image_annotation,
+            arguments.machines,
+        )
+        return BootstrapStage(self._directory, settings, services, self._files, self._clock)
+
+    def _open_images(self, manifests: "InstallManifests") -> "AbstractContextManager[ImageStore]":
+        if not manifests.image_configs:
+            # The modules of builds and of the registry need 10 MB.
+            from treenail.controllers.install_time.stock_images import StockImages
+
+            return StockImages()
+        from treenail.controllers.install_time.bootstrap_registry import BootstrapRegistrySettings
+        from treenail.controllers.install_time.build_attempt import PoolBuildSettings
+        from treenail.controllers.install_time.install_images import ImageSettings, InstallImages
+
+        arguments = self._arguments
+        registry = BootstrapRegistrySettings(
+            host=self._hosts[0],
+            listen=arguments.registry_listen,
+            storage_limit=arguments.registry_storage_limit,
+            ca_certificate=arguments.ca_certificate,
+            ca_key=arguments.ca_key,
+            image=arguments.registry_image,
+        )
+        build = PoolBuildSettings(
+            arguments.build_timeout, arguments.push_timeout, driver=arguments.storage_driver
+        )
+        return InstallImages(
+            self._directory, manifests, ImageSettings(registry, build), self._files, self._clock
+        )
+
+    @property
+    def _hosts(self) -> tuple[str, ...]:
+        return tuple(self._arguments.hosts or (platform.node(),))
+
+    def _make_server_settings(self) -> "ConfigServerSettings":
+        from treenail.controllers.install_time.config_server import ConfigServerSettings
+
+        arguments = self._arguments
+        node_kubeconfig = self._directory.root / "auth" / "kubeconfig-kubelet"
+        return ConfigServerSettings(
+            hosts=self._hosts,
+            listen=arguments.listen,
+            certificate=arguments.certificate,
+            key=arguments.key,
+            ca_certificate=arguments.ca_certificate,
+            ca_key=arguments.ca_key,
+            node_kubeconfig=arguments.node_kubeconfig
+            or (None if self._files.read(node_kubeconfig) is None else node_kubeconfig),
+        )
+
+
+class ClusterConnection:
+    """Connects to the cluster with a kubeconfig that may appear and change later."""
+
+    def __init__(self, kubeconfig: str) -> None:
+        self._kubeconfig = kubeconfig
+        self._signature: tuple[int, int, int] | None = None
+        self._transport: Transport | None = None
+
+    def connect(self) -> "Client":
+        """Return a client; raise `UsageError` while the kubeconfig cannot be used."""
+        from treenail.cli.controller.connect import create_transport
+        from treenail.kube.client import Client
+
+        signature = self._sign_file()
+        if self._transport is None or signature != self._signature:
+            if self._transport is not None:
+                self._transport.close()
+                self._transport = None
+            self._transport = create_transport([self._kubeconfig], "", SystemClock())
+            self._signature = signature
+        return Client(self._transport, field_manager="treenail-install-bootstrap")
+
+    def _sign_file(self) -> tuple[int, int, int]:
+        try:
+            found = Path(self._kubeconfig).stat()
+        except OSError as error:
+            raise UsageError(
+                f"cannot read {self._kubeconfig}: {error.strerror}",
+                remedy="name the kubeconfig of the new cluster: --kubeconfig FILE",
+            ) from error
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _request_stop(number: int, _: object) -> NoReturn:
+    from treenail.controllers.install_time.host_services import StopRequested
+
+    # The end must not be interrupted.
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)
+    raise StopRequested(signal.Signals(number))
+
+
+def _release_memory(ended: threading.Event) -> None:
+    from treenail.allocator import release_freed_memory
+
+    while not ended.wait(_RELEASE_S):
+        release_freed_memory()

@@ -1,0 +1,108 @@
+"""``treenail-controller install gather``: write the log bundle of an installation."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from treenail.cli.controller.duration import parse_duration
+from treenail.cli.controller.install.arguments import add_directory_argument
+from treenail.cli.files import create_private_file
+from treenail.cli.output import EXIT_FAILED
+from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
+from treenail.clock import SystemClock, format_rfc3339
+from treenail.controllers.install_time.install_directory import InstallDirectory
+from treenail.controllers.install_time.install_files import require_directory
+from treenail.controllers.install_time.log_bundle.archive import LogBundle
+from treenail.controllers.install_time.log_bundle.gather import GatherSettings, gather_bundle
+from treenail.controllers.install_time.log_bundle.node_parts import (
+    DEFAULT_TIMEOUT_S,
+    MAX_NODES,
+    parse_node_address,
+)
+from treenail.errors import FileError, UsageError
+from treenail.process import ProgramRunner
+
+_STDOUT = "-"
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the arguments of the command."""
+    parser = commands.add_parser(
+        "gather",
+        help="write the log bundle of an installation",
+        description="Write one compressed archive of at most 200 MB with the state, the builds, "
+        "the logs and the rendered configs of an installation, and with `treenail collect` of "
+        "nodes. Works on an unfinished or damaged directory too. Secrets are withheld. Exit code "
+        "0: the bundle is complete, 1: a node cannot be read, or nothing was written.",
+        epilog=format_examples(
+            ("gather on the bootstrap host", "treenail-controller install gather --dir cluster"),
+            (
+                "gather from two nodes too",
+                "treenail-controller install gather --dir cluster --node 192.0.2.10 192.0.2.11",
+            ),
+        ),
+        formatter_class=HelpFormatter,
+    )
+    add_directory_argument(parser)
+    parser.add_argument(
+        "--node", dest="nodes", metavar="ADDRESS", nargs="+", action="extend", default=[],
+        help="read this node over ssh, as user core or as in USER@ADDRESS; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--node-timeout", type=parse_duration, default=DEFAULT_TIMEOUT_S, metavar="TIME",
+        help="time limit of each node (default: 2m)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--output", metavar="FILE",
+        help="write this file, or - for the standard output (default: log-bundle-TIME.tar.gz)",
+    )  # fmt: skip
+    parser.set_defaults(run=run_gather)
+
+
+def run_gather(arguments: argparse.Namespace) -> int:
+    """Write the bundle; print its path, and what is missing."""
+    root: Path = arguments.directory
+    directory = InstallDirectory(root)
+    require_directory(root, "gather from")
+    parts = {directory.private, directory.manifests}
+    if not arguments.nodes and parts.isdisjoint(root.iterdir()):
+        raise UsageError(
+            f"cannot gather from {root}: no installation began there, and it has no manifests",
+            remedy="name the install directory: --dir DIR",
+        )
+    if len(arguments.nodes) > MAX_NODES:
+        raise UsageError(f"cannot gather from more than {MAX_NODES} nodes")
+    settings = GatherSettings(
+        tuple(dict.fromkeys(map(parse_node_address, arguments.nodes))), arguments.node_timeout
+    )
+    clock = SystemClock()
+    moment = format_rfc3339(clock.now()).replace(":", "").replace("-", "")
+    name = f"log-bundle-{moment}"
+    path = arguments.output or f"{name}.tar.gz"
+    programs = ProgramRunner(clock, os.environ)
+    with _open_output(path) as stream:
+        bundle = LogBundle(stream, name=name, now=clock.now())
+        silent = gather_bundle(bundle, directory, settings, programs, clock)
+    lines = [
+        *(f"missing {part}: {why}" for part, why in bundle.missing.items()),
+        *(f"truncated {part}: {what}" for part, what in bundle.truncated.items()),
+        f"{path}: {len(bundle.part_names)} parts, secrets withheld; read it before you share it",
+    ]
+    print_lines(lines, sys.stderr if path == _STDOUT else sys.stdout)
+    return EXIT_FAILED if silent else 0
+
+
+@contextmanager
+def _open_output(path: str) -> Iterator[BinaryIO]:
+    if path != _STDOUT:
+        with create_private_file(path) as stream:
+            yield stream
+        return
+    if sys.stdout.isatty():
+        raise FileError("cannot write the bundle to a terminal", remedy="name a file with -o FILE")
+    yield sys.stdout.buffer
+    sys.stdout.buffer.flush()

@@ -1,0 +1,125 @@
+"""``treenail-controller install plan``: show what an installation in image mode does."""
+
+import argparse
+import sys
+from datetime import datetime
+
+from treenail.cli.controller.install import plan_text
+from treenail.cli.controller.install.arguments import add_directory_argument
+from treenail.cli.controller.install.check_arguments import (
+    add_check_arguments,
+    create_online_checks,
+    read_options,
+)
+from treenail.cli.output import EXIT_FAILED
+from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments, print_output
+from treenail.cli.terminal import HelpFormatter, format_examples
+from treenail.clock import SystemClock
+from treenail.codec import parse_json
+from treenail.controllers.install_time.build_step import BOOTSTRAP_POOLS
+from treenail.controllers.install_time.host_checks import HostChecker
+from treenail.controllers.install_time.image_mode import ImageMode
+from treenail.controllers.install_time.install_directory import InstallDirectory
+from treenail.controllers.install_time.install_files import InstallFiles
+from treenail.controllers.install_time.install_plan import (
+    InstallImageSource,
+    PlanFacts,
+    PoolInstallPlan,
+    plan_install,
+)
+from treenail.controllers.install_time.manifest_checks import DEFAULT_ARCHITECTURE
+from treenail.controllers.install_time.prepare import (
+    CheckedDirectory,
+    check_directory,
+)
+from treenail.errors import TreenailError
+
+_BUILT = (InstallImageSource.BUILD, InstallImageSource.LAYER)
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the arguments of the command."""
+    parser = commands.add_parser(
+        "plan",
+        help="show what the installation does, and why it would fail",
+        description="Show for each pool of the install directory: the rendered config, whether an "
+        "image is built, where and in how many seconds, the first boot of a machine, and every "
+        "reason why the installation would fail. Needs no cluster, and changes nothing. It asks "
+        "registries for images and logins, unless --offline is given. The exit code is 1 when the "
+        "installation would fail.",
+        epilog=format_examples(
+            ("show the plan", "treenail-controller install plan --dir cluster"),
+            (
+                "check the bootstrap host, too",
+                "treenail-controller install plan --dir cluster --bootstrap-host",
+            ),
+        ),
+        formatter_class=HelpFormatter,
+    )
+    add_directory_argument(parser)
+    add_check_arguments(parser)
+    parser.add_argument(
+        "--bootstrap-host",
+        action="store_true",
+        help="check this host as the bootstrap host: space, programs, ports, architecture, clock",
+    )
+    add_format_arguments(parser, TEXT_FORMATS)
+    parser.set_defaults(run=print_plan)
+
+
+def print_plan(arguments: argparse.Namespace) -> int:
+    """Print the plan; return 1 if the installation would fail."""
+    clock, files = SystemClock(), InstallFiles()
+    options = read_options(arguments)
+    online = create_online_checks(arguments)
+    checked = check_directory(arguments.directory, options, online)
+    directory = InstallDirectory(arguments.directory)
+    facts = PlanFacts(
+        checked.architectures,
+        online.base_sizes if online else {},
+        read_measured_seconds(directory, files),
+    )
+    plans = plan_install(checked.found, facts, clock)
+    host = []
+    if arguments.bootstrap_host:
+        size = max(facts.base_sizes.values(), default=0)
+        host = _check_host(directory, checked, plans, HostChecker(clock), size)
+    has_failed = bool(checked.problems or host or any(each.problems for each in plans))
+    print_output(
+        arguments.output,
+        kind="InstallPlan",
+        content=lambda: plan_text.convert_to_json(checked, plans, host),
+        lines=lambda: plan_text.format_plan(checked, plans, host),
+    )
+    sys.stdout.flush()
+    return EXIT_FAILED if has_failed else 0
+
+
+def read_measured_seconds(directory: InstallDirectory, files: InstallFiles) -> dict[str, float]:
+    """Return the seconds of finished builds by pool; none if the state cannot be read."""
+    found: dict[str, float] = {}
+    try:
+        document = parse_json(files.read(directory.state) or b"{}")
+        steps = document.get("steps") if isinstance(document, dict) else None
+        for step in steps if isinstance(steps, list) else []:
+            kind, _, pool = str(step["name"]).partition(":")
+            if (kind, step["state"]) == ("build", "done"):
+                began, ended = (datetime.fromisoformat(step[name]) for name in ("began", "ended"))
+                found[pool] = (ended - began).total_seconds()
+    except (TreenailError, ValueError, LookupError, TypeError):
+        return {}
+    return found
+
+
+def _check_host(
+    directory: InstallDirectory,
+    checked: CheckedDirectory,
+    plans: list[PoolInstallPlan],
+    checker: HostChecker,
+    base_size: int,
+) -> list[str]:
+    settings = checked.found.settings or ImageMode()
+    own = [each for each in plans if each.name in BOOTSTRAP_POOLS and each.source in _BUILT]
+    wanted = {each.name: checked.architectures.get(each.name, DEFAULT_ARCHITECTURE) for each in own}
+    found = checker.check_architectures(wanted)
+    return found + (checker.find_problems(directory, settings, own, base_size) if own else [])
