@@ -72,7 +72,7 @@ def test_completions_are_valid_for_the_shell(folder: Path, shell: str) -> None:
     [
         (("treenail-controller", "rollout", ""), {"status"}),
         (("treenail-controller", "rollout", "status", "--w"), {"--wait"}),
-        (("kubectl-treenail", ""), {"status", "plan", "rollout"}),
+        (("kubectl-treenail", ""), {"status", "plan", "rollout", "machines"}),
         (("treenail", "status", "-o", ""), {"text", "yaml", "json"}),
         (("treenail", "plan", "/etc/passw"), {"/etc/passwd", "/etc/passwd-"}),
         (("treenail-lab", "demo", "--fail", ""), {"stage", "drain", "reboot"}),
@@ -96,7 +96,7 @@ def test_bash_completes_commands_options_and_files(
 @pytest.mark.parametrize(
     ("words", "candidates", "directive"),
     [
-        ([], ["status", "plan", "rollout"], 4),
+        ([], ["status", "plan", "rollout", "machines"], 4),
         (["ro"], ["rollout"], 4),
         (["rollout", ""], ["status"], 4),
         (["rollout", "status", "--wa"], ["--wait"], 4),

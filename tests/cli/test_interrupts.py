@@ -68,9 +68,11 @@ def test_interrupt_of_a_command_prints_nothing(
     file = tmp_path / "file"
     os.mkfifo(file)
     arguments = [each.format(file=file) for each in command]
-    # The pipe is opened for writing as soon as the command reads it.
-    with start(HEEDED + call(entry), *arguments) as process, file.open("wb"):
-        process.send_signal(signal.SIGINT)
+    with start(HEEDED + call(entry), *arguments) as process:
+        # The pipe is opened for writing as soon as the command reads it.
+        with file.open("wb"):
+            process.send_signal(signal.SIGINT)
+        # The end of file wakes a command that began to read after Python had noted the signal.
         assert process.communicate(timeout=100) == ("", "")
     assert process.returncode == 130
 

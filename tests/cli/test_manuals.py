@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.command_lines import find_commands, find_problems
 from tools.completions import create_parsers
 from treenail.cli.parser import list_actions, list_parsers
 
@@ -110,3 +111,10 @@ def test_exit_codes_are_documented_once() -> None:
         "0", "1", "2", "3", "5", "64", "130", "141",
     ]  # fmt: skip
     assert ".BR treenail (8)" in read_section("treenail-controller", "EXIT STATUS")
+
+
+def test_commands_of_the_installation_page_are_accepted_by_the_parser() -> None:
+    text = (MANUALS / "treenail-install.7").read_text().replace("\\-", "-")
+    examples = "".join(re.findall(r"^\.EX\n(.*?)^\.EE", text, re.MULTILINE | re.DOTALL))
+    assert len(list(find_commands(examples))) >= 5
+    assert find_problems(examples) == []

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from treenail.cli.controller.main import create_parser, run_kubectl_plugin
 from treenail.cli.controller.main import main as run_controller
-from treenail.cli.controller.main import run_kubectl_plugin
 from treenail.cli.main import main as run_treenail
 from treenail.cli.output import EXIT_USAGE
 
@@ -25,6 +25,7 @@ def call(run: Run, *arguments: str) -> int:
         (run_treenail, ("help",), "usage: treenail "),
         (run_controller, ("help", "rollout", "status"), "usage: treenail-controller rollout "),
         (run_kubectl_plugin, ("help", "plan"), "usage: kubectl treenail plan "),
+        (run_kubectl_plugin, ("help", "machines"), "usage: kubectl treenail machines "),
         (run_treenail, ("version",), "treenail "),
         (run_controller, ("version",), "treenail "),
     ],
@@ -65,3 +66,20 @@ def test_plugin_has_no_command_that_changes_a_cluster(capsys: pytest.CaptureFixt
     for command in ("run", "manifests", "render"):
         assert call(run_kubectl_plugin, command) == EXIT_USAGE
     capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--enable=render"),
+        ("manifests",),
+        ("serve", "--certificate=a", "--key=b"),
+        ("machines",),
+        ("status",),
+        ("token", "list"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_namespace_has_the_letter_of_kubectl(words: tuple[str, ...]) -> None:
+    found = create_parser().parse_command_line([*words, "-n", "other"])
+    assert found.namespace == "other"

@@ -56,6 +56,7 @@ NODE_COMMANDS = {
 CONTROLLER_COMMANDS = {
     "build": ["-f", "POOL", "--pool", CANARY],
     "ignition": ["--from", CANARY, "--pool", "worker"],
+    "install": ["prepare", "--dir", CANARY],
     "machines": ["--kubeconfig", CANARY],
     "manifests": ["--image", CANARY],
     "plan": ["-f", "POOL"],
@@ -67,11 +68,31 @@ CONTROLLER_COMMANDS = {
     "token": ["user-data", "--pool", "worker", "--server", "https://x", "--token-file", CANARY],
     "trust": ["--signing-key", CANARY, "registry.example.com/os/node"],
 }
+DIRECTORY = f"directory-{CANARY}"
+SUBCOMMANDS = {
+    "install bootstrap": ["--dir", f"/none/{CANARY}"],
+    "install gather": ["--dir", f"/none/{CANARY}"],
+    "install image": ["--dir", f"/none/{CANARY}", "--pool", CANARY, "--output", CANARY],
+    "install plan": ["--dir", DIRECTORY],
+    "install prepare": ["--dir", DIRECTORY, "--offline"],
+    "install reset": ["--dir", f"/none/{CANARY}"],
+    "install wait-for": ["bootstrap-complete", "--dir", DIRECTORY, "--timeout", "1s"],
+    "rollout status": [CANARY],
+    "token create": ["--pool", "worker"],
+    "token list": [],
+    "token revoke": [CANARY],
+    "token user-data": ["--pool", "worker", "--server", "https://x", "--token-file", CANARY],
+}
+"""KUBECONFIG names the canary too."""
 
 
 def commands_of(parser: argparse.ArgumentParser) -> set[str]:
-    (found,) = [each for each in parser._actions if isinstance(each.choices, dict)]
-    return set(found.choices)
+    return set(subparsers_of(parser))
+
+
+def subparsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    found = [each for each in parser._actions if isinstance(each.choices, dict)]
+    return dict(found[0].choices or {}) if found else {}  # type: ignore[arg-type]
 
 
 def assert_escaped(capsys: pytest.CaptureFixture[str]) -> str:
@@ -152,6 +173,29 @@ def test_controller_command_escapes_text_from_outside(
     text = assert_escaped(capsys)
     # The YAML has escapes of its own.
     assert command == "manifests" or TRACE in text
+
+
+def test_every_subcommand_is_tested() -> None:
+    commands = subparsers_of(create_controller_parser())
+    assert set(SUBCOMMANDS) == {
+        f"{name} {each}" for name, parser in commands.items() for each in subparsers_of(parser)
+    }
+
+
+@pytest.mark.parametrize("command", SUBCOMMANDS)
+def test_subcommand_escapes_text_from_outside(
+    command: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / DIRECTORY
+    (directory / "manifests").mkdir(parents=True)
+    (directory / ".treenail").mkdir()
+    (directory / ".treenail" / "install.json").write_text(json.dumps({CANARY: CANARY}))
+    mode = {"enabled": True, "pools": [{"name": CANARY, "containerFile": CANARY}], CANARY: CANARY}
+    for name in ("install-config.yaml", "treenail-install.yaml"):
+        (directory / name).write_text(json.dumps({"imageMode": mode, CANARY: CANARY}))
+    (directory / "manifests" / "pool.yaml").write_text((tmp_path / "POOL").read_text())
+    controller_main([*command.split(), *SUBCOMMANDS[command]])
+    assert "ary" in assert_escaped(capsys)
 
 
 def test_invalid_argument_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:

@@ -285,6 +285,7 @@ class Dying(Disk):
     """The process is killed when it syncs for the so-manieth time."""
 
     def __init__(self, syncs: int) -> None:
+        super().__init__()
         self.syncs = syncs
 
     def fsync(self, descriptor: int) -> None:

@@ -1,13 +1,15 @@
-"""Input files of commands: files, directories of documents, and the standard input."""
+"""Files of commands: documents, directories of them, the standard input, and private output."""
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from treenail.api import documents
 from treenail.api.machineconfig import MachineConfig
-from treenail.errors import ConfigError, UsageError
+from treenail.errors import ConfigError, FileError, UsageError
 
 STDIN = "-"
 DOCUMENT_SUFFIXES = (".json", ".yaml", ".yml")
@@ -73,6 +75,32 @@ def read_input(name: str) -> bytes:
             remedy="name a MachineConfig or an Ignition config",
         )
     return content
+
+
+@contextmanager
+def create_private_file(path: str) -> Iterator[BinaryIO]:
+    """Create a file with mode 0600; raise `FileError` if it exists or cannot be written.
+
+    After an error the file does not exist.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError as error:
+        raise FileError(
+            f"cannot write {path}: the file exists", remedy="name another one with -o FILE"
+        ) from error
+    except OSError as error:
+        raise FileError(f"cannot write {Path(path).absolute()}: {error.strerror}") from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+    except BaseException as error:
+        with suppress(OSError):
+            Path(path).unlink()
+        if isinstance(error, OSError) and error.filename is None:
+            reason = f"cannot write {Path(path).absolute()}: {error.strerror}"
+            raise FileError(reason) from error
+        raise
 
 
 def _make_error(name: str, error: OSError | ValueError) -> UsageError:

@@ -20,6 +20,8 @@ EXIT_ATTENTION = 3
 """Degraded, halted, drifted, or a reboot is needed: only a user, or a reboot, changes that."""
 EXIT_UNMANAGEABLE = 5
 """treenail cannot manage this host; a restart does not change that."""
+EXIT_INSTALL_FAILED = 5
+"""The installation failed; a restart does not change that."""
 EXIT_USAGE = 64
 EXIT_INTERRUPTED = 130
 _EXIT_PIPE_CLOSED = 141

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from treenail.cli.node.choose_backend import BackendChoice, choose_backend
-from treenail.daemon.settings.settings import BackendSetting
+from treenail.daemon.settings.backend import BackendSetting
 from treenail.host.filesystem.root import Root
 
 RPM_OSTREED = "usr/lib/systemd/system/rpm-ostreed.service"

@@ -2,6 +2,8 @@
 
 import json
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,21 @@ def test_drift_repair_restores_named_paths_only(
     assert (root / "etc/b").read_text() == "b"
     assert drift(root, "--repair", "/etc/b") == 64
     assert "cannot repair /etc/b: it has not drifted" in capsys.readouterr().err
+
+
+@pytest.mark.process
+def test_drift_of_directory_that_was_never_booted_asks_no_bus(root: Path) -> None:
+    (root / "proc/cmdline").unlink()
+    program = (
+        "import sys; from treenail.cli.main import main; "
+        "print(main(['drift', '--root', sys.argv[1]]), 'gi' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program, str(root)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.stdout.splitlines() == [
+        "no drift: the machine matches rendered-a",
+        "0 False",
+    ]
 
 
 def test_drift_without_recorded_config_fails_with_remedy(

@@ -232,6 +232,28 @@ def test_once_failed_step_is_undone_and_named(tmp_path, root, capsys):
     assert {path: seen for path, seen in after.items() if not path.startswith("var")} == before
 
 
+def test_once_failed_step_leaves_the_stored_config(tmp_path, root, capsys):
+    copy = root / "var/lib/treenail/once.json"
+    good = written(tmp_path / "a", {"files": [entry("/etc/a", "first")]})
+    (root / "etc/dir").mkdir()
+    broken = written(tmp_path / "b", {"files": [entry("/etc/a", "b"), entry("/etc/dir", "b")]})
+    assert run(good, "--root", root) == 0
+    before = copy.read_text()
+    assert run(broken, "--root", root) == 1
+    assert copy.read_text() == before
+    assert data_url("first") in before
+
+
+def test_once_config_that_cannot_be_stored_is_not_applied(tmp_path, root, capsys):
+    (root / "var/lib/treenail/once.json").mkdir(parents=True)
+    config = written(tmp_path / "a", {"files": [entry("/etc/a", "first")]})
+    assert run(config, "--root", root) == 1
+    assert not (root / "etc/a").exists()
+    printed = capsys.readouterr().err
+    assert "cannot store the config in /var/lib/treenail/once.json: " in printed
+    assert "all steps were undone" in printed
+
+
 def test_once_backs_up_a_file_with_a_long_name(tmp_path, root):
     name = 250 * "n"
     (root / "etc" / name).write_text("theirs")

@@ -100,6 +100,7 @@ def test_status_after_agent_crash_shows_recorded_update(
             "outcome": "done",
         },
         "credentials": [],
+        "bootstrapRegistry": None,
         "drift": [],
         "retained": None,
         "apiServer": None,
@@ -234,6 +235,18 @@ def test_status_without_ledger_shows_targets_of_last_status_or_unknown(
     shown = capsys.readouterr().out
     assert "Current      rendered-a\nDesired      rendered-a\n" in shown
     assert "Last update  unknown\n" in shown
+
+
+@pytest.mark.process
+def test_status_of_directory_that_was_never_booted_asks_no_bus(tmp_path: Path) -> None:
+    program = (
+        "import sys; from treenail.cli.main import main; "
+        "main(['status', '--root', sys.argv[1]]); print('gi' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert "cannot read deployments: this directory was never booted" in done.stdout
+    assert done.stdout.splitlines()[-1] == "False"
 
 
 def test_status_on_narrow_terminal_is_wrapped_and_keeps_labels(tmp_path: Path) -> None:
@@ -394,3 +407,12 @@ def test_status_without_access_to_lock_compares_start_of_process(
     assert agent["running"] is is_running
     assert agent["pid"] == (os.getpid() if is_running else None)
     assert (agent["startedAt"] is not None) is is_running
+
+
+def test_status_names_the_bootstrap_registry_until_the_hand_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given(tmp_path, LedgerRecord(OLD), {**LIVE, "bootstrapRegistry": "10.0.0.5:22625"})
+    main(["status", "--root", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "Registry     10.0.0.5:22625 on the bootstrap host serves pulls until the hand" in shown

@@ -3,10 +3,11 @@
 import logging
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treenail.codec import parse_json
-from treenail.daemon.settings.settings import BackendSetting
+from treenail.daemon.settings.backend import BackendSetting
 from treenail.errors import FileError, HostError
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
@@ -92,6 +93,9 @@ def create_pins(machine: Machine, os: "OSBackend") -> "OstreePins":
 
 def read_deployments(machine: Machine) -> DeploymentStatus:
     """Read the deployments with the back end of the agent; raise `HostError`."""
+    if machine.root.prefix != Path("/") and not machine.files.has_entry("/proc/cmdline"):
+        # The deployments on the bus are those of this host.
+        raise HostError("cannot read deployments: this directory was never booted")
     choice = choose_backend(_find_agent_backend(machine), machine.root)
     os = create_operating_system(choice, machine)
     deployments = os.read_deployments()

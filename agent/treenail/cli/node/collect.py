@@ -29,8 +29,8 @@ from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.host.system.kernel import HostKernel
-from treenail.host.system.process import ProgramRunner
 from treenail.host.system.state_file import LEDGER_PATH, STATE_DIRECTORY
+from treenail.process import ProgramRunner
 
 Json = dict[str, object]
 

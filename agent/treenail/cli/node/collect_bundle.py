@@ -2,20 +2,23 @@
 
 import io
 import json
-import os
 import sys
 import tarfile
 from collections.abc import Callable
-from pathlib import Path
 
-from treenail.config.redact import redact_json, redact_line, redact_lines
-from treenail.errors import FileError, TreenailError
+from treenail.cli.files import create_private_file
+from treenail.config.redact import redact_line
+from treenail.config.redacted_parts import (
+    format_redacted_document,
+    format_redacted_lines,
+    format_redacted_text,
+    truncate_start,
+)
+from treenail.errors import TreenailError
 
 STDOUT = "-"
 MAX_PART_BYTES = 2 * 1024 * 1024
 """Size limit of a part; a longer part keeps its end, which has the latest records."""
-
-_TRUNCATION_NOTE = "… truncated at the start\n"
 
 
 class Bundle:
@@ -39,15 +42,15 @@ class Bundle:
 
     def add_document(self, name: str, read: Callable[[], object]) -> None:
         """Add a JSON document."""
-        self._add_part(name, lambda: json.dumps(redact_json(read()), indent=1, default=str) + "\n")
+        self._add_part(name, lambda: format_redacted_document(read()))
 
     def add_text(self, name: str, read: Callable[[], str]) -> None:
         """Add a text; redact also secrets that span several lines."""
-        self._add_part(name, lambda: "\n".join(redact_lines(read().split("\n"))))
+        self._add_part(name, lambda: format_redacted_text(read()))
 
     def add_lines(self, name: str, read: Callable[[], str]) -> None:
         """Add independent lines, such as journal records; redact line by line."""
-        self._add_part(name, lambda: "\n".join(map(redact_line, read().split("\n"))))
+        self._add_part(name, lambda: format_redacted_lines(read()))
 
     def write_archive(self, path: str) -> None:
         """Write the archive with mode 0600; raise `FileError` if the file exists."""
@@ -56,26 +59,16 @@ class Bundle:
             sys.stdout.buffer.write(archive)
             sys.stdout.buffer.flush()
             return
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(archive)
-        except FileExistsError as error:
-            raise FileError(
-                f"cannot write {path}: the file exists", remedy="name another one with -o FILE"
-            ) from error
-        except OSError as error:
-            raise FileError(f"cannot write {Path(path).absolute()}: {error.strerror}") from error
+        with create_private_file(path) as file:
+            file.write(archive)
 
-    def _add_part(self, name: str, read: Callable[[], str]) -> None:
+    def _add_part(self, name: str, read: Callable[[], bytes]) -> None:
         try:
-            content = read().encode("utf-8", "replace")
+            content = read()
         except (TreenailError, ValueError, RecursionError, OSError) as error:
             self._missing[name] = redact_line(str(error) or type(error).__name__)
             return
-        if len(content) > MAX_PART_BYTES:
-            content = _TRUNCATION_NOTE.encode() + content[-MAX_PART_BYTES:].partition(b"\n")[2]
-        self._parts[name] = content
+        self._parts[name] = truncate_start(content, MAX_PART_BYTES)
 
     def _pack_archive(self) -> bytes:
         index = {"parts": sorted(self._parts), "missing": self._missing}

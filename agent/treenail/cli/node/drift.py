@@ -4,40 +4,34 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from treenail.api.contents import Contents
 from treenail.api.machineconfig import MachineConfig
-from treenail.cli.node.cancel import request_from_agent
-from treenail.cli.node.local_machine import (
-    create_inspector_and_runner,
-    create_unit_states,
-    open_machine,
-)
-from treenail.cli.node.once import read_stored_config
-from treenail.cli.node.own_node import load_node_settings
+from treenail.cli.node.local_machine import create_unit_states, open_machine
+from treenail.cli.node.node_settings import load_node_settings
+from treenail.cli.node.stored_config import read_stored_config
 from treenail.cli.output import EXIT_ATTENTION
 from treenail.cli.output_format import print_output
 from treenail.cli.terminal import Painter, VerbatimLine, create_painter
 from treenail.config.drift import Drift, DriftAttribute, compute_expected_entries
 from treenail.config.image_content import ImageSplit
-from treenail.config.redact import FileDiff, compute_redacted_diff
 from treenail.config.wanted import WantedOS, read_wanted_state
-from treenail.daemon.configuration.apply import apply_steps
 from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
-from treenail.daemon.configuration.drift_repair import NodeConfigs
 from treenail.daemon.configuration.image_content import read_image_content
 from treenail.daemon.configuration.inspect import open_booted_tree
-from treenail.daemon.configuration.machine import plan_machine_steps
+from treenail.daemon.configuration.node_configs import NodeConfigs
 from treenail.errors import FileError, HostError, UnreachableError, UsageError
 from treenail.host.machine import Machine
-from treenail.update.decision.request import RequestKind, UserRequest
 from treenail.update.drift.drift_policy import BOOT_ATTRIBUTES, DriftReaction, format_drift_remedy
-from treenail.update.drift.drift_repair import plan_repair
 from treenail.update.state import record as records
 from treenail.update.state.record import Target
+
+if TYPE_CHECKING:
+    from treenail.config.redact import FileDiff
 
 Json = dict[str, object]
 
@@ -55,7 +49,7 @@ class ReportedDrift:
 
     drift: Drift
     reaction: DriftReaction
-    diff: FileDiff = field(default_factory=FileDiff)
+    diff: "FileDiff | None" = None
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -96,6 +90,8 @@ def format_drifts(found: Sequence[ReportedDrift], current: Target, paint: Painte
     for each in found:
         drift = each.drift
         yield f"{paint(str(drift), '~')} ({_REACTION_TEXTS[each.reaction]})"
+        if each.diff is None:
+            continue
         for line in each.diff.lines:
             yield VerbatimLine(f"    {paint(line, line[:1])}")
         if each.diff.note:
@@ -163,6 +159,14 @@ class _DriftInspector:
 
     def repair_drifts(self, drifts: Sequence[Drift]) -> None:
         """Repair drift through the agent, or directly if no agent runs."""
+        # Imported late: comparing needs no steps.
+        from treenail.cli.node.cancel import request_from_agent
+        from treenail.cli.node.local_machine import create_inspector_and_runner
+        from treenail.daemon.configuration.apply import apply_steps
+        from treenail.daemon.configuration.machine import plan_machine_steps
+        from treenail.update.decision.request import RequestKind, UserRequest
+        from treenail.update.drift.drift_repair import plan_repair
+
         paths = tuple(dict.fromkeys(drift.subject for drift in drifts))
         if request_from_agent(self._machine, UserRequest(RequestKind.REPAIR, paths=paths)):
             return
@@ -175,16 +179,16 @@ class _DriftInspector:
             apply_steps(plan_repair(plan.steps, drifts), runner)
 
     def _read_booted_state(self) -> BootedState:
-        # Imported late: a directory tree needs no bus.
-        from treenail.cli.node.choose_backend import read_deployments
-
         try:
             arguments = self._machine.kernel.read_command_line()
         except FileError:
             if self._is_running:
                 raise
-            # A directory tree was never booted: assume the arguments of the config.
-            arguments = self._split.wanted.os.kernel_arguments
+            # A directory tree was never booted: the deployments on the bus are those of this host.
+            return BootedState(self._split.wanted.os.kernel_arguments)
+        # Imported late: a directory tree needs no bus.
+        from treenail.cli.node.choose_backend import read_deployments
+
         try:
             booted = read_deployments(self._machine).booted
         except HostError:
@@ -194,9 +198,12 @@ class _DriftInspector:
         digests = frozenset((booted.digest, booted.list_digest))
         return BootedState(arguments, frozenset(booted.requested_packages), digests)
 
-    def _diff_contents(self, drift: Drift) -> FileDiff:
+    def _diff_contents(self, drift: Drift) -> "FileDiff | None":
         if drift.attribute is not DriftAttribute.CONTENTS:
-            return FileDiff()
+            return None
+        # Imported late: compiling the patterns of secrets takes 5 ms.
+        from treenail.config.redact import compute_redacted_diff
+
         entry = compute_expected_entries(self._split.wanted)[drift.subject]
         contents = entry.contents or ""
         old = contents.decode_bytes() if isinstance(contents, Contents) else contents.encode()
@@ -230,5 +237,8 @@ def _build_document(found: ReportedDrift) -> Json:
         "expected": drift.expected,
         "actual": drift.actual,
         "reaction": found.reaction,
-        "diff": {"lines": list(found.diff.lines), "note": found.diff.note},
+        "diff": {
+            "lines": list(found.diff.lines) if found.diff else [],
+            "note": found.diff.note if found.diff else "",
+        },
     }

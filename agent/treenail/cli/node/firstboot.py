@@ -15,7 +15,7 @@ from treenail.cli.node.choose_backend import (
     create_operating_system,
 )
 from treenail.cli.node.local_machine import create_inspector_and_runner, create_unit_states
-from treenail.cli.node.own_node import load_agent_settings
+from treenail.cli.node.node_settings import load_agent_settings
 from treenail.cli.node.run_probes import create_preflight
 from treenail.clock import SystemClock
 from treenail.daemon.cluster.pull_secrets import PullSecrets
@@ -31,7 +31,7 @@ from treenail.errors import FileError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.watch import TransactionLimits
+from treenail.host.ostree.limits import TransactionLimits
 from treenail.host.system.kernel import HostKernel
 
 log = logging.getLogger(__name__)

@@ -9,11 +9,12 @@ from treenail.host.machine import Machine
 if TYPE_CHECKING:
     from treenail.daemon.configuration.inspect import MachineInspector, UnitStateSource
     from treenail.daemon.configuration.step_runner import StepRunner
+    from treenail.host.systemd.bus import SystemBus
 
 
-def open_machine(path: str | None) -> Machine:
+def open_machine(path: str | None, bus: "SystemBus | None" = None) -> Machine:
     """Open the machine below the directory (None: ``/``); it connects to the bus on first use."""
-    return Machine(Root(path or "/"), clock=SystemClock())
+    return Machine(Root(path or "/"), clock=SystemClock(), bus=bus)
 
 
 # Imported late below: commands that only read the ledger need neither inspector nor runner.

@@ -5,36 +5,32 @@ The command stores a copy of the config, with which ``treenail drift`` compares 
 
 import argparse
 import gc
-import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
 from treenail.cli.files import read_machine_config
 from treenail.cli.node.local_machine import create_inspector_and_runner, open_machine
+from treenail.cli.node.stored_config import ONCE_CONFIG_PATH, encode_config, has_stored_config
 from treenail.cli.output import EXIT_ATTENTION, flush_output
 from treenail.cli.output_format import OutputFormat, print_document
 from treenail.cli.terminal import print_lines
-from treenail.codec import parse_json
 from treenail.config.image_content import ImageSplit
 from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.daemon.configuration.apply import RecoveryOutcome, recover_interrupted
 from treenail.daemon.configuration.machine import NodeConfiguration
-from treenail.errors import ConfigError, FileError, HostError, IgnitionError, LedgerError
-from treenail.host.filesystem.files import HostFiles
+from treenail.errors import IgnitionError, LedgerError
 from treenail.host.machine import Machine
-from treenail.update.steps.steps import ConfigStep
+from treenail.update.steps.steps import ConfigStep, StoreConfig
 
 if TYPE_CHECKING:
     from treenail.update.impact.disruption import ConfigDisruption
 
 Json = dict[str, object]
 
-ONCE_CONFIG_PATH = "/var/lib/treenail/once.json"
-_MAX_CONFIG_BYTES = 64 * 1024 * 1024
 # Ignition applies these sections at the first boot only.
 _FIRST_BOOT_SECTIONS = (
     *(("ignition", name) for name in ("security", "proxy", "timeouts")),
@@ -114,23 +110,17 @@ def apply_once(config: MachineConfig, machine: Machine, *, is_running: bool) -> 
         steps, disruption = (
             _add_service_steps(wanted, found.steps) if is_running else (found.steps, None)
         )
+        # Without a step the stored config is the same, and writing a large one takes seconds.
+        needs_copy = steps or not has_stored_config(machine.files)
+        copy = (StoreConfig(ONCE_CONFIG_PATH, lambda: encode_config(config)),)
         try:
-            configuration.apply_steps(steps, ImageSplit(wanted), config.name)
+            configuration.apply_steps(
+                (*copy, *steps) if needs_copy else (), ImageSplit(wanted), config.name
+            )
         except KeyboardInterrupt:
             recover_interrupted(runner)
             raise
-        # Without a step the stored config is the same, and writing a large one takes seconds.
-        needs_copy = steps or not has_stored_config(machine.files)
-        notes = (*found.notes, *(_store_config(config, machine.files) if needs_copy else ()))
-    return OnceResult(steps, notes, skipped, disruption, recovery)
-
-
-def _store_config(config: MachineConfig, files: HostFiles) -> Iterator[str]:
-    """Store the config; yield a note if that fails, because the change itself succeeded."""
-    try:
-        store_config(files, config)
-    except FileError as error:
-        yield f"treenail drift cannot compare with this config: {error}"
+    return OnceResult(steps, found.notes, skipped, disruption, recovery)
 
 
 def _add_service_steps(
@@ -238,33 +228,3 @@ def _build_document(result: OnceResult) -> Json:
 
 def _list_reasons(found: "ConfigDisruption") -> list[str]:
     return [str(reason) for cost in found.costs for reason in cost.reasons]
-
-
-def store_config(files: HostFiles, config: MachineConfig) -> None:
-    """Store a copy of the config with mode 0600, because its files may contain secrets.
-
-    Leave out users and their password hashes, which drift does not compare. Raises `FileError`.
-    """
-    sections = {name: each for name, each in (config.config or {}).items() if name != "passwd"}
-    document = replace(config, config=sections or None).to_json()
-    files.write_file(ONCE_CONFIG_PATH, json.dumps(document).encode(), mode=0o600)
-
-
-def has_stored_config(files: HostFiles) -> bool:
-    """Return whether a copy of any config exists. Raises `FileError`."""
-    directory, _, name = ONCE_CONFIG_PATH.rpartition("/")
-    return name in files.list_directory(directory)
-
-
-def read_stored_config(files: HostFiles) -> MachineConfig | None:
-    """Return the copy, None without one. Raises `HostError` if it is damaged."""
-    content = files.read_file(ONCE_CONFIG_PATH, limit=_MAX_CONFIG_BYTES)
-    if content is None:
-        return None
-    try:
-        return MachineConfig.from_json(parse_json(content))
-    except (ValueError, ConfigError) as error:
-        raise HostError(
-            f"cannot read {ONCE_CONFIG_PATH}: expected the config of the last treenail once",
-            remedy="write it again: treenail once FILE",
-        ) from error

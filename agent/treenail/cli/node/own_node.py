@@ -1,23 +1,13 @@
-"""Settings and Node of this machine, for commands that also work without them."""
+"""The Node of this machine, for commands that also work without it."""
 
-import argparse
-import logging
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy, DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
-from treenail.daemon.settings.settings import (
-    SETTINGS_FILE,
-    AgentSettings,
-    PartialSettings,
-    load_settings,
-)
+from treenail.cli.node.node_settings import load_node_settings
 from treenail.errors import NotFoundError
-from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.kube.resources import MACHINECONFIGS, MACHINECONFIGURATIONS, NODES
 
@@ -26,29 +16,6 @@ if TYPE_CHECKING:
 
 Json = dict[str, object]
 _CALL_TIMEOUT_S = 5.0
-
-
-def load_agent_settings(arguments: argparse.Namespace) -> AgentSettings:
-    """Load the settings for ``run`` and ``firstboot``; options take precedence over the file."""
-    given = PartialSettings(
-        kubeconfig=getattr(arguments, "kubeconfig", None),
-        node_name=getattr(arguments, "node_name", None),
-        root=arguments.root,
-        log_level=logging.DEBUG if arguments.verbose else None,
-    )
-    return _load_file(Root(arguments.root or "/"), arguments.config, given)
-
-
-def load_node_settings(root: Root, config: str | None) -> AgentSettings:
-    """Load the settings of the agent; raise `UsageError` if they are invalid."""
-    return _load_file(root, config, PartialSettings(root=str(root.prefix)))
-
-
-def _load_file(root: Root, config: str | None, given: PartialSettings) -> AgentSettings:
-    path = Path(config) if config else root.resolve_path(SETTINGS_FILE)
-    return load_settings(
-        path, given, host_name=socket.gethostname(), is_required=config is not None
-    )
 
 
 class OwnNode:

@@ -11,7 +11,8 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.api.node import Node
 from treenail.cli.node.local_machine import create_inspector_and_runner
-from treenail.cli.node.own_node import connect_own_node, load_node_settings
+from treenail.cli.node.node_settings import load_node_settings
+from treenail.cli.node.own_node import connect_own_node
 from treenail.codec import parse_json
 from treenail.config.image_content import (
     ImageSplit,

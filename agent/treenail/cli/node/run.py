@@ -3,12 +3,14 @@
 import argparse
 import gc
 import logging
+import os
 import signal
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 
 from treenail import log as journal
+from treenail.allocator import limit_allocator, release_freed_memory
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
@@ -25,19 +27,21 @@ from treenail.cli.node.local_machine import (
     create_unit_states,
     open_machine,
 )
-from treenail.cli.node.own_node import load_agent_settings
+from treenail.cli.node.node_settings import load_agent_settings
 from treenail.cli.node.run_probes import create_health_checks, create_preflight
 from treenail.cli.output import EXIT_UNMANAGEABLE
 from treenail.clock import SystemClock
+from treenail.daemon.cluster.bootstrap_registry import BootstrapRegistryFiles
 from treenail.daemon.cluster.controller_config import ControllerConfigSync
 from treenail.daemon.cluster.node_client import NodeClient
 from treenail.daemon.cluster.pull_secrets import PullSecrets
 from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.configuration.drift import DriftCheck
-from treenail.daemon.configuration.drift_repair import DriftRepairer, NodeConfigs
+from treenail.daemon.configuration.drift_repair import DriftRepairer
 from treenail.daemon.configuration.image_content import DeploymentImages
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
+from treenail.daemon.configuration.node_configs import NodeConfigs
 from treenail.daemon.configuration.path_watcher import InotifyPathWatcher
 from treenail.daemon.configuration.trust_store import TrustStore
 from treenail.daemon.interfaces import OSBackend
@@ -48,14 +52,15 @@ from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.daemon.reconcile.crash_counter import CrashCounter, record_clean_stop
 from treenail.daemon.reconcile.loop import START_EXTENSION_S, LoopTiming, ReconcileLoop, Wakeup
 from treenail.daemon.reconcile.observe import Observer
+from treenail.daemon.settings.backend import BackendSetting
 from treenail.daemon.settings.settings import (
     AgentSettings,
-    BackendSetting,
     DrainMode,
     ImageFiles,
     RebootMode,
 )
 from treenail.errors import (
+    BusError,
     ClusterError,
     FileError,
     ForbiddenError,
@@ -65,8 +70,10 @@ from treenail.errors import (
 )
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.watch import TransactionLimits
+from treenail.host.ostree.limits import TransactionLimits
 from treenail.host.system.state_file import Ledger
+from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.bus_process import BusProcess
 from treenail.host.systemd.logind import Logind
 from treenail.kube.client import Client, Json
 from treenail.kube.events import EventRecorder
@@ -82,9 +89,21 @@ log = logging.getLogger(__name__)
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the agent; return after a signal, or at once on a host that it cannot manage."""
-    with open_machine(arguments.root) as machine:
-        if _roll_back_after_crashes(machine, arguments):
-            return 0
+    limit_allocator()
+    bus_process = BusProcess(os.environ)
+    # It loads gi while this process reads settings and ledger.
+    with suppress(BusError):  # the first call starts it again, and reports the cause
+        bus_process.start()
+    try:
+        return _run_agent(arguments, bus_process)
+    finally:
+        bus_process.close_connection()
+
+
+def _run_agent(arguments: argparse.Namespace, bus_process: BusProcess) -> int:
+    bus = SystemBus(service=bus_process)
+    if _roll_back_after_crashes(open_machine(arguments.root, bus), arguments):
+        return 0
     settings = load_agent_settings(arguments)
     root = Root(settings.root)
     journal.configure_logging(
@@ -93,13 +112,14 @@ def main(arguments: argparse.Namespace) -> int:
     machine = Machine(
         root,
         clock=SystemClock(),
+        bus=bus,
         heartbeat=lambda: machine.notifier.notify_watchdog(),  # noqa: PLW0108 - not bound yet
         limits=TransactionLimits(settings.limits.stage_s, settings.limits.stall_s),
     )
     if not machine.kernel.is_ostree_booted():
         return _report_unmanaged_host(machine)
     with machine.ledger.hold_lock():
-        exit_code = Agent(settings, machine, machine.ledger).run()
+        exit_code = Agent(settings, machine, machine.ledger, bus_process).run()
         if exit_code == 0:
             record_clean_stop(machine.crash_record)
         return exit_code
@@ -170,10 +190,17 @@ def _report_damaged_ledger(arguments: argparse.Namespace, error: LedgerError) ->
 class Agent:
     """The node agent: one thread that reconciles, and threads that watch."""
 
-    def __init__(self, settings: AgentSettings, machine: Machine, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        machine: Machine,
+        ledger: Ledger,
+        bus_process: BusProcess,
+    ) -> None:
         clock = machine.clock
         self._settings = settings
         self._machine = machine
+        self._bus_process = bus_process
         self._wakeup = Wakeup()
         self._stop = threading.Event()
         self._exit_code = 0
@@ -290,6 +317,7 @@ class Agent:
             crash_record=machine.crash_record,
             cluster=self._node_client,
             pull_secrets=PullSecrets(machine.root, machine.labelled_files, settings),
+            bootstrap_registry=BootstrapRegistryFiles(machine.files),
             certificates=self._controller_config,
             trust_store=TrustStore(machine),
             requests=RequestFile(machine.files),
@@ -338,7 +366,16 @@ class Agent:
             wakeup=self._wakeup,
             stop=self._stop,
             timing=LoopTiming(limits.resync_s, limits.retry_first_s, limits.retry_max_s),
+            on_rest=self._release_memory,
         )
+
+    def _release_memory(self) -> None:
+        """End the process that talks to D-Bus, and return the memory of the last work."""
+        if not self._bus_process.is_running:
+            return  # nothing was done since the last rest
+        self._bus_process.close_connection()
+        gc.collect()
+        release_freed_memory()
 
     def _handle_signal(self, number: int, _frame: object) -> None:
         self._stop.set()

@@ -3,7 +3,8 @@
 from treenail.daemon.checks.health import HealthChecker, HealthProbes
 from treenail.daemon.checks.preflight import PreflightChecker
 from treenail.daemon.interfaces import ClusterAccess, OSBackend
-from treenail.daemon.settings.settings import BackendSetting, HealthSettings, PreflightSettings
+from treenail.daemon.settings.backend import BackendSetting
+from treenail.daemon.settings.settings import HealthSettings, PreflightSettings
 from treenail.host.container.cri import ContainerRuntime
 from treenail.host.container.registry import SkopeoClient
 from treenail.host.machine import Machine

@@ -25,7 +25,8 @@ STATUS_PATH = "/run/treenail/status.json"
 _MAX_STATUS_BYTES = 1024 * 1024
 _KEYS_OF_LEDGER = ("update", "lastUpdate", "retained")
 _KEYS_OF_AGENT = (
-    "node", "backend", "activity", "progress", "credentials", "drift", "apiServer"
+    "node", "backend", "activity", "progress", "credentials", "drift", "apiServer",
+    "bootstrapRegistry",
 )  # fmt: skip
 
 
@@ -117,6 +118,7 @@ def collect_status(machine: Machine, config: str | None = None) -> Json:
         "failure": failure,
         "lastUpdate": _build_past_document(record.history[0]) if record.history else None,
         "credentials": status.get("credentials") or [],
+        "bootstrapRegistry": status.get("bootstrapRegistry"),
         "drift": status.get("drift") or [],
         "apiServer": status.get("apiServer"),
         "deployments": {
@@ -241,7 +243,7 @@ def _build_retained_document(
     if retained is None or retained.healthy_since == 0.0:
         return None
     if retained.healthy_since is not None:
-        from treenail.cli.node.own_node import load_node_settings
+        from treenail.cli.node.node_settings import load_node_settings
 
         try:
             until = format_rfc3339(

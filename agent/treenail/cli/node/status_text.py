@@ -29,6 +29,7 @@ def format_status(document: Json, width: int | None = None) -> str:
             else _format_api_server(as_object(document["apiServer"])),
         ),
         *_format_outcome(document, is_unknown="lastUpdate" in unknown),
+        *_format_bootstrap_registry(document.get("bootstrapRegistry")),
         *_format_list("Credentials", document["credentials"], is_unknown="credentials" in unknown),
         *_format_list("Drift", document["drift"], is_unknown="drift" in unknown),
         *_format_list("Problem", document["problems"], is_unknown=False),
@@ -59,7 +60,10 @@ def _format_activity(document: Json, *, is_unknown: bool) -> Iterator[LabelledLi
     state = str(document["state"])
     if document.get("firstBoot"):
         state = f"{state}, first boot: the kubelet does not start before it is complete"
-    yield "State", f"{state}, {update['phase']} since {update['entered']}" if update else state
+    yield (
+        "State",
+        f"{state}, {update.get('phase')} since {update.get('entered')}" if update else state,
+    )
     activity = str(document["activity"] or _UNKNOWN)
     if is_unknown:
         yield "Activity", activity
@@ -83,8 +87,8 @@ def _format_outcome(document: Json, *, is_unknown: bool) -> Iterator[LabelledLin
         to = as_object(last["target"])["config"]
         yield "Last update", f"{last['outcome']} {last['ended']}, to {to}"
     if failure:
-        yield "Last error", str(failure["message"])
-        yield "Remedy", str(failure["remedy"] or "wait: the agent retries automatically")
+        yield "Last error", str(failure.get("message"))
+        yield "Remedy", str(failure.get("remedy") or "wait: the agent retries automatically")
     is_running = as_object(document["agent"])["running"]
     if not is_running and "agent" not in as_list(document.get("unknown")):
         yield (
@@ -114,7 +118,15 @@ def _format_progress(progress: Json) -> str:
 
 def _format_backend(backend: Json) -> Iterator[LabelledLine]:
     if backend:
-        yield "Managed by", f"{backend['name']}: {backend['reason']}"
+        yield "Managed by", f"{backend.get('name')}: {backend.get('reason')}"
+
+
+def _format_bootstrap_registry(registry: object) -> Iterator[LabelledLine]:
+    if registry:
+        yield (
+            "Registry",
+            f"{registry} on the bootstrap host serves pulls until the hand-over",
+        )
 
 
 def _format_deployments(value: object, *, is_unknown: bool) -> Iterator[LabelledLine]:
@@ -162,5 +174,6 @@ def _format_target(label: str, value: object, *, is_unknown: bool) -> Iterator[L
 def _format_api_server(api: Json) -> str:
     if not api:
         return "no request yet"
-    text = f"{'reachable' if api['reachable'] else 'unreachable'} since {api['since']}"
+    # Another version of the agent may have written other keys.
+    text = f"{'reachable' if api.get('reachable') else 'unreachable'} since {api.get('since')}"
     return f"{text}: {api['problem']}" if api.get("problem") else text

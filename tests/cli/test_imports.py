@@ -1,0 +1,74 @@
+"""The modules that a resting agent and short commands must not load: each costs memory or time.
+
+Measure a module before it is allowed: ``make bench ARGS="imports node"``.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import treenail
+
+pytestmark = pytest.mark.process
+
+D_BUS = {"gi", "pydbus", "xml", "optparse"}
+HTTP_CLIENTS = {"kubernetes", "urllib3", "http", "email", "requests", "asyncio"}
+OTHERS = {"yaml", "tenacity", "multiprocessing", "concurrent", "pickle", "unittest", "rich"}
+CONTROLLERS = {"treenail.controllers", "treenail.builder", "treenail.registry", "treenail.image"}
+
+FORBIDDEN = {
+    "treenail.cli.node.run": D_BUS | HTTP_CLIENTS | OTHERS | CONTROLLERS,
+    "treenail.cli.node.status": D_BUS
+    | HTTP_CLIENTS
+    | OTHERS
+    | CONTROLLERS
+    | {"ssl", "_ssl", "_hashlib", "treenail.kube", "treenail.config", "treenail.daemon"},
+    "treenail.cli.node.history": D_BUS
+    | HTTP_CLIENTS
+    | OTHERS
+    | CONTROLLERS
+    | {"ssl", "_ssl", "_hashlib", "treenail.kube", "treenail.config", "treenail.daemon"},
+}
+
+
+@pytest.mark.parametrize("module", FORBIDDEN)
+def test_command_loads_no_module_that_costs_too_much(module: str) -> None:
+    loaded = load(f"import treenail.cli.main, {module}")
+    assert {name for name in FORBIDDEN[module] if name in loaded} == set()
+
+
+def test_reading_deployments_loads_no_config_and_no_tls() -> None:
+    loaded = load("import treenail.cli.node.status, treenail.cli.node.choose_backend")
+    forbidden = {"ssl", "_ssl", "treenail.config", "treenail.kube", "treenail.update.drift"}
+    assert forbidden & loaded == set()
+
+
+def test_connecting_to_the_bus_in_another_process_loads_no_gi() -> None:
+    loaded = load(
+        "import os, treenail.host.machine\n"
+        "from treenail.host.systemd.bus import SystemBus\n"
+        "from treenail.host.systemd.bus_process import BusProcess\n"
+        "process = BusProcess(os.environ)\n"
+        "SystemBus(service=process)\n"
+        "process.start()\n"
+        "process.close_connection()"
+    )
+    assert D_BUS & loaded == set()
+
+
+def load(statements: str) -> set[str]:
+    """Return the modules after the statements, in an interpreter without site."""
+    program = f"{statements}\nimport sys\nprint(*sys.modules)"
+    folder = str(Path(str(treenail.__file__)).parents[1])
+    path = os.pathsep.join([folder, *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return set(done.stdout.split())
