@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from treenail.api import annotations as key
+from treenail.api.machineconfigpool import MASTER
 from treenail.clock import SystemClock, format_rfc3339
 from treenail.controllers.install import installation
-from treenail.errors import AlreadyExistsError, ClusterError
+from treenail.errors import AlreadyExistsError, ClusterError, ConfigError
 from treenail.kube.client import Client, Json
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import (
@@ -35,6 +37,8 @@ from treenail_lab.image_builds import (
     merge_logins,
 )
 from treenail_lab.images import ARCHITECTURE, Image, ImageCatalogue
+from treenail_lab.kubelet import bootstrap
+from treenail_lab.kubelet.bootstrap import KubeletBootstrap
 from treenail_lab.lifetime.interpreter import PYTHON_MODULE
 from treenail_lab.machine.node.machine import LabMachine
 from treenail_lab.machine.settings import MachineSettings
@@ -64,6 +68,8 @@ class LabPlan:
 
     With it the lab has a Node for builds, too. Empty for no registry.
     """
+    control_plane: frozenset[str] = frozenset()
+    """Nodes of the pool master; all others are of the pool worker."""
     architectures: Mapping[str, str] = field(default_factory=dict)
     """What Nodes report in place of this host's architecture. Their machines stay as they are."""
 
@@ -78,6 +84,10 @@ class Lab:
         self.machines: dict[str, LabMachine] = {}
         self._admitted: set[str] = set()
         """The names of the machines that have a Node."""
+        self._bootstraps: dict[str, KubeletBootstrap] = {}
+        """Kubelets of machines that join with a bootstrap kubeconfig."""
+        self._kubelet_clients: dict[str, Client] = {}
+        """Clients of kubelets that joined, with the Node's credential."""
         self._agent_command = tuple(agent) or (*PYTHON_MODULE, "treenail", "run")
         self._transports: list[HttpTransport] = []
         self.registry: LabRegistry | None = None
@@ -90,9 +100,7 @@ class Lab:
 
     def start(self) -> None:
         """Start everything; all machines are up and their agents started when this returns."""
-        self.server.start()
-        self.client = self.open_client(self.server.admin_kubeconfig)
-        self._install_kinds()
+        self.start_api()
         catalogue = ImageCatalogue(self.plan.images)
         if self.plan.registry_version:
             catalogue = replace(catalogue, registries=(self._start_builds().host,))
@@ -101,6 +109,16 @@ class Lab:
             self._install_node(name)
         for machine in self.machines.values():
             machine.start()
+        self.start_kubelets()
+
+    def start_api(self) -> None:
+        """Start the API server, and create treenail's kinds."""
+        self.server.start()
+        self.client = self.open_client(self.server.admin_kubeconfig)
+        self._install_kinds()
+
+    def start_kubelets(self) -> None:
+        """Begin to report the Ready conditions of Nodes."""
         self._kubelet_thread.start()
 
     def stop(self) -> None:
@@ -125,7 +143,7 @@ class Lab:
             transport.close()
         self.server.stop()
 
-    def __enter__(self) -> "Lab":
+    def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:
@@ -217,25 +235,27 @@ class Lab:
             namespace = str(metadata.get("namespace", ""))
             self.client.create(resource, document, namespace=namespace)
 
+    def find_pool(self, name: str) -> str:
+        """Return the pool of a node."""
+        return MASTER if name in self.plan.control_plane else POOL
+
     def add_node(self, name: str) -> Path:
         """Create the Node and its MachineConfigNode; return its kubelet's kubeconfig."""
+        pool = self.find_pool(name)
+        role = f"node-role.kubernetes.io/{pool}"
         node: Json = {
             "apiVersion": "v1",
             "kind": "Node",
-            "metadata": {
-                "name": name,
-                "labels": {
-                    "kubernetes.io/hostname": name,
-                    f"node-role.kubernetes.io/{POOL}": "",
-                },
-            },
+            "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, role: ""}},
         }
+        if pool == MASTER:
+            node["spec"] = {"taints": [{"key": role, "effect": "NoSchedule"}]}
         with suppress(AlreadyExistsError):
             self.client.create(NODES, node)
         if self.plan.has_machine_config_nodes:
             spec: Json = {
                 "node": {"name": name},
-                "pool": {"name": POOL},
+                "pool": {"name": pool},
                 "configVersion": {"desired": "not-yet-set"},
             }
             # The rollout controller may have created it, as soon as it saw the Node.
@@ -265,16 +285,16 @@ class Lab:
         kubelet_config: str = "",
         has_first_boot: bool = False,
     ) -> LabMachine:
-        """Create a machine, which is off. Its Node appears when its kubelet may run.
+        """Create a machine, which is off.
 
-        With ``has_first_boot`` that is when the agent's first boot is done; without it, the caller
-        creates the Node.
+        With ``has_first_boot`` its kubelet joins with the machine's bootstrap kubeconfig, when the
+        agent's first boot is done. Without it, the caller creates the Node.
         """
         directory = self.directory / name
         root = directory / "root"
         agent = (
             *(*self._agent_command, "--root", str(root), "--node-name", name),
-            *("--kubeconfig", "/var/lib/kubelet/kubeconfig"),
+            *("--kubeconfig", f"/{bootstrap.KUBECONFIG}"),
         )
         machine = LabMachine(
             name,
@@ -297,7 +317,7 @@ class Lab:
     def _admit_machine(self, machine: LabMachine) -> None:
         """Create the Node, and give the machine the credential of its kubelet."""
         credential = self.add_node(machine.name)
-        kubeconfig = machine.root / "var/lib/kubelet/kubeconfig"
+        kubeconfig = machine.root / bootstrap.KUBECONFIG
         kubeconfig.parent.mkdir(parents=True, exist_ok=True)
         new = kubeconfig.with_name("kubeconfig.new")
         new.touch(mode=0o600)
@@ -330,19 +350,32 @@ class Lab:
                         log.debug("cannot report the state of %s: %s", name, error)
 
     def _may_run_kubelet(self, machine: LabMachine) -> bool:
-        """Create the Node of a machine whose first boot is done; return whether it has one.
+        """Let the kubelet join when the first boot is done; return whether it has a Node.
 
         kubelet.service requires treenail-firstboot.service.
         """
         if machine.name in self._admitted:
             return True
-        if not (machine.is_on and (machine.root / _FIRST_BOOT_DONE).exists()):
+        if not self._is_past_first_boot(machine):
             return False
+        kubelet = self._bootstraps.get(machine.name)
+        if kubelet is None:
+            labels = {"kubernetes.io/hostname": machine.name, "kubernetes.io/os": "linux"}
+            kubelet = KubeletBootstrap(machine.name, machine.root, labels, self.open_client)
+            self._bootstraps[machine.name] = kubelet
         try:
-            self._admit_machine(machine)
-        except ClusterError as error:
-            log.debug("cannot create the Node %s: %s", machine.name, error)
-        return machine.name in self._admitted
+            client = kubelet.run_step()
+        except (ClusterError, ConfigError) as error:
+            log.debug("kubelet of %s cannot join: %s", machine.name, error)
+            return False
+        if client is None:
+            return False
+        self._kubelet_clients[machine.name] = client
+        self._admitted.add(machine.name)
+        return True
+
+    def _is_past_first_boot(self, machine: LabMachine) -> bool:
+        return machine.is_on and (machine.root / _FIRST_BOOT_DONE).exists()
 
     def _report_ready(self, machine: LabMachine, *, ready: bool, boot_id: str) -> None:
         condition: Json = {
@@ -361,7 +394,8 @@ class Lab:
             # PRETTY_NAME of /etc/os-release (cadvisor's GetOsVersion).
             info["osImage"] = f"Lab CoreOS {machine.booted_deployment.version}"
         body: Json = {"status": {"conditions": [condition], "nodeInfo": info}}
-        self.client.patch(NODES, machine.name, body, subresource="status")
+        client = self._kubelet_clients.get(machine.name, self.client)
+        client.patch(NODES, machine.name, body, subresource="status")
 
 
 def _build_first_boot_command(root: Path, agent: Sequence[str]) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from treenail_lab.demo.build import CONTAINERFILE, check_builds
 from treenail_lab.demo.rollout import PODS_PER_NODE, DemoScenario, RolloutDemo
 from treenail_lab.help_text import LabParser
 from treenail_lab.images import Credential, Image, make_image
+from treenail_lab.install import install_command
 from treenail_lab.lifetime.owner import OWNER_FILE, owner, remove_if_abandoned
 from treenail_lab.machine.node.machine import LabMachine
 from treenail_lab.machine.settings import MachineSettings
@@ -94,6 +95,11 @@ def create_parser() -> argparse.ArgumentParser:
         "package buildah)",
     )
     demo.add_argument(
+        "--install",
+        action="store_true",
+        help="install a cluster in image mode instead, as treenail-lab install does (as root)",
+    )
+    demo.add_argument(
         "--limit", type=float, default=300.0, metavar="S", help="seconds for a node (default: 300)"
     )
     demo.add_argument("--journal", action="store_true", help="print the journal of one update, too")
@@ -121,6 +127,8 @@ def create_parser() -> argparse.ArgumentParser:
         help="add a machine that has only user data: Ignition fetches its config (as root, with "
         "the package ignition)",
     )
+
+    install_command.add_command(commands)
 
     for name, text in (
         ("reboot", "reboot a machine cleanly"),
@@ -174,6 +182,8 @@ def _parse_node_count(text: str) -> int:
 
 
 def _run_demo(arguments: argparse.Namespace) -> int:
+    if arguments.install:
+        return _run_install_demo(arguments)
     plan, scenario = build_scenario(arguments)
     stream = sys.stderr if arguments.json else sys.stdout
     versions = f"from {plan.images[0].version} to {scenario.image.version}"
@@ -220,6 +230,17 @@ def _run_demo(arguments: argparse.Namespace) -> int:
     return 1 if result.failures else 0
 
 
+def _run_install_demo(arguments: argparse.Namespace) -> int:
+    others = (arguments.build, arguments.fail, arguments.image, arguments.file)
+    if any(each is not None for each in others):
+        raise UsageError(
+            "cannot use --install with --build, --fail, --image or -f",
+            remedy="leave one of them out",
+        )
+    chosen = {"install_directory": None, "workers": 2, "json": arguments.json}
+    return install_command.run_install(argparse.Namespace(**chosen, limit=2 * arguments.limit))
+
+
 def _run_lab(arguments: argparse.Namespace) -> int:
     plan, _ = build_scenario(
         argparse.Namespace(**vars(arguments), image=None, file=None, fail=None, limit=0)
@@ -234,7 +255,8 @@ def _run_lab(arguments: argparse.Namespace) -> int:
         plan = replace(plan, registry_version=BEFORE_VERSION)
     stop = threading.Event()
     with _prepare_directory(arguments) as directory, Lab(directory, plan) as lab:
-        enable = (*ALL_CONTROLLERS, "build") if arguments.registry else ALL_CONTROLLERS
+        more = {"build": arguments.registry, "approve": arguments.provision}
+        enable = (*ALL_CONTROLLERS, *(name for name, is_needed in more.items() if is_needed))
         controllers = ControllerReplicas(lab, enable=enable)
         workload = Workload(lab.client, replicas=PODS_PER_NODE * len(plan.nodes))
         controllers.create_manifests()

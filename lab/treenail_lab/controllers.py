@@ -11,6 +11,7 @@ from pathlib import Path
 
 from treenail.controllers.install import installation
 from treenail.controllers.install.installation import NAME, InstallOptions
+from treenail.process import stop_process
 from treenail_lab.cluster import Lab
 from treenail_lab.lifetime.owner import owner
 
@@ -86,12 +87,7 @@ class ControllerReplicas:
     def stop_replica(self, number: int = 0) -> None:
         """Stop a replica with SIGTERM."""
         process = self._processes.pop(number)
-        process.terminate()
-        try:
-            process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop_process(process, _STOP_TIMEOUT_S)
 
     def stop(self) -> None:
         """Stop all replicas with SIGTERM."""

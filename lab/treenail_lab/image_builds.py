@@ -102,7 +102,7 @@ class LabRegistry:
         self.write_certificate(self._directory)
         credential = Credential(PULLER, self.service.passwords[PULLER])
         pull_spec = f"{self.host}/{BASE_REPOSITORY}@{built.digest}"
-        image = RemoteImages(self._directory, pull_spec, credential).resolve()
+        image = RemoteImages(self._directory, pull_spec, lambda _: credential).resolve()
         layer = find_layer_file(self._directory, image.layers[0].digest)
         layer.parent.mkdir(exist_ok=True)
         layer.write_bytes(built.layer)
@@ -110,14 +110,20 @@ class LabRegistry:
 
 
 class BuilderNode:
-    """The Node for builds: its kubelet runs pods that reach the registry on loopback only."""
+    """The Node for builds: its kubelet runs pods that reach registries on loopback only."""
 
     def __init__(
-        self, directory: Path, admin: Client, registry_host: str, *, hidden: Sequence[Path] = ()
+        self,
+        directory: Path,
+        admin: Client,
+        *registry_hosts: str,
+        hidden: Sequence[Path] = (),
+        name: str = BUILDER,
     ) -> None:
+        self.name = name
         self._directory = directory
         self._admin = admin
-        self._registry_port = int(registry_host.rpartition(":")[2])
+        self._registry_ports = [int(each.rpartition(":")[2]) for each in registry_hosts]
         # Logins of the API server and of the registry.
         self._hidden = (directory, *hidden)
         self._kubelet: Kubelet | None = None
@@ -153,9 +159,12 @@ class BuilderNode:
         if why:
             log.info("no builds of Containerfiles: %s", why)
             return
-        forward = PortForward(self._directory / "registry.sock", self._registry_port)
-        places = KubeletPlaces(self._directory / BUILDER, self._hidden, forward, {})
-        self._kubelet = Kubelet(BUILDER, client, places, SystemClock())
+        forwards = tuple(
+            PortForward(self._directory / f"registry-{number}.sock", port)
+            for number, port in enumerate(self._registry_ports)
+        )
+        places = KubeletPlaces(self._directory / BUILDER, self._hidden, forwards, {})
+        self._kubelet = Kubelet(self.name, client, places, SystemClock())
         self._kubelet.start()
 
     def stop(self) -> None:

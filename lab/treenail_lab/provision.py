@@ -2,7 +2,8 @@
 
 ``treenail-controller serve`` runs beside the lab with the ServiceAccount of its manifests. The real
 Ignition fetches the machine's config from it and writes the machine's root directory. The agent's
-first boot then moves the machine to the image of its pool, and its Node appears.
+first boot then moves the machine to the image of its pool. Its kubelet joins with the bootstrap
+kubeconfig of the config: the controller ``approve`` approves its certificate and labels its Node.
 """
 
 import base64
@@ -16,11 +17,16 @@ from pathlib import Path
 from typing import TextIO
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.install.ignition_server import NAME, build_server_documents
+from treenail.controllers.install.ignition_server import (
+    NAME,
+    build_approval_access,
+    build_server_documents,
+)
 from treenail.controllers.install.installation import InstallOptions
 from treenail.errors import HostError
 from treenail.kube.client import Json
 from treenail.kube.resources import MACHINECONFIGPOOLS
+from treenail.process import stop_process
 from treenail_lab.apiserver.access.certificates import CertificateAuthority, write_private_file
 from treenail_lab.cluster import POOL, Lab
 from treenail_lab.controllers import CONTROLLER_COMMAND
@@ -63,9 +69,11 @@ class ConfigServer:
         self._directory.mkdir(parents=True, exist_ok=True)
         certificate = self._certificate or self._make_certificate()
         # The lab runs no pods of a DaemonSet.
+        options = InstallOptions(controllers=("approve",))
         self._lab.create_objects(
-            each for each in build_server_documents(InstallOptions()) if each["kind"] != "DaemonSet"
+            each for each in build_server_documents(options) if each["kind"] != "DaemonSet"
         )
+        self._lab.create_objects(build_approval_access(options))
         kubeconfig = self._lab.server.write_account_kubeconfig(NAME, NAME)
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -87,12 +95,7 @@ class ConfigServer:
         process, self._process = self._process, None
         if process is None:
             return
-        process.terminate()
-        try:
-            process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop_process(process, _STOP_TIMEOUT_S)
 
     def create_pointer_config(self, host: str = "localhost") -> bytes:
         """Create an access token; return the pointer config of one machine, with the token.

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+from treenail.process import stop_process
 from treenail_lab.controllers import CONTROLLER_COMMAND
 from treenail_lab.lifetime.owner import owner
 
@@ -51,9 +52,4 @@ class StatusWatch:
         process, self._process = self._process, None
         if process is None:
             return
-        process.terminate()
-        try:
-            process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop_process(process, _STOP_TIMEOUT_S)

@@ -36,8 +36,8 @@ class Kubelet:
         """Report the Node ready, and run its pods."""
         cgroups.remove_leftovers()
         self._places.directory.mkdir(parents=True, exist_ok=True)
-        if self._places.forward is not None:
-            self._places.forward.start()
+        for each in self._places.forwards:
+            each.start()
         self._report_ready()
         self._thread.start()
 
@@ -48,8 +48,8 @@ class Kubelet:
             self._thread.join(_STOP_TIMEOUT_S)
         for worker in self._workers.values():
             worker.stop()
-        if self._places.forward is not None:
-            self._places.forward.stop()
+        for each in self._places.forwards:
+            each.stop()
 
     def kill_container(self, pod_uid: str, container: str) -> bool:
         """Kill a container with SIGKILL; return whether it ran."""

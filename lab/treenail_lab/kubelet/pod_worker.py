@@ -53,7 +53,8 @@ class KubeletPlaces:
     directory: Path
     hidden: tuple[Path, ...]
     """Directories of the host that no container may see."""
-    forward: PortForward | None
+    forwards: tuple[PortForward, ...]
+    """Ports of this host that containers reach."""
     files: Mapping[str, str]
     """Text of files that the image has beside those of the host, by path."""
 
@@ -116,7 +117,7 @@ class PodWorker:
         return str(self._pod["metadata"]["name"])
 
     def _run(self) -> None:
-        sandbox = Sandbox(self._name, self._places.forward)
+        sandbox = Sandbox(self._name, self._places.forwards)
         try:
             plan = self._plan = plan_pod(self._pod)
             for each in (*plan.init_containers, *plan.containers):

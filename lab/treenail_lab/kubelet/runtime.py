@@ -55,9 +55,9 @@ class ContainerEnd:
 class Sandbox:
     """The namespaces that the containers of a pod share, between `start` and `stop`."""
 
-    def __init__(self, hostname: str, forward: PortForward | None) -> None:
+    def __init__(self, hostname: str, forwards: Sequence[PortForward] = ()) -> None:
         self._hostname = hostname[:63]
-        self._forward = forward
+        self._forwards = tuple(forwards)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -67,8 +67,7 @@ class Sandbox:
         return self._process.pid
 
     def start(self) -> None:
-        forward = self._forward
-        words = () if forward is None else (str(forward.port), str(forward.path))
+        words = [word for each in self._forwards for word in (str(each.port), str(each.path))]
         process = subprocess.Popen(
             [*PYTHON_MODULE, sandbox_process.__name__, self._hostname, *words],
             stdin=subprocess.PIPE,

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from treenail.errors import HostError
+from treenail.process import stop_process
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.registry.front import UnixConnection
 
@@ -83,12 +84,7 @@ class DockerRegistry:
     def stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.terminate()
-            try:
-                process.wait(_STOP_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            stop_process(process, _STOP_LIMIT_S)
 
     def _is_ready(self) -> bool:
         connection = UnixConnection(self.socket, timeout_s=2.0)

@@ -1,11 +1,13 @@
 """Faults, injected from Python and over HTTP."""
 
 import http.client
+import time
+from pathlib import Path
 
 import pytest
 
 from tests.contract.client import Cluster
-from tests.waiting import wait_until
+from tests.fakes.clock import FakeClock
 from treenail_lab.apiserver.serving.faults import (
     DelayFault,
     DelayWatchesFault,
@@ -39,18 +41,16 @@ def test_refused_requests_get_no_answer(lab: LabServer, admin: Cluster, node: st
     assert admin.get(node).code == 200
 
 
-def test_refusal_ends_with_its_time(lab: LabServer, admin: Cluster, node: str) -> None:
-    lab.inject_fault(RefuseFault(), for_s=0.2)
-    with pytest.raises(DROPPED):
-        admin.get(node)
-
-    def served() -> bool:
-        try:
-            return admin.get(node).code == 200
-        except DROPPED:
-            return False
-
-    wait_until(served)
+def test_refusal_ends_with_its_time(tmp_path: Path) -> None:
+    clock = FakeClock(time.time())
+    with LabServer(tmp_path / "lab", clock=clock) as lab:
+        admin = Cluster.of_kubeconfig(lab.admin_kubeconfig)
+        lab.inject_fault(RefuseFault(), for_s=30.0)
+        clock.move(29.9)
+        with pytest.raises(DROPPED):
+            admin.get(NODES)
+        clock.move(0.2)
+        assert admin.get(NODES).code == 200
 
 
 def test_refusal_ends_watches_too(lab: LabServer, admin: Cluster) -> None:

@@ -57,7 +57,7 @@ class ContainerCluster:
         places = KubeletPlaces(
             self.directory / NODE,
             (self.directory,),
-            PortForward(self.directory / "forward.sock", self.port),
+            (PortForward(self.directory / "forward.sock", self.port),),
             {"/etc/treenail-image": "lab"},
         )
         credential = self.server.write_node_kubeconfig(NODE)

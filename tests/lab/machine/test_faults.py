@@ -10,7 +10,7 @@ import pytest
 
 from treenail.clock import SystemClock
 from treenail.host.container.registry import ImageInspection, InspectionProblem, SkopeoClient
-from treenail.host.system.process import ProgramRunner
+from treenail.process import ProgramRunner
 from treenail_lab import images
 from treenail_lab.images import Credential, ImageCatalogue, make_image
 from treenail_lab.machine.container import skopeo

@@ -12,6 +12,7 @@ from treenail_lab.apiserver.schema.kinds import RBAC, StorageKey
 from treenail_lab.apiserver.schema.selectors import find_exact_value
 from treenail_lab.apiserver.storage.store import Store
 
+_CERTIFICATES = "certificates.k8s.io"
 _CLUSTER_ROLES: StorageKey = (RBAC, "clusterroles")
 _CLUSTER_BINDINGS: StorageKey = (RBAC, "clusterrolebindings")
 _ROLES: StorageKey = (RBAC, "roles")
@@ -86,6 +87,19 @@ class Authorizer:
             if not why:
                 return
         raise _build_refusal(user, attempt, request, why)
+
+    def check_approval(self, user: ApiUser, request: Json) -> None:
+        """Raise 403 unless the user may approve requests for this signer (CertificateApproval)."""
+        signer = request["spec"]["signerName"]
+        names = (signer, f"{signer.partition('/')[0]}/*")
+        for name in names:
+            attempt = AccessAttempt("approve", _CERTIFICATES, "signers", "", name, "")
+            if self.is_allowed(user, attempt):
+                return
+        why = f'user not permitted to approve requests with signerName "{signer}"'
+        raise forbidden_error(
+            _CERTIFICATES, "certificatesigningrequests", request["metadata"]["name"], why
+        )
 
     def resolve_impersonation(self, user: ApiUser, name: str, groups: Sequence[str]) -> ApiUser:
         """Return the impersonated user; raise 403 when the user may not impersonate it."""

@@ -7,7 +7,10 @@ import base64
 import datetime as dt
 from functools import partial
 
-from treenail_lab.apiserver.access.authentication import MASTERS, ApiUser
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from treenail_lab.apiserver.access.authentication import MASTERS, NODE_PREFIX, NODES, ApiUser
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 from treenail_lab.apiserver.objects import Json, ObjectKey, read_key
 from treenail_lab.apiserver.registry.registry import ObjectRegistry, WriteContext
@@ -59,14 +62,26 @@ class CertificateSigner:
     def _sign_request(self, request: Json) -> Json:
         status = request.get("status") or {}
         try:
-            signed = self._authority.sign_client_request(
-                base64.b64decode(request["spec"]["request"]), _LIFETIME
-            )
+            content = base64.b64decode(request["spec"]["request"])
+            _check_kubelet_request(content)
+            signed = self._authority.sign_client_request(content, _LIFETIME)
         except (TypeError, ValueError) as error:
             failed = {"type": "Failed", "status": "True", "reason": "SignerValidationFailure",
                       "message": str(error)}  # fmt: skip
             return {"status": status | {"conditions": [*status["conditions"], failed]}}
         return {"status": status | {"certificate": base64.b64encode(signed).decode()}}
+
+
+def _check_kubelet_request(content: bytes) -> None:
+    """Raise `ValueError` for a request that is not a kubelet's (ValidateKubeletClientCSR)."""
+    parsed = x509.load_pem_x509_csr(content)
+    find = parsed.subject.get_attributes_for_oid
+    if [each.value for each in find(NameOID.ORGANIZATION_NAME)] != [NODES]:
+        raise ValueError("subject organization is not system:nodes")
+    if not all(str(each.value).startswith(NODE_PREFIX) for each in find(NameOID.COMMON_NAME)):
+        raise ValueError("subject common name does not begin with system:node:")
+    if x509.SubjectAlternativeName.oid in [each.oid for each in parsed.extensions]:
+        raise ValueError("DNS subjectAltNames are not allowed")
 
 
 def _merge(change: Json, old: Json) -> Json:

@@ -5,12 +5,13 @@ defaults only the fields that the agent, the controllers and their tests use.
 """
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from treenail_lab.apiserver.errors import StatusCause
 from treenail_lab.apiserver.objects import Json, copy_json, find_value
 from treenail_lab.apiserver.registry import crds
+from treenail_lab.apiserver.registry.certificate_requests import find_request_problems
 from treenail_lab.apiserver.registry.jobs import find_job_problems, prepare_new_job
 from treenail_lab.apiserver.schema.kinds import ResourceKind
 
@@ -60,14 +61,6 @@ def prepare_new(kind: ResourceKind, obj: Json) -> Json:
             return obj | {"status": {}}
         case _:
             return obj
-
-
-def set_requester(kind: ResourceKind, obj: Json, user: str, groups: Sequence[str]) -> Json:
-    """Return a CertificateSigningRequest with the user who created it; other kinds unchanged."""
-    if kind.kind != "CertificateSigningRequest":
-        return obj
-    spec = obj.get("spec") or {}
-    return obj | {"spec": spec | {"username": user, "groups": list(groups)}}
 
 
 def prepare_changed(kind: ResourceKind, old: Json, new: Json) -> Json:
@@ -174,17 +167,6 @@ def _find_event_problems(obj: Json, _: Json | None) -> list[StatusCause]:
     return []
 
 
-def _find_request_problems(obj: Json, old: Json | None) -> list[StatusCause]:
-    spec = obj.get("spec") or {}
-    if old is not None and old.get("spec") != spec:
-        return [_invalid_cause("spec", "", "field is immutable")]
-    return [
-        _required_cause(f"spec.{name}")
-        for name in ("request", "signerName", "usages")
-        if not spec.get(name)
-    ]
-
-
 def _find_immutable_problems(obj: Json, old: Json | None) -> list[StatusCause]:
     """Check Secrets and ConfigMaps: the type and ``immutable: true`` cannot be changed."""
     if old is None:
@@ -214,7 +196,7 @@ _CHECKS: dict[str, Callable[[Json, Json | None], list[StatusCause]]] = {
     "Pod": _find_pod_problems,
     "Job": find_job_problems,
     "PodDisruptionBudget": _find_budget_problems,
-    "CertificateSigningRequest": _find_request_problems,
+    "CertificateSigningRequest": find_request_problems,
     "Lease": _find_lease_problems,
     "Event": _find_event_problems,
     "Secret": _find_immutable_problems,

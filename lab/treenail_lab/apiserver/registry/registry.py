@@ -33,6 +33,7 @@ from treenail_lab.apiserver.patch.managed_fields import (
 )
 from treenail_lab.apiserver.patch.merge_topology import find_topology
 from treenail_lab.apiserver.registry import builtin_kinds, crds, metadata
+from treenail_lab.apiserver.registry.certificate_requests import complete_decision, set_requester
 from treenail_lab.apiserver.registry.pod_security import find_violation
 from treenail_lab.apiserver.schema import structural_schema
 from treenail_lab.apiserver.schema.kinds import KindRegistry, ResourceKind
@@ -163,7 +164,7 @@ class ObjectRegistry:
             obj = structural_schema.conform_object(dict(kind.schema), given)
         else:
             obj = builtin_kinds.prepare_new(kind, obj)
-            obj = builtin_kinds.set_requester(kind, obj, write.user.name, write.user.groups)
+            obj = set_requester(kind, obj, write.user.name, write.user.groups)
         self._validate_object(kind, obj, None)
         if kind.storage == crds.CRDS:
             obj = crds.establish_crd(obj, self.now)
@@ -180,7 +181,7 @@ class ObjectRegistry:
     def _prepare_change(self, kind: ResourceKind, old: Json, new: Json, part: str) -> Json:
         """Return the changed object after the rules of its kind."""
         if part in ("status", "approval"):
-            new = _replace_status(kind, old, new)
+            new = complete_decision(kind, _replace_status(kind, old, new), self.now)
         elif "status" in kind.subresources:
             new = _restore_status(old, new)
         new = metadata.prepare_changed(kind, old, new)

@@ -117,6 +117,9 @@ class WebApplication:
             return await self._stream_watch(request, api_request, kind, user)
         if (kind.plural, api_request.subresource, api_request.verb) == ("pods", "log", "get"):
             return await self._stream_log(request, api_request)
+        if api_request.subresource == "approval":
+            found = backend.registry.find_object(kind, "", api_request.name)
+            backend.authorizer.check_approval(user, found)
         body = await _read_body(request, _MAX_BODY)
         answer = backend.verbs.answer_request(api_request, kind, body, user)
         if loses_answer:

@@ -6,7 +6,7 @@ calls come from the server's event loop.
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,7 +34,8 @@ class _KindShelf:
     objects: dict[ObjectKey, Json] = field(default_factory=dict)
     events: list[StoreEvent] = field(default_factory=list)
     dropped: int = 0
-    waiters: set[asyncio.Event] = field(default_factory=set)
+    waiters: dict[asyncio.Event, None] = field(default_factory=dict)
+    """In the order in which they began to wait, so that a simulation can be repeated."""
 
 
 class Store:
@@ -154,16 +155,16 @@ class Store:
 class ChangeWaiter:
     """Wakes its owner when a kind changes, or when `wakeup` is set."""
 
-    def __init__(self, waiters: set[asyncio.Event]) -> None:
+    def __init__(self, waiters: dict[asyncio.Event, None]) -> None:
         self.wakeup = asyncio.Event()
         self._waiters = waiters
 
     def __enter__(self) -> "ChangeWaiter":
-        self._waiters.add(self.wakeup)
+        self._waiters[self.wakeup] = None
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._waiters.discard(self.wakeup)
+        self._waiters.pop(self.wakeup, None)
 
     async def wait(self, timeout_s: float) -> None:
         """Return at the next change since the last call, or after ``timeout_s``."""
@@ -174,7 +175,7 @@ class ChangeWaiter:
         self.wakeup.clear()
 
 
-def _notify_waiters(waiters: set[asyncio.Event]) -> None:
+def _notify_waiters(waiters: Iterable[asyncio.Event]) -> None:
     for wakeup in waiters:
         wakeup.set()
 

@@ -2,10 +2,10 @@
 
 ::
 
-    python -m treenail_lab.kubelet.processes.sandbox_process HOSTNAME [PORT SOCKET]
+    python -m treenail_lab.kubelet.processes.sandbox_process HOSTNAME [PORT SOCKET]...
 
-It prints a line when the namespaces exist. Connections to PORT of the pod's loopback then reach
-the Unix socket SOCKET of the host, and the pod reaches nothing else.
+It prints a line when the namespaces exist. Connections to a PORT of the pod's loopback then reach
+its Unix socket SOCKET of the host, and the pod reaches nothing else.
 
 The kubelet starts it without site-packages: it imports the standard library and `kernel` only.
 """
@@ -20,12 +20,12 @@ from treenail_lab.kubelet.processes import kernel
 _CHUNK = 1 << 16
 
 
-def main(hostname: str, port: str = "", path: str = "") -> None:
+def main(hostname: str, *forwards: str) -> None:
     """Create the namespaces, report that, and forward until stdin is closed."""
     kernel.unshare_namespaces(kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS)
     kernel.set_hostname(hostname)
     kernel.start_loopback()
-    if port:
+    for port, path in zip(forwards[::2], forwards[1::2], strict=True):
         start_forward(int(port), path)
     print("ready", flush=True)
     sys.stdin.read()

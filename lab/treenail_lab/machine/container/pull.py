@@ -193,12 +193,11 @@ def _unpack_image(image: Image, sysroot: Sysroot) -> None:
 
 
 def open_remote(pull_spec: str, root: Path) -> "RemoteImages":
-    """Return the client of a real registry, with the machine's credential for the image."""
+    """Return the client of a real registry, with the machine's credentials and mirrors."""
     # Not at the top: the emulated programs start often, and most read the catalogue only.
     from treenail_lab.machine.container.remote import RemoteImages
 
-    credential = find_credential(pull_spec.partition("@")[0], root)
-    return RemoteImages(root, pull_spec, credential)
+    return RemoteImages(root, pull_spec, lambda name: find_credential(name, root))
 
 
 def find_credential(name: str, root: Path) -> Credential | None:

@@ -7,9 +7,10 @@ agent reads.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from treenail.clock import SystemClock, parse_rfc3339
 from treenail.registry.client import RegistryClient
@@ -28,8 +29,10 @@ from treenail.registry.logins import Login
 from treenail.registry.names import Descriptor
 from treenail.registry.transport import TlsSettings
 from treenail_lab.images import ARCHITECTURE, CatalogueLayer, Credential, Image
+from treenail_lab.machine.container.mirrors import MirrorSource, list_sources
 from treenail_lab.machine.ostree.steps import OperationError
 
+_T = TypeVar("_T")
 _CERTIFICATES = ("etc/containers/certs.d", "etc/docker/certs.d")
 _VERSION_LABEL = "org.opencontainers.image.version"
 _TEXTS: tuple[tuple[type[RegistryError], str], ...] = (
@@ -46,43 +49,84 @@ _TEXTS: tuple[tuple[type[RegistryError], str], ...] = (
 )
 
 
-class RemoteImages:
-    """The images that a machine reads with one credential."""
+class _ImpatientClient(RegistryClient):
+    """Tries each request once: the next source may have the image (docker_image_src.go)."""
 
-    def __init__(self, root: Path, pull_spec: str, credential: Credential | None) -> None:
+    def retry(self, call: Callable[[], _T]) -> _T:
+        return call()
+
+
+FindCredential = Callable[[str], Credential | None]
+"""Returns the machine's credential for a name without tag and digest."""
+
+
+class RemoteImages:
+    """One image as a machine reads it, from a mirror of its registry or from the registry."""
+
+    def __init__(self, root: Path, pull_spec: str, find_credential: FindCredential) -> None:
         self._root = root
         name, _, self._reference = pull_spec.partition("@")
-        self.host, _, self._repository = name.partition("/")
-        self._pull_spec = pull_spec
-        self._login = Login(credential.username, credential.password) if credential else None
+        self._host, _, self._repository = name.partition("/")
+        self._sources = list_sources(root, pull_spec)
+        self._find_credential = find_credential
 
     def resolve(self) -> Image:
         """Return the image of this host's architecture; raise `OperationError`."""
-        with self._open_client() as client:
-            found = resolve_image(client, self._repository, self._reference, ARCHITECTURE)
-        return _convert_image(self.host, found)
+
+        def read(client: RegistryClient, repository: str) -> ResolvedImage:
+            return resolve_image(client, repository, self._reference, ARCHITECTURE)
+
+        return _convert_image(self._host, self._repository, self._try_sources(read))
 
     def read_manifest(self) -> bytes:
         """Return the manifest, or the list of manifests, as the registry has it."""
-        with self._open_client() as client:
-            return client.get_manifest(self._repository, self._reference).content
+
+        def read(client: RegistryClient, repository: str) -> bytes:
+            return client.get_manifest(repository, self._reference).content
+
+        return self._try_sources(read)
 
     def download_layer(self, layer: CatalogueLayer, target: Path) -> None:
         """Write a layer into a file, which appears when its digest is verified."""
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = target.with_suffix(".part")
-        with self._open_client() as client, scratch.open("wb") as file:
-            descriptor = Descriptor("application/octet-stream", layer.digest, layer.size_bytes)
-            client.read_blob(self._repository, descriptor, file.write)
+
+        def read(client: RegistryClient, repository: str) -> None:
+            with scratch.open("wb") as file:
+                descriptor = Descriptor("application/octet-stream", layer.digest, layer.size_bytes)
+                client.read_blob(repository, descriptor, file.write)
+
+        self._try_sources(read)
         scratch.rename(target)
 
+    def _try_sources(self, read: Callable[[RegistryClient, str], _T]) -> _T:
+        """Read from the first source that answers.
+
+        Raises `OperationError` with the text of containers/image (docker_image_src.go).
+        """
+        failures: list[tuple[MirrorSource, OperationError]] = []
+        for source in self._sources:
+            try:
+                with self._open_client(source) as client:
+                    return read(client, source.repository)
+            except OperationError as error:
+                failures.append((source, error))
+        *mirrors, (_, last) = failures
+        if not mirrors:
+            raise last
+        text = "] [".join(f"{source.name}@{self._reference}: {each}" for source, each in mirrors)
+        raise OperationError(f"(Mirrors also failed: [{text}]): {last}")
+
     @contextmanager
-    def _open_client(self) -> Iterator[RegistryClient]:
-        client = RegistryClient(
-            self.host,
+    def _open_client(self, source: MirrorSource) -> Iterator[RegistryClient]:
+        credential = self._find_credential(source.name)
+        login = Login(credential.username, credential.password) if credential else None
+        kind = RegistryClient if len(self._sources) == 1 else _ImpatientClient
+        client = kind(
+            source.host,
             SystemClock(),
-            login=self._login,
-            tls=TlsSettings(ca_pem=self._read_certificates()),
+            login=login,
+            tls=TlsSettings(ca_pem=self._read_certificates(source.host)),
         )
         try:
             yield client
@@ -91,11 +135,11 @@ class RemoteImages:
         finally:
             client.close()
 
-    def _read_certificates(self) -> str:
+    def _read_certificates(self, host: str) -> str:
         files = [
             file
             for place in _CERTIFICATES
-            for file in sorted((self._root / place / self.host).glob("*.crt"))
+            for file in sorted((self._root / place / host).glob("*.crt"))
         ]
         return "\n".join(file.read_text("ascii") for file in files)
 
@@ -106,12 +150,12 @@ class RemoteImages:
         return str(error)
 
 
-def _convert_image(host: str, found: ResolvedImage) -> Image:
+def _convert_image(host: str, repository: str, found: ResolvedImage) -> Image:
     configuration = json.loads(found.config)
     labels = (configuration.get("config") or {}).get("Labels") or {}
     return Image(
         registry=host,
-        repository=found.repository,
+        repository=repository,
         digest=found.digest,
         version=str(labels.get(_VERSION_LABEL, "")),
         layers=tuple(

@@ -1,8 +1,9 @@
 """The real Ignition, as the initramfs of a new machine runs it.
 
 Its stage ``fetch`` reads the machine's user data and downloads the configs that it names; its
-stage ``files`` writes users, files and units into the machine's root directory. Debian's package
-``ignition`` has the program. Disks, file systems and kernel arguments stay as they are.
+stage ``files`` writes users, files and units into the machine's root directory. The package
+``ignition`` of Debian and Fedora has the program. Disks, file systems and kernel arguments stay as
+they are.
 """
 
 import os
@@ -35,7 +36,7 @@ _SETFILES = "#!/bin/sh\nexec cat >/dev/null\n"
 def find_refusal() -> str:
     """Return why this host cannot run Ignition; empty if it can."""
     if not PROGRAM.exists():
-        return "no Ignition: install the package ignition of Debian"
+        return "no Ignition: install the package ignition"
     return runtime.find_refusal()
 
 
@@ -51,11 +52,14 @@ class StageResult:
 class Ignition:
     """Ignition on one machine. Call `run_fetch`, then `run_files`; or `provision` for both."""
 
-    def __init__(self, directory: Path, root: Path, *, server_port: int) -> None:
+    def __init__(
+        self, directory: Path, root: Path, *, server_port: int, program: Path = PROGRAM
+    ) -> None:
         """Allow connections to ``server_port`` of this host's loopback only.
 
         ``directory`` is for files of this class, which are not on the machine.
         """
+        self._program = program
         self._directory = directory
         self._root = root
         self._port = server_port
@@ -112,7 +116,7 @@ class Ignition:
     def _run_program(self, stage: str, forward: PortForward) -> StageResult:
         command = [
             *(*PYTHON_MODULE, ignition_process.__name__, str(forward.port), str(forward.path)),
-            *(str(PROGRAM), "-platform=file", f"-stage={stage}", "-log-to-stdout"),
+            *(str(self._program), "-platform=file", f"-stage={stage}", "-log-to-stdout"),
             f"-config-cache={self._root / CONFIG_CACHE}",
             f"-state-file={self._root / _STATE}",
             f"-neednet={self._root / _NEED_NETWORK}",

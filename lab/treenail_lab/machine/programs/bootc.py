@@ -134,7 +134,7 @@ class EmulatedBootc:
             raise ProgramError(f"{_SWITCHING}Staging: {failure}")
         for step, done in _STAGING:
             progress.write_step_progress("staging", step, done, _STAGING_STEPS, image)
-            self._host.wait(self._host.settings().staging_s / len(_STAGING))
+            self._host.wait_for_staging(1 / len(_STAGING))
         if instead := self._host.settings().staged_instead:
             image = images.load_catalogue(self._host.catalogue).find_image(instead) or image
             refspec = _REFSPECS[transport, signed] + instead
@@ -187,7 +187,7 @@ class EmulatedBootc:
         first, *others = sysroot.read_written()
         if not others:
             raise ProgramError("Rollback: Rollback (ostree): No rollback available")
-        self._host.wait(self._host.settings().staging_s)
+        self._host.wait_for_staging()
         sysroot.drop_staged()
         reverting = first != sysroot.find_booted()
         if reverting:

@@ -13,6 +13,8 @@ from treenail_lab.machine.ostree.lock import lock_exclusively
 from treenail_lab.machine.ostree.sysroot import Sysroot
 from treenail_lab.machine.settings import MachineSettings
 
+_STEP_S = 0.2
+
 
 class ProgramError(Exception):
     """The program prints this message and exits with another code than 0."""
@@ -36,6 +38,14 @@ class ProgramContext:
         self._storage = root / "var/lib/containers/storage/images.json"
         self.containers_directory = root / "var/lib/containers/storage/containers"
         """One file for each container, with the name of its image."""
+
+    def wait_for_staging(self, part: float = 1.0) -> None:
+        """Take this part of the time of a staging, which the settings may change meanwhile."""
+        waited_s = 0.0
+        while (left_s := self.settings().staging_s * part - waited_s) > 0:
+            step_s = min(left_s, _STEP_S)
+            self.wait(step_s)
+            waited_s += step_s
 
     @contextmanager
     def lock_sysroot(self) -> Iterator[None]:

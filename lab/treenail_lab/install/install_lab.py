@@ -1,0 +1,154 @@
+"""Machines and registries of an installation in image mode; the cluster comes with the first node.
+
+The release registry has the base image, as quay.io has it. The final registry refuses connections
+until `open_final_registry`: no cluster has a registry before it runs.
+"""
+
+import logging
+from pathlib import Path
+
+from treenail.api.machineconfigpool import MASTER, WORKER
+from treenail.errors import ClusterError
+from treenail.kube.resources import NODES
+from treenail_lab import images
+from treenail_lab.apiserver.controllers.scheduler import BUILDER_LABEL
+from treenail_lab.cluster import Lab, LabPlan
+from treenail_lab.image_builds import (
+    BuilderNode,
+    LabRegistry,
+    merge_logins,
+)
+from treenail_lab.images import ARCHITECTURE, ImageCatalogue
+from treenail_lab.machine.ignition.ignition import Ignition
+from treenail_lab.machine.node.machine import LabMachine
+from treenail_lab.machine.ostree.sysroot import SysrootDeployment
+from treenail_lab.machine.settings import MachineSettings
+from treenail_lab.registry.service import PULLER, PUSHER, RegistryService
+
+log = logging.getLogger(__name__)
+
+BASE_VERSION = "42.20260101"
+_RESULT = "etc/.ignition-result.json"
+
+
+def make_install_plan(
+    control_planes: int = 3, workers: int = 2, settings: MachineSettings | None = None
+) -> LabPlan:
+    """Return the plan of an installation."""
+    masters = tuple(f"{MASTER}-{number}" for number in range(control_planes))
+    others = tuple(f"{WORKER}-{number}" for number in range(workers))
+    return LabPlan(
+        (*masters, *others),
+        (),
+        machine_settings=settings or MachineSettings(boot_s=0.5, pull_bytes_per_s=1e9),
+        registry_version=BASE_VERSION,
+        control_plane=frozenset(masters),
+    )
+
+
+class InstallLab(Lab):
+    """A lab whose machines are off, and whose cluster does not exist before `start_cluster`."""
+
+    def __init__(self, directory: Path, plan: LabPlan) -> None:
+        super().__init__(directory, plan)
+        self.final = RegistryService()
+        self.release: LabRegistry
+        self._has_final = False
+
+    def start(self) -> None:
+        """Start the registries; no machine runs."""
+        self.release = self.registry = LabRegistry(
+            self.directory, self.plan.registry_version
+        ).__enter__()
+        self.final.__enter__()
+        self._has_final = True
+        self.final.stop_backend()
+        hosts = self.release.host, self.final.host
+        images.save_catalogue(ImageCatalogue(registries=hosts), self._images_file)
+
+    def stop(self) -> None:
+        """Stop everything; no process is left when this returns."""
+        super().stop()
+        if self._has_final:
+            self._has_final = False
+            self.final.__exit__()
+
+    def open_final_registry(self) -> None:
+        """Let the final registry answer."""
+        self.final.start_backend()
+
+    def start_cluster(self) -> None:
+        """Start the API server; the Nodes of machines whose first boot is done appear."""
+        self.start_api()
+        self.start_kubelets()
+
+    def build_pull_secret(self) -> str:
+        """Return the nodes' logins: for the release registry and for the final one."""
+        return merge_logins(self.release.pull_login, self.final.make_auth_json(PULLER))
+
+    def build_push_secret(self) -> str:
+        """Return the login that may push to the final registry."""
+        return merge_logins(self.final.make_auth_json(PUSHER))
+
+    def read_certificates(self) -> str:
+        """Return the CAs of both registries."""
+        return self.release.ca_pem + self.final.ca_file.read_text("ascii")
+
+    def install_machine(self, name: str, user_data: bytes, server_port: int) -> LabMachine:
+        """Install a machine from the base image; its first start runs Ignition with the user data.
+
+        Ignition reaches the port of its config server only.
+        """
+        machine = self.create_machine(name, self.installed_image, has_first_boot=True)
+        runner = Ignition(self.directory / name, machine.root, server_port=server_port)
+        runner.write_pointer_config(user_data)
+
+        def run_ignition(_booted: SysrootDeployment) -> None:
+            if not (machine.root / _RESULT).exists():
+                runner.provision()
+
+        machine.on_boot = run_ignition
+        return machine
+
+    def is_first_boot_done(self) -> bool:
+        """Return whether a machine of the control plane may run its kubelet."""
+        return any(
+            self._is_past_first_boot(machine)
+            for name, machine in list(self.machines.items())
+            if name in self.plan.control_plane
+        )
+
+    def _may_run_kubelet(self, machine: LabMachine) -> bool:
+        """Let the kubelet of a control-plane machine join as soon as its first boot is done.
+
+        The OpenShift installer approves its certificate; no controller does.
+        """
+        if machine.name not in self.plan.control_plane or machine.name in self._admitted:
+            return super()._may_run_kubelet(machine)
+        if not self._is_past_first_boot(machine):
+            return False
+        try:
+            self._admit_machine(machine)
+        except ClusterError as error:
+            log.debug("cannot create the Node %s: %s", machine.name, error)
+        return machine.name in self._admitted
+
+    def _admit_machine(self, machine: LabMachine) -> None:
+        super()._admit_machine(machine)
+        labels = {"kubernetes.io/arch": ARCHITECTURE, "kubernetes.io/os": "linux"}
+        is_builder = self.builder is None and machine.name in self.plan.control_plane
+        if is_builder:
+            # The lab's scheduler considers Nodes with this label, which runs containers.
+            labels[BUILDER_LABEL] = ""
+        self.client.patch(NODES, machine.name, {"metadata": {"labels": labels}})
+        if is_builder:
+            self._start_builder(machine.name)
+
+    def _start_builder(self, name: str) -> None:
+        """Let the kubelet of a control-plane node run pods: no worker exists before its image."""
+        hidden = self.release.service.directory, self.final.directory
+        hosts = self.release.host, self.final.host
+        builder = BuilderNode(self.directory, self.client, *hosts, hidden=hidden, name=name)
+        self.server.api.pod_logs.directories.append(builder.log_directory)
+        self.builder = builder
+        builder.start(self.open_client(self.server.write_node_kubeconfig(name)))
