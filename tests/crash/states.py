@@ -1,0 +1,370 @@
+"""Enumerates the states that crashes leave, and starts the agent on each of them."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.crash.disk_model import Tree
+from tests.crash.recorder import Recorder, Site, read_tree
+from tests.crash.scenarios import BAKED_FILE, OLD, Scenario, make_world, request
+from tests.crash.stored import (
+    STATUS_PATH,
+    DirectoryDisk,
+    StoredNode,
+    StoredWorld,
+    VisibleEntry,
+    make_directory,
+    select_state,
+    select_visible,
+    write_tree,
+)
+from treenail.api import annotations as key
+from treenail.errors import TreenailError
+from treenail.host.rollback.undo_log import UNDO_DIRECTORY
+from treenail.host.system.state_file import LEDGER_PATH
+
+TURNS_LIMIT = 80
+Visible = dict[str, VisibleEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class CrashState:
+    """The machine that the next start of the agent finds."""
+
+    tree: Tree
+    world: StoredWorld
+    clock: float
+    is_power_cut: bool
+    """False: only the process was killed."""
+    story: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run without a crash."""
+
+    before: Visible
+    after: Visible
+    state: Visible
+    """The state of treenail at the end."""
+    world: StoredWorld
+    sites: dict[Site, int]
+    ledger_writes: int
+
+
+class ScenarioRun:
+    """Runs one scenario in directories below ``top``."""
+
+    def __init__(self, scenario: Scenario, top: Path) -> None:
+        self.scenario = scenario
+        self._top = top
+        self._base = top / "base"
+        self._base.mkdir()
+        make_directory(self._base)
+        world = make_world(scenario.before)
+        world.attach(DirectoryDisk(self._base))
+        node = StoredNode(world)
+        self._settle(node, lambda: world.annotations.get(key.STATE) == "Done")
+        scenario.prepare(self._base)
+        self._world, self._clock = world.take_snapshot(), node.clock.now()
+        self._base_tree = read_tree(self._base)
+        self._runs = 0
+        self._good: set[object] = set()
+        self._passed: Visible = {}
+        """The tree of a target that fails at its last step."""
+        if scenario.passed is not None:
+            below = top / "passed"
+            below.mkdir()
+            passed = Scenario("passed", request(scenario.passed), scenario.passed)
+            self._passed = ScenarioRun(passed, below).outcome.after
+        self.outcome: Outcome = self.run()
+
+    def run(
+        self,
+        handle: Callable[[CrashState], None] | None = None,
+        *,
+        limit: int = 0,
+        omitted: frozenset[Site] = frozenset(),
+        omitted_write: int = -1,
+    ) -> Outcome:
+        """Make the change, and pass each state that a crash may leave to ``handle``.
+
+        At each call at most ``limit`` states of a power cut are made, and one of a kill.
+        """
+        with self._open_directory(self._base_tree) as (root, _):
+            world = self._world.take_snapshot()
+            recorder = Recorder(root, omitted=omitted)
+            world.attach(DirectoryDisk(root, pause=recorder.pause))
+            world.omitted_write = omitted_write
+            node = StoredNode(world)
+            node.clock.move(self._clock - node.clock.now())
+            self.scenario.change(world, root)
+            recorder.forget_history()
+            before = select_visible(read_tree(root))
+            seen: set[object] = set()
+
+            def visit(call: str) -> None:
+                if handle is None:
+                    return
+                for state in self._list_states(recorder, world, node, call, limit):
+                    name = _identify(state)
+                    if name not in seen:
+                        seen.add(name)
+                        with recorder.suspend():
+                            handle(state)
+
+            recorder.on_call = visit
+            world.fault_point = visit
+            with recorder.record():
+                self._settle(node, lambda: self._is_settled(world))
+                visit("end")
+            unseen = recorder.find_unseen_changes()
+            assert unseen == [], unseen
+            tree = read_tree(root)
+            return Outcome(
+                before,
+                select_visible(tree),
+                select_state(tree),
+                world.take_snapshot(),
+                recorder.sites,
+                world.ledger_writes,
+            )
+
+    def _list_states(
+        self, recorder: Recorder, world: StoredWorld, node: StoredNode, call: str, limit: int
+    ) -> Iterator[CrashState]:
+        snapshot, now = world.take_snapshot(), node.clock.now()
+        story = f"call {recorder.calls}, before {call}"
+        yield CrashState(recorder.model.read_tree(), snapshot, now, False, f"killed at {story}")
+        for tree in recorder.model.list_trees(limit, recorder.calls):
+            # /run is in memory.
+            kept = {path: each for path, each in tree.items() if not path.startswith("/run/")}
+            yield CrashState(kept, snapshot, now, True, f"power cut at {story}")
+
+    def _is_settled(self, world: StoredWorld) -> bool:
+        return world.annotations.get(key.STATE) == self.scenario.state and (
+            self.scenario.state != "Done"
+            or world.annotations[key.CURRENT_CONFIG] == world.annotations[key.DESIRED_CONFIG]
+        )
+
+    def _settle(self, node: StoredNode, is_settled: Callable[[], bool]) -> None:
+        calm, before = 0, ""
+        for _ in range(TURNS_LIMIT):
+            node.world.drain_controller()
+            node.turn()
+            assert isinstance(node.world, StoredWorld)
+            now = node.world.describe()
+            calm = calm + 1 if now == before and is_settled() and node.process else 0
+            if calm == self.scenario.turns:
+                return
+            before = now
+        raise AssertionError(f"does not come to rest: {node.world.annotations}")
+
+    # The check of a state.
+
+    def check_state(self, state: CrashState, *, until_rest: bool = True) -> list[str]:
+        """Start the agent on the state, by default until it is at rest; return what is wrong.
+
+        A start on a machine that was well before ends the check.
+        """
+        wrong = self._find_torn(state)
+        with self._open_directory(state.tree) as (root, numbers):
+            world = state.world.take_snapshot()
+            world.attach(DirectoryDisk(root, numbers=numbers))
+            if state.is_power_cut:
+                world.power_cut()
+            starts: set[object] = set()
+
+            def check_start() -> None:
+                tree = read_tree(root)
+                wrong.extend(self._find_mixed(root, tree, world))
+                starts.add(name := (world.describe(), _describe_tree(tree)))
+                if name in self._good or not until_rest:
+                    raise _KnownError
+
+            node = StoredNode(world, check_start)
+            node.clock.move(state.clock - node.clock.now())
+            try:
+                self._settle_checked(node, root, wrong)
+            except _KnownError:
+                pass
+            except (AssertionError, TreenailError) as error:
+                wrong.append(f"{type(error).__name__}: {error}")
+            if until_rest and not wrong:
+                self._good |= starts
+        return wrong
+
+    def _settle_checked(self, node: StoredNode, root: Path, wrong: list[str]) -> None:
+        world = node.world
+        assert isinstance(world, StoredWorld)
+
+        def is_settled() -> bool:
+            wrong.extend(self._find_untrue(root, world))
+            return self._is_settled(world)
+
+        self._settle(node, is_settled)
+        wrong += self._find_wrong_end(root, world)
+        ended = read_tree(root), dict(world.annotations), world.system
+        node.process = None
+        for _ in range(2):
+            node.turn()
+        tree = read_tree(root)
+        again = tree, dict(world.annotations), world.system
+        if (again[1:], _select_compared(again[0])) != (ended[1:], _select_compared(ended[0])):
+            paths = _differ(_select_compared(again[0]), _select_compared(ended[0]))
+            wrong.append(f"the second start changed something: {paths}")
+
+    def _find_torn(self, state: CrashState) -> list[str]:
+        """Find entries that are neither old nor new, which programs see that start earlier."""
+        before, after = self._outcomes()
+        found = select_visible(state.tree)
+        return [
+            f"{path} is torn: {found.get(path)}"
+            for path in _differ(found, before)
+            if found.get(path) != after.get(path)
+            and found.get(path) != self._passed.get(path)
+            # A new directory may still be without its mode, and systemd's links go apart.
+            and not (path not in before and (after | self._passed)[path].kind == "directory")
+            and not (path not in found and ".wants/" in path)
+        ]
+
+    def _outcomes(self) -> tuple[Visible, Visible]:
+        return self.outcome.before, self.outcome.after
+
+    def _find_mixed(self, root: Path, tree: Tree, world: StoredWorld) -> list[str]:
+        """Check the tree that the kubelet finds: all old or all new, and as the Node says."""
+        now = select_visible(tree)
+        allowed = self._list_allowed(world)
+        if now not in allowed:
+            nearest = min((_differ(now, each) for each in allowed), key=len)
+            return [f"after the start neither old nor new: {nearest}"]
+        return self._find_untrue(root, world)
+
+    def _list_allowed(self, world: StoredWorld) -> list[Visible]:
+        before, after = self._outcomes()
+        allowed = [before, after]
+        if world.unschedulable and BAKED_FILE in after:
+            # Out of service, the image's file comes with the reboot, and the agent's before it.
+            allowed.append({path: each for path, each in after.items() if path != BAKED_FILE})
+            allowed.append(before | {BAKED_FILE: after[BAKED_FILE]})
+        return allowed
+
+    def _find_untrue(self, root: Path, world: StoredWorld) -> list[str]:
+        """Find statements of Node and status file that are not true."""
+        if world.violations:
+            return [f"violation: {world.violations}"]
+        wrong: list[str] = []
+        reported = world.annotations.get(key.CURRENT_CONFIG)
+        if world.annotations.get(key.STATE) == "Done" and self.scenario.change_is_update:
+            now = select_visible(read_tree(root))
+            expected = self._get_expected(str(reported))
+            if now != expected:
+                wrong.append(f"Done at {reported} is reported: {_differ(now, expected)}")
+            if world.system.digest != self._get_digest(str(reported)):
+                wrong.append(f"Done at {reported} is reported with {world.system.digest[:12]}")
+        status = _read_json(root / STATUS_PATH[1:])
+        ledger = _read_json(root / LEDGER_PATH[1:])
+        shown, kept = _get_current(status), _get_current(ledger)
+        if shown and shown != kept:
+            wrong.append(f"the status shows {shown}, the ledger has {kept}")
+        return wrong
+
+    def _get_expected(self, config: str) -> Visible:
+        before, after = self._outcomes()
+        return before if config == self.scenario.before.config else after
+
+    def _get_digest(self, config: str) -> str:
+        world = self._world if config == self.scenario.before.config else self.outcome.world
+        return world.system.digest
+
+    def _find_wrong_end(self, root: Path, world: StoredWorld) -> list[str]:
+        tree, end = read_tree(root), self.outcome.world
+        wrong = []
+        if select_visible(tree) != self.outcome.after:
+            wrong.append(f"at the end: {_differ(select_visible(tree), self.outcome.after)}")
+        differing = _differ(select_state(tree), self.outcome.state)
+        # The next update prunes the cache again.
+        if differing := [path for path in differing if not path.startswith(_OLD_CACHE)]:
+            wrong.append(f"treenail's state: {differing}")
+        hidden = [path for path in tree if "/.treenail" in path or f"{UNDO_DIRECTORY}/" in path]
+        if hidden:
+            wrong.append(f"left over: {hidden}")
+        names = (key.STATE, key.CURRENT_CONFIG, key.CURRENT_OS_IMAGE)
+        wrong += [
+            f"{name} is {world.annotations.get(name)}"
+            for name in names
+            if world.annotations.get(name) != end.annotations.get(name)
+        ]
+        if world.system.digest != end.system.digest or world.staging or world.unschedulable:
+            wrong.append(f"OS: {world.system}, {world.staging}, cordoned {world.unschedulable}")
+        return wrong
+
+    @contextmanager
+    def _open_directory(self, tree: Tree) -> Iterator[tuple[Path, dict[int, int]]]:
+        self._runs += 1
+        root = self._top / str(self._runs)
+        root.mkdir()
+        try:
+            yield root, write_tree(root, tree)
+        finally:
+            shutil.rmtree(root)
+
+
+_OLD_CACHE = f"/var/lib/treenail/configs/{OLD.config}."
+_TIMES = re.compile(r"\b[0-9]+[.][0-9]+\b|crc32:[0-9a-f]+|\b[0-9a-f]{32}\b")
+
+
+class _KnownError(BaseException):
+    """The agent was started on the same machine before, and all was well."""
+
+
+def _identify(state: CrashState) -> object:
+    numbers = any(path.startswith(f"{UNDO_DIRECTORY}/") for path in state.tree)
+    content = frozenset(
+        (path, kind, version, number if numbers else 0)
+        for path, (kind, version, number) in state.tree.items()
+    )
+    return state.is_power_cut, hash(content), state.world.describe()
+
+
+def _describe_tree(tree: Tree) -> str:
+    """Describe what a start depends on: all but times, and inode numbers without an undo log."""
+    needs_numbers = any(path.startswith(f"{UNDO_DIRECTORY}/") for path in tree)
+    described = sorted(
+        # The next write removes a temporary file, whatever it contains.
+        (
+            path,
+            each.kind,
+            "" if "/.treenail-" in path else each.version,
+            each.number if needs_numbers else 0,
+        )
+        for path, each in tree.items()
+        if not path.startswith("/run/")
+    )
+    return _TIMES.sub("", repr(described))
+
+
+def _select_compared(tree: Tree) -> Visible:
+    return select_visible(tree) | select_state(tree)
+
+
+def _differ(one: Visible, other: Visible) -> list[str]:
+    return sorted(path for path in one.keys() | other.keys() if one.get(path) != other.get(path))
+
+
+def _get_current(document: dict[str, object] | None) -> str:
+    """Return the current config of a status file or ledger; empty without one."""
+    current = (document or {}).get("current")
+    return str(current.get("config", "")) if isinstance(current, dict) else ""
+
+
+def _read_json(path: Path) -> dict[str, object] | None:
+    try:
+        found: dict[str, object] = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return found

@@ -1,0 +1,75 @@
+"""Every state that a crash of the agent may leave is recovered.
+
+`make test` starts the agent on a sample of the states, `make test-long ARGS=tests/crash` on all of
+them, at most `LONG_LIMIT` states of a power cut at each call. Every `REST_EVERY`-th machine runs
+until it is at rest, and the agent is then started again.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.crash.scenarios import SCENARIOS
+from tests.crash.states import CrashState, ScenarioRun
+from tests.daemon.walk_budget import spread
+from tests.records import write_record
+
+pytestmark = pytest.mark.limit(7200.0)
+
+QUICK_LIMIT, QUICK_STARTS, QUICK_RUNS = 2, 30, 2
+LONG_LIMIT, REST_EVERY = 160, 8
+
+
+@cache
+def open_run(name: str) -> tuple[ScenarioRun, TemporaryDirectory[str]]:
+    # Unlike those of pytest, removed with the last reference.
+    folder = TemporaryDirectory(prefix="tn")
+    return ScenarioRun(SCENARIOS[name], Path(folder.name)), folder
+
+
+def find_states(run: ScenarioRun, limit: int) -> list[CrashState]:
+    states: list[CrashState] = []
+    run.run(states.append, limit=limit)
+    return states
+
+
+def select_evenly(states: list[CrashState], count: int) -> Iterator[CrashState]:
+    for index, number in enumerate(spread(len(states))):
+        if index < count:
+            yield states[number]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_sample_of_crash_states_is_recovered(name: str) -> None:
+    run, _ = open_run(name)
+    states = find_states(run, QUICK_LIMIT)
+    assert len(states) > QUICK_STARTS
+    wrong = {
+        state.story: found
+        for number, state in enumerate(select_evenly(states, QUICK_STARTS))
+        if (found := run.check_state(state, until_rest=number < QUICK_RUNS))
+    }
+    assert wrong == {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_crash_state_is_recovered(name: str) -> None:
+    run, _ = open_run(name)
+    states = find_states(run, LONG_LIMIT)
+    wrong = {
+        state.story: found
+        for number, state in enumerate(select_evenly(states, len(states)))
+        if (found := run.check_state(state, until_rest=number % REST_EVERY == 0))
+    }
+    assert wrong == {}
+    write_record(
+        "crash",
+        what=f"crash states of the agent: {name}",
+        count=len(states),
+        result="each start leaves the old or the new tree",
+        command=f"make test-long ARGS='tests/crash -k \"every and {name.rpartition(' ')[2]}\"'",
+    )
