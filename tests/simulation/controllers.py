@@ -1,0 +1,106 @@
+"""Processes of the cluster's controllers in a simulation, with runtime and leader election."""
+
+from typing import Any
+
+import treenail.controllers.runtime.runtime as runtime_module
+from tests.simulation.cluster import SimCluster, SimTransport
+from tests.simulation.threads import SimProcess
+from treenail.cli.controller.run import (
+    _CALL_TIMEOUT_S,
+    _LEASE_S,
+    _RENEW_S,
+    _RETRY_S,
+    COMPONENT_NAME,
+    CONTROLLER_BUILDERS,
+    ControllerContext,
+)
+from treenail.controllers.build.job import JobSettings
+from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.kube.client import Client
+from treenail.kube.events import EventRecorder
+from treenail.kube.fence import LeaderTransport
+from treenail.kube.lease import LeaderElectionConfig, LeaderElector
+from treenail_lab.apiserver.access.authentication import ApiUser
+
+NAMESPACE = "kube-system"
+RESTART_S = 2.0
+MASTERS = ("system:masters",)
+
+
+class SimControllers:
+    """A pod of the controllers, which the kubelet starts again whenever its process ends."""
+
+    def __init__(self, cluster: SimCluster, name: str, enabled: tuple[str, ...]) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.enabled = enabled
+        self.starts = 0
+        self.process: SimProcess | None = None
+        self.runtime: Any = None
+        self.wall_offset = 0.0
+
+    def start(self) -> None:
+        kubelet = self.cluster.simulation.make_process(f"kubelet/{self.name}")
+        kubelet.start("pod", self._supervise)
+
+    def _supervise(self) -> None:
+        simulation = self.cluster.simulation
+        while True:
+            self.starts += 1
+            process = simulation.make_process(f"controllers/{self.name}")
+            process.wall_offset = self.wall_offset
+            self.process = process
+            process.start("main", self._run_controllers).ended.wait()
+            if not process.is_killed:
+                process.kill()
+            simulation.park(RESTART_S)
+
+    def _run_controllers(self) -> None:
+        """As `ControllerProcess` does, without its HTTP servers and signals."""
+        process = self.process
+        assert process is not None
+        user = ApiUser(f"treenail-{self.name}", MASTERS)
+        transport = SimTransport(self.cluster, process, user)
+        client = Client(transport)
+        metrics = ControllerMetrics()
+        identity = f"{self.name}-{self.starts}"
+        recorder = EventRecorder(client, COMPONENT_NAME, identity, process)
+        context = ControllerContext(
+            transport=LeaderTransport(transport, lambda: self.runtime.is_leader),
+            recorder=recorder,
+            clock=process,
+            metrics=metrics,
+            max_drains=50,
+            report_blockers_after_s=30.0,
+            settle_s=5.0,
+            image_annotation="desiredOSImage",
+            own_node_name="",
+            load_secret=lambda _: {},
+            find_namespace=lambda: NAMESPACE,
+            build_jobs=JobSettings(namespace=NAMESPACE),
+            signing_key="",
+            token_namespace="treenail-ignition",
+        )
+        candidacy = LeaderElectionConfig(
+            NAMESPACE,
+            COMPONENT_NAME,
+            identity,
+            lease_duration_s=_LEASE_S,
+            renew_deadline_s=_RENEW_S,
+            retry_period_s=_RETRY_S,
+        )
+        self.runtime = runtime_module.ControllerRuntime(
+            [each for name in self.enabled for each in CONTROLLER_BUILDERS[name](context)],
+            Informers(client, process),
+            process,
+            metrics,
+            make_elector=lambda gain, loss: LeaderElector(
+                Client(transport, limit_s=_CALL_TIMEOUT_S),
+                candidacy,
+                process,
+                on_started_leading=gain,
+                on_stopped_leading=loss,
+            ),
+        )
+        self.runtime.run(runtime_module.threading.Event())
