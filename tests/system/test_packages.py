@@ -12,7 +12,6 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(bool(missing()), reason=f"no container: {missing()}"),
     pytest.mark.skipif(shutil.which("rpmbuild") is None, reason="no rpmbuild here"),
-    pytest.mark.limit(300),
 ]
 # The agent of this machine is not one of a node: run another program in its unit.
 DROP_IN = (
@@ -22,6 +21,7 @@ KUBELET = "[Service]\\nType=oneshot\\nRemainAfterExit=yes\\nExecStart=true\\n"
 MODULES = (
     *(f"agent/treenail/{name}" for name in ("", "api", "config", "update", "kube", "cli", "host")),
     *(f"agent/treenail/{name}" for name in ("daemon", "controllers", "controllers/install")),
+    *(f"agent/treenail/{name}" for name in ("builder", "image", "registry")),
     "agent/treenail/controllers/install/monitoring_files",
     "lab/treenail_lab",
 )

@@ -51,6 +51,19 @@ print(changed[0], oct(changed[2]), changed[3])
 print(describe() == before, os.path.exists("/etc/capable"), os.path.exists("/run/flag"))
 """
 
+BUS_PROGRAM = f"""
+import os, sys
+sys.path[:0] = ["{REPOSITORY}/agent"]
+from treenail.host.systemd.bus import BusInterface, SystemBus
+from treenail.host.systemd.bus_process import BusProcess
+
+systemd = "org.freedesktop.systemd1"
+manager = BusInterface(systemd, "/org/freedesktop/systemd1", systemd + ".Manager")
+bus = SystemBus(service=BusProcess(os.environ))
+print(bus.read_properties(manager, timeout_s=10)["Virtualization"])
+print("gi" in sys.modules)
+"""
+
 
 def run_sandboxed(container: Container, *command: str) -> str:
     """Return the output of a command that runs with the properties of the unit."""
@@ -81,3 +94,8 @@ def test_undo_suite_passes_in_the_sandbox(container: Container) -> None:
         sys.executable, "-m", "pytest", *options, str(suite),
     )  # fmt: skip
     assert " passed" in output
+
+
+def test_process_for_dbus_works_in_the_sandbox(container: Container) -> None:
+    printed = run_sandboxed(container, sys.executable, "-c", BUS_PROGRAM).splitlines()
+    assert printed == ["systemd-nspawn", "False"]
