@@ -9,11 +9,11 @@ from pathlib import Path
 
 from treenail.clock import SystemClock, format_rfc3339
 from treenail.errors import TreenailError
-from treenail.host.systemd.sd_notify import SystemdNotifier
 from treenail.kube.client import Client, Json
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import NODES
 from treenail.kube.transport import HttpTransport
+from treenail.sd_notify import SystemdNotifier
 
 log = logging.getLogger(__name__)
 

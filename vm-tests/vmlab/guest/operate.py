@@ -10,7 +10,7 @@ import sys
 
 from treenail.cli.node.choose_backend import choose_backend, create_operating_system
 from treenail.clock import SystemClock
-from treenail.daemon.settings.settings import BackendSetting
+from treenail.daemon.settings.backend import BackendSetting
 from treenail.errors import TreenailError
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
