@@ -5,7 +5,12 @@ from collections import Counter
 import pytest
 
 from tests.integration.site import USER, Options, Site
+from tests.records import write_record
 from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.controllers.install.installation import build_node_access
+from treenail.controllers.install.permissions import iter_granted_verbs
+from treenail_lab.cluster import build_rendered_config
 
 pytestmark = pytest.mark.integration
 
@@ -78,3 +83,35 @@ def test_update_needs_few_writes(site: Site, options: Options) -> None:
     assert list(phases) == ["Working", "staging", "draining", "rebooting", "uncordoning", "Done"]
     assert max(phases.values()) <= MOST_A_PHASE, site.writes()
     assert site.witness.turned[turned:] == (TURN_TRUE if options.machine_config_nodes else [])
+
+
+@pytest.mark.long("no conditions")
+def test_agent_uses_each_verb_of_its_role(site: Site, options: Options) -> None:
+    # A changed file needs the disruption policy of the cluster.
+    files = [{"path": "/etc/app.conf", "contents": {"source": "data:,x"}}]
+    config = {"ignition": {"version": "3.5.0"}, "storage": {"files": files}}
+    name = site.lab.add_config(build_rendered_config("rendered-with-a-file", {"config": config}))
+    site.annotate({key.DESIRED_CONFIG: name})
+    site.wait_note(key.CURRENT_CONFIG, name)
+    rest(site)
+    counts = site.server.call_api(lambda api: api.requests.count_by_user())
+    used = {(resource, verb) for user, verb, resource in counts if user == USER}
+    granted = {
+        (resource.partition(".")[0], verb)
+        for document in build_node_access()
+        for resource, verb in iter_granted_verbs(document.get("rules", ()))  # type: ignore[arg-type]  # JSON
+    }
+    # The server counts a change of an Event when the same one happens again.
+    unused = {("events", "patch")}
+    if not options.machine_config_nodes:
+        unused = unused | {("machineconfignodes/status", "patch")}
+    assert granted - used <= unused
+    latest = site.server.call_api(lambda api: api.requests.list_latest())
+    assert [each for each in latest if each.user == USER and each.code == 403] == []
+    write_record(
+        "privilege",
+        what="verbs that the manifests grant the agent, against its requests in an update",
+        count=len(granted),
+        result="each is used, or repeats an Event",
+        command="make test ARGS=tests/integration/test_api_calls.py",
+    )

@@ -133,7 +133,6 @@ def iter_contents(client: RegistryClient, repository: str) -> Iterator[bytes]:
                 yield gzip.decompress(blob) if blob.startswith(b"\x1f\x8b") else blob
 
 
-@pytest.mark.limit(300)
 def test_build_has_entitlements_and_no_blob_or_object_contains_them(lab: Lab) -> None:
     wait_image(lab)
     client = open_registry(lab).open_client()
@@ -158,7 +157,6 @@ def test_build_has_entitlements_and_no_blob_or_object_contains_them(lab: Lab) ->
             assert ENTITLEMENT not in path.read_text("utf-8", "replace"), path
 
 
-@pytest.mark.limit(300)
 def test_second_build_takes_instructions_from_the_cache_in_the_registry(lab: Lab) -> None:
     first = wait_image(lab)
     content: Json = {

@@ -35,7 +35,7 @@ from treenail_lab.image_builds import BASE_REPOSITORY, BUILDER, LabRegistry, fin
 from treenail_lab.images import ARCHITECTURE
 from treenail_lab.lifetime.owner import owner
 
-pytestmark = [pytest.mark.integration, pytest.mark.limit(420)]
+pytestmark = [pytest.mark.integration]
 
 NODES_OF_POOL = ("worker-0", "worker-1")
 OTHER = "arm64" if ARCHITECTURE == "amd64" else "amd64"

@@ -22,7 +22,7 @@ from treenail_lab.demo import pool
 from treenail_lab.image_builds import LabRegistry, build_login_secret, find_build_refusal
 from treenail_lab.lifetime.owner import owner
 
-pytestmark = [pytest.mark.integration, pytest.mark.limit(300)]
+pytestmark = [pytest.mark.integration]
 
 VERSION = "41.20260101"
 AGENT = "[limits]\nretry_first_s = 0.1\nretry_max_s = 0.5\n"

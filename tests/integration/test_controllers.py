@@ -33,7 +33,7 @@ from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.settings import MachineSettings
 from treenail_lab.workload import Workload
 
-pytestmark = [pytest.mark.integration, pytest.mark.limit(180)]
+pytestmark = [pytest.mark.integration]
 
 CAREFUL: dict[str, Any] = {"canary": {"nodes": 1, "soak": "1s"}, "maxFailures": 0}
 QUICK = ("--settle=0", "--name-after=2")

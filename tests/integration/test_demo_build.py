@@ -15,7 +15,6 @@ needs_builds = pytest.mark.skipif(bool(_REFUSAL), reason=_REFUSAL)
 
 
 @needs_builds
-@pytest.mark.limit(300)
 def test_containerfile_reaches_three_nodes_through_build_push_and_pull() -> None:
     completed = treenail_lab("demo", "--build", "--json", limit_s=240.0)
     assert completed.returncode == 0, completed.stderr
@@ -30,7 +29,6 @@ def test_containerfile_reaches_three_nodes_through_build_push_and_pull() -> None
 
 
 @needs_builds
-@pytest.mark.limit(120)
 def test_containerfile_that_fails_names_its_line_and_moves_no_node(tmp_path: Path) -> None:
     file = tmp_path / "Containerfile"
     file.write_text("FROM configs AS final\nRUN true\nRUN echo the cause >&2; exit 3\n", "utf-8")

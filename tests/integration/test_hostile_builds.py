@@ -64,7 +64,6 @@ def build_text(lab: Lab, text: str) -> MachineOSBuild:
     return found
 
 
-@pytest.mark.limit(150)
 @pytest.mark.parametrize(
     ("instruction", "reason", "message"),
     [
@@ -83,7 +82,6 @@ def test_failed_instruction_has_reason_line_and_output(
     assert message in condition.message
 
 
-@pytest.mark.limit(150)
 @pytest.mark.parametrize(
     "text", ["\ufeffFROM configs\nRUN true\n", "FROM configs\r\nRUN echo \\\r\n a\r\n"]
 )

@@ -46,7 +46,6 @@ def open_registry(lab: Lab) -> LabRegistry:
 
 
 @pytest.mark.long
-@pytest.mark.limit(180)
 def test_machine_of_bootc_boots_the_image_that_a_job_built_and_pushed() -> None:
     plan = LabPlan(
         nodes=("worker-0",),
@@ -58,7 +57,6 @@ def test_machine_of_bootc_boots_the_image_that_a_job_built_and_pushed() -> None:
         build_and_boot(found)
 
 
-@pytest.mark.limit(180)
 def test_machine_boots_the_image_that_a_job_built_and_pushed(lab: Lab) -> None:
     build_and_boot(lab)
 
@@ -112,7 +110,6 @@ def push_list(registry: LabRegistry) -> str:
     return f"{registry.host}/{BASE_REPOSITORY}@{digest}"
 
 
-@pytest.mark.limit(120)
 def test_builds_of_one_text_have_one_digest_and_a_list_of_manifests_is_a_base(lab: Lab) -> None:
     registry = open_registry(lab)
     text = "RUN echo same > /usr/lib/same\n"

@@ -21,7 +21,7 @@ from treenail_lab.image_builds import LabRegistry, find_build_refusal
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.registry.faults import FaultKind, RegistryFault
 
-pytestmark = [pytest.mark.integration, pytest.mark.limit(300)]
+pytestmark = [pytest.mark.integration]
 
 NAMESPACE = InstallOptions().namespace
 REPOSITORY = "os/node"

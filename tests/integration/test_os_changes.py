@@ -43,7 +43,6 @@ def reach(site: Site, number: int, **spec: object) -> SysrootDeployment:
     return booted
 
 
-@pytest.mark.limit(120)
 def test_packages_are_installed_from_extensions_image(site: Site) -> None:
     """No repository has them; what makes them available is gone when they are."""
     packages = replace(
@@ -77,7 +76,6 @@ def image(site: Site, number: int) -> Image:
     return found
 
 
-@pytest.mark.limit(180)
 def test_each_change_costs_one_reboot_and_all_together_do(site: Site) -> None:
     base, newer = image(site, 1), image(site, 2)
     spec: dict[str, object] = {"osImageURL": base.pull_spec}

@@ -26,7 +26,6 @@ def intervals(site: Site, size_bytes: int) -> tuple[float, float]:
     return cordoned[0].at - asked.at, back.at - cordoned[0].at
 
 
-@pytest.mark.limit(120)
 def test_ten_times_larger_image_needs_same_outage(site: Site) -> None:
     small = [intervals(site, SIZE) for _ in range(2)]
     before, out = intervals(site, 10 * SIZE)

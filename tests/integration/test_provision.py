@@ -1,5 +1,6 @@
 """A machine with nothing but user data joins the lab's cluster by the real Ignition."""
 
+import base64
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.integration.commands import treenail_lab
 from tests.waiting import wait_until
@@ -14,9 +16,15 @@ from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.config import node_paths
 from treenail.errors import HostError, NotFoundError
-from treenail.kube.resources import MACHINECONFIGPOOLS, NODES
+from treenail.kube.client import Json
+from treenail.kube.resources import (
+    CERTIFICATESIGNINGREQUESTS,
+    MACHINECONFIGPOOLS,
+    NODES,
+    SECRETS,
+)
 from treenail_lab.cluster import POOL, Lab, LabPlan
-from treenail_lab.controllers import ControllerReplicas
+from treenail_lab.controllers import ALL_CONTROLLERS, ControllerReplicas
 from treenail_lab.demo import pool
 from treenail_lab.images import Credential, make_image
 from treenail_lab.lifetime.owner import owner
@@ -44,6 +52,10 @@ NEW = "worker-1"
 class Site:
     lab: Lab
     server: ConfigServer
+    controllers: ControllerReplicas
+
+    def list_requests(self) -> list[Json]:
+        return [*self.lab.client.list(CERTIFICATESIGNINGREQUESTS).items]
 
     def install(self, user_data: bytes) -> LabMachine:
         return install_new_machine(self.lab, NEW, STOCK, self.server, user_data)
@@ -60,12 +72,20 @@ class Site:
         found = self.lab.client.get(MACHINECONFIGPOOLS, POOL)
         return MachineConfigPool.from_json(found).status_configuration.name
 
+    def has_secret(self, name: str) -> bool:
+        try:
+            self.lab.client.get(SECRETS, name, namespace="kube-system")
+        except NotFoundError:
+            return False
+        return True
+
     def is_ready(self) -> bool:
         try:
             node = self.lab.client.get(NODES, NEW)
         except NotFoundError:
             return False
-        status = node["status"]
+        # The kubelet registers the Node before it reports its status.
+        status = node.get("status") or {}
         assert isinstance(status, dict)
         conditions = status.get("conditions") or []
         return any((each["type"], each["status"]) == ("Ready", "True") for each in conditions)
@@ -82,7 +102,7 @@ def site() -> Iterator[Site]:
     with ExitStack() as stack:
         directory = stack.enter_context(owner.temporary_directory())
         lab = stack.enter_context(Lab(directory, plan))
-        controllers = ControllerReplicas(lab)
+        controllers = ControllerReplicas(lab, enable=(*ALL_CONTROLLERS, "approve"))
         controllers.create_manifests()
         pool.create_pool(lab, IMAGE.pull_spec)
         lab.add_config(build_login_config(lab))
@@ -93,7 +113,7 @@ def site() -> Iterator[Site]:
         stack.callback(server.stop)
         server.start()
         wait_until(lambda: is_pool_updated(lab), limit_s=LIMIT_S)
-        yield Site(lab, server)
+        yield Site(lab, server, controllers)
 
 
 def find_token(user_data: bytes) -> str:
@@ -123,11 +143,48 @@ def test_machine_with_user_data_joins_with_the_image_of_its_pool(site: Site) -> 
     secret = machine.root / KUBELET_CONFIG
     assert (secret.stat().st_mode & 0o777, "auths" in secret.read_text()) == (0o600, True)
     assert not (machine.root / node_paths.ENCAPSULATED_CONFIG[1:]).exists()
+    check_kubelet_joined(site, machine)
     token = find_token(user_data)
     assert find_files(machine.root.parent, token) == []
     log = site.server.log.read_text()
     assert "served config of pool worker" in log
     assert token not in log
+
+
+def check_kubelet_joined(site: Site, machine: LabMachine) -> None:
+    """Its kubelet has a certificate for the bootstrap token that the served config had."""
+    bootstrap = machine.root / node_paths.KUBECONFIG[1:]
+    (user,) = yaml.safe_load(bootstrap.read_text())["users"]
+    identity = user["user"]["token"].partition(".")[0]
+    (request,) = site.list_requests()
+    spec, status = request["spec"], request["status"]
+    assert isinstance(spec, dict)
+    assert isinstance(status, dict)
+    assert spec["username"] == f"system:bootstrap:{identity}"
+    (condition,) = status["conditions"]
+    assert (condition["type"], condition["reason"]) == ("Approved", "TreenailAccessToken")
+    kubeconfig = machine.root / "var/lib/kubelet/kubeconfig"
+    assert kubeconfig.stat().st_mode & 0o777 == 0o600
+    (credential,) = yaml.safe_load(kubeconfig.read_text())["users"]
+    assert base64.b64decode(credential["user"]["client-certificate-data"]) == base64.b64decode(
+        status["certificate"]
+    )
+    # The bootstrap token has done its work: the Node has the name in the certificate.
+    name = f"bootstrap-token-{identity}"
+    wait_until(lambda: not site.has_secret(name), limit_s=LIMIT_S)
+
+
+def test_machine_joins_when_its_certificate_is_approved_later(site: Site) -> None:
+    site.controllers.stop_replica()
+    machine = site.install(site.server.create_pointer_config())
+    machine.start()
+    wait_until(site.list_requests, limit_s=LIMIT_S)
+    assert site.read_notes() == {}
+    # The kubelet uses its key again after a restart of the machine.
+    machine.reboot()
+    site.controllers.start_replica()
+    wait_until(site.is_ready, limit_s=LIMIT_S)
+    assert len(site.list_requests()) == 1
 
 
 @pytest.mark.parametrize("token", ["", "tn_abcdef_wrong"])

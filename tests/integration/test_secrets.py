@@ -28,7 +28,7 @@ from treenail_lab.cluster import build_pull_secret
 from treenail_lab.images import Credential, make_image
 from treenail_lab.machine.bus.connections import bus_method, call_method, scoped_connection
 
-pytestmark = [pytest.mark.integration, pytest.mark.limit(180)]
+pytestmark = [pytest.mark.integration]
 
 FIELDS = (
     "password of the cluster's pull secret",

@@ -24,7 +24,7 @@ from treenail.config.node_paths import KUBELET_CA
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 from treenail_lab.images import derive_image, make_image
 
-pytestmark = [pytest.mark.integration, pytest.mark.limit(400)]
+pytestmark = [pytest.mark.integration]
 
 NODE = "n1"
 BUILD, BUILD_CONFIG = f"{MCO}/machineosbuilds/build", f"{MCO}/machineosconfigs/{POOL}"

@@ -6,7 +6,7 @@ from tests.mco.pool import LIMIT_S, Pool
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 
-pytestmark = [pytest.mark.integration, pytest.mark.limit(600)]
+pytestmark = [pytest.mark.integration]
 
 NAMES = ["n1", "n2"]
 

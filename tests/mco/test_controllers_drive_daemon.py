@@ -24,7 +24,6 @@ from treenail_lab.lifetime.owner import owner
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.limit(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="the daemon needs root"),
 ]
 
