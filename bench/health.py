@@ -20,11 +20,11 @@ from treenail.update.checks.health import (
     HealthCheckResult,
     HealthyVerdict,
     PendingVerdict,
-    TrialLimits,
     UnhealthyVerdict,
     decide_verdict,
 )
 from treenail.update.checks.trial_clock import TrialClock, record_trial_status
+from treenail.update.checks.trial_limits import TrialLimits
 from treenail.update.state.boot_trial import BootTrial
 
 NODES = 500

@@ -1,10 +1,14 @@
-"""Benchmark of one node of the lab and its agent, idle and during an update.
+"""Benchmark of one node of the lab and its agent, idle, during updates and at its start.
 
 The agent is the real program with HTTPS to an API server and its own bus. Memory and CPU are those
-that the kernel counts for its process.
+that the kernel counts for its process. A minimal watch of one kind with the official client is
+there for comparison. On a machine with stolen CPU time only CPU time, and the fastest of several
+runs, say something about the program.
 """
 
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -28,12 +32,27 @@ AFTER = make_image("os", "2", 50_000_000)
 RPM_OSTREE = "org.projectatomic.rpmostree1"
 LIMIT_S = 60.0
 WRITES = ("create", "update", "patch", "delete")
+UPDATES = 10
+STARTS = 3
+FILES = 20
+# A path that needs no reboot by the default node disruption policy.
+LIVE_PATH = "/etc/nmstate/openshift/file"
+WATCH = """
+import sys
+from kubernetes import client, config, watch
+config.load_kube_config(sys.argv[1])
+listing = client.CustomObjectsApi().list_cluster_custom_object
+kind = ("machineconfiguration.openshift.io", "v1", "machineconfigs")
+for event in watch.Watch().stream(listing, *kind):
+    print(event["type"], flush=True)
+"""
 
 
 def measure(seconds: float) -> Iterator[Result]:
     # The path of a Unix socket has at most 107 characters (unix(7)).
     with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder:
-        plan = LabPlan((NODE,), (BEFORE, AFTER))
+        write = 'image_files = "write"\n'  # no new image for each config
+        plan = LabPlan((NODE,), (BEFORE, AFTER), agent_settings=write)
         with Lab(Path(folder), plan) as lab:
             for config in ("rendered-worker-a", "rendered-worker-b"):
                 lab.add_config(build_rendered_config(config))
@@ -44,6 +63,10 @@ def measure(seconds: float) -> Iterator[Result]:
                 wait_until(lambda: is_updated(lab, "rendered-worker-a"))
                 yield from measure_idle(lab, seconds)
                 yield from measure_update(lab)
+                yield from measure_live_updates(lab)
+                yield from measure_rest(lab, seconds)
+                yield measure_official_watch(lab)
+                yield from measure_start(lab)
             finally:
                 drains.stop()
 
@@ -58,6 +81,68 @@ def measure_idle(lab: Lab, seconds: float) -> Iterator[Result]:
     yield Result("agent idle: CPU", "%", (read_cpu(pid) - cpu_s) / seconds * 100, 0.1)
     made = lab.server.count_requests(user=USER) - requests
     yield Result("agent idle: requests", "1/min", made / seconds * 60)
+
+
+def measure_live_updates(lab: Lab) -> Iterator[Result]:
+    """Apply configs of 20 files that need no reboot."""
+    pid = lab.machines[NODE].agent.pid
+    durations_s: list[float] = []
+    cpu_s = read_cpu(pid)
+    for number in range(UPDATES):
+        name = f"rendered-worker-live-{number}"
+        files = [
+            {"path": f"{LIVE_PATH}-{each}", "contents": {"source": f"data:,{number}"}}
+            for each in range(FILES)
+        ]
+        ignition = {"ignition": {"version": "3.5.0"}, "storage": {"files": files}}
+        lab.add_config(build_rendered_config(name, {"config": ignition}))
+        requested_at = time.monotonic()
+        lab.request_update(NODE, name, AFTER.pull_spec)
+        wait_until(lambda name=name: is_updated(lab, name), poll_s=0.005)
+        durations_s.append(time.monotonic() - requested_at)
+    yield Result("update without reboot: annotation to Done, fastest", "s", min(durations_s), 0.5)
+    yield Result("update without reboot: CPU", "ms", (read_cpu(pid) - cpu_s) / UPDATES * 1000)
+
+
+def measure_rest(lab: Lab, seconds: float) -> Iterator[Result]:
+    """Measure the agent after the updates, once it is at rest."""
+    pid = lab.machines[NODE].agent.pid
+    wait_until(lambda: not has_children(pid))
+    time.sleep(1.0)  # it returns memory after the end of its child
+    cpu_s, requests = read_cpu(pid), lab.server.count_requests(user=USER)
+    time.sleep(seconds)
+    at_rest = f"at rest after {UPDATES} updates"
+    yield Result(f"{at_rest}: RSS", "MiB", read_memory(pid, "Rss"), 32.0)
+    yield Result(f"{at_rest}: PSS", "MiB", read_memory(pid, "Pss"))
+    yield Result(f"{at_rest}: private memory", "MiB", read_memory(pid, "Anonymous"))
+    yield Result(f"{at_rest}: CPU", "%", (read_cpu(pid) - cpu_s) / seconds * 100, 0.1)
+    made = lab.server.count_requests(user=USER) - requests
+    yield Result(f"{at_rest}: requests", "1/min", made / seconds * 60, 0.0)
+
+
+def measure_official_watch(lab: Lab) -> Result:
+    """Measure a program that only watches MachineConfigs, with the official client."""
+    command = [sys.executable, "-c", WATCH, str(lab.server.admin_kubeconfig)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        rss_mib = read_memory(process.pid, "Rss")
+        process.kill()
+    return Result("for comparison: watch with the official client: RSS", "MiB", rss_mib)
+
+
+def measure_start(lab: Lab) -> Iterator[Result]:
+    """Start the agent again; it is ready once systemd gets READY=1."""
+    agent = lab.machines[NODE].agent
+    costs: list[tuple[float, float]] = []
+    for _ in range(STARTS):
+        agent.stop()
+        begun = time.monotonic()
+        agent.start()
+        assert agent.wait_until(lambda unit: unit.is_ready, LIMIT_S), "the agent is not ready"
+        costs.append((time.monotonic() - begun, read_cpu(agent.pid)))
+    yield Result("start to READY, fastest", "ms", min(cost[0] for cost in costs) * 1000, 400.0)
+    yield Result("start to READY: CPU, least", "ms", min(cost[1] for cost in costs) * 1000)
 
 
 def measure_update(lab: Lab) -> Iterator[Result]:
@@ -124,11 +209,11 @@ class BusMonitor:
         return message
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool], *, poll_s: float = 0.05) -> None:
     end = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < end, "the node did not reach the state in time"
-        time.sleep(0.05)
+        time.sleep(poll_s)
 
 
 def is_updated(lab: Lab, config: str) -> bool:
@@ -145,6 +230,11 @@ def count_calls(lab: Lab) -> dict[str, int]:
         if user == USER:
             counts[verb] = counts.get(verb, 0) + count
     return counts
+
+
+def has_children(pid: int) -> bool:
+    """Return whether the process has children, such as the one that talks to D-Bus."""
+    return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text())
 
 
 def read_memory(pid: int, field: str) -> float:

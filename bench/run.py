@@ -6,6 +6,10 @@
 
 A benchmark is a module beside this one, named in MODULES, with ``measure(seconds)``: an iterator of
 results. It measures the program as users run it, in its own process where it measures memory.
+
+Times and memory are also recorded as ratios to a baseline of the same run. The column "change"
+compares with docs/records/bench.json, by these ratios where there are any. ``--record`` replaces
+the figures there, and `make reports` writes docs/what-it-costs.md of them.
 """
 
 import argparse
@@ -13,13 +17,15 @@ import importlib
 import json
 import os
 import platform
-import shutil
-import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from bench.baseline import Baseline, measure_baseline
+from bench.committed import COMMITTED, compare, read_committed, write_committed
 from bench.result import Result
+from tools.revision import find_revision
 
 MODULES = (
     "imports",
@@ -34,7 +40,10 @@ MODULES = (
     "health",
     "build",
     "builds",
+    "install_build",
+    "handover",
     "layer",
+    "install",
 )
 ROOT = Path(__file__).parent.parent
 
@@ -47,42 +56,68 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=60.0, help="duration of measurements at rest (default: 60)"
     )
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="replace the committed figures, which later runs are compared with",
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench.json")
     arguments = parser.parse_args()
     if unknown := sorted(set(arguments.names) - set(MODULES)):
         parser.error(f"unknown benchmark: {', '.join(unknown)}")
 
     records: list[Mapping[str, object]] = []
-    print(f"{'benchmark':<52} {'value':>10} {'unit':<8} {'target':>8}")
+    committed = read_committed()
+    print(f"{'benchmark':<52} {'value':>10} {'unit':<8} {'target':>8} {'verdict':<7} {'change':>7}")
     for module in arguments.names or MODULES:
-        for result in measure_module(module, arguments.seconds):
-            print(format_row(result), flush=True)
-            records.append(format_record(result, module))
+        for record, result in measure_module(module, arguments.seconds):
+            print(format_row(result, compare(record, committed)), flush=True)
+            records.append(record)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(
         json.dumps({"machine": describe_machine(), "results": records}, indent=2) + "\n"
     )
     print(f"\nwrote {arguments.output}")
+    if arguments.record:
+        write_committed(records)
+        print(f"wrote {COMMITTED}; now run: make reports")
 
 
-def measure_module(module: str, seconds: float) -> Iterator[Result]:
-    yield from importlib.import_module(f"bench.{module}").measure(seconds)
+def measure_module(module: str, seconds: float) -> Iterator[tuple[Mapping[str, object], Result]]:
+    """Measure, with a baseline of the same time; yield each figure as record and as result."""
+    baseline = measure_baseline()
+    names: Counter[str] = Counter()
+    for result in importlib.import_module(f"bench.{module}").measure(seconds):
+        names[result.name] += 1
+        key = f"{module}: {result.name.strip()}: {names[result.name]}"
+        yield format_record(result, module, key, baseline), result
 
 
-def format_row(result: Result) -> str:
+def format_row(result: Result, change: float | None = None) -> str:
+    """Format a line of the table; ``change`` is the quotient of this and the committed figure."""
     target = "" if result.at_most is None else f"<= {result.at_most:g}"
+    compared = "" if change is None else f"x{change:.2f}"
     return (
-        f"{result.name:<52} {result.value:>10.3g} {result.unit:<8} {target:>8} {result.verdict}"
+        f"{result.name:<52} {result.value:>10.3g} {result.unit:<8} {target:>8} "
+        f"{result.verdict:<7} {compared:>7}"
     ).rstrip()
 
 
-def format_record(result: Result, module: str) -> Mapping[str, object]:
+def format_record(
+    result: Result, module: str, key: str, baseline: Baseline
+) -> Mapping[str, object]:
+    ratio = baseline.divide(result)
     return {
+        "key": key,
+        "module": module,
         "name": result.name,
         "unit": result.unit,
         "value": round(result.value, 6),
         "target": result.at_most,
+        "ratio": None if ratio is None else round(ratio, 4),
         "command": f'make bench ARGS="{module}"',
+        "day": time.strftime("%Y-%m-%d", time.gmtime()),
+        "revision": find_revision(),
     }
 
 
@@ -97,15 +132,6 @@ def describe_machine() -> Mapping[str, object]:
         "revision": find_revision(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-
-
-def find_revision() -> str:
-    """Return the measured commit; empty outside of a git clone."""
-    if shutil.which("git") is None:
-        return ""
-    described = ["git", "describe", "--always", "--dirty"]
-    done = subprocess.run(described, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
 
 
 def read_field(path: str, field: str) -> str:
