@@ -18,13 +18,14 @@ VENV = .venv
 READY = $(VENV)/.stamp
 # Without the tools for tests: the demo begins 10 seconds earlier.
 DEMO_READY = $(VENV)/.demo-stamp
+FUZZ_READY = $(VENV)/.fuzz-stamp
 BIN = $(VENV)/bin
 # By module, because a script's first line would name the place where the clone was set up.
 RUN = $(BIN)/python -m
 VM = PYTHONPATH=.:vm-tests $(RUN) vmlab.run
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-fast test-long test-cluster test-mco check format bench vm-test vm-smoke diagrams picture rpm images clean
+.PHONY: help demo test test-fast test-long test-cluster test-mco fuzz check format bench vm-test vm-smoke diagrams picture reports rpm images clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -45,7 +46,11 @@ test-long: $(READY)  ## random walks, power cuts and fuzzing by the thousand: ho
 test-cluster: $(READY)  ## contract and controllers on a real kube-apiserver: minutes; see CONTRIBUTING.md
 	$(RUN) tools.test_cluster $(ARGS)
 
-# TREENAIL_TEST_MCC and TREENAIL_TEST_MCD name programs; without a name its tests are skipped.
+# ARGS="--target NAME --seconds 600"; --list prints the names.
+fuzz: $(FUZZ_READY)  ## coverage-guided fuzzing of every reader: 10 minutes each; see CONTRIBUTING.md
+	$(RUN) tests.fuzz.run $(ARGS)
+
+# TREENAIL_TEST_MCC, TREENAIL_TEST_MCD and TREENAIL_TEST_MCS name programs; without a name its tests are skipped.
 test-mco: $(READY)  ## the agent and controllers with those of the MCO: minutes; see CONTRIBUTING.md
 	$(RUN) pytest -p no:cacheprovider -rs tests/mco $(ARGS)
 
@@ -62,6 +67,9 @@ format: $(READY)  ## format the sources
 
 bench: $(READY)  ## measure; a table here, and build/bench.json
 	$(RUN) bench.run $(ARGS)
+
+reports: $(READY)  ## write docs/what-it-survives.md and docs/what-it-costs.md from docs/records
+	$(RUN) tools.reports
 
 vm-test: $(READY)  ## the agent in virtual machines that reboot and lose power; see vm-tests
 	$(VM) $(ARGS)
@@ -93,6 +101,11 @@ $(DEMO_READY): pyproject.toml constraints.txt tools/setup
 $(READY): pyproject.toml constraints.txt tools/setup
 	@tools/setup $(VENV) controller,lab,dev $(PYTHON)
 	@echo "$(PYTHON)" | tee $(DEMO_READY) > $@
+
+$(FUZZ_READY): $(READY)
+	$(RUN) pip install --quiet --disable-pip-version-check --no-build-isolation \
+	  --constraint constraints.txt --editable ".[fuzz]"
+	@touch $@
 
 # The environment was made with another interpreter than the one named now.
 ifneq ($(strip $(PYTHON)),)

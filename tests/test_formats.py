@@ -74,6 +74,7 @@ LEDGER = replace(
     ),
     history=(replace(COMPLETE.history[0], failed_tries=TRIES), *COMPLETE.history[1:]),
     retry="again",
+    is_reported=True,
 )
 CRASHES = CrashRecord(
     "0123", B, "boot-1", "os-1", has_os_change=False, mode=HealthCheckMode.REPORT,

@@ -12,6 +12,7 @@ import pytest
 
 import treenail
 from treenail.api import annotations as key
+from treenail.cli.output import EXIT_INSTALL_FAILED, EXIT_USAGE
 from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED
 from treenail.controllers.rollout.policy import POLICY_FIELDS
 from treenail.daemon.settings.settings import (
@@ -133,7 +134,17 @@ def test_security_document_names_capabilities_and_writable_paths_of_unit() -> No
         assert re.findall(r"`(\S+)`", named[1]) == value[1].split()
 
 
-@pytest.mark.parametrize("unit", UNITS)
+def test_bootstrap_unit_starts_shipped_command() -> None:
+    text = UNIT.with_name("treenail-bootstrap.service").read_text()
+    command = re.search(r"^ExecStart=/usr/bin/(\S+) install bootstrap ", text, re.MULTILINE)
+    assert command is not None
+    assert command[1] in PROJECT["scripts"]
+    codes = re.search(r"^RestartPreventExitStatus=(.+)$", text, re.MULTILINE)
+    assert codes is not None
+    assert codes[1].split() == [str(EXIT_INSTALL_FAILED), str(EXIT_USAGE)]
+
+
+@pytest.mark.parametrize("unit", [*UNITS, UNIT.with_name("treenail-bootstrap.service")])
 def test_unit_restarts_without_limit(unit: Path) -> None:
     text = unit.read_text()
     assert re.search(r"^StartLimitIntervalSec=0$", text, re.MULTILINE)

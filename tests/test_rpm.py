@@ -70,7 +70,6 @@ def row(path: str) -> str:
 
 
 @pytest.mark.process
-@pytest.mark.limit(300)
 @needs_rpmbuild
 def test_every_module_is_in_one_rpm(rpms: Path) -> None:
     owned = {package: list_modules(rpms, package) for package in PACKAGES}

@@ -5,6 +5,8 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,39 @@ RIDDLE = re.compile(r"(What|Have|Who|Whoever) ")
 STAND_INS = {"monkeypatch.setattr", "time.sleep"}
 
 SENTENCE_WORDS = 2
+FUNCTIONS = {ast.FunctionDef, ast.AsyncFunctionDef}
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A class, a function or the module itself."""
+
+    kind: type[ast.AST]
+    name: str
+    line: int
+    docstring: str
+    decorators: tuple[str, ...] = ()
+
+
+@cache
+def list_definitions(text: str) -> tuple[Definition, ...]:
+    """Return the module, its classes and functions: each source is parsed once for all rules."""
+    tree = ast.parse(text)
+    found = [Definition(ast.Module, "module", 1, ast.get_docstring(tree) or "")]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            decorators = tuple(map(ast.unparse, node.decorator_list))
+            docstring = ast.get_docstring(node) or ""
+            found.append(Definition(type(node), node.name, node.lineno, docstring, decorators))
+    return tuple(found)
+
+
+def list_functions(text: str) -> list[Definition]:
+    return [each for each in list_definitions(text) if each.kind in FUNCTIONS]
+
+
+def list_classes(text: str) -> list[Definition]:
+    return [each for each in list_definitions(text) if each.kind is ast.ClassDef]
 
 
 def sources(*folders: str) -> list[Path]:
@@ -62,18 +97,14 @@ def too_long(_stem: str, text: str) -> Iterator[str]:
 
 def nothing_said(_stem: str, text: str) -> Iterator[str]:
     """A module that does not say what it is for."""
-    if text and ast.get_docstring(ast.parse(text)) is None:
+    if text and not list_definitions(text)[0].docstring:
         yield "1: no docstring"
 
 
 def empty_name(stem: str, text: str) -> Iterator[str]:
     """A name of a module, class or function that could be that of any other."""
     named = [(1, stem)]
-    named += [
-        (node.lineno, node.name)
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
+    named += [(each.line, each.name) for each in list_definitions(text)[1:]]
     for line, whole in named:
         name = KUBERNETES_NAME.sub("", whole)
         words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
@@ -90,24 +121,19 @@ def idiom(_stem: str, text: str) -> Iterator[str]:
 
 def riddle(_stem: str, text: str) -> Iterator[str]:
     """A docstring whose first line is neither an imperative nor a noun phrase."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            docstring = ast.get_docstring(node) or ""
-            if RIDDLE.match(docstring):
-                name = getattr(node, "name", "module")
-                yield f"{getattr(node, 'lineno', 1)}: {name}: {docstring.splitlines()[0]}"
+    for each in list_definitions(text):
+        if RIDDLE.match(each.docstring):
+            yield f"{each.line}: {each.name}: {each.docstring.splitlines()[0]}"
 
 
 def open_value(_stem: str, text: str) -> Iterator[str]:
     """A value that somebody may change under its reader."""
-    for node in ast.walk(ast.parse(text)):
-        if not isinstance(node, ast.ClassDef):
-            continue
-        for decorator in map(ast.unparse, node.decorator_list):
+    for each in list_classes(text):
+        for decorator in each.decorators:
             if decorator.startswith("dataclass") and not (
                 "frozen=True" in decorator and "slots=True" in decorator
             ):
-                yield f"{node.lineno}: {node.name} is not frozen and slotted"
+                yield f"{each.line}: {each.name} is not frozen and slotted"
 
 
 def unreasoned(_stem: str, text: str) -> Iterator[str]:
@@ -152,21 +178,18 @@ def stand_in(_stem: str, text: str) -> Iterator[str]:
                 yield f"{node.lineno}: imports mock"
         elif (
             isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
             and id(node) not in waiting
-            and ast.unparse(node) in STAND_INS
+            and (name := f"{node.value.id}.{node.attr}") in STAND_INS
         ):
-            yield f"{node.lineno}: {ast.unparse(node)}"
+            yield f"{node.lineno}: {name}"
 
 
 def no_sentence(_stem: str, text: str) -> Iterator[str]:
     """A test whose name does not say what holds."""
-    for node in ast.walk(ast.parse(text)):
-        if (
-            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            and node.name.startswith("test_")
-            and node.name.count("_") < SENTENCE_WORDS
-        ):
-            yield f"{node.lineno}: {node.name} is no sentence"
+    for each in list_functions(text):
+        if each.name.startswith("test_") and each.name.count("_") < SENTENCE_WORDS:
+            yield f"{each.line}: {each.name} is no sentence"
 
 
 RULES = {
@@ -208,9 +231,8 @@ def test_sources_are_plain_english(rule: str) -> None:
 def test_class_names_exist_once() -> None:
     places: dict[str, list[str]] = {}
     for path in sources("agent", "lab"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+        for each in list_classes(path.read_text()):
+            places.setdefault(each.name, []).append(str(path.relative_to(ROOT)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 

@@ -15,6 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SELINUX_MAKEFILE = Path("/usr/share/selinux/devel/Makefile")
 MAX_EXPOSURE = 25
 """In tenths of the score of systemd-analyze security, which is 100 without a sandbox."""
+_BUILD_EXPOSURE = 85
+"""Of a unit whose builds make namespaces and mounts."""
+_BUILD_UNITS = frozenset({"treenail-bootstrap.service"})
 _TIMEOUT_S = 120
 
 
@@ -42,7 +45,8 @@ def list_commands(folder: Path) -> Iterator[LintCommand]:
     units = [_copy_unit(path, folder) for path in sorted((ROOT / "systemd").glob("*.service"))]
     yield LintCommand("systemd-analyze", "systemd", ("verify", "--man=no", *units))
     for unit in units:
-        exposure = ("security", "--offline=true", f"--threshold={MAX_EXPOSURE}", unit)
+        limit = _BUILD_EXPOSURE if unit.name in _BUILD_UNITS else MAX_EXPOSURE
+        exposure = ("security", "--offline=true", f"--threshold={limit}", unit)
         yield LintCommand("systemd-analyze", "systemd", exposure)
     spec = ("--config", ROOT / "rpm/rpmlint.toml", ROOT / "rpm/treenail.spec")
     yield LintCommand("rpmlint", "rpmlint", spec)

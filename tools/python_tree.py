@@ -49,7 +49,9 @@ NODE_FILES = {
     "LICENSE": "usr/share/licenses/treenail/LICENSE",
 }
 CONTROLLER_FILES = {
+    "systemd/treenail-bootstrap.service": "usr/lib/systemd/system/treenail-bootstrap.service",
     "rpm/man/treenail-controller.8": "usr/share/man/man8/treenail-controller.8",
+    "rpm/man/treenail-install.7": "usr/share/man/man7/treenail-install.7",
     "LICENSE": "usr/share/licenses/treenail-controller/LICENSE",
 }
 

@@ -4,6 +4,9 @@ pytest runs the tests in parallel, except those that `make check` has run. The s
 virtual machines runs beside them, because a machine occupies one core and often waits. With
 arguments pytest alone runs, with them. The results are in build/tests/*.xml; at the end one line
 counts them and ten lines name the slowest.
+
+A few tests that failed run once more, one after the other and beside nothing else. A test that
+passes then is named: it depends on the speed of the machine, or the product has a race.
 """
 
 import os
@@ -16,14 +19,25 @@ from tools import summarize
 
 RESULTS = Path("build/tests")
 MACHINES_LOG = RESULTS / "vm.log"
+TESTS_FILE = RESULTS / "tests.xml"
+ALONE_FILE = RESULTS / "alone.xml"
+MACHINES_FILE = RESULTS / "vm.xml"
 PYTEST = (
-    *(sys.executable, "-m", "pytest", "--dist", "worksteal"),
-    *("--durations=0", "--durations-min=30", f"--junitxml={RESULTS}/tests.xml"),
+    *(sys.executable, "-m", "pytest", "--dist", "worksteal", "--cache-clear"),
+    *("--durations=0", "--durations-min=30", f"--junitxml={TESTS_FILE}"),
 )
+ALONE = (
+    *(sys.executable, "-m", "pytest", "--last-failed", "--last-failed-no-failures=none"),
+    *("-n", "0", "--durations=0", "--durations-min=30", f"--junitxml={ALONE_FILE}"),
+)
+MOST_ALONE = 12
+"""The failures that run again. More of them have a cause of their own."""
+TESTS_FAILED = 1
+"""pytest's exit code when tests ran and some failed."""
 CHECKED = ("--ignore=tests/test_style.py", "--ignore=tests/test_layers.py")
 MACHINES = (
     *(sys.executable, "-m", "vmlab.run", "--if-possible", "-m", "smoke"),
-    f"--junitxml={RESULTS}/vm.xml",
+    f"--junitxml={MACHINES_FILE}",
 )
 PATIENCE = "3"
 """The factor of the time limits in a virtual machine, which shares its core with tests."""
@@ -39,19 +53,46 @@ def main(arguments: Sequence[str]) -> int:
     words = [*PYTEST, "-n", jobs, *(arguments or CHECKED)]
     machines = None if arguments else start_machines()
     try:
-        codes = [subprocess.run(words, check=False).returncode]
+        code = subprocess.run(words, check=False).returncode
+        machines_code = 0
         if machines is not None:
             if machines.poll() is None:
                 print(f"waiting for the virtual machines; see {MACHINES_LOG}", flush=True)
-            codes.append(machines.wait())
+            machines_code = machines.wait()
             print(MACHINES_LOG.read_text(encoding="utf-8", errors="replace"), flush=True)
+        failed = find_failed(TESTS_FILE) if code == TESTS_FAILED else ()
+        if 0 < len(failed) <= MOST_ALONE:
+            code = run_alone(failed)
     except KeyboardInterrupt:
         # Both received the signal, too, and end their processes.
         if machines is not None:
             machines.wait(_STOP_S)
         return 130
-    summarize.main([str(path) for path in sorted(RESULTS.glob("*.xml"))])
-    return next((code for code in codes if code), 0)
+    files = (TESTS_FILE, ALONE_FILE, MACHINES_FILE)
+    summarize.main([str(path) for path in files if path.exists()])
+    return code or machines_code
+
+
+def find_failed(results: Path) -> tuple[str, ...]:
+    """Name the tests that failed; empty when pytest wrote no results."""
+    if not results.exists():
+        return ()
+    return tuple(
+        name
+        for name, (_, kinds) in summarize.read_results(str(results)).items()
+        if kinds & summarize.FAILED
+    )
+
+
+def run_alone(failed: Sequence[str]) -> int:
+    """Run the tests that failed once more, without others beside them; return the exit code."""
+    print(f"running {len(failed)} failed tests again, alone", flush=True)
+    code = subprocess.run(ALONE, check=False).returncode
+    failed_again = find_failed(ALONE_FILE)
+    for name in failed:
+        result = "failed again" if name in failed_again else "failed, and passed alone"
+        print(f"{result}: {name}", flush=True)
+    return code
 
 
 def start_machines() -> subprocess.Popen[bytes]:
