@@ -1,6 +1,7 @@
 """Actions of the lab between the commands of a guide to new machines.
 
 Guides call the address of the control plane api-int.example.com. It is the loopback interface here.
+The kubelet of a new machine joins with what the server gave it.
 The server runs beside the lab, with the arguments of the DaemonSet, the certificate of the Secret
 and the permissions of the ServiceAccount that a guide created.
 """
@@ -13,16 +14,16 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.decode import Fields
 from treenail.controllers.ignition.access import RequestOutcome
-from treenail.controllers.ignition.request_log import RequestStore
+from treenail.controllers.ignition.request_log import REQUEST_CONFIGMAP, RequestStore
 from treenail.controllers.install.ignition_server import (
     CERTIFICATE_SECRET,
     NAME,
-    REQUEST_CONFIGMAP,
 )
 from treenail.errors import NotFoundError
 from treenail.kube.resources import DAEMONSETS, SECRETS
 from treenail_lab.apiserver.access.certificates import write_private_file
 from treenail_lab.cluster import POOL, Lab
+from treenail_lab.controllers import ALL_CONTROLLERS, ControllerReplicas
 from treenail_lab.provision import STOCK, ConfigServer, install_new_machine, is_pool_updated
 
 HOST, PORT = "api-int.example.com", 22623
@@ -33,8 +34,10 @@ _OWN_OPTIONS = ("--listen=", "--certificate=", "--key=", "--metrics=")
 class ProvisionActions:
     """The actions on a lab to which machines are added."""
 
-    def __init__(self, lab: Lab, shells: LabShells) -> None:
+    def __init__(self, lab: Lab, shells: LabShells, controllers: ControllerReplicas) -> None:
         self._lab = lab
+        self._installed = controllers
+        self._with_approval = ControllerReplicas(lab, enable=(*ALL_CONTROLLERS, "approve"))
         self._shells = shells
         self._server: ConfigServer | None = None
         shells.names[HOST] = "localhost"
@@ -43,19 +46,25 @@ class ProvisionActions:
     def list_actions(self) -> Mapping[str, Callable[..., None]]:
         """Return the actions by the text of their comments."""
         return {
-            "the DaemonSet is rolled out": self._start_server,
+            "the Deployment and the DaemonSet are rolled out": self._start_programs,
             r"(\S+) boots for the first time with (\S+)": self._boot_machine,
             r"(\S+) joins": self._wait_for_node,
             r"the log has (\d+) kinds of refused requests": self._wait_for_refusals,
         }
 
     def stop(self) -> None:
-        """Stop the server."""
+        """Stop the server, and the controllers that an action started."""
+        self._with_approval.stop()
         if self._server is not None:
             self._server.stop()
 
+    def _start_programs(self) -> None:
+        """Replace the controllers and start the server: the lab runs no pods of them."""
+        self._installed.stop()
+        self._with_approval.start_replica()
+        self._start_server()
+
     def _start_server(self) -> None:
-        """Start the server of one pod: the lab runs no pods of DaemonSets."""
         wait_until(lambda: is_pool_updated(self._lab), limit_s=_LIMIT_S)
         client = self._lab.client
         secret = Fields.from_json(client.get(SECRETS, CERTIFICATE_SECRET, namespace=NAME), "Secret")
@@ -86,7 +95,10 @@ class ProvisionActions:
         (container,) = pod.iter_objects("containers")
         command, *arguments = container.get_text_list("args")
         assert command == "serve"
-        return [each for each in arguments if not each.startswith(_OWN_OPTIONS)]
+        kept = [each for each in arguments if not each.startswith(_OWN_OPTIONS)]
+        # The API server of the lab has another port.
+        url = f"--api-server={self._lab.server.url}"
+        return [url if each.startswith("--api-server=") else each for each in kept]
 
     def _boot_machine(self, name: str, user_data: str) -> None:
         assert self._server is not None

@@ -77,7 +77,7 @@ class GuideLab:
                 started.callback(builds.stop)
                 more = builds.list_actions()
             if self._has_newcomers:
-                newcomers = ProvisionActions(lab, self.shells)
+                newcomers = ProvisionActions(lab, self.shells, controllers)
                 started.callback(newcomers.stop)
                 more = {**more, **newcomers.list_actions()}
             self.actions = LabActions(lab, self.shells, more)
