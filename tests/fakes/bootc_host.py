@@ -15,7 +15,7 @@ from treenail.errors import BusError, CommandError
 from treenail.host.bootc.backend import BootcBackend
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
-from treenail.host.systemd.bus import BusInterface, BusSignal
+from treenail.host.systemd.bus import BusInterface, BusSignal, UnitProperties
 
 Json = dict[str, object]
 _ASKS = "treenail-ask-"
@@ -54,8 +54,8 @@ class _Systemd:
         )
         fault_point(member)
         match member, arguments:
-            case "StartTransientUnit", (str(name), "fail", list(properties), _):
-                self._start(name, {key: value.unpack() for key, value in properties})
+            case "StartTransientUnit", (str(name), "fail", UnitProperties() as properties, _):
+                self._start(name, properties)
             case "StopUnit", (str(name), _) if name in self._world.units:
                 if self._world.units[name].result in ("", "success"):
                     del self._world.units[name]
@@ -93,12 +93,11 @@ class _Systemd:
     def close_connection(self) -> None:
         """Nothing is held."""
 
-    def _start(self, name: str, properties: Json) -> None:
+    def _start(self, name: str, properties: UnitProperties) -> None:
         if name in self._world.units:
             raise BusError(f"{name} is there", name="org.freedesktop.systemd1.UnitExists")
-        ((_, escaped, _),) = properties["ExecStart"]
-        argv = [word.replace("$$", "$") for word in escaped]
-        unit = Unit(str(properties["Description"]), tuple(argv), self._world.unit_steps)
+        argv = list(properties.command)
+        unit = Unit(str(properties.values["Description"]), tuple(argv), self._world.unit_steps)
         if _ASKS in name:
             *_shell, output, program = argv[:5]
             Path(output).write_bytes(_answer(self._world, [program, *argv[5:]]))
