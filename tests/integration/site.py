@@ -158,6 +158,7 @@ class Site:
             and goal.pull_spec in [notes.get(each) for each in key.IMAGE_SPELLINGS.values()]
             and self.booted() == goal.image.digest
             and self.calm()
+            and self.witness.has_report()
         )
 
     def calm(self) -> bool:

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from treenail.api import annotations as key
 from treenail.update.status import AGENT_CONDITIONS
@@ -156,11 +157,20 @@ class Witness:
 
     def phase(self) -> str:
         """Of the update that the ledger holds; empty without one."""
+        update = self._ledger().get("update")
+        return str(update["phase"]) if update else ""
+
+    def has_report(self) -> bool:
+        """Return whether the agent recorded that its Node shows the current target."""
+        return bool(self._ledger().get("reported", True))
+
+    def _ledger(self) -> dict[str, Any]:
         try:
             ledger = json.loads((self.machine.root / "var/lib/treenail/ledger.json").read_bytes())
         except FileNotFoundError:
-            return ""
-        return str(ledger["update"]["phase"]) if ledger["update"] else ""
+            return {}
+        assert isinstance(ledger, dict)
+        return ledger
 
     def _deployed(self) -> tuple[str, str, bool]:
         sysroot = Sysroot(self.machine.root)

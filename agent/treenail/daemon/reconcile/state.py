@@ -106,9 +106,11 @@ class UpdateLedger:
         self.save_record(replace(record, quarantined=None, retry=retry))
 
     def note_report(self, facts: Facts) -> None:
-        """Remember that the Node shows the current target."""
+        """Remember, between updates, that the Node shows the current target."""
         record = self._record
-        if not record.is_reported and facts.node and facts.node.shows_current(record.current):
+        if record.is_reported or record.update is not None or facts.node is None:
+            return
+        if facts.node.shows_current(record.current):
             self.save_record(replace(record, is_reported=True))
 
     def record_at_target(self, target: Target, facts: Facts) -> LedgerRecord:
