@@ -134,6 +134,28 @@ def test_bad_config_without_image_restores_its_files() -> None:
     assert (node.world.boots - boots, node.world.returns) == (2, 0)
 
 
+def test_power_cut_while_files_are_restored_ends_with_old_files_before_the_kubelet() -> None:
+    node = started(STOCK)
+    world = node.world
+    world.configs["other"] = config("other", {"/etc/other.conf": "x"}, image=C.image)
+    world.is_unhealthy = lambda world: world.file("/etc/other.conf") == b"x"
+    world.request_target(Target("other"))
+    boots = world.boots
+    while read_phase(world.ledger) is not Phase.ROLLING_BACK:
+        world.drain_controller()
+        node.turn()
+    world.disk.calls_left = 4
+    while node.process is not None:
+        node.turn()
+    assert world.boots == boots + 2, "the first reboot began the boot trial"
+    node.process = Process(world, node.clock)
+    node.process.loop.finish_boot()
+    assert world.file("/etc/other.conf") is None
+    for _ in range(3):
+        node.settle()
+    assert_came_back(world, STOCK, Target("other"), "Kubelet")
+
+
 @pytest.mark.parametrize("never_boots", [False, True])
 def test_rollback_is_ready_only_with_restored_files(*, never_boots: bool) -> None:
     node = started(STOCK)

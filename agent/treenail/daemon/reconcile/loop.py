@@ -26,16 +26,14 @@ from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
 from treenail.log import MessageId
 from treenail.update.decision import decide_prestage
 from treenail.update.decision.actions import (
-    CommitAction,
     Decision,
     RebootAction,
-    RecoverAction,
     RefuseAction,
-    RestoreAction,
     VerifyAction,
     WaitAction,
 )
 from treenail.update.decision.decide import decide_action, is_target_requested
+from treenail.update.decision.decide_boot import is_boot_action
 from treenail.update.decision.facts import Facts
 from treenail.update.decision.request import RequestKind, is_answered, is_cancel_request
 from treenail.update.drift.drift_policy import format_drift
@@ -189,11 +187,8 @@ class ReconcileLoop:
         for _ in range(_MAX_BOOT_PASSES):
             if self._runner.record.update is not None:
                 self._status_file.extend_start_timeout(START_EXTENSION_S)
-            _, decision = self._observe_and_decide()
-            is_boot_action = isinstance(
-                decision, RecoverAction | RestoreAction | VerifyAction | CommitAction
-            )
-            if self._failure is not None or not is_boot_action:
+            facts, decision = self._observe_and_decide()
+            if self._failure is not None or not is_boot_action(decision, facts):
                 return
             self.reconcile_once()
             if isinstance(decision, VerifyAction):

@@ -20,6 +20,7 @@ from treenail.update.decision.actions import (
     CancelStagedAction,
     CommitAction,
     Decision,
+    RecoverAction,
     RefuseAction,
     RestoreAction,
     RollBackAction,
@@ -31,6 +32,7 @@ from treenail.update.decision.facts import DeploymentState, Facts
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import is_in_effect
 from treenail.update.state.boot_trial import HealthCheckMode
+from treenail.update.state.phases import Phase
 from treenail.update.state.record import QuarantinedTarget, UpdateRecord
 from treenail.update.steps.steps import (
     ConfigStep,
@@ -70,6 +72,18 @@ def select_deployment_steps(steps: Sequence[ConfigStep]) -> tuple[ConfigStep, ..
             and step.path.startswith(_ETC_DIRECTORY)
         )
     )
+
+
+def is_boot_action(decision: Decision, facts: Facts) -> bool:
+    """Return whether to run the action before the kubelet and other services start."""
+    if isinstance(decision, RollBackAction):
+        # The files may be restored in part: the power went while the previous boot did it.
+        # The action leads to a `RestoreAction`, and the reboot comes after that.
+        update = facts.record.update
+        is_begun = update is not None and update.phase is Phase.ROLLING_BACK
+        impact = update.impact if update else None
+        return is_begun and facts.has_undo and impact is not None and impact.os.is_empty
+    return isinstance(decision, RecoverAction | RestoreAction | VerifyAction | CommitAction)
 
 
 def needs_live_trial(steps: Sequence[ConfigStep]) -> bool:
