@@ -44,6 +44,15 @@ def test_survival_lists_cases_and_says_what_was_not_recorded() -> None:
     assert text.count("Not recorded yet.") == len(SUITES) - 1
 
 
+def test_survival_sums_records_of_one_kind() -> None:
+    record = {"result": "", "command": "", "day": "", "revision": ""}
+    found = [{**record, "what": f"states: {name}", "count": 900} for name in ("a", "b")]
+    text = describe_survival({**dict.fromkeys(SUITES, ()), "crash": [*found, found[0] | {
+        "what": "other: a"}]})  # fmt: skip
+    assert "| **states: all** | **1,800** | | | |" in text.splitlines()
+    assert "other: all" not in text
+
+
 def test_costs_name_missed_limits_with_their_reason() -> None:
     met = make_figure("import", 90.0, target=100.0)
     missed = make_figure("RSS", 40.0, unit="MiB", target=32.0)

@@ -59,7 +59,21 @@ def describe_survival(suites: Mapping[str, Sequence[Record]]) -> str:
                 f"| {_cell(each['what'])} | {count} | {_cell(each['result'])} "
                 f"| `{_cell(each['command'])}` | {each['day']}, {each['revision']} |"
             )
+        lines += [
+            f"| **{_cell(what)}: all** | **{count:,}** | | | |"
+            for what, count in _sum_counts(suites[name]).items()
+        ]
     return "\n".join([*lines, ""])
+
+
+def _sum_counts(records: Sequence[Record]) -> dict[str, int]:
+    """Return the cases of all records whose names have the same text before the colon."""
+    counts: dict[str, list[int]] = {}
+    for each in records:
+        what, colon, _ = str(each["what"]).partition(": ")
+        if colon and isinstance(each["count"], int):
+            counts.setdefault(what, []).append(each["count"])
+    return {what: sum(found) for what, found in counts.items() if len(found) > 1}
 
 
 def describe_costs(records: Sequence[Record], misses: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.crash.stored import StoredWorld
 from tests.fakes.disk import Entry
+from tests.fakes.world import World
 from tests.update.build import A, B, C
 from treenail.api.annotations import NodeState
 from treenail.api.machineconfig import MachineConfig
@@ -16,7 +17,9 @@ from treenail.update.state.record import Target
 
 Json = dict[str, object]
 
-OLD, NEW, LIVE, FAILS, PASSED = map(Target, ("old", "new", "live", "fails", "passed"))
+OLD, NEW, LIVE, FAILS, PASSED, IMAGE = map(
+    Target, ("old", "new", "live", "fails", "passed", "image")
+)
 DEGRADED = NodeState.DEGRADED.value
 BAKED = Target("baked", B.image)
 UNIT = "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n"
@@ -77,7 +80,7 @@ CONFIGS = {
         _config(LIVE.config, [*OLD_FILES[:4], _file(LIVE_FILE, "new")], units=[ENABLED]),
         _config(PASSED.config, NEW_FILES, units=[ENABLED, {**BAD, "enabled": None}]),
         _config(FAILS.config, NEW_FILES, units=[ENABLED, BAD]),
-        _config("image", NEW_FILES, image=C.image, arguments=("quiet",)),
+        _config(IMAGE.config, NEW_FILES, image=C.image, arguments=("quiet",)),
         _config(BAKED.config, [*OLD_FILES, _file(BAKED_FILE, "baked")]),
     )
 }
@@ -101,6 +104,32 @@ def request(target: Target) -> Callable[[StoredWorld, Path], None]:
     return lambda world, _: world.request_target(target)
 
 
+def request_bad_boot(target: Target) -> Callable[[StoredWorld, Path], None]:
+    """Request a target in whose boot trial the kubelet fails."""
+
+    def change(world: StoredWorld, root: Path) -> None:
+        request(target)(world, root)
+        world.is_unhealthy = has_new_file
+
+    return change
+
+
+def has_new_file(world: World) -> bool:
+    return world.file("/etc/motd") == b"new"
+
+
+def cancel_when_staged(world: StoredWorld) -> None:
+    """Request the old target again as soon as the image of another one is staged."""
+    if world.staging is not None:
+        world.request_target(OLD)
+
+
+def cancel_in_trial(world: StoredWorld) -> None:
+    """Request the old target again as soon as another one is booted."""
+    if has_new_file(world) and world.booted == C.digest:
+        world.request_target(OLD)
+
+
 def damage_file(_world: StoredWorld, root: Path) -> None:
     (root / "etc/healed").write_text("wrong")
 
@@ -120,8 +149,12 @@ class Scenario:
     """The node's state at the end."""
     passed: Target | None = None
     """The target whose files the machine has for a time."""
+    passed_starts: bool = False
+    """A boot trial of `passed` starts the kubelet with these files."""
     change_is_update: bool = True
     """The change is a request, so the Node's annotations say which tree the machine has."""
+    during: Callable[[StoredWorld], None] = lambda _: None
+    """What a user does before a turn; it depends on the world alone."""
     turns: int = 2
     """After so many turns without a change the machine is at rest."""
 
@@ -140,8 +173,33 @@ SCENARIOS = {
     for each in (
         Scenario("config", request(NEW), NEW),
         Scenario("live config", request(LIVE), LIVE),
-        Scenario("image", request(Target("image")), Target("image")),
+        Scenario("image", request(IMAGE), IMAGE),
         Scenario("image mode", request(BAKED), BAKED),
+        Scenario("cancelled", request(IMAGE), OLD, during=cancel_when_staged),
+        Scenario(
+            "cancelled in its boot trial",
+            request_bad_boot(IMAGE),
+            OLD,
+            during=cancel_in_trial,
+            passed=IMAGE,
+            passed_starts=True,
+        ),
+        Scenario(
+            "rolled back",
+            request_bad_boot(IMAGE),
+            OLD,
+            passed=IMAGE,
+            passed_starts=True,
+            state=DEGRADED,
+        ),
+        Scenario(
+            "rolled back config",
+            request_bad_boot(NEW),
+            OLD,
+            passed=NEW,
+            passed_starts=True,
+            state=DEGRADED,
+        ),
         Scenario("failed step", request(FAILS), OLD, passed=PASSED, state=DEGRADED),
         Scenario("drift", damage_file, OLD, change_is_update=False, turns=12),
         Scenario("agent version", request(NEW), NEW, prepare=downgrade_ledger),

@@ -75,12 +75,14 @@ class ScenarioRun:
         self._runs = 0
         self._good: set[object] = set()
         self._passed: Visible = {}
-        """The tree of a target that fails at its last step."""
+        """The tree of a target that fails at its last step or in its boot trial."""
+        self._passed_digest = ""
         if scenario.passed is not None:
             below = top / "passed"
             below.mkdir()
             passed = Scenario("passed", request(scenario.passed), scenario.passed)
-            self._passed = ScenarioRun(passed, below).outcome.after
+            outcome = ScenarioRun(passed, below).outcome
+            self._passed, self._passed_digest = outcome.after, outcome.world.system.digest
         self.outcome: Outcome = self.run()
 
     def run(
@@ -154,9 +156,10 @@ class ScenarioRun:
     def _settle(self, node: StoredNode, is_settled: Callable[[], bool]) -> None:
         calm, before = 0, ""
         for _ in range(TURNS_LIMIT):
-            node.world.drain_controller()
-            node.turn()
             assert isinstance(node.world, StoredWorld)
+            node.world.drain_controller()
+            self.scenario.during(node.world)
+            node.turn()
             now = node.world.describe()
             calm = calm + 1 if now == before and is_settled() and node.process else 0
             if calm == self.scenario.turns:
@@ -181,7 +184,8 @@ class ScenarioRun:
 
             def check_start() -> None:
                 tree = read_tree(root)
-                wrong.extend(self._find_mixed(root, tree, world))
+                is_new_boot = state.is_power_cut or world.boots != state.world.boots
+                wrong.extend(self._find_mixed(root, tree, world, is_new_boot=is_new_boot))
                 starts.add(name := (world.describe(), _describe_tree(tree)))
                 if name in self._good or not until_rest:
                     raise _KnownError
@@ -235,22 +239,33 @@ class ScenarioRun:
     def _outcomes(self) -> tuple[Visible, Visible]:
         return self.outcome.before, self.outcome.after
 
-    def _find_mixed(self, root: Path, tree: Tree, world: StoredWorld) -> list[str]:
+    def _find_mixed(
+        self, root: Path, tree: Tree, world: StoredWorld, *, is_new_boot: bool
+    ) -> list[str]:
         """Check the tree that the kubelet finds: all old or all new, and as the Node says."""
-        now = select_visible(tree)
-        allowed = self._list_allowed(world)
-        if now not in allowed:
-            nearest = min((_differ(now, each) for each in allowed), key=len)
+        now, digest = select_visible(tree), world.system.digest
+        allowed = self._list_allowed(world, is_new_boot=is_new_boot)
+        if now not in [each for each, _ in allowed]:
+            nearest = min((_differ(now, each) for each, _ in allowed), key=len)
             return [f"after the start neither old nor new: {nearest}"]
+        if (now, digest) not in allowed:
+            return [f"after the start the tree of another image: {digest}"]
         return self._find_untrue(root, world)
 
-    def _list_allowed(self, world: StoredWorld) -> list[Visible]:
+    def _list_allowed(self, world: StoredWorld, *, is_new_boot: bool) -> list[tuple[Visible, str]]:
+        """Return the trees that a start may leave, each with the digest of its image."""
         before, after = self._outcomes()
-        allowed = [before, after]
+        old, new = self._world.system.digest, self.outcome.world.system.digest
+        allowed = [(before, old), (after, new)]
+        if self.scenario.passed_starts:
+            allowed.append((self._passed, self._passed_digest))
+        if world.unschedulable and not is_new_boot:
+            # Out of service, the files come before the reboot into their image.
+            allowed += [(each, old) for each, _ in allowed]
         if world.unschedulable and BAKED_FILE in after:
             # Out of service, the image's file comes with the reboot, and the agent's before it.
-            allowed.append({path: each for path, each in after.items() if path != BAKED_FILE})
-            allowed.append(before | {BAKED_FILE: after[BAKED_FILE]})
+            without = {path: each for path, each in after.items() if path != BAKED_FILE}
+            allowed += [(without, old), (before | {BAKED_FILE: after[BAKED_FILE]}, new)]
         return allowed
 
     def _find_untrue(self, root: Path, world: StoredWorld) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from tests.crash.disk_model import DIRECTORY, LINK, Tree, Version
@@ -27,6 +28,7 @@ from treenail.host.system.state_file import CrashRecordFile, Json, Ledger
 
 STATUS_PATH = "/run/treenail/status.json"
 _UNKNOWN = 1 << 40
+_MEMORY = "/dev/shm"
 
 
 class NumberedDisk(Disk):
@@ -74,6 +76,11 @@ def write_tree(root: Path, tree: Tree) -> dict[int, int]:
         if kind != LINK:
             place.chmod(version.mode)
     return {os.lstat(place).st_ino: number for number, place in made.items()}
+
+
+def make_scratch_directory() -> TemporaryDirectory[str]:
+    """Make a directory in memory where possible: thousands of trees are written there."""
+    return TemporaryDirectory(prefix="tn", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None)
 
 
 class DirectoryDisk:
