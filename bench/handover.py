@@ -22,7 +22,7 @@ from tests.controllers.install_time.registries import (
 )
 from tests.registry.images import make_layer, push_image
 from treenail.builder.images.copies import ImageCopier, Place
-from treenail.controllers.install_time.bootstrap_registry import BootstrapRegistry
+from treenail.controllers.install_time.registry.bootstrap_registry import BootstrapRegistry
 from treenail_lab.registry.docker_registry import find_docker_registry
 
 RATIO = 1.2

@@ -17,7 +17,7 @@ from tests.controllers.install_time.directories import make_config, make_pool, w
 from tests.controllers.install_time.pool_builds import InstallSite
 from tests.controllers.install_time.processes import Bootstrapping, bootstrap
 from tests.registry.real_registry import RegistryService
-from treenail.controllers.install_time.image_mode import NAMESPACE
+from treenail.controllers.install_time.inputs.image_mode import NAMESPACE
 
 CONFIG_BYTES = 165_000
 FILES = 50

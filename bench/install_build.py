@@ -24,7 +24,7 @@ from tests.controllers.install_time.registries import (
     write_auth_file,
     write_certificates,
 )
-from treenail.controllers.install_time.bootstrap_registry import BootstrapRegistry
+from treenail.controllers.install_time.registry.bootstrap_registry import BootstrapRegistry
 from treenail_lab.registry.docker_registry import find_docker_registry
 from treenail_lab.registry.service import PULLER, RegistryService
 

@@ -38,8 +38,8 @@ from tests.controllers.ignition.serving import write_certificate
 from tests.controllers.installed import apply
 from treenail.clock import SystemClock
 from treenail.config.node_paths import KUBECONFIG
-from treenail.controllers.ignition.token_store import TokenStore
-from treenail.controllers.ignition.tokens import TokenBook, make_token
+from treenail.controllers.ignition.tokens.token_store import TokenStore
+from treenail.controllers.ignition.tokens.tokens import TokenBook, make_token
 from treenail.controllers.install import installation
 from treenail.controllers.install.ignition_server import NAME, build_server_documents
 from treenail.controllers.install.installation import InstallOptions

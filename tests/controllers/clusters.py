@@ -25,10 +25,10 @@ from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.install import installation
 from treenail.controllers.install.installation import NAME, InstallOptions
 from treenail.controllers.install.permissions import DEFAULT_CONTROLLERS
-from treenail.controllers.install_time.build_hold import InstallHold
-from treenail.controllers.install_time.controller import InstallController
-from treenail.controllers.install_time.image_mode import NAMESPACE as INSTALLATION
-from treenail.controllers.install_time.image_mover import ImageMover
+from treenail.controllers.install_time.handover.build_hold import InstallHold
+from treenail.controllers.install_time.handover.controller import InstallController
+from treenail.controllers.install_time.handover.image_mover import ImageMover
+from treenail.controllers.install_time.inputs.image_mode import NAMESPACE as INSTALLATION
 from treenail.controllers.render.controller import RenderController
 from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.gates.external import GateClient

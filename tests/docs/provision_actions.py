@@ -13,8 +13,8 @@ from tests.docs.lab_shell import CLUSTER, LabShells
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.decode import Fields
-from treenail.controllers.ignition.access import RequestOutcome
-from treenail.controllers.ignition.request_log import REQUEST_CONFIGMAP, RequestStore
+from treenail.controllers.ignition.machines.request_log import REQUEST_CONFIGMAP, RequestStore
+from treenail.controllers.ignition.server.access import RequestOutcome
 from treenail.controllers.install.ignition_server import (
     CERTIFICATE_SECRET,
     NAME,

@@ -20,8 +20,8 @@ from treenail.api import annotations as key
 from treenail.api import documents
 from treenail.api.machineconfigpool import MASTER
 from treenail.config.bootstrap_registry import MIRROR_FILE, RECORD_FILE
-from treenail.controllers.ignition.pointer import build_pointer
-from treenail.controllers.install_time.install_directory import InstallDirectory
+from treenail.controllers.ignition.content.pointer import build_pointer
+from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
     MACHINECONFIGS,

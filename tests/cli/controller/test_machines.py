@@ -12,9 +12,9 @@ from tests.controllers.ignition.samples import make_pool
 from tests.controllers.rollout.agents import client_of, install_kinds
 from treenail.cli.controller.main import main
 from treenail.clock import SystemClock
-from treenail.controllers.ignition.access import RequestOutcome, RequestRow
-from treenail.controllers.ignition.logged_requests import format_requests, log_request
-from treenail.controllers.ignition.request_log import REQUEST_CONFIGMAP
+from treenail.controllers.ignition.machines.logged_requests import format_requests, log_request
+from treenail.controllers.ignition.machines.request_log import REQUEST_CONFIGMAP
+from treenail.controllers.ignition.server.access import RequestOutcome, RequestRow
 from treenail.controllers.install.ignition_server import NAME
 from treenail.kube.client import Client
 from treenail.kube.resources import CONFIGMAPS, MACHINECONFIGPOOLS, NAMESPACES, NODES

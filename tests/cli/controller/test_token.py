@@ -13,8 +13,8 @@ from tests.controllers.ignition.token_cluster import SECRET, TokenCluster, run_t
 from treenail.cli.controller.main import main
 from treenail.cli.controller.serve_tokens import DEFAULT_NAMESPACE
 from treenail.cli.output import EXIT_USAGE
-from treenail.controllers.ignition.token_store import TOKEN_SECRET
-from treenail.controllers.ignition.tokens import confirm_use, read_name
+from treenail.controllers.ignition.tokens.token_store import TOKEN_SECRET
+from treenail.controllers.ignition.tokens.tokens import confirm_use, read_name
 from treenail.controllers.install import ignition_server, installation
 from treenail.controllers.install.objects import build_binding, build_role
 from treenail.controllers.install.permissions import build_named_rules

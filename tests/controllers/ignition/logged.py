@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from treenail.controllers.ignition.access import RequestOutcome, RequestRow
-from treenail.controllers.ignition.logged_requests import LoggedRequest, log_request
+from treenail.controllers.ignition.machines.logged_requests import LoggedRequest, log_request
+from treenail.controllers.ignition.server.access import RequestOutcome, RequestRow
 
 NOW = 1_700_000_000.0
 

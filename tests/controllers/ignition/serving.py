@@ -13,13 +13,18 @@ from typing import Any
 
 from tests.controllers.ignition.samples import NEW, Json, make_config, make_file, make_pool
 from treenail.clock import Clock
-from treenail.controllers.ignition.access import Access, AccessVerdict, OpenAccess, RequestRow
-from treenail.controllers.ignition.certificate import ServerCertificate
-from treenail.controllers.ignition.directory_source import DirectorySource
-from treenail.controllers.ignition.listener import ServerLimits
-from treenail.controllers.ignition.server import IgnitionServer
-from treenail.controllers.ignition.service import ConfigService
-from treenail.controllers.ignition.source import PoolSource, SourceSettings
+from treenail.controllers.ignition.content.directory_source import DirectorySource
+from treenail.controllers.ignition.content.source import PoolSource, SourceSettings
+from treenail.controllers.ignition.server.access import (
+    Access,
+    AccessVerdict,
+    OpenAccess,
+    RequestRow,
+)
+from treenail.controllers.ignition.server.certificate import ServerCertificate
+from treenail.controllers.ignition.server.listener import ServerLimits
+from treenail.controllers.ignition.server.server import IgnitionServer
+from treenail.controllers.ignition.server.service import ConfigService
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
 LIMIT_S = 60.0

@@ -7,7 +7,11 @@ from hypothesis import strategies as st
 from tests.api.fuzzing import fuzz
 from tests.oracle import needs_oracle, records
 from treenail.config.ignition_emit import VERSIONS_SERVED
-from treenail.controllers.ignition.accept import DEFAULT_VERSION, AcceptError, choose_version
+from treenail.controllers.ignition.content.accept import (
+    DEFAULT_VERSION,
+    AcceptError,
+    choose_version,
+)
 
 IGNITION = "application/vnd.coreos.ignition+json"
 

@@ -28,7 +28,7 @@ from tests.waiting import wait_until
 from treenail.controllers.ignition.approval.controller import ApprovalController
 from treenail.controllers.ignition.approval.decide import IssuedCertificate, find_refusal
 from treenail.controllers.ignition.approval.request import KubeletRequest
-from treenail.controllers.ignition.bootstrap_tokens import (
+from treenail.controllers.ignition.tokens.bootstrap_tokens import (
     GROUP,
     BootstrapCredentials,
     JoinTarget,

@@ -13,7 +13,9 @@ from tests.contract.csr import REQUESTS, make_pkcs10, make_request
 from tests.controllers.ignition.token_cluster import TokenCluster, run_token_cluster
 from treenail.clock import format_rfc3339
 from treenail.controllers.ignition.approval.request import KubeletRequest
-from treenail.controllers.ignition.bootstrap_tokens import (
+from treenail.controllers.ignition.machines.joined_machines import ArrivedNode
+from treenail.controllers.ignition.machines.token_settlement import UseSettler, settle_record
+from treenail.controllers.ignition.tokens.bootstrap_tokens import (
     GROUP,
     BootstrapCredentials,
     JoinTarget,
@@ -21,9 +23,7 @@ from treenail.controllers.ignition.bootstrap_tokens import (
     list_groups,
     list_identities,
 )
-from treenail.controllers.ignition.joined_machines import ArrivedNode
-from treenail.controllers.ignition.token_settlement import UseSettler, settle_record
-from treenail.controllers.ignition.tokens import (
+from treenail.controllers.ignition.tokens.tokens import (
     TokenRecord,
     TokenUse,
     UseState,

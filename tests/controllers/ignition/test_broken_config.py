@@ -13,8 +13,8 @@ from tests.controllers.ignition.samples import make_file
 from tests.controllers.ignition.serving import IGNITION, Response, Serving, serve
 from tests.controllers.rollout.agents import Agents
 from tests.waiting import wait_until
-from treenail.controllers.ignition.cluster_source import ClusterSource
-from treenail.controllers.ignition.source import SourceSettings
+from treenail.controllers.ignition.content.cluster_source import ClusterSource
+from treenail.controllers.ignition.content.source import SourceSettings
 from treenail.controllers.runtime.informers import Informers
 
 pytestmark = [pytest.mark.integration]

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from treenail.controllers.ignition.cache import CacheKey, DocumentCache
+from treenail.controllers.ignition.content.cache import CacheKey, DocumentCache
 from treenail.errors import ConfigError, HostError
 
 LIMIT_S = 30.0

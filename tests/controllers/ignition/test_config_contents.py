@@ -3,8 +3,8 @@
 import pytest
 
 from tests.controllers.ignition.samples import Json, make_config, make_file
-from treenail.controllers.ignition.config_contents import ConfigContents
-from treenail.controllers.ignition.source import PackedConfig, SourceUnreadyError
+from treenail.controllers.ignition.content.config_contents import ConfigContents
+from treenail.controllers.ignition.content.source import PackedConfig, SourceUnreadyError
 from treenail.errors import NotFoundError
 
 NAMES = ("a", "b", "c", "d")

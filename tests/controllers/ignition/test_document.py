@@ -24,9 +24,9 @@ from treenail.api.ignition import parse_ignition
 from treenail.api.ignition_model import IgnitionFile
 from treenail.config import node_paths
 from treenail.config.ignition_emit import VERSIONS_SERVED, VersionTooOldError
-from treenail.controllers.ignition.directory_source import DirectorySource
-from treenail.controllers.ignition.document import ServedDocument, build_document
-from treenail.controllers.ignition.source import ServedInputs, SourceSettings
+from treenail.controllers.ignition.content.directory_source import DirectorySource
+from treenail.controllers.ignition.content.document import ServedDocument, build_document
+from treenail.controllers.ignition.content.source import ServedInputs, SourceSettings
 from treenail.errors import ConfigError
 
 REGISTRY_CA = "/etc/docker/certs.d/registry.example:5000/ca.crt"

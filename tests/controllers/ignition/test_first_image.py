@@ -19,9 +19,9 @@ from tests.controllers.ignition.samples import (
 from tests.fakes.clock import FakeClock
 from treenail.api import annotations as key
 from treenail.clock import format_rfc3339
-from treenail.controllers.ignition.directory_source import DirectorySource
-from treenail.controllers.ignition.first_image import FirstImageSettings
-from treenail.controllers.ignition.source import (
+from treenail.controllers.ignition.content.directory_source import DirectorySource
+from treenail.controllers.ignition.content.first_image import FirstImageSettings
+from treenail.controllers.ignition.content.source import (
     ServedInputs,
     SourceSettings,
     SourceUnreadyError,

@@ -9,17 +9,17 @@ from tests.controllers.ignition.logged import NOW, make_refusal, make_row
 from tests.controllers.ignition.samples import make_pool
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import format_rfc3339
-from treenail.controllers.ignition.access import RequestOutcome
 from treenail.controllers.ignition.approval.request import KubeletRequest
-from treenail.controllers.ignition.bootstrap_tokens import compute_identity
-from treenail.controllers.ignition.joined_machines import (
+from treenail.controllers.ignition.machines.joined_machines import (
     EXPECT_S,
     ArrivedNode,
     JoinedMachine,
     NodeArrival,
     join_machines,
 )
-from treenail.controllers.ignition.logged_requests import LoggedRequest, log_request
+from treenail.controllers.ignition.machines.logged_requests import LoggedRequest, log_request
+from treenail.controllers.ignition.server.access import RequestOutcome
+from treenail.controllers.ignition.tokens.bootstrap_tokens import compute_identity
 
 WORKER = "node-role.kubernetes.io/worker"
 SELECTOR = {"matchLabels": {WORKER: ""}}

@@ -23,9 +23,14 @@ from tests.controllers.conftest import REAL
 from tests.controllers.ignition.serving import LIMIT_S
 from tests.waiting import wait_until
 from treenail.controllers.ignition.approval.controller import ApprovalController
-from treenail.controllers.ignition.bootstrap_tokens import BootstrapCredentials, JoinTarget
-from treenail.controllers.ignition.token_store import TOKEN_SECRET, TokenStore
-from treenail.controllers.ignition.tokens import TokenBook, TokenRecord, format_book, make_token
+from treenail.controllers.ignition.tokens.bootstrap_tokens import BootstrapCredentials, JoinTarget
+from treenail.controllers.ignition.tokens.token_store import TOKEN_SECRET, TokenStore
+from treenail.controllers.ignition.tokens.tokens import (
+    TokenBook,
+    TokenRecord,
+    format_book,
+    make_token,
+)
 from treenail.controllers.install.ignition_server import NAME, build_approval_access
 from treenail.controllers.install.installation import InstallOptions
 from treenail.controllers.install.join_access import build_join_access

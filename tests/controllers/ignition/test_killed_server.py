@@ -26,10 +26,10 @@ from tests.controllers.installed import apply
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
-from treenail.controllers.ignition.cluster_source import ClusterSource
-from treenail.controllers.ignition.source import SourceSettings
-from treenail.controllers.ignition.token_store import TokenStore
-from treenail.controllers.ignition.tokens import TokenRecord, make_token
+from treenail.controllers.ignition.content.cluster_source import ClusterSource
+from treenail.controllers.ignition.content.source import SourceSettings
+from treenail.controllers.ignition.tokens.token_store import TokenStore
+from treenail.controllers.ignition.tokens.tokens import TokenRecord, make_token
 from treenail.controllers.install import installation
 from treenail.controllers.install.ignition_server import NAME, build_server_documents
 from treenail.controllers.install.installation import InstallOptions

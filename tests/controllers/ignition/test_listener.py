@@ -30,16 +30,16 @@ from tests.controllers.ignition.serving import (
 )
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
-from treenail.controllers.ignition.access import RequestOutcome
-from treenail.controllers.ignition.certificate import WARN_S, ServerCertificate, read_expiry
-from treenail.controllers.ignition.listener import (
+from treenail.controllers.ignition.server.access import RequestOutcome
+from treenail.controllers.ignition.server.certificate import WARN_S, ServerCertificate, read_expiry
+from treenail.controllers.ignition.server.listener import (
     BUSY_HEAD_LIMIT_S,
     CERTIFICATE_CHECK_S,
     REST_LIMIT_S,
     ServerLimits,
     read_address,
 )
-from treenail.controllers.ignition.server import IgnitionServer
+from treenail.controllers.ignition.server.server import IgnitionServer
 from treenail.controllers.runtime.http_listener import (
     HEAD_LIMIT_S,
     HttpListener,

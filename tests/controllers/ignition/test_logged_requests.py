@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.controllers.ignition.logged import NOW, make_logged, make_refusal
-from treenail.controllers.ignition.access import RequestOutcome
-from treenail.controllers.ignition.logged_requests import (
+from treenail.controllers.ignition.machines.logged_requests import (
     DATA_KEY,
     MAX_AGE_S,
     MAX_ANONYMOUS_ROWS,
@@ -18,6 +17,7 @@ from treenail.controllers.ignition.logged_requests import (
     merge_requests,
     parse_requests,
 )
+from treenail.controllers.ignition.server.access import RequestOutcome
 
 
 def test_rows_in_a_configmap_are_read_again() -> None:

@@ -14,10 +14,13 @@ from tests.controllers.ignition.test_joined_machines import (
     make_certificate,
     make_node,
 )
-from treenail.controllers.ignition.access import RequestOutcome
-from treenail.controllers.ignition.joined_machines import JoinedMachine, join_machines
-from treenail.controllers.ignition.machine_report import build_report, build_report_document
-from treenail.controllers.ignition.tokens import Refusal
+from treenail.controllers.ignition.machines.joined_machines import JoinedMachine, join_machines
+from treenail.controllers.ignition.machines.machine_report import (
+    build_report,
+    build_report_document,
+)
+from treenail.controllers.ignition.server.access import RequestOutcome
+from treenail.controllers.ignition.tokens.tokens import Refusal
 
 CERTIFICATES: tuple[dict[str, Any], ...] = (
     {},

@@ -13,21 +13,21 @@ from tests.controllers.rollout.agents import client_of, install_kinds
 from tests.fakes.clock import FakeClock
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import SystemClock
-from treenail.controllers.ignition.access import RequestOutcome, RequestRow
 from treenail.controllers.ignition.approval.request import KubeletRequest
-from treenail.controllers.ignition.joined_machines import EXPECT_S
-from treenail.controllers.ignition.logged_requests import (
+from treenail.controllers.ignition.machines.joined_machines import EXPECT_S
+from treenail.controllers.ignition.machines.logged_requests import (
     LoggedRequest,
     log_request,
     merge_requests,
 )
-from treenail.controllers.ignition.missing_machines import (
+from treenail.controllers.ignition.machines.missing_machines import (
     REASON,
     MissingMachineReporter,
     find_due_machines,
     format_messages,
 )
-from treenail.controllers.ignition.request_log import RequestLogWriter, RequestStore
+from treenail.controllers.ignition.machines.request_log import RequestLogWriter, RequestStore
+from treenail.controllers.ignition.server.access import RequestOutcome, RequestRow
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
 from treenail.kube.resources import EVENTS, MACHINECONFIGPOOLS, NODES

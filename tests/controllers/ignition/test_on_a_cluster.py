@@ -28,8 +28,8 @@ from tests.controllers.ignition.samples import (
 from tests.controllers.ignition.serving import LIMIT_S
 from tests.waiting import wait_until
 from treenail.cli.controller.main import main
-from treenail.controllers.ignition.request_log import REQUEST_CONFIGMAP
-from treenail.controllers.ignition.tokens import read_name
+from treenail.controllers.ignition.machines.request_log import REQUEST_CONFIGMAP
+from treenail.controllers.ignition.tokens.tokens import read_name
 from treenail.controllers.install.ignition_server import (
     CERTIFICATE_SECRET,
     NAME,

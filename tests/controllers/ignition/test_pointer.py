@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from treenail.api.contents import Contents
 from treenail.config.ignition_emit import VERSIONS_SERVED
-from treenail.controllers.ignition.pointer import build_pointer
+from treenail.controllers.ignition.content.pointer import build_pointer
 from treenail.errors import UsageError
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 

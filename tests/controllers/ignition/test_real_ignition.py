@@ -14,8 +14,8 @@ import pytest
 from tests.controllers.ignition.samples import NEW, make_config, make_file
 from tests.controllers.ignition.serving import OneToken, Serving, serve
 from treenail.config import node_paths
-from treenail.controllers.ignition.access import AccessVerdict
-from treenail.controllers.ignition.pointer import build_pointer
+from treenail.controllers.ignition.content.pointer import build_pointer
+from treenail.controllers.ignition.server.access import AccessVerdict
 from treenail_lab.machine.ignition import ignition
 from treenail_lab.machine.ignition.ignition import CONFIG_CACHE, Ignition, find_cause
 from treenail_lab.machine.rootfs import VENDOR

@@ -14,7 +14,7 @@ from tests.fakes.clock import FakeClock
 from tests.kube.cluster import Cluster
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
-from treenail.controllers.ignition.logged_requests import (
+from treenail.controllers.ignition.machines.logged_requests import (
     DATA_KEY,
     MAX_BYTES,
     MAX_ROWS,
@@ -22,7 +22,7 @@ from treenail.controllers.ignition.logged_requests import (
     format_requests,
     log_request,
 )
-from treenail.controllers.ignition.request_log import RequestLogWriter, RequestStore
+from treenail.controllers.ignition.machines.request_log import RequestLogWriter, RequestStore
 from treenail.errors import ConflictError, ForbiddenError, NotFoundError, UnreachableError
 from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig

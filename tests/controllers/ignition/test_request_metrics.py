@@ -2,10 +2,10 @@
 
 from tests.controllers.ignition.logged import NOW, make_refusal, make_row
 from tests.fakes.clock import FakeClock
-from treenail.controllers.ignition.access import RequestOutcome
-from treenail.controllers.ignition.request_metrics import RequestMetrics, add_token_metrics
-from treenail.controllers.ignition.request_recorder import RequestRecorder
-from treenail.controllers.ignition.tokens import TokenBook, make_token
+from treenail.controllers.ignition.machines.request_metrics import RequestMetrics, add_token_metrics
+from treenail.controllers.ignition.machines.request_recorder import RequestRecorder
+from treenail.controllers.ignition.server.access import RequestOutcome
+from treenail.controllers.ignition.tokens.tokens import TokenBook, make_token
 from treenail.controllers.runtime.metrics import ControllerMetrics
 
 PREFIX = "treenail_controller_ignition_"

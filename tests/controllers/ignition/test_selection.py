@@ -14,7 +14,11 @@ from tests.controllers.ignition.samples import (
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.controllers.ignition.selection import SelectedImage, select_image, select_rendered
+from treenail.controllers.ignition.content.selection import (
+    SelectedImage,
+    select_image,
+    select_rendered,
+)
 from treenail.controllers.rollout.gates.os_image import NO_BUILD, PoolBuild
 
 

@@ -25,9 +25,9 @@ from tests.waiting import wait_until
 from treenail.cli.controller.main import main
 from treenail.cli.output import EXIT_USAGE
 from treenail.clock import SystemClock
-from treenail.controllers.ignition.request_log import REQUEST_CONFIGMAP
-from treenail.controllers.ignition.token_store import TokenStore
-from treenail.controllers.ignition.tokens import make_token, read_name
+from treenail.controllers.ignition.machines.request_log import REQUEST_CONFIGMAP
+from treenail.controllers.ignition.tokens.token_store import TokenStore
+from treenail.controllers.ignition.tokens.tokens import make_token, read_name
 from treenail.controllers.install import installation
 from treenail.controllers.install.ignition_server import (
     NAME,

@@ -24,8 +24,8 @@ from tests.controllers.ignition.serving import (
     serve,
 )
 from tests.waiting import wait_until
-from treenail.controllers.ignition.access import AccessVerdict, OpenAccess, RequestOutcome
-from treenail.controllers.ignition.source import ServedInputs, SourceUnreadyError
+from treenail.controllers.ignition.content.source import ServedInputs, SourceUnreadyError
+from treenail.controllers.ignition.server.access import AccessVerdict, OpenAccess, RequestOutcome
 
 
 class UnreadySource:
@@ -188,8 +188,8 @@ def test_changed_inputs_are_served_and_equal_ones_are_cached(serving: Serving) -
 
 
 def test_image_that_comes_later_has_a_header(tmp_path: Path) -> None:
-    from treenail.controllers.ignition.directory_source import DirectorySource
-    from treenail.controllers.ignition.source import SourceSettings
+    from treenail.controllers.ignition.content.directory_source import DirectorySource
+    from treenail.controllers.ignition.content.source import SourceSettings
 
     settings = SourceSettings(needs_cluster=("quay.io",))
     with serve(tmp_path, source=DirectorySource(tmp_path / "sources", settings)) as serving:

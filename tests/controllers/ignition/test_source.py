@@ -26,9 +26,9 @@ from tests.controllers.ignition.samples import (
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
-from treenail.controllers.ignition.cluster_source import ClusterSource
-from treenail.controllers.ignition.directory_source import DirectorySource
-from treenail.controllers.ignition.source import (
+from treenail.controllers.ignition.content.cluster_source import ClusterSource
+from treenail.controllers.ignition.content.directory_source import DirectorySource
+from treenail.controllers.ignition.content.source import (
     CONFIG_LIMIT,
     PackedConfig,
     PoolMissingError,

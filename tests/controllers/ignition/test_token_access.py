@@ -22,12 +22,12 @@ from tests.controllers.ignition.token_cluster import (
 from tests.waiting import wait_until
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.cli.controller.serve_tokens import TOKEN_LIMIT_S
-from treenail.controllers.ignition.access import AccessVerdict
-from treenail.controllers.ignition.bootstrap_tokens import BootstrapCredentials, JoinTarget
-from treenail.controllers.ignition.machine_credentials import SharedCredentials
-from treenail.controllers.ignition.token_access import TokenAccess, TokenMode, TokenSettings
-from treenail.controllers.ignition.token_store import CONFIRM_S, TokenStore
-from treenail.controllers.ignition.tokens import TokenRecord, UseState, settle_use
+from treenail.controllers.ignition.server.access import AccessVerdict
+from treenail.controllers.ignition.tokens.bootstrap_tokens import BootstrapCredentials, JoinTarget
+from treenail.controllers.ignition.tokens.machine_credentials import SharedCredentials
+from treenail.controllers.ignition.tokens.token_access import TokenAccess, TokenMode, TokenSettings
+from treenail.controllers.ignition.tokens.token_store import CONFIRM_S, TokenStore
+from treenail.controllers.ignition.tokens.tokens import TokenRecord, UseState, settle_use
 from treenail.errors import ForbiddenError
 from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig

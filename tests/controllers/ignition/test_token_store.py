@@ -10,7 +10,7 @@ import pytest
 from tests.controllers.ignition.serving import LIMIT_S
 from tests.controllers.ignition.token_cluster import SECRET, TokenCluster, run_token_cluster
 from tests.waiting import wait_until
-from treenail.controllers.ignition.tokens import (
+from treenail.controllers.ignition.tokens.tokens import (
     TokenBook,
     TokenRecord,
     confirm_use,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from treenail.controllers.ignition.tokens import (
+from treenail.controllers.ignition.tokens.tokens import (
     MAX_TOKENS,
     BookParser,
     Refusal,

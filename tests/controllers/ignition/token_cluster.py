@@ -11,11 +11,14 @@ from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import SystemClock
-from treenail.controllers.ignition.machine_credentials import MachineCredentials, SharedCredentials
-from treenail.controllers.ignition.pool_events import COMPONENT_NAME, PoolEvents
-from treenail.controllers.ignition.token_access import TokenAccess, TokenSettings
-from treenail.controllers.ignition.token_store import TOKEN_SECRET, TokenStore
-from treenail.controllers.ignition.tokens import TokenRecord, make_token
+from treenail.controllers.ignition.tokens.machine_credentials import (
+    MachineCredentials,
+    SharedCredentials,
+)
+from treenail.controllers.ignition.tokens.pool_events import COMPONENT_NAME, PoolEvents
+from treenail.controllers.ignition.tokens.token_access import TokenAccess, TokenSettings
+from treenail.controllers.ignition.tokens.token_store import TOKEN_SECRET, TokenStore
+from treenail.controllers.ignition.tokens.tokens import TokenRecord, make_token
 from treenail.controllers.runtime.informers import Informers
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder

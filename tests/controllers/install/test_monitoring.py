@@ -13,8 +13,8 @@ import yaml
 from tests.fakes.clock import FakeClock
 from treenail.cli.controller.main import main
 from treenail.controllers.drain.controller import DrainMetrics
-from treenail.controllers.ignition.request_metrics import RequestMetrics, add_token_metrics
-from treenail.controllers.ignition.tokens import TokenBook
+from treenail.controllers.ignition.machines.request_metrics import RequestMetrics, add_token_metrics
+from treenail.controllers.ignition.tokens.tokens import TokenBook
 from treenail.controllers.install.installation import InstallOptions
 from treenail.controllers.install.monitoring import (
     build_dashboard,

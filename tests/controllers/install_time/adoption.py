@@ -3,8 +3,8 @@
 from typing import Any
 
 from tests.controllers.install_time.pool_builds import InstallSite
-from treenail.controllers.install_time.install_manifests import read_install_manifests
-from treenail.controllers.install_time.render_step import render_install_pools
+from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests
+from treenail.controllers.install_time.steps.render_step import render_install_pools
 from treenail.kube.client import Client
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from tests.controllers.install_time.pool_builds import NAMESPACE, RecordingContext
 from tests.controllers.install_time.registries import CLOCK, make_registry
-from treenail.controllers.install_time.build_attempt import PoolBuildSettings
-from treenail.controllers.install_time.build_step import make_build_inputs
-from treenail.controllers.install_time.install_directory import InstallDirectory
-from treenail.controllers.install_time.install_files import InstallFiles
-from treenail.controllers.install_time.install_manifests import read_install_manifests
-from treenail.controllers.install_time.pool_image import PoolImageBuilder
-from treenail.controllers.install_time.render_step import render_install_pools
+from treenail.controllers.install_time.images.build_attempt import PoolBuildSettings
+from treenail.controllers.install_time.images.build_step import make_build_inputs
+from treenail.controllers.install_time.images.pool_image import PoolImageBuilder
+from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
+from treenail.controllers.install_time.inputs.install_files import InstallFiles
+from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests
+from treenail.controllers.install_time.steps.render_step import render_install_pools
 
 
 def main(root: Path) -> None:

@@ -4,9 +4,9 @@ import errno
 from collections.abc import Mapping
 from pathlib import Path
 
-from treenail.controllers.install_time.install_directory import InstallDirectory
-from treenail.controllers.install_time.install_files import InstallFiles
-from treenail.controllers.install_time.steps import StepContext, StepLimit
+from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
+from treenail.controllers.install_time.inputs.install_files import InstallFiles
+from treenail.controllers.install_time.steps.steps import StepContext, StepLimit
 
 
 class DeathError(BaseException):

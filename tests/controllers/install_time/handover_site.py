@@ -17,10 +17,8 @@ from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.clock import Clock
 from treenail.controllers.build.cluster_reader import ClusterReader
-from treenail.controllers.install_time.bootstrap_registry import BootstrapRegistry
-from treenail.controllers.install_time.built_image import BuiltPoolImage
-from treenail.controllers.install_time.controller import InstallController
-from treenail.controllers.install_time.handover_objects import (
+from treenail.controllers.install_time.handover.controller import InstallController
+from treenail.controllers.install_time.handover.handover_objects import (
     HANDOVER_SECRET,
     RESULT_CONFIGMAP,
     Handover,
@@ -29,11 +27,13 @@ from treenail.controllers.install_time.handover_objects import (
     build_handover_secret,
     read_result_configmap,
 )
-from treenail.controllers.install_time.handover_state import HANDED_OVER
-from treenail.controllers.install_time.image_mode import NAMESPACE, ImageMode
-from treenail.controllers.install_time.image_mode_codec import build_settings_configmap
-from treenail.controllers.install_time.image_mover import ImageMover
-from treenail.controllers.install_time.install_manifests import read_install_manifests
+from treenail.controllers.install_time.handover.handover_state import HANDED_OVER
+from treenail.controllers.install_time.handover.image_mover import ImageMover
+from treenail.controllers.install_time.images.built_image import BuiltPoolImage
+from treenail.controllers.install_time.inputs.image_mode import NAMESPACE, ImageMode
+from treenail.controllers.install_time.inputs.image_mode_codec import build_settings_configmap
+from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests
+from treenail.controllers.install_time.registry.bootstrap_registry import BootstrapRegistry
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.runtime import ControllerRuntime

@@ -12,15 +12,15 @@ from tests.controllers.install_time.registries import CLOCK
 from tests.registry.images import make_client, push_image
 from tests.registry.real_registry import PULLER, PUSHER, RegistryService
 from treenail.clock import Clock
-from treenail.controllers.install_time.build_attempt import PoolBuildSettings, PushRegistry
-from treenail.controllers.install_time.build_step import make_build_inputs
-from treenail.controllers.install_time.built_image import BuiltPoolImage
-from treenail.controllers.install_time.install_directory import InstallDirectory
-from treenail.controllers.install_time.install_files import InstallFiles
-from treenail.controllers.install_time.install_manifests import read_install_manifests
-from treenail.controllers.install_time.pool_image import PoolBuildInputs, PoolImageBuilder
-from treenail.controllers.install_time.render_step import render_install_pools
-from treenail.controllers.install_time.steps import StepOverdueError
+from treenail.controllers.install_time.images.build_attempt import PoolBuildSettings, PushRegistry
+from treenail.controllers.install_time.images.build_step import make_build_inputs
+from treenail.controllers.install_time.images.built_image import BuiltPoolImage
+from treenail.controllers.install_time.images.pool_image import PoolBuildInputs, PoolImageBuilder
+from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
+from treenail.controllers.install_time.inputs.install_files import InstallFiles
+from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests
+from treenail.controllers.install_time.steps.render_step import render_install_pools
+from treenail.controllers.install_time.steps.steps import StepOverdueError
 
 GROUP = "machineconfiguration.openshift.io/v1"
 NAMESPACE = "builds"
@@ -30,7 +30,7 @@ Document = dict[str, object]
 
 @dataclass(slots=True)
 class RecordingContext:
-    """A `treenail.controllers.install_time.steps.StepContext` whose waits pass at once."""
+    """A `treenail.controllers.install_time.steps.steps.StepContext` whose waits pass at once."""
 
     clock: MovableClock | None = None
     """Moves by each wait."""

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from treenail.clock import SystemClock
-from treenail.controllers.install_time.bootstrap_registry import (
+from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
+from treenail.controllers.install_time.inputs.install_files import InstallFiles
+from treenail.controllers.install_time.registry.bootstrap_registry import (
     BootstrapRegistry,
     BootstrapRegistrySettings,
 )
-from treenail.controllers.install_time.install_directory import InstallDirectory
-from treenail.controllers.install_time.install_files import InstallFiles
-from treenail.controllers.install_time.registry_storage import MIB
+from treenail.controllers.install_time.registry.registry_storage import MIB
 from treenail.registry.client import RegistryClient
 from treenail.registry.logins import Login
 from treenail.registry.transport import TlsSettings

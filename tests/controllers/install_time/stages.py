@@ -13,10 +13,10 @@ from tests.fakes.clock import FakeClock
 from treenail.api.decode import Json
 from treenail.api.ignition_model import IgnitionFile
 from treenail.config.bootstrap_registry import list_node_files
-from treenail.controllers.ignition.source import SourceUnreadyError
-from treenail.controllers.install_time.bootstrap import BootstrapSettings, BootstrapStage
-from treenail.controllers.install_time.bootstrap_source import BootstrapSource
-from treenail.controllers.install_time.handover_objects import (
+from treenail.controllers.ignition.content.source import SourceUnreadyError
+from treenail.controllers.install_time.bootstrap.bootstrap import BootstrapSettings, BootstrapStage
+from treenail.controllers.install_time.bootstrap.bootstrap_source import BootstrapSource
+from treenail.controllers.install_time.handover.handover_objects import (
     HANDOVER_SECRET,
     RESULT_CONFIGMAP,
     Handover,
@@ -26,12 +26,12 @@ from treenail.controllers.install_time.handover_objects import (
     make_node_record,
     read_handover_secret,
 )
-from treenail.controllers.install_time.image_step import PoolImage
-from treenail.controllers.install_time.install_directory import InstallDirectory
-from treenail.controllers.install_time.install_files import InstallFiles
-from treenail.controllers.install_time.install_manifests import InstallManifests
-from treenail.controllers.install_time.render_step import RenderedPool, compute_digest
-from treenail.controllers.install_time.steps import StepContext
+from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
+from treenail.controllers.install_time.inputs.install_files import InstallFiles
+from treenail.controllers.install_time.inputs.install_manifests import InstallManifests
+from treenail.controllers.install_time.steps.image_step import PoolImage
+from treenail.controllers.install_time.steps.render_step import RenderedPool, compute_digest
+from treenail.controllers.install_time.steps.steps import StepContext
 from treenail.errors import AlreadyExistsError, NotFoundError, TreenailError
 from treenail.image.push_spec import parse_push_spec
 from treenail.kube.client import Client, Listing
@@ -156,7 +156,7 @@ class OutsideImages:
 
 
 class StageServices:
-    """A `treenail.controllers.install_time.bootstrap.BootstrapServices` of one process."""
+    """A `BootstrapServices` of one process."""
 
     def __init__(self, outside: Outside, fuse: Fuse, failure: TreenailError | None = None) -> None:
         self._outside = outside

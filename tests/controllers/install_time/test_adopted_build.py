@@ -31,8 +31,8 @@ from tests.registry.real_registry import (
 )
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.controllers.install_time.bootstrap_registry import BootstrapRegistry
-from treenail.controllers.install_time.built_image import BuiltPoolImage
+from treenail.controllers.install_time.images.built_image import BuiltPoolImage
+from treenail.controllers.install_time.registry.bootstrap_registry import BootstrapRegistry
 
 __all__ = ["lab_registry"]
 pytestmark = [pytest.mark.integration, needs_docker_registry]

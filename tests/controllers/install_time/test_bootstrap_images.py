@@ -19,13 +19,13 @@ from tests.controllers.install_time.processes import Bootstrapping, bootstrap, r
 from tests.controllers.install_time.registries import needs_skopeo, run_skopeo
 from tests.registry.real_registry import RegistryService, lab_registry, needs_docker_registry
 from tests.waiting import wait_until
-from treenail.controllers.install_time.image_mode import (
+from treenail.controllers.install_time.inputs.image_mode import (
     NAMESPACE,
     ImageMode,
     ImageModePool,
     RegistryType,
 )
-from treenail.controllers.install_time.image_mode_codec import build_settings_configmap
+from treenail.controllers.install_time.inputs.image_mode_codec import build_settings_configmap
 
 __all__ = ["lab_registry"]
 pytestmark = [pytest.mark.integration, needs_docker_registry]

@@ -27,14 +27,14 @@ from tests.controllers.install_time.registries import (
 from tests.registry.images import push_image
 from tests.registry.real_registry import needs_docker_registry
 from tests.waiting import wait_until
-from treenail.controllers.install_time.bootstrap_registry import BootstrapRegistry
-from treenail.controllers.install_time.install_directory import InstallDirectory
-from treenail.controllers.install_time.install_files import InstallFiles
-from treenail.controllers.install_time.registry_program import (
+from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
+from treenail.controllers.install_time.inputs.install_files import InstallFiles
+from treenail.controllers.install_time.registry.bootstrap_registry import BootstrapRegistry
+from treenail.controllers.install_time.registry.registry_program import (
     find_registry_program,
     make_command,
 )
-from treenail.controllers.install_time.reset import reset_installation
+from treenail.controllers.install_time.steps.reset import reset_installation
 from treenail.errors import HostError
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import LoginRefused, RegistryError, Unsupported

@@ -10,10 +10,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.controllers.install_time.processes import bootstrap, make_directory, run_install
-from treenail.controllers.install_time.certificate_checks import check_certificates
-from treenail.controllers.install_time.install_files import InstallFiles
-from treenail.controllers.install_time.registry_storage import check_space
-from treenail.controllers.install_time.server_certificates import check_host_clock
+from treenail.controllers.install_time.certificates.certificate_checks import check_certificates
+from treenail.controllers.install_time.certificates.server_certificates import check_host_clock
+from treenail.controllers.install_time.inputs.install_files import InstallFiles
+from treenail.controllers.install_time.registry.registry_storage import check_space
 from treenail.errors import ConfigError, HostError
 
 NOW = dt.datetime(2026, 6, 1, 12, tzinfo=dt.UTC)

@@ -8,13 +8,7 @@ import pytest
 
 from tests.controllers.install_time.pool_builds import RecordingContext
 from treenail.clock import SystemClock
-from treenail.controllers.install_time.cluster_steps import (
-    FirstBootStep,
-    HandoverStep,
-    PublishStep,
-    describe_missing_handover,
-)
-from treenail.controllers.install_time.handover_objects import (
+from treenail.controllers.install_time.handover.handover_objects import (
     HANDOVER_SECRET,
     RESULT_CONFIGMAP,
     Handover,
@@ -23,9 +17,15 @@ from treenail.controllers.install_time.handover_objects import (
     build_result_configmap,
     read_handover_secret,
 )
-from treenail.controllers.install_time.image_mode import NAMESPACE
-from treenail.controllers.install_time.image_step import PoolImage
-from treenail.controllers.install_time.steps import StepLimit, StepOverdueError
+from treenail.controllers.install_time.inputs.image_mode import NAMESPACE
+from treenail.controllers.install_time.steps.cluster_steps import (
+    FirstBootStep,
+    HandoverStep,
+    PublishStep,
+    describe_missing_handover,
+)
+from treenail.controllers.install_time.steps.image_step import PoolImage
+from treenail.controllers.install_time.steps.steps import StepLimit, StepOverdueError
 from treenail.errors import HostError, NotFoundError
 from treenail.image.push_spec import parse_push_spec
 from treenail.kube.client import Client

@@ -2,7 +2,7 @@
 
 import pytest
 
-from treenail.controllers.install_time.containerfile_sources import (
+from treenail.controllers.install_time.checks.containerfile_sources import (
     find_source_problems,
     is_based_on_system,
 )

@@ -24,7 +24,7 @@ from tests.registry.real_registry import (
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.builder.images.copies import ImageCopier, Place
-from treenail.controllers.install_time.handover_objects import HANDOVER_SECRET
+from treenail.controllers.install_time.handover.handover_objects import HANDOVER_SECRET
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,

@@ -26,16 +26,16 @@ from tests.registry.real_registry import (
 )
 from treenail.clock import SystemClock
 from treenail.controllers.build.cluster_reader import ClusterReader
-from treenail.controllers.install_time.controller import InstallController
-from treenail.controllers.install_time.handover_objects import (
+from treenail.controllers.install_time.handover.controller import InstallController
+from treenail.controllers.install_time.handover.handover_objects import (
     HANDOVER_SECRET,
     HandoverResult,
     build_result_configmap,
     read_handover_secret,
 )
-from treenail.controllers.install_time.image_mode import NAMESPACE
-from treenail.controllers.install_time.image_mover import ImageMover
-from treenail.controllers.install_time.install_manifests import read_install_manifests
+from treenail.controllers.install_time.handover.image_mover import ImageMover
+from treenail.controllers.install_time.inputs.image_mode import NAMESPACE
+from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.runtime import ControllerRuntime

@@ -3,7 +3,7 @@
 import pytest
 
 from treenail.api.documents import load_document
-from treenail.controllers.install_time.field_removal import remove_field
+from treenail.controllers.install_time.inputs.field_removal import remove_field
 from treenail.errors import ConfigError
 
 FIELD = "imageMode:\n  enabled: true  # c\n  pools:\n  - name: a\n"

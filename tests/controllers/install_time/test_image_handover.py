@@ -24,7 +24,7 @@ from treenail.api import annotations as key
 from treenail.clock import SystemClock
 from treenail.config import node_paths
 from treenail.config.bootstrap_registry import MIRROR_FILE, RECORD_FILE, decode_record
-from treenail.controllers.install_time.handover_objects import (
+from treenail.controllers.install_time.handover.handover_objects import (
     HANDOVER_SECRET,
     RESULT_CONFIGMAP,
     Handover,
@@ -32,8 +32,8 @@ from treenail.controllers.install_time.handover_objects import (
     build_result_configmap,
     read_handover_secret,
 )
-from treenail.controllers.install_time.image_mode import NAMESPACE
-from treenail.controllers.install_time.install_manifests import read_install_manifests
+from treenail.controllers.install_time.inputs.image_mode import NAMESPACE
+from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests
 from treenail.errors import NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig

@@ -2,13 +2,16 @@
 
 import pytest
 
-from treenail.controllers.install_time.image_mode import (
+from treenail.controllers.install_time.inputs.image_mode import (
     ImageMode,
     ImageModePool,
     RegistryType,
     WorkerMode,
 )
-from treenail.controllers.install_time.image_mode_field import ParsedImageMode, parse_image_mode
+from treenail.controllers.install_time.inputs.image_mode_field import (
+    ParsedImageMode,
+    parse_image_mode,
+)
 from treenail.errors import ConfigError
 
 VALID = """\

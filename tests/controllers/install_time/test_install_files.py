@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.controllers.install_time.dying import DeathError, DyingFiles, FullDisk, Fuse
-from treenail.controllers.install_time.install_files import InstallFiles
+from treenail.controllers.install_time.inputs.install_files import InstallFiles
 from treenail.errors import FileError
 
 

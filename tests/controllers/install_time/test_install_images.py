@@ -12,17 +12,17 @@ from tests.controllers.install_time.registries import CLOCK
 from tests.registry.real_registry import RegistryService, lab_registry, needs_docker_registry
 from treenail.cli.controller.install.bootstrap import parse_size
 from treenail.config.bootstrap_registry import MIRROR_FILE, RECORD_FILE
-from treenail.controllers.install_time.bootstrap_registry import BootstrapRegistrySettings
-from treenail.controllers.install_time.handover_objects import (
+from treenail.controllers.install_time.bootstrap.install_images import ImageSettings, InstallImages
+from treenail.controllers.install_time.checks.prepared_manifests import FILE_NAME
+from treenail.controllers.install_time.handover.handover_objects import (
     build_handover_secret,
     read_handover_secret,
 )
-from treenail.controllers.install_time.image_mode import ImageMode, RegistryType
-from treenail.controllers.install_time.image_step import ImageStep, PoolImage
-from treenail.controllers.install_time.install_images import ImageSettings, InstallImages
-from treenail.controllers.install_time.install_manifests import read_install_manifests
-from treenail.controllers.install_time.prepared_manifests import FILE_NAME
-from treenail.controllers.install_time.render_step import RenderedPool, render_install_pools
+from treenail.controllers.install_time.inputs.image_mode import ImageMode, RegistryType
+from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests
+from treenail.controllers.install_time.registry.bootstrap_registry import BootstrapRegistrySettings
+from treenail.controllers.install_time.steps.image_step import ImageStep, PoolImage
+from treenail.controllers.install_time.steps.render_step import RenderedPool, render_install_pools
 from treenail.errors import FileError
 
 __all__ = ["lab_registry"]

@@ -14,21 +14,25 @@ from tests.controllers.install_time.directories import (
 from tests.oracle import ROOT as ORACLE
 from tests.oracle import needs_oracle
 from treenail.controllers.build.offline import FileObjects
-from treenail.controllers.install_time.image_mode import ImageMode, ImageModePool, RegistryType
-from treenail.controllers.install_time.image_mode_codec import (
+from treenail.controllers.install_time.inputs.image_mode import (
+    ImageMode,
+    ImageModePool,
+    RegistryType,
+)
+from treenail.controllers.install_time.inputs.image_mode_codec import (
     build_settings_configmap,
     read_settings_configmap,
 )
-from treenail.controllers.install_time.install_manifests import (
+from treenail.controllers.install_time.inputs.install_manifests import (
     collect_install_manifests,
     read_install_manifests,
 )
-from treenail.controllers.install_time.install_problem import (
+from treenail.controllers.install_time.inputs.install_problem import (
     MAX_REPORTED,
     InstallDirectoryError,
     InstallProblem,
 )
-from treenail.controllers.install_time.manifest_files import FILE_LIMIT
+from treenail.controllers.install_time.inputs.manifest_files import FILE_LIMIT
 from treenail.controllers.render.offline import render_pools
 from treenail.errors import ConfigError
 

@@ -18,13 +18,13 @@ from tests.fakes.clock import FakeClock
 from treenail.api import annotations as key
 from treenail.cli.controller.main import main
 from treenail.controllers.build.offline import plan_builds
-from treenail.controllers.install_time.build_estimate import estimate_build
-from treenail.controllers.install_time.host_checks import HostChecker
-from treenail.controllers.install_time.image_mode import ImageMode, RegistryType, WorkerMode
-from treenail.controllers.install_time.image_mode_codec import build_settings_configmap
-from treenail.controllers.install_time.install_directory import InstallDirectory
-from treenail.controllers.install_time.install_manifests import read_install_manifests
-from treenail.controllers.install_time.install_plan import (
+from treenail.controllers.install_time.inputs.image_mode import ImageMode, RegistryType, WorkerMode
+from treenail.controllers.install_time.inputs.image_mode_codec import build_settings_configmap
+from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
+from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests
+from treenail.controllers.install_time.prepare.build_estimate import estimate_build
+from treenail.controllers.install_time.prepare.host_checks import HostChecker
+from treenail.controllers.install_time.prepare.install_plan import (
     InstallImageSource,
     PlanFacts,
     PoolInstallPlan,

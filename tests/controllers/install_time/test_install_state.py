@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.fakes.clock import FakeClock
-from treenail.controllers.install_time.install_directory import InstallDirectory
-from treenail.controllers.install_time.install_files import InstallFiles
-from treenail.controllers.install_time.install_state import (
+from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
+from treenail.controllers.install_time.inputs.install_files import InstallFiles
+from treenail.controllers.install_time.steps.install_state import (
     InstallState,
     InstallStateError,
     StepState,

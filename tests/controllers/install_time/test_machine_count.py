@@ -7,11 +7,14 @@ import pytest
 from tests.controllers.install_time.directories import make_pool, write_manifest
 from tests.controllers.install_time.joined_nodes import make_node
 from treenail.api.decode import Json
-from treenail.controllers.install_time.handover_state import RegistryNode, describe_missing_nodes
-from treenail.controllers.install_time.install_config import parse_install_config
-from treenail.controllers.install_time.install_directory import InstallDirectory
-from treenail.controllers.install_time.install_manifests import read_install_manifests
-from treenail.controllers.install_time.machine_count import (
+from treenail.controllers.install_time.handover.handover_state import (
+    RegistryNode,
+    describe_missing_nodes,
+)
+from treenail.controllers.install_time.inputs.install_config import parse_install_config
+from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
+from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests
+from treenail.controllers.install_time.inputs.machine_count import (
     find_machine_count,
     read_install_config,
 )

@@ -14,11 +14,11 @@ from tests.controllers.install_time.registries import make_registry
 from tests.fakes.clock import FakeClock
 from tests.registry.real_registry import RegistryService, lab_registry, needs_docker_registry
 from treenail.builder.phases.registries import RegistrySettings
-from treenail.controllers.install_time.image_mode import NAMESPACE
-from treenail.controllers.install_time.install_manifests import read_install_manifests
-from treenail.controllers.install_time.online_checks import OnlineChecks
-from treenail.controllers.install_time.pool_image import PoolBuildError
-from treenail.controllers.install_time.registry_checks import RegistryChecker
+from treenail.controllers.install_time.checks.online_checks import OnlineChecks
+from treenail.controllers.install_time.checks.registry_checks import RegistryChecker
+from treenail.controllers.install_time.images.pool_image import PoolBuildError
+from treenail.controllers.install_time.inputs.image_mode import NAMESPACE
+from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests
 
 __all__ = ["lab_registry"]
 pytestmark = [pytest.mark.integration, needs_docker_registry]

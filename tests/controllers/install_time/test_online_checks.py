@@ -22,11 +22,11 @@ from tests.registry.real_registry import PULLER, PUSHER, RegistryService, lab_re
 from treenail.api import annotations as key
 from treenail.builder.phases.registries import RegistrySettings
 from treenail.cli.controller.main import main
-from treenail.controllers.install_time.image_mode import ImageMode, RegistryType
-from treenail.controllers.install_time.image_mode_codec import build_settings_configmap
-from treenail.controllers.install_time.install_manifests import read_install_manifests
-from treenail.controllers.install_time.online_checks import OnlineChecks
-from treenail.controllers.install_time.registry_checks import RegistryChecker, read_labels
+from treenail.controllers.install_time.checks.online_checks import OnlineChecks
+from treenail.controllers.install_time.checks.registry_checks import RegistryChecker, read_labels
+from treenail.controllers.install_time.inputs.image_mode import ImageMode, RegistryType
+from treenail.controllers.install_time.inputs.image_mode_codec import build_settings_configmap
+from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests
 from treenail.image.labels import BASE_IMAGE
 from treenail.registry.transport import TlsSettings
 

@@ -30,7 +30,7 @@ from tests.controllers.install_time.test_prepare import (
 )
 from tests.crash.disk_model import DIRECTORY, LINK, Tree
 from tests.crash.recorder import Recorder
-from treenail.controllers.install_time.install_files import InstallFiles
+from treenail.controllers.install_time.inputs.install_files import InstallFiles
 
 Run = Callable[[Path], object]
 

@@ -23,13 +23,13 @@ from treenail.api import annotations as key
 from treenail.cli.controller.main import main
 from treenail.clock import SystemClock
 from treenail.controllers.build.offline import plan_builds
-from treenail.controllers.install_time.image_mode import WorkerMode
-from treenail.controllers.install_time.install_files import InstallFiles
-from treenail.controllers.install_time.install_manifests import read_install_manifests
-from treenail.controllers.install_time.install_problem import InstallDirectoryError
-from treenail.controllers.install_time.manifest_checks import MCO_NAMESPACE
-from treenail.controllers.install_time.prepare import PrepareOptions, prepare_directory
-from treenail.controllers.install_time.prepared_manifests import FILE_NAME
+from treenail.controllers.install_time.checks.manifest_checks import MCO_NAMESPACE
+from treenail.controllers.install_time.checks.prepared_manifests import FILE_NAME
+from treenail.controllers.install_time.inputs.image_mode import WorkerMode
+from treenail.controllers.install_time.inputs.install_files import InstallFiles
+from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests
+from treenail.controllers.install_time.inputs.install_problem import InstallDirectoryError
+from treenail.controllers.install_time.prepare.prepare import PrepareOptions, prepare_directory
 from treenail.errors import FileError, TreenailError, UsageError
 
 LOGINS = json.dumps({

@@ -28,10 +28,10 @@ from tests.controllers.install_time.test_prepare import (
     write_config,
 )
 from treenail.cli.controller.main import main
-from treenail.controllers.install_time.install_files import InstallFiles
-from treenail.controllers.install_time.install_manifests import read_install_manifests
-from treenail.controllers.install_time.install_problem import InstallDirectoryError
-from treenail.controllers.install_time.prepare import PrepareOptions, prepare_directory
+from treenail.controllers.install_time.inputs.install_files import InstallFiles
+from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests
+from treenail.controllers.install_time.inputs.install_problem import InstallDirectoryError
+from treenail.controllers.install_time.prepare.prepare import PrepareOptions, prepare_directory
 from treenail.errors import HostError
 
 __all__ = ["root"]

@@ -19,7 +19,7 @@ from tests.registry.real_registry import (
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.cli.controller.main import main
-from treenail.controllers.install_time.install_directory import InstallDirectory
+from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
 
 __all__ = ["lab_registry"]
 pytestmark = [pytest.mark.integration, needs_docker_registry]

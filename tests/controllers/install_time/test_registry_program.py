@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from treenail.controllers.install_time.registry_program import (
+from treenail.controllers.install_time.registry.registry_program import (
     DEFAULT_IMAGE,
     RegistryProcessConfig,
     find_registry_program,

@@ -15,10 +15,10 @@ from tests.controllers.install_time.dying import (
     Fuse,
 )
 from tests.fakes.clock import FakeClock
-from treenail.controllers.install_time.install_directory import InstallDirectory
-from treenail.controllers.install_time.install_files import InstallFiles
-from treenail.controllers.install_time.install_state import InstallState, StepState
-from treenail.controllers.install_time.steps import (
+from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
+from treenail.controllers.install_time.inputs.install_files import InstallFiles
+from treenail.controllers.install_time.steps.install_state import InstallState, StepState
+from treenail.controllers.install_time.steps.steps import (
     InstallStepRunner,
     Step,
     StepContext,

@@ -31,7 +31,7 @@ from treenail.config.registries import is_safe_change
 from treenail.config.trust_anchors import find_certificates
 from treenail.config.validation import find_ignored_fields, validate_config
 from treenail.config.wanted import read_wanted_state
-from treenail.controllers.install_time import install_config
+from treenail.controllers.install_time.inputs import install_config
 from treenail.controllers.render import offline
 from treenail.errors import ConfigError, IgnitionError
 from treenail.image.build_result import BuildResult

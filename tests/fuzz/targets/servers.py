@@ -24,30 +24,30 @@ from tests.controllers.ignition.serving import OneToken, Rows, write_certificate
 from tests.fuzz.target import FuzzTarget, Grammar
 from tests.fuzz.targets.scratch import make_directory
 from treenail.codec import parse_json
-from treenail.controllers.ignition.accept import choose_version
 from treenail.controllers.ignition.approval.request import KubeletRequest
-from treenail.controllers.ignition.certificate import ServerCertificate
-from treenail.controllers.ignition.directory_source import DirectorySource
-from treenail.controllers.ignition.listener import ServerLimits, read_address
-from treenail.controllers.ignition.logged_requests import (
-    DATA_KEY,
-    format_requests,
-    merge_requests,
-    parse_requests,
-)
-from treenail.controllers.ignition.server import (
-    IgnitionServer,
-    _IgnitionListener,
-    _IgnitionRequestHandler,
-)
-from treenail.controllers.ignition.service import ConfigService
-from treenail.controllers.ignition.source import (
+from treenail.controllers.ignition.content.accept import choose_version
+from treenail.controllers.ignition.content.directory_source import DirectorySource
+from treenail.controllers.ignition.content.source import (
     ObservedControllerConfig,
     PackedConfig,
     ServedPool,
     SourceSettings,
 )
-from treenail.controllers.ignition.tokens import (
+from treenail.controllers.ignition.machines.logged_requests import (
+    DATA_KEY,
+    format_requests,
+    merge_requests,
+    parse_requests,
+)
+from treenail.controllers.ignition.server.certificate import ServerCertificate
+from treenail.controllers.ignition.server.listener import ServerLimits, read_address
+from treenail.controllers.ignition.server.server import (
+    IgnitionServer,
+    _IgnitionListener,
+    _IgnitionRequestHandler,
+)
+from treenail.controllers.ignition.server.service import ConfigService
+from treenail.controllers.ignition.tokens.tokens import (
     _DATA_KEY,
     claim_use,
     find_refusal,
@@ -242,7 +242,7 @@ def _list_kubelet_requests() -> Iterator[bytes]:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
-    from treenail.controllers.ignition import bootstrap_tokens as groups
+    from treenail.controllers.ignition.tokens.tokens import bootstrap_tokens as groups
 
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name(

@@ -30,19 +30,19 @@ from treenail.cli.terminal import (
 )
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.ignition.approval.request import list_kubelet_requests
-from treenail.controllers.ignition.joined_machines import (
+from treenail.controllers.ignition.machines.joined_machines import (
     EXPECT_S,
     NodeArrival,
     join_machines,
     parse_nodes,
 )
-from treenail.controllers.ignition.logged_requests import select_newest
-from treenail.controllers.ignition.machine_report import (
+from treenail.controllers.ignition.machines.logged_requests import select_newest
+from treenail.controllers.ignition.machines.machine_report import (
     ReportedRequest,
     build_report,
     build_report_document,
 )
-from treenail.controllers.ignition.request_log import REQUEST_CONFIGMAP, RequestStore
+from treenail.controllers.ignition.machines.request_log import REQUEST_CONFIGMAP, RequestStore
 from treenail.controllers.install.ignition_server import NAME
 from treenail.controllers.plan.read import read_pools
 from treenail.errors import ClusterError, NotFoundError

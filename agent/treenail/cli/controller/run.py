@@ -161,7 +161,7 @@ def _build_drain(context: ControllerContext) -> tuple[ControllerSettings, ...]:
 
 def _build_build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
     from treenail.controllers.build.assembly import BuildOptions, make_build_controller
-    from treenail.controllers.install_time.build_hold import InstallHold
+    from treenail.controllers.install_time.handover.build_hold import InstallHold
     from treenail.registry.proxies import read_proxy_settings
 
     client = context.create_client("build")
@@ -182,8 +182,8 @@ def _build_build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
 
 def _build_install(context: ControllerContext) -> tuple[ControllerSettings, ...]:
     from treenail.controllers.build.cluster_reader import ClusterReader
-    from treenail.controllers.install_time.controller import InstallController
-    from treenail.controllers.install_time.image_mover import ImageMover
+    from treenail.controllers.install_time.handover.controller import InstallController
+    from treenail.controllers.install_time.handover.image_mover import ImageMover
     from treenail.registry.proxies import read_proxy_settings
 
     client = context.create_client("install")

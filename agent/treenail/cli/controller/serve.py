@@ -36,10 +36,10 @@ from treenail.controllers.runtime.http_listener import parse_address
 from treenail.errors import UsageError
 
 if TYPE_CHECKING:
-    from treenail.controllers.ignition.first_image import FirstImageSettings
-    from treenail.controllers.ignition.request_recorder import ClusterLog
-    from treenail.controllers.ignition.server import IgnitionServer
-    from treenail.controllers.ignition.source import PoolSource, SourceSettings
+    from treenail.controllers.ignition.content.first_image import FirstImageSettings
+    from treenail.controllers.ignition.content.source import PoolSource, SourceSettings
+    from treenail.controllers.ignition.machines.request_recorder import ClusterLog
+    from treenail.controllers.ignition.server.server import IgnitionServer
     from treenail.controllers.runtime.informers import Informers
 
 log = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class ServeProcess:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         """Load the certificate and the kubeconfig; raise `UsageError`."""
-        from treenail.controllers.ignition.certificate import ServerCertificate
+        from treenail.controllers.ignition.server.certificate import ServerCertificate
 
         if arguments.directory is not None and (arguments.kubeconfig or arguments.context):
             raise UsageError(
@@ -182,10 +182,10 @@ class ServeProcess:
     @contextmanager
     def start(self) -> "Iterator[IgnitionServer]":
         """Serve while the context lasts."""
-        from treenail.controllers.ignition.request_recorder import open_request_log
-        from treenail.controllers.ignition.server import IgnitionServer
-        from treenail.controllers.ignition.service import ConfigService
-        from treenail.controllers.ignition.source import SourceSettings
+        from treenail.controllers.ignition.content.source import SourceSettings
+        from treenail.controllers.ignition.machines.request_recorder import open_request_log
+        from treenail.controllers.ignition.server.server import IgnitionServer
+        from treenail.controllers.ignition.server.service import ConfigService
         from treenail.controllers.runtime.health import HealthServer
         from treenail.controllers.runtime.metrics import ControllerMetrics
 
@@ -246,10 +246,10 @@ class ServeProcess:
         self, informers: "Informers | None", settings: "SourceSettings"
     ) -> "PoolSource":
         if informers is None or self._transport is None:
-            from treenail.controllers.ignition.directory_source import DirectorySource
+            from treenail.controllers.ignition.content.directory_source import DirectorySource
 
             return DirectorySource(self._arguments.directory, settings)
-        from treenail.controllers.ignition.cluster_source import ClusterSource
+        from treenail.controllers.ignition.content.cluster_source import ClusterSource
         from treenail.kube.client import Client
 
         client = Client(self._transport, limit_s=REQUEST_LIMIT_S)
@@ -258,8 +258,8 @@ class ServeProcess:
     def _make_first_images(self) -> "FirstImageSettings | None":
         if self._transport is None:
             return None
-        from treenail.controllers.ignition.first_image import FirstImageSettings
-        from treenail.controllers.install_time.worker_wait import WorkerWait
+        from treenail.controllers.ignition.content.first_image import FirstImageSettings
+        from treenail.controllers.install_time.inputs.worker_wait import WorkerWait
         from treenail.kube.client import Client
 
         client = Client(self._transport, limit_s=REQUEST_LIMIT_S)
@@ -271,8 +271,8 @@ class ServeProcess:
     def _make_log_place(self) -> "ClusterLog | None":
         if self._transport is None:
             return None
-        from treenail.controllers.ignition.request_log import REQUEST_CONFIGMAP
-        from treenail.controllers.ignition.request_recorder import ClusterLog
+        from treenail.controllers.ignition.machines.request_log import REQUEST_CONFIGMAP
+        from treenail.controllers.ignition.machines.request_recorder import ClusterLog
         from treenail.kube.client import Client
 
         return ClusterLog(

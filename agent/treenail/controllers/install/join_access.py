@@ -1,7 +1,7 @@
 """Builds the access with which new machines join: bootstrap tokens, and requests of kubelets."""
 
 from treenail.api.decode import Json
-from treenail.controllers.ignition.bootstrap_tokens import (
+from treenail.controllers.ignition.tokens.bootstrap_tokens import (
     GROUP,
     MANAGER,
     MANAGER_LABEL,

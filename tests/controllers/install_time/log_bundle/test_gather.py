@@ -23,7 +23,7 @@ from treenail.cli.controller.main import main
 from treenail.clock import SystemClock
 from treenail.config.redact import WITHHELD
 from treenail.config.redacted_parts import format_redacted_ends
-from treenail.controllers.install_time.install_directory import InstallDirectory
+from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
 from treenail.controllers.install_time.log_bundle.archive import INDEX_NAME, LogBundle
 from treenail.controllers.install_time.log_bundle.gather import GatherSettings, gather_bundle
 from treenail.controllers.install_time.log_bundle.node_parts import parse_node_address

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from logging.handlers import RotatingFileHandler
 
 from treenail.cli.controller.stderr_log import LineFormatter
-from treenail.controllers.install_time.install_directory import InstallDirectory
-from treenail.controllers.install_time.install_files import InstallFiles
+from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
+from treenail.controllers.install_time.inputs.install_files import InstallFiles
 from treenail.escape import escape_line
 
 _SIZE_LIMIT = 16 * 1024 * 1024

@@ -10,11 +10,11 @@ from treenail.builder.phases.registries import RegistrySettings
 from treenail.cli.output import EXIT_FAILED
 from treenail.cli.terminal import print_lines
 from treenail.clock import SystemClock
-from treenail.controllers.install_time.install_problem import InstallDirectoryError
-from treenail.controllers.install_time.online_checks import OnlineChecks
-from treenail.controllers.install_time.prepare import PrepareOptions
-from treenail.controllers.install_time.prepared_manifests import BUILT_IN_POOLS
-from treenail.controllers.install_time.registry_checks import RegistryChecker
+from treenail.controllers.install_time.checks.online_checks import OnlineChecks
+from treenail.controllers.install_time.checks.prepared_manifests import BUILT_IN_POOLS
+from treenail.controllers.install_time.checks.registry_checks import RegistryChecker
+from treenail.controllers.install_time.inputs.install_problem import InstallDirectoryError
+from treenail.controllers.install_time.prepare.prepare import PrepareOptions
 from treenail.errors import UsageError
 from treenail.image.inputs.build_inputs import ARCHITECTURES
 

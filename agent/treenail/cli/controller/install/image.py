@@ -10,8 +10,8 @@ from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
 from treenail.errors import UsageError
 
 if TYPE_CHECKING:
-    from treenail.controllers.install_time.install_directory import InstallDirectory
-    from treenail.controllers.install_time.install_files import InstallFiles
+    from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
+    from treenail.controllers.install_time.inputs.install_files import InstallFiles
 
 _POINTER_LIMIT = 1024 * 1024
 _SPEC = "3.1.0"
@@ -53,10 +53,13 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def write_image(arguments: argparse.Namespace) -> int:
     """Write both; return 0."""
-    from treenail.controllers.install_time.image_export import export_pool_image
-    from treenail.controllers.install_time.install_directory import InstallDirectory
-    from treenail.controllers.install_time.install_files import InstallFiles, require_directory
-    from treenail.controllers.install_time.pool_image import read_built_image
+    from treenail.controllers.install_time.images.image_export import export_pool_image
+    from treenail.controllers.install_time.images.pool_image import read_built_image
+    from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
+    from treenail.controllers.install_time.inputs.install_files import (
+        InstallFiles,
+        require_directory,
+    )
 
     require_directory(arguments.directory, "write an image of")
     directory, files = InstallDirectory(arguments.directory.resolve()), InstallFiles()
@@ -88,7 +91,7 @@ def _make_pointer(
     directory: "InstallDirectory", files: "InstallFiles", pool: str, server: str | None
 ) -> bytes | None:
     """Return the pointer config; None without a server and without one of the installer."""
-    from treenail.controllers.ignition.pointer import build_pointer
+    from treenail.controllers.ignition.content.pointer import build_pointer
 
     if server is None:
         return files.read(directory.root / f"{pool}.ign", limit=_POINTER_LIMIT)

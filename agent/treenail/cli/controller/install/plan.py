@@ -16,19 +16,19 @@ from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments, print
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import SystemClock
 from treenail.codec import parse_json
-from treenail.controllers.install_time.build_step import BOOTSTRAP_POOLS
-from treenail.controllers.install_time.host_checks import HostChecker
-from treenail.controllers.install_time.image_mode import ImageMode
-from treenail.controllers.install_time.install_directory import InstallDirectory
-from treenail.controllers.install_time.install_files import InstallFiles
-from treenail.controllers.install_time.install_plan import (
+from treenail.controllers.install_time.checks.manifest_checks import DEFAULT_ARCHITECTURE
+from treenail.controllers.install_time.images.build_step import BOOTSTRAP_POOLS
+from treenail.controllers.install_time.inputs.image_mode import ImageMode
+from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
+from treenail.controllers.install_time.inputs.install_files import InstallFiles
+from treenail.controllers.install_time.prepare.host_checks import HostChecker
+from treenail.controllers.install_time.prepare.install_plan import (
     InstallImageSource,
     PlanFacts,
     PoolInstallPlan,
     plan_install,
 )
-from treenail.controllers.install_time.manifest_checks import DEFAULT_ARCHITECTURE
-from treenail.controllers.install_time.prepare import (
+from treenail.controllers.install_time.prepare.prepare import (
     CheckedDirectory,
     check_directory,
 )

@@ -3,8 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from treenail.cli.terminal import format_duration
-from treenail.controllers.install_time.install_plan import InstallImageSource, PoolInstallPlan
-from treenail.controllers.install_time.prepare import CheckedDirectory
+from treenail.controllers.install_time.prepare.install_plan import (
+    InstallImageSource,
+    PoolInstallPlan,
+)
+from treenail.controllers.install_time.prepare.prepare import CheckedDirectory
 
 _SOURCES = {
     InstallImageSource.NONE: "none: the pool boots the stock image",

@@ -13,8 +13,8 @@ from treenail.clock import Clock, SystemClock
 from treenail.errors import TreenailError
 
 if TYPE_CHECKING:
-    from treenail.controllers.install_time.install_directory import InstallDirectory
-    from treenail.controllers.install_time.install_status import InstallStatus
+    from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
+    from treenail.controllers.install_time.steps.install_status import InstallStatus
 
 _TARGET = "bootstrap-complete"
 _POLL_S = 1.0
@@ -58,18 +58,21 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def run_wait_for(arguments: argparse.Namespace) -> int:
     """Wait; return the exit code of the result."""
-    from treenail.controllers.install_time.install_directory import InstallDirectory
-    from treenail.controllers.install_time.install_files import InstallFiles, require_directory
-    from treenail.controllers.install_time.install_state import (
+    from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
+    from treenail.controllers.install_time.inputs.install_files import (
+        InstallFiles,
+        require_directory,
+    )
+    from treenail.controllers.install_time.prepare.preparation import require_prepared
+    from treenail.controllers.install_time.steps.install_state import (
         InstallStateError,
         check_install_state,
         find_lock_holder,
     )
-    from treenail.controllers.install_time.install_status import (
+    from treenail.controllers.install_time.steps.install_status import (
         InstallPhase,
         read_install_status,
     )
-    from treenail.controllers.install_time.preparation import require_prepared
 
     require_directory(arguments.directory, "wait for an installation from")
     directory = InstallDirectory(arguments.directory.resolve())
@@ -105,13 +108,13 @@ def _print_unusable_state(error: TreenailError) -> int:
 def _read_cluster(kubeconfig: str, directory: "InstallDirectory") -> str:
     """Return what the cluster still lacks; empty when it needs no bootstrap host."""
     from treenail.cli.controller.connect import create_transport
-    from treenail.controllers.install_time.cluster_steps import describe_missing_handover
-    from treenail.controllers.install_time.install_manifests import read_install_manifests
-    from treenail.controllers.install_time.machine_count import (
+    from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests
+    from treenail.controllers.install_time.inputs.machine_count import (
         find_machine_count,
         read_install_config,
     )
-    from treenail.controllers.install_time.node_step import find_missing_nodes, read_registry
+    from treenail.controllers.install_time.steps.cluster_steps import describe_missing_handover
+    from treenail.controllers.install_time.steps.node_step import find_missing_nodes, read_registry
     from treenail.errors import ClusterError, UsageError
     from treenail.kube.client import Client
 
@@ -139,7 +142,7 @@ class _InstallWatch:
 
     def handle_status(self, status: "InstallStatus | None", *, has_process: bool) -> int | None:
         """Return the exit code; None to continue."""
-        from treenail.controllers.install_time.install_status import InstallPhase
+        from treenail.controllers.install_time.steps.install_status import InstallPhase
 
         if status is not None:
             self._print_progress(status)

@@ -14,8 +14,8 @@ from treenail.clock import Clock, format_rfc3339
 from treenail.controllers.ignition.approval.decide import IssuedCertificate, find_refusal
 from treenail.controllers.ignition.approval.pool_labels import PoolLabeler, RegisteredNode
 from treenail.controllers.ignition.approval.request import KUBELET_SIGNER, KubeletRequest
-from treenail.controllers.ignition.token_store import TokenStore
-from treenail.controllers.ignition.tokens import TokenBook, add_node
+from treenail.controllers.ignition.tokens.token_store import TokenStore
+from treenail.controllers.ignition.tokens.tokens import TokenBook, add_node
 from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.controllers.runtime.workers import Enqueue
 from treenail.errors import NotFoundError

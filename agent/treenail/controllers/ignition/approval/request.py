@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from treenail.api.decode import Fields, Json
 from treenail.api.meta import Condition, ObjectMeta, is_object_name
 from treenail.clock import parse_rfc3339
-from treenail.controllers.ignition.bootstrap_tokens import (
+from treenail.controllers.ignition.tokens.bootstrap_tokens import (
     GROUP,
     MACHINE_GROUP,
     TOKEN_GROUP,

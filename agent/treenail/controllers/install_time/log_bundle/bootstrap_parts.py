@@ -14,7 +14,7 @@ from treenail.config.redacted_parts import (
     format_redacted_lines,
     format_redacted_text,
 )
-from treenail.controllers.install_time.install_directory import InstallDirectory
+from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
 from treenail.controllers.install_time.log_bundle.archive import LogBundle
 from treenail.controllers.install_time.log_bundle.folder import (
     describe_files,

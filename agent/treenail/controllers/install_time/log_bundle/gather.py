@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from treenail.clock import Clock
-from treenail.controllers.install_time.install_directory import InstallDirectory
+from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
 from treenail.controllers.install_time.log_bundle.archive import LogBundle
 from treenail.controllers.install_time.log_bundle.bootstrap_parts import (
     PREFIX,

@@ -1,0 +1,206 @@
+"""Adoption of the objects of an installation: what the cluster lacks of them. Pure.
+
+The cluster's objects take precedence: nothing that a user or another controller wrote is replaced.
+The writes are ordered so that the build controller never begins a build of its own.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from treenail.api import annotations as key
+from treenail.api.decode import Fields, Json
+from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api.meta import Condition
+from treenail.controllers.build.observed import make_build_facts
+from treenail.controllers.build.offline import encode_strings
+from treenail.controllers.build.pushed_images import (
+    add_pushed_images,
+    encode_pushed_images,
+    find_unrecorded_images,
+    read_pushed_images,
+)
+from treenail.controllers.build.status import compute_config_conditions
+from treenail.controllers.install_time.handover.handover_objects import Handover
+from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, SECRETS, Resource
+
+_RESOURCES = {each.kind: each for each in (SECRETS, MACHINEOSCONFIGS, MACHINEOSBUILDS)}
+_KEPT_METADATA = ("name", "namespace", "labels", "annotations")
+
+
+@dataclass(frozen=True, slots=True)
+class CreateObject:
+    """Create an object where it is missing; a Secret replaces an older one of the installation."""
+
+    resource: Resource
+    document: Json = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return _get_meta(self.document).get_text("name")
+
+    @property
+    def namespace(self) -> str:
+        return _get_meta(self.document).get_text("namespace")
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """Kind, namespace, name, and the version of a Secret; empty for other objects."""
+        version = _get_meta(self.document).get_text_map("annotations").get(key.ADOPTED_DATA, "")
+        return self.resource.kind, self.namespace, self.name, version
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFailedBuild:
+    """Delete a build of the same inputs that has ended without an image."""
+
+    build: MachineOSBuild
+
+
+@dataclass(frozen=True, slots=True)
+class FinishBuild:
+    """Set the status of a build to that of the installation's build."""
+
+    build: MachineOSBuild
+    status: Json
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotateConfig:
+    """Write annotations of a MachineOSConfig that it lacks."""
+
+    config: MachineOSConfig
+    annotations: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ServeImage:
+    """Name the image in the status of a MachineOSConfig that names none."""
+
+    config: MachineOSConfig
+    build: MachineOSBuild
+    conditions: tuple[Condition, ...]
+
+
+AdoptionAction = CreateObject | DeleteFailedBuild | FinishBuild | AnnotateConfig | ServeImage
+
+
+def decide_adoption(
+    handover: Handover,
+    configs: Mapping[str, MachineOSConfig],
+    builds: Mapping[str, MachineOSBuild],
+    created: Collection[tuple[str, str, str, str]],
+) -> tuple[AdoptionAction, ...]:
+    """Return the next writes; decide again after them, until there are none.
+
+    ``created`` are the keys of objects that an attempt to create found or made.
+    """
+    actions: list[AdoptionAction] = []
+    for document in handover.objects:
+        kind = Fields.from_json(document, "object").get_text("kind")
+        if kind == MACHINEOSBUILDS.kind:
+            actions += _adopt_build(document, configs, builds)
+            continue
+        create = CreateObject(_RESOURCES[kind], clean_document(document))
+        is_known = create.key in created or (
+            kind == MACHINEOSCONFIGS.kind and create.name in configs
+        )
+        if not is_known:
+            actions.append(create)
+    return tuple(actions)
+
+
+def _adopt_build(
+    document: Json,
+    configs: Mapping[str, MachineOSConfig],
+    builds: Mapping[str, MachineOSBuild],
+) -> Iterator[AdoptionAction]:
+    installed = MachineOSBuild.from_json(document)
+    config, present = configs.get(installed.image_config), builds.get(installed.name)
+    if config is None or config.is_deleting or (present is not None and present.is_deleting):
+        return
+    if present is None:
+        # Another current build means other inputs: the cluster builds an image of its own.
+        if config.current_build in ("", installed.name) and not config.pull_spec:
+            yield CreateObject(MACHINEOSBUILDS, _own_build(document, config))
+        return
+    if present.pull_spec != installed.pull_spec or not present.state.has_ended:
+        if not present.state.has_ended:
+            yield FinishBuild(present, installed.status)
+        elif not present.pull_spec:
+            yield DeleteFailedBuild(present)
+        return
+    if config.current_build not in ("", present.name):
+        return
+    if config.pull_spec not in ("", present.pull_spec):
+        return
+    notes = dict(_find_missing_notes(installed, config, present))
+    if notes:
+        yield AnnotateConfig(config, notes)
+    if not config.pull_spec:
+        conditions = compute_config_conditions(
+            None, make_build_facts(present), is_served=True, pull_spec=present.pull_spec
+        )
+        yield ServeImage(config, present, conditions)
+
+
+def _find_missing_notes(
+    installed: MachineOSBuild, config: MachineOSConfig, present: MachineOSBuild
+) -> Iterator[tuple[str, str]]:
+    known = config.metadata.annotations
+    if not config.current_build:
+        yield key.CURRENT_BUILD, present.name
+    resolved = installed.metadata.annotations.get(key.RESOLVED_BASE, "")
+    if resolved and key.RESOLVED_BASE not in known and config.base_image:
+        # The tag of the base image was resolved at the installation, and may have moved since.
+        yield key.RESOLVED_BASE, resolved
+    if unrecorded := find_unrecorded_images(config, [present]):
+        images = add_pushed_images(read_pushed_images(config), unrecorded)
+        yield key.PUSHED_IMAGES, encode_pushed_images(images)
+
+
+def _own_build(document: Json, config: MachineOSConfig) -> Json:
+    """Return the build with its owner, whose UID only the cluster knows."""
+    owner: Json = {
+        "apiVersion": MACHINEOSCONFIGS.api_version,
+        "kind": MACHINEOSCONFIGS.kind,
+        "name": config.name,
+        "uid": config.metadata.uid,
+        "controller": True,
+    }
+    cleaned = clean_document(document)
+    metadata = cleaned["metadata"]
+    kept = metadata if isinstance(metadata, dict) else {}
+    return {**cleaned, "metadata": {**kept, "ownerReferences": [owner]}}
+
+
+def clean_document(document: Json) -> Json:
+    """Return an object without its status and without what the API server sets."""
+    metadata = {name: each for name, each in _get_meta(document).values.items()
+                if name in _KEPT_METADATA}  # fmt: skip
+    rest = {name: each for name, each in document.items() if name not in ("metadata", "status")}
+    cleaned: Json = {**rest, "metadata": metadata}
+    if document.get("kind") != SECRETS.kind:
+        return cleaned
+    encoded = encode_strings(cleaned)
+    notes = {**_get_meta(encoded).get_text_map("annotations"), key.ADOPTED_DATA: _hash(encoded)}
+    return {**encoded, "metadata": {**metadata, "annotations": notes}}
+
+
+def can_replace(present: Json, wanted: Json) -> bool:
+    """Return whether a Secret has older data of the installation, which no other writer changed."""
+    known = _get_meta(present).get_text_map("annotations").get(key.ADOPTED_DATA, "")
+    # An API server refuses another type.
+    is_equal_type = present.get("type") == wanted.get("type")
+    return is_equal_type and known == _hash(present) != _hash(wanted)
+
+
+def _hash(secret: Json) -> str:
+    data = json.dumps(secret.get("data"), sort_keys=True)
+    return hashlib.sha256(data.encode()).hexdigest()
+
+
+def _get_meta(document: Json) -> Fields:
+    return Fields.from_json(document, "object").get_object("metadata")
