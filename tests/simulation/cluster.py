@@ -122,12 +122,20 @@ class SimCluster:
 
     # What an administrator, a kubelet or a test does, without faults and at once.
 
-    def execute(self, method: str, path: str, body: Json | None = None, **query: str) -> Json:
+    def execute(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        *,
+        user: ApiUser = ADMIN,
+        **query: str,
+    ) -> Json:
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         content = b"" if body is None else json.dumps(body).encode()
         request = parse_request(method, path, query)
         found = self.api.kinds.find_kind(request.group, request.version, request.plural)
-        answer = self.verbs.answer_request(request, found, RequestBody(content, kind, "x"), ADMIN)
+        answer = self.verbs.answer_request(request, found, RequestBody(content, kind, "x"), user)
         return answer.document
 
     def expire_events(self, ttl_s: float) -> None:

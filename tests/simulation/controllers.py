@@ -31,10 +31,18 @@ MASTERS = ("system:masters",)
 class SimControllers:
     """A pod of the controllers, which the kubelet starts again whenever its process ends."""
 
-    def __init__(self, cluster: SimCluster, name: str, enabled: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        cluster: SimCluster,
+        name: str,
+        enabled: tuple[str, ...],
+        *,
+        build_namespace: str = NAMESPACE,
+    ) -> None:
         self.cluster = cluster
         self.name = name
         self.enabled = enabled
+        self.build_namespace = build_namespace
         self.starts = 0
         self.process: SimProcess | None = None
         self.runtime: Any = None
@@ -78,7 +86,7 @@ class SimControllers:
             own_node_name="",
             load_secret=lambda _: {},
             find_namespace=lambda: NAMESPACE,
-            build_jobs=JobSettings(namespace=NAMESPACE),
+            build_jobs=JobSettings(namespace=self.build_namespace),
             signing_key="",
             token_namespace="treenail-ignition",
         )

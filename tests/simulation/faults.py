@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tests.simulation.cluster import FaultWindow, make_error
 from tests.simulation.controllers import SimControllers
 from tests.simulation.machines import SimMachine
-from tests.simulation.rollout import Rollout
+from tests.simulation.run import ClusterRun
 from tests.simulation.threads import SimProcess
 from treenail.errors import UnreachableError
 from treenail.kube.request import ApiResponse
@@ -22,7 +22,7 @@ from treenail_lab.apiserver.request import ServerRequest
 class WritePoint:
     """A write and the process that sends it."""
 
-    run: Rollout
+    run: ClusterRun
     process: SimProcess
     request: ServerRequest
 
@@ -61,7 +61,7 @@ def cut_power(point: WritePoint) -> None:
     actor = point.actor
     if isinstance(actor, SimMachine):
         # The fault itself takes the machine out of service, beside those that are assigned.
-        point.run.excused = len({*point.run.list_busy(), actor.name})
+        point.run.excuse_node(actor.name)
         actor.cut_power()
     else:
         point.process.kill()
@@ -225,7 +225,7 @@ class FaultAt:
     """Injects one fault at one write of a run, and records all writes."""
 
     def __init__(
-        self, run: Rollout, name: str = "", number: int = -1, *, keeps_states: bool = True
+        self, run: ClusterRun, name: str = "", number: int = -1, *, keeps_states: bool = True
     ) -> None:
         self._run, self._name, self._number = run, name, number
         self._keeps_states = keeps_states

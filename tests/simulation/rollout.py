@@ -1,9 +1,6 @@
 """A rollout of a config over a small cluster, and what must hold in each moment of it."""
 
-import json
-import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +8,7 @@ from tests.fakes.world import World
 from tests.simulation.cluster import ClusterState, SimCluster
 from tests.simulation.controllers import SimControllers
 from tests.simulation.machines import SimMachine, copy_world, set_ready
-from tests.simulation.threads import Simulation
+from tests.simulation.run import PODS, ClusterRun
 from treenail.api import annotations as key
 from treenail.controllers.install import installation
 from treenail.kube.resources import MACHINECONFIGPOOLS
@@ -23,8 +20,6 @@ CONFIGS = f"/apis/{GROUP}/v1/machineconfigs"
 POOLS = f"/apis/{GROUP}/v1/machineconfigpools"
 ROLE = "node-role.kubernetes.io/worker"
 NODES = ("n0", "n1", "n2")
-PODS = ("a", "b")
-"""Two processes of the controllers, of which one leads."""
 CONTROLLERS = ("render", "rollout", "drain")
 LIMIT = 1
 DIGEST = "sha256:" + "1" * 64
@@ -90,56 +85,22 @@ def build_config(number: int) -> Json:
     }
 
 
-@dataclass
-class Rollout:
-    """One run from the shared state; use it as a context manager."""
+class Rollout(ClusterRun):
+    """One rollout from the shared state."""
 
-    shared: SimulatedCluster
-    seed: int = 1
-    broken: list[str] = field(default_factory=list)
-    """What did not hold."""
-
-    def __post_init__(self) -> None:
-        random.seed(self.seed)
-        self.simulation = Simulation()
-        self.cluster = self.shared.cluster
-        self.cluster.begin(self.simulation)
-        self.cluster.load(self.shared.state)
+    def __init__(self, shared: SimulatedCluster, *, seed: int = 1) -> None:
+        super().__init__(shared.cluster, shared.state, seed=seed)
         self.machines = {
             name: SimMachine(self.cluster, name, copy_world(world))
-            for name, world in self.shared.worlds.items()
+            for name, world in shared.worlds.items()
         }
-        self.pods = [SimControllers(self.cluster, name, self.shared.controllers) for name in PODS]
+        self.pods = [SimControllers(self.cluster, name, shared.controllers) for name in PODS]
         self.wanted = 0
-        self.target = self._find_target()
         self.excused = LIMIT
         """Nodes that an event of the story itself took out of service, and the limit."""
-        self.touches = 0
-        self.is_restored = False
-        """True after an etcd restore, after which Nodes show the past until agents report."""
-        self.began_at_version = self.cluster.api.store.version
-        self.history: list[ClusterState] = []
-        """The states before the last writes."""
-        self._checked_version, self._is_settled = -1, False
-        self.story = self.simulation.make_process("story")
-        self._listener = self._check_event
 
-    def __enter__(self) -> "Rollout":
-        self._modules = self.simulation.hold_modules()
-        self._modules.__enter__()
-        self.cluster.api.store.add_listener(self._listener)
-        for pod in self.pods:
-            pod.start()
-        for machine in self.machines.values():
-            machine.power_on()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self.simulation.end()
-        finally:
-            self.cluster.api.store._listeners.remove(self._listener)
-            self._modules.__exit__(None, None, None)
+    def begin_story(self) -> None:
+        self.change_config()
 
     def change_config(self) -> None:
         """Let a user write another config, while a pod runs on each node."""
@@ -156,8 +117,7 @@ class Rollout:
 
     def restore(self, state: ClusterState, *, skipped_versions: int = 0) -> None:
         """Restore etcd; machines that are down seem to be in service for a while."""
-        self.is_restored = True
-        self.cluster.load(state, skipped_versions=skipped_versions)
+        super().restore(state, skipped_versions=skipped_versions)
         self.excused = max(self.excused, len(self.list_unavailable()))
         self.story.start("kubelets", self._report_machines)
 
@@ -169,32 +129,10 @@ class Rollout:
         for machine in self.machines.values():
             machine.report_ready()
 
-    def keep_state(self) -> None:
-        """Keep the present state for a restore."""
-        self.history.append(self.cluster.save())
+    def excuse_node(self, name: str) -> None:
+        self.excused = len({*self.list_busy(), name})
 
-    def settle(self, *, limit_s: float = 3600.0) -> bool:
-        """Run until everything is as the config says; False after the limit."""
-        while self.simulation.run_until(self.is_settled, limit_s=limit_s):
-            # A status that is true for a moment only is not the end.
-            self.simulation.run_for(10.0)
-            if self.is_settled():
-                return True
-        return False
-
-    def is_settled(self) -> bool:
-        # Between two writes nothing ends: each machine and status reports its end.
-        version = self.cluster.api.store.version
-        if version != self._checked_version:
-            self._checked_version = version
-            self._is_settled = next(self._find_unsettled(), None) is None
-        return self._is_settled
-
-    def list_unsettled(self) -> list[str]:
-        """Say what differs from the end of a rollout: objects, statuses and machines."""
-        return list(self._find_unsettled())
-
-    def _find_unsettled(self) -> Iterator[str]:
+    def find_unsettled(self) -> Iterator[str]:
         pool = self._get_pool()
         status, target = pool.get("status", {}), self._find_target()
         yield from (f"pool: {text}" for text in find_status_problems(pool))
@@ -242,7 +180,7 @@ class Rollout:
             problems.append(f"MachineConfigNode {name}: current is {version}")
         return problems
 
-    def _check_event(self, storage: tuple[str, str], event: StoreEvent) -> None:
+    def check_event(self, storage: tuple[str, str], event: StoreEvent) -> None:
         """Check the cluster after each event; the listener of the store."""
         if storage == ("", "nodes"):
             self._check_node(event.object)
@@ -256,13 +194,13 @@ class Rollout:
         machine.world.unschedulable = bool(node.get("spec", {}).get("unschedulable"))
         out = self.list_unavailable()
         if len(out) > self.excused:
-            self._break(f"limit: {out} are out of service, not {self.excused}")
+            self.note_problem(f"limit: {out} are out of service, not {self.excused}")
         self.excused = max(LIMIT, min(self.excused, len(self.list_busy())))
         current = notes.get(key.CURRENT_CONFIG)
         if notes.get(key.STATE) == "Done" and current and not self.is_restored:
             source, content = self._read_source(current), machine.world.file(PATH)
             if source and content != source.removeprefix("data:,").encode():
-                self._break(f"status: {name} says {current}, and its file has {content!r}")
+                self.note_problem(f"status: {name} says {current}, and its file has {content!r}")
 
     def _check_pool(self, pool: Json) -> None:
         conditions = read_conditions(pool)
@@ -273,7 +211,7 @@ class Rollout:
         for machine in self.machines.values():
             content = machine.world.file(PATH)
             if source and content != source.removeprefix("data:,").encode():
-                self._break(f"status: the pool is updated to {name}, but not {machine.name}")
+                self.note_problem(f"status: the pool is updated to {name}, but not {machine.name}")
 
     def list_unavailable(self) -> list[str]:
         return [
@@ -296,14 +234,6 @@ class Rollout:
             for name in self.machines
             if name in unavailable or not is_done(self._get_node(name))
         ]
-
-    def _break(self, text: str) -> None:
-        if text not in self.broken:
-            self.broken.append(text)
-
-    def describe(self) -> str:
-        return json.dumps([*self.broken, *self.list_unsettled(), *self.simulation.deaths],
-                          indent=1, default=repr)  # fmt: skip
 
     def _get_pool(self) -> Json:
         return (

@@ -203,11 +203,14 @@ class Simulation:
     @contextmanager
     def hold_modules(self) -> Iterator[None]:
         """Let the modules of treenail use these threads, as long as the context is open."""
+        primitives = _make_threading(self)
         simulated = {
-            "threading": _make_threading(self),
+            "threading": primitives,
             "queue": SimpleNamespace(SimpleQueue=_make_queue_class(self), Empty=queue.Empty),
             "ThreadPoolExecutor": lambda *_, **__: SimExecutor(self),
         }
+        names = ("Thread", "Lock", "RLock", "Condition", "Event")
+        by_name = [(each, getattr(threading, each), getattr(primitives, each)) for each in names]
         replaced = []
         for name, module in list(sys.modules.items()):
             if not name.startswith("treenail.") or name.startswith("treenail.log"):
@@ -215,6 +218,10 @@ class Simulation:
             for attribute, value in simulated.items():
                 if (before := vars(module).get(attribute)) is not None:
                     replaced.append((module, attribute, before))
+                    setattr(module, attribute, value)
+            for attribute, real, value in by_name:
+                if vars(module).get(attribute) is real:
+                    replaced.append((module, attribute, real))
                     setattr(module, attribute, value)
         try:
             yield
