@@ -32,7 +32,7 @@ POOLS = (WORKER, INFRA, MASTER)
 def choose(
     node: RegisteredNode = NODE, pool: str = "worker", pools: tuple[MachineConfigPool, ...] = POOLS
 ) -> dict[str, str]:
-    return dict(choose_labels(node, pool, pools, requested_at=NOW - 30, now=NOW))
+    return dict(choose_labels(node, pool, pools, requested_at=NOW - 30, age_s=1.0))
 
 
 def with_label(name: str, value: str = "") -> RegisteredNode:
@@ -55,8 +55,8 @@ def test_node_older_than_the_request_gets_no_label() -> None:
 
 
 def test_node_registered_long_ago_gets_no_label() -> None:
-    old = replace(NODE, created_at=NOW - MAX_AGE_S - 1)
-    assert choose_labels(old, "worker", POOLS, requested_at=NOW - 5000, now=NOW) == {}
+    age_s = MAX_AGE_S + 1
+    assert choose_labels(NODE, "worker", POOLS, requested_at=NOW - 5000, age_s=age_s) == {}
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ from treenail.kube.watch import WatchScope
 log = logging.getLogger(__name__)
 
 _REASON = "TreenailAccessToken"
+_RESTORED_S = 60.0
+"""Time after the first sign of a restored etcd in which each list may be the first of its kind."""
 _MAX_REPORTS = 10
 """Requests of one token whose refusal is reported: its machine can create any number of them."""
 
@@ -85,13 +87,18 @@ class ApprovalController:
                 self._approved[name] = IssuedCertificate(after.token, after.node)
             enqueue(name)
 
-        def on_node(node: str, before: RegisteredNode | None, _: RegisteredNode | None) -> None:
+        def on_node(node: str, before: RegisteredNode | None, after: RegisteredNode | None) -> None:
+            if before is None and after is not None:
+                self._labeler.note_node(after)
             for name, request in requests.get_all().items():
                 if not request.is_decided or (before is None and request.node == node):
                     enqueue(name)
 
         requests.add_handler(on_request)
+        requests.add_list_handler(lambda: self._handle_list(informers, enqueue))
         nodes.add_handler(on_node)
+        nodes.add_list_handler(self._labeler.note_list)
+        nodes.add_list_handler(lambda: self._handle_list(informers, enqueue))
 
     def sync_key(self, key: str) -> float | None:
         """Approve the request if its token permits it, or label its Node; raise `ClusterError`."""
@@ -117,6 +124,16 @@ class ApprovalController:
 
     def close(self) -> None:
         """Do nothing."""
+
+    def _handle_list(self, informers: Informers, enqueue: Enqueue) -> None:
+        """Decide again about what a restore of etcd took away: approvals and labels."""
+        if informers.restored_s >= _RESTORED_S:
+            return
+        self._labeler.forget_decisions()
+        for name, request in self._requests.get_all().items():
+            if not request.is_decided and self._approved.pop(name, None) is not None:
+                log.info("certificate request %s lost its approval: etcd was restored", name)
+            enqueue(name)
 
     def _find_refusal(
         self, request: KubeletRequest, nodes: Mapping[str, bool], recorded: Iterable[str] = ()

@@ -7,6 +7,7 @@ and without them no pool selects the Node.
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import MachineConfigPool
@@ -15,7 +16,7 @@ from treenail.api.node import Node
 from treenail.clock import Clock, parse_rfc3339
 from treenail.controllers.ignition.approval.request import KubeletRequest
 from treenail.controllers.rollout.pools import find_membership
-from treenail.errors import ClusterError, ConfigError, ConflictError, NotFoundError
+from treenail.errors import ClusterError, ConfigError, NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.resources import NODES
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 MAX_AGE_S = 600.0
 """Age up to which a Node is labelled. A user may remove the labels of an older one."""
 _MAX_DECIDED = 10_000
+T = TypeVar("T")
 _SKEW_S = 5.0
 """Tolerated difference between the clocks of this controller and of the API server."""
 
@@ -59,6 +61,22 @@ class PoolLabeler:
         self._recorder = recorder
         self._decided: dict[str, None] = {}
         """UIDs of the Nodes that were decided about, oldest first."""
+        self._seen: dict[str, float] = {}
+        """Monotonic time at which Nodes appeared after the first list, by UID, oldest first."""
+        self._has_list = False
+
+    def note_list(self) -> None:
+        """Record that all Nodes of before this process are known."""
+        self._has_list = True
+
+    def note_node(self, node: RegisteredNode) -> None:
+        """Record that the Node appeared now: the wall clocks of two hosts may differ."""
+        if self._has_list:
+            _remember(self._seen, node.uid, self._clock.monotonic())
+
+    def forget_decisions(self) -> None:
+        """Decide about each Node again: a restore of etcd took labels away."""
+        self._decided.clear()
 
     def label_node(
         self,
@@ -69,10 +87,14 @@ class PoolLabeler:
         """Label the Node of an approved request, if it is new; raise `ClusterError`."""
         if node is None or not node.uid or node.uid in self._decided:
             return
-        self._note_decision(node.uid)
+        _remember(self._decided, node.uid, None)
         try:
             labels = choose_labels(
-                node, request.pool, pools, requested_at=request.created_at, now=self._clock.now()
+                node,
+                request.pool,
+                pools,
+                requested_at=request.created_at,
+                age_s=self._measure_age_s(node),
             )
         except ConfigError as error:
             log.warning("%s", error)
@@ -85,18 +107,28 @@ class PoolLabeler:
             # The UID keeps the labels from another Node of this name.
             body: Json = {"metadata": {"uid": node.uid, "labels": dict(labels)}}
             self._client.patch(NODES, node.name, body)
-        except (ConflictError, NotFoundError):
+        except NotFoundError:
             return
         except ClusterError:
+            # Also a conflict: another client changed this Node meanwhile, or replaced it, which
+            # the watch shows before the next try.
             self._decided.pop(node.uid, None)
             raise
         names = ", ".join(sorted(labels))
         log.info("labelled Node %s as a member of pool %s: %s", node.name, request.pool, names)
 
-    def _note_decision(self, uid: str) -> None:
-        self._decided[uid] = None
-        while len(self._decided) > _MAX_DECIDED:
-            del self._decided[next(iter(self._decided))]
+    def _measure_age_s(self, node: RegisteredNode) -> float:
+        """Return the age of a Node; only one of before this process depends on the wall clock."""
+        seen_at = self._seen.get(node.uid)
+        if seen_at is not None:
+            return self._clock.monotonic() - seen_at
+        return self._clock.now() - node.created_at
+
+
+def _remember(known: dict[str, T], uid: str, value: T) -> None:
+    known[uid] = value
+    while len(known) > _MAX_DECIDED:
+        del known[next(iter(known))]
 
 
 def choose_labels(
@@ -105,15 +137,15 @@ def choose_labels(
     pools: Collection[MachineConfigPool],
     *,
     requested_at: float,
-    now: float,
+    age_s: float,
 ) -> Mapping[str, str]:
     """Return the labels that a Node lacks; empty when it needs none.
 
-    ``requested_at`` is the time of the certificate request. A Node that is older, that a pool
-    selects already, or that is older than `MAX_AGE_S` gets none. Raises `ConfigError` when labels
-    cannot make it a member of the pool.
+    ``requested_at`` is the time of the certificate request. A Node from before it, a Node that a
+    pool selects already, and a Node that is older than `MAX_AGE_S` get none. Raises `ConfigError`
+    when labels cannot make it a member of the pool.
     """
-    if node.created_at < requested_at - _SKEW_S or now > node.created_at + MAX_AGE_S:
+    if node.created_at < requested_at - _SKEW_S or age_s > MAX_AGE_S:
         return {}
     labels = dict(node.labels)
     if find_membership(node.name, labels, pools) is not None:
