@@ -1,5 +1,6 @@
 """Rules for every test: a time limit, isolation from the host, and what each lane leaves out."""
 
+import faulthandler
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ from types import FrameType
 
 import hypothesis
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 pytest.register_assert_rewrite("tests.daemon.nodes")
 
@@ -62,6 +64,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 RUNNING = pytest.StashKey[list[str]]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let a test with a longer limit run longer than ``faulthandler_timeout``, too."""
+    marker = item.get_closest_marker("limit")
+    if marker is not None and marker.args[0] > LIMIT_S:
+        file = item.config.stash[fault_handler_stderr_fd_key]
+        faulthandler.dump_traceback_later(1.5 * marker.args[0], exit=True, file=file)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
