@@ -179,6 +179,12 @@ class ClusterFaults:
                 if stream.process.name.startswith(window.process):
                     stream.cut()
 
+    @property
+    def left_s(self) -> float:
+        """Seconds until the end of the last fault."""
+        now = self._cluster.simulation.time
+        return max((each.until - now for each in self.windows), default=0.0)
+
     def find(self, process: str, name: str) -> "FaultWindow | None":
         """Return the fault of this name that affects the process now."""
         if not self.windows:

@@ -55,8 +55,8 @@ def run_story(
         if not run.settle(limit_s=LIMIT_S):
             return injected.points, ["it did not converge", *run.list_unsettled(), *run.broken]
         # Agents report again what a list of their Node put in doubt, within a minute. The rollout
-        # shows for some time that etcd was restored.
-        run.simulation.run_for(RESYNC_S)
+        # shows for some time that etcd was restored. A process may lead for the first time then.
+        run.simulation.run_for(run.cluster.faults.left_s + RESYNC_S)
         written = len(injected.points)
         run.simulation.run_for(END_S)
         problems = [*run.broken, *run.list_unsettled()]
