@@ -142,19 +142,18 @@ def is_unrecorded_rollback(world: World) -> bool:
     return quarantined is not None and quarantined["check"] == "Boot"
 
 
-# In the short lane the others fail at a part of the effects of these two.
-SHORT = ("full", "broken")
-CHOSEN = [pytest.param(each, marks=() if each in SHORT else pytest.mark.long) for each in FAULTS]
-
-
-@pytest.mark.parametrize("fault", CHOSEN)
 @pytest.mark.parametrize("name", UPDATES)
 @walk_budget.exhaustive
-def test_update_with_failing_disk_ends_old_or_new(name: str, fault: str) -> None:
+def test_update_with_failing_disk_ends_old_or_new(name: str) -> None:
     count = count_effects(name)
-    cases = [Case(first, is_lasting) for first in range(count) for is_lasting in (False, True)]
+    cases = [
+        (fault, Case(first, is_lasting))
+        for first in range(count)
+        for is_lasting in (False, True)
+        for fault in FAULTS
+    ]
     number = 0
-    for case in walk_budget.sample(cases):
+    for fault, case in walk_budget.sample(cases):
         try:
             run_case(name, fault, case)
         except BaseException as error:
@@ -163,8 +162,14 @@ def test_update_with_failing_disk_ends_old_or_new(name: str, fault: str) -> None
         number += 1
     write_record(
         "host",
-        what=f"{fault} disk at a sample of {count} effects of an update ({name}), once and lasting",
+        what=f"an update ({name}) on a disk that fails at one of its {count} effects, once or from "
+        f"then on: {', '.join(FAULTS)}",
         count=number,
-        result="old or new; a reason with its cause while it lasts; the target afterwards",
+        result=f"old or new, a reason with its cause while it lasts, the target afterwards; "
+        f"{describe_share(number, len(cases))}",
         command="make test-long ARGS=tests/daemon/reconcile/test_disk_faults.py",
     )
+
+
+def describe_share(number: int, total: int) -> str:
+    return "every case" if number == total else f"a sample of {total:,} cases, evenly spread"
