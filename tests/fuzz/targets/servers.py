@@ -242,7 +242,7 @@ def _list_kubelet_requests() -> Iterator[bytes]:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
-    from treenail.controllers.ignition.tokens.tokens import bootstrap_tokens as groups
+    from treenail.controllers.ignition.tokens import bootstrap_tokens as groups
 
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name(

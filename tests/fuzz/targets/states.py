@@ -19,7 +19,7 @@ from treenail.config.credential_history import decode_history, encode_history
 from treenail.config.provenance import Provenance
 from treenail.controllers.install_time.inputs.image_mode_codec import read_settings_configmap
 from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
-from treenail.controllers.install_time.steps.steps import install_state
+from treenail.controllers.install_time.steps import install_state
 from treenail.controllers.rollout.progress import RolloutRecord
 from treenail.daemon.configuration.mcd_state import read_first_boot_annotations
 from treenail.daemon.local.requests import RequestFile
