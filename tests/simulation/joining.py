@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treenail.controllers.ignition.token_store import TOKEN_SECRET
-
 from tests.contract.csr import REQUESTS, make_pkcs10, make_request
 from tests.simulation.cluster import ClusterState, SimCluster
 from tests.simulation.controllers import SimControllers
@@ -24,6 +22,7 @@ from treenail.controllers.ignition.tokens import (
     format_book,
 )
 from treenail.controllers.ignition.tokens.bootstrap_tokens import USER_PREFIX, list_groups
+from treenail.controllers.ignition.tokens.token_store import TOKEN_SECRET
 from treenail.controllers.install import installation
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail_lab.apiserver.access.authentication import AUTHENTICATED, ApiUser
