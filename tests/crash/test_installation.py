@@ -222,6 +222,7 @@ def test_directory_of_killed_process_outlives_power_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.limit(7200)
 def test_every_crash_of_an_installation_is_recovered(tmp_path: Path) -> None:
     found = Enumeration(tmp_path)
     found.check()

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -11,6 +11,7 @@ from typing import TextIO
 from treenail.api.machineconfigpool import MASTER
 from treenail.errors import HostError, UsageError
 from treenail.kube.client import Json
+from treenail_lab.demo.demo_text import wrap_line
 from treenail_lab.help_text import LabParser
 from treenail_lab.image_builds import find_build_refusal
 from treenail_lab.install.install_inputs import (
@@ -116,7 +117,7 @@ def show_installation(run: InstallRun, lab: InstallLab, root: Path, stream: Text
     _print_field((root / INSTALL_CONFIG).read_text("utf-8"), stream)
     _print_command("treenail-controller install prepare", stream)
     prepared = run.prepare()
-    print(prepared.text, end="", file=stream)
+    _print_lines(prepared.text.splitlines(), stream)
     if prepared.code:
         raise HostError("cannot prepare the installation: see above")
     _print_command("treenail-controller install bootstrap", stream)
@@ -164,11 +165,15 @@ def _print_command(command: str, stream: TextIO) -> None:
     print(f"\n$ {command}", file=stream, flush=True)
 
 
+def _print_lines(lines: Iterable[str], stream: TextIO) -> None:
+    for line in lines:
+        print("\n".join(wrap_line(line, stream)), file=stream, flush=True)
+
+
 def _print_field(text: str, stream: TextIO) -> None:
     lines = text.splitlines()
     begin = lines.index("imageMode:")
-    for line in lines[begin : begin + 11]:
-        print(line, file=stream)
+    _print_lines(lines[begin : begin + 11], stream)
 
 
 def _print_result(document: Json, stream: TextIO) -> None:
@@ -177,10 +182,8 @@ def _print_result(document: Json, stream: TextIO) -> None:
         digest = str(each["image"]).removeprefix("sha256:")[:_DIGEST_DIGITS]
         print(f"{each['name']:<10} booted {each['boots']} times, runs {digest}", file=stream)
     problems = document["problems"]
-    for each in problems if isinstance(problems, list) else []:
-        print(f"problem: {each}", file=stream)
-    print(
-        f"installed in {document['seconds']:.0f} s; the image of pool {MASTER} was built on the "
-        "bootstrap host, and the nodes know that host no longer",
-        file=stream,
-    )
+    found = [f"problem: {each}" for each in problems] if isinstance(problems, list) else []
+    if not found:
+        done = f"installed in {document['seconds']:.0f} s; the image of pool {MASTER} was built "
+        found = [done + "on the bootstrap host, and the nodes know that host no longer"]
+    _print_lines(found, stream)

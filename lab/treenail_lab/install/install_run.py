@@ -4,6 +4,7 @@ The lab does what a user and an installer do: it runs the commands, boots machin
 manifests to the new cluster and starts its controllers. Everything else is treenail's.
 """
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from treenail.kube.resources import (
     NODES,
 )
 from treenail_lab.controllers import ALL_CONTROLLERS, ControllerReplicas
+from treenail_lab.demo.demo_text import wrap_line
 from treenail_lab.demo.status_watch import StatusWatch
 from treenail_lab.install.bootstrap_host import BootstrapHost, CommandOutput
 from treenail_lab.install.install_inputs import (
@@ -42,6 +44,7 @@ from treenail_lab.provision import ConfigServer
 
 CONTROLLERS = (*ALL_CONTROLLERS, "build", "approve", "install")
 _POLL_S = 0.1
+_DIGEST = re.compile(r"(sha256:[0-9a-f]{8})[0-9a-f]{56}")
 _APPLIED_FIRST = ("Namespace", "ConfigMap", "Secret", "ControllerConfig")
 
 
@@ -93,7 +96,7 @@ class InstallRun:
         self._watch: StatusWatch | None = None
         self._threads: list[threading.Thread] = []
         self._failures: dict[str, str] = {}
-        self._activity = ""
+        self._activity = "", ""
         self._deadline = time.monotonic() + limit_s
         self._began = time.monotonic()
 
@@ -212,10 +215,12 @@ class InstallRun:
     def _show_activity(self) -> None:
         """Print what the bootstrap host does, as long as there is no table."""
         status = self.host.read_status()
-        text = " ".join(str(status.get(each) or "") for each in ("title", "activity")).strip()
-        if self._watch is None and text and text != self._activity:
-            self._activity = text
-            print(f"  {text}", file=self._stream, flush=True)
+        title, activity = (str(status.get(each) or "") for each in ("title", "activity"))
+        if self._watch is None and (title, activity) != self._activity:
+            lines = format_activity(title, activity, is_new=title != self._activity[0])
+            self._activity = title, activity
+            for line in lines:
+                print("\n".join(wrap_line(line, self._stream)), file=self._stream, flush=True)
 
     # State
 
@@ -318,6 +323,13 @@ class InstallRun:
         self.controllers.stop()
         self.server.stop()
         self.host.stop()
+
+
+def format_activity(title: str, activity: str, *, is_new: bool) -> list[str]:
+    """Format what the bootstrap host does: the step once, and below it what it does now."""
+    # Images are known by the first digits of their digest.
+    shown = _DIGEST.sub(r"\1…", activity)
+    return [*([f"  {title}"] if is_new and title else []), *([f"    {shown}"] if shown else [])]
 
 
 def count_updates(root: Path) -> int:

@@ -42,6 +42,10 @@ class BrokenSite:
     can_join: bool = True
     has_controller: bool = False
     """Whether the controller ``install`` itself runs in the cluster, not a stand-in."""
+    loses_registry: bool = False
+    """Whether the bootstrap registry loses its content before the controller begins."""
+    asks_at: int = 0
+    """Port of the config server that a machine asks; it never pulls an image. 0 for none."""
     has_containerfile: bool = False
     fixed_arguments: tuple[str, ...] = field(default_factory=tuple)
     published: list[dict[str, object]] = field(default_factory=list)
@@ -202,6 +206,40 @@ def break_final_login(site: BrokenSite) -> Iterator[FailedInstall]:
     site.install.write()
 
 
+def break_registry(site: BrokenSite) -> Iterator[FailedInstall]:
+    """The bootstrap registry is gone before the hand-over."""
+    site.has_controller = site.loses_registry = True
+    site.install.final = site.install.registry.host
+    site.install.write()
+    yield FailedInstall(
+        "hand-over",
+        ("the time limit of 20s has passed", "pool master:", "does not have sha256:"),
+        "--handover-deadline",
+        ("--handover-deadline=20s",),
+        files=("logs/registry-pull.log",),
+    )
+    site.loses_registry = False
+
+
+def break_machine_registry(site: BrokenSite) -> Iterator[FailedInstall]:
+    """A machine gets its config, and cannot reach the registry."""
+    site.install.write()
+    site.needs_cluster = False
+    with take_port() as port:
+        site.asks_at = port
+    yield FailedInstall(
+        "first-boot",
+        (
+            "the time limit of 20s has passed",
+            "127.0.0.1 got the config, and no machine has pulled its image from 127.0.0.1:",
+        ),
+        "--first-boot-timeout",
+        ("--first-boot-timeout=20s", f"--listen=127.0.0.1:{port}"),
+        files=("logs/config-server.log", "logs/registry-pull.log"),
+    )
+    site.needs_cluster, site.asks_at = True, 0
+
+
 def break_port(site: BrokenSite) -> Iterator[FailedInstall]:
     site.install.write()
     with take_port() as port:
@@ -252,6 +290,8 @@ FAILURES: dict[str, Breakage] = {
     "join": break_join,
     "clock": break_clock,
     "final_login": break_final_login,
+    "registry": break_registry,
+    "machine_registry": break_machine_registry,
     "port": break_port,
     "registry_port": break_registry_port,
     "manifest": break_manifest,

@@ -182,6 +182,9 @@ class StageServices:
         self._fetch_config()
         return lambda: OutsideCluster(self._outside, self._fuse)
 
+    def describe_machines(self, registry: str) -> str:
+        return f"no machine has pulled its image from {registry}"
+
     def notify_ready(self) -> None:
         self._fuse.pass_point()
 

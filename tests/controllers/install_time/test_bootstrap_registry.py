@@ -137,6 +137,15 @@ def test_ipv6_address_is_refused_before_a_machine_gets_it(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("address", ["[::1]", "[::]"])
+def test_registry_listens_on_an_ipv6_address(tmp_path: Path, address: str) -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this host has no IPv6")
+    with make_registry(tmp_path, listen=f"{address}:0") as registry:
+        port = int(registry.address.rpartition(":")[2])
+        socket.create_connection(("::1", port), 5).close()
+
+
 def test_port_in_use_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]

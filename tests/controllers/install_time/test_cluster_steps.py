@@ -60,7 +60,7 @@ def read_published(client: Client) -> Handover:
 
 def test_publish_creates_and_replaces_the_secret(client: Client) -> None:
     context = RecordingContext()
-    FirstBootStep(lambda: client, LIMIT).run(context)
+    FirstBootStep(lambda: client, LIMIT, lambda: "").run(context)
     PublishStep(lambda: client, make_handover, LIMIT).run(context)
     assert read_published(client) == make_handover()
     newer = make_handover("sha256:" + "cd" * 32)
@@ -110,5 +110,7 @@ def test_handover_above_its_limit_says_where_the_images_are(
         step.run(RecordingContext(limit_s=4.0))
     text = str(caught.value)
     assert "waiting for controller install" in text
-    expected = "kept in /images" if is_exported else "stay in the bootstrap registry: the disk is"
+    expected = (
+        "kept in /images" if is_exported else "cannot be kept as OCI directories: the disk is"
+    )
     assert expected in text

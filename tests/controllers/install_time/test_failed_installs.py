@@ -12,6 +12,7 @@ from tests.builder.base_image import BUSYBOX
 from tests.builder.builds import push_base
 from tests.builder.sandboxing import has_namespaces
 from tests.controllers.install_time.adoption import create_rendered_pool
+from tests.controllers.install_time.asking_machine import AskingMachine
 from tests.controllers.install_time.failures import FAILURES, NEEDS_BUILDAH, BrokenSite
 from tests.controllers.install_time.joined_nodes import join_node
 from tests.controllers.install_time.log_bundle.bundles import read_parts
@@ -81,6 +82,10 @@ class HandoverStandIn:
 def start_cluster(site: BrokenSite, place: Path) -> Iterator[None]:
     """The cluster, as far as the installation needs it now."""
     kubeconfig = site.install.directory.kubeconfig
+    if site.asks_at:
+        with AskingMachine(site.install, site.asks_at).run():
+            yield
+        return
     if not site.needs_cluster:
         yield
         return
@@ -96,7 +101,7 @@ def start_cluster(site: BrokenSite, place: Path) -> Iterator[None]:
             join_node(client)
         try:
             if site.has_controller:
-                with run_controller(site, client):
+                with run_late_controller(site, client):
                     yield
                 return
             if site.can_hand_over:
@@ -111,6 +116,32 @@ def start_cluster(site: BrokenSite, place: Path) -> Iterator[None]:
                 if each["metadata"]["name"] == HANDOVER_SECRET
             ]
             transport.close()
+
+
+@contextmanager
+def run_late_controller(site: BrokenSite, client: Client) -> Iterator[None]:
+    """Run the controller ``install`` as soon as the bootstrap registry has lost its content."""
+    if not site.loses_registry:
+        with run_controller(site, client):
+            yield
+        return
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(0.1):
+            with suppress(NotFoundError):
+                client.get(SECRETS, HANDOVER_SECRET, namespace=NAMESPACE)
+                shutil.rmtree(site.install.directory.registry / "storage/docker")
+                with run_controller(site, client):
+                    ended.wait()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(60)
 
 
 @contextmanager
@@ -165,6 +196,8 @@ def run_bootstrap(site: BrokenSite, *arguments: str) -> tuple[int, str]:
 @pytest.mark.long("join")
 @pytest.mark.long("clock")
 @pytest.mark.long("final_login")
+@pytest.mark.long("registry")
+@pytest.mark.long("machine_registry")
 @pytest.mark.parametrize("name", FAILURES)
 def test_failed_installation_names_its_reason_and_completes_after_the_fix(
     name: str, tmp_path: Path, lab_registry: RegistryService

@@ -30,6 +30,7 @@ from tests.controllers.install_time.test_prepare import (
 )
 from tests.crash.disk_model import DIRECTORY, LINK, Tree
 from tests.crash.recorder import Recorder
+from tests.records import write_record
 from treenail.controllers.install_time.inputs.install_files import InstallFiles
 
 Run = Callable[[Path], object]
@@ -94,7 +95,7 @@ def choose_cuts(changes: int, count: int, seed: int) -> list[int]:
     return sorted(random.Random(seed).sample(every, min(count, len(every))))
 
 
-CASES = [(25, 3), pytest.param(10_000, 16, marks=pytest.mark.long)]
+CASES = [(25, 3), pytest.param(10_000, 16, marks=[pytest.mark.long, pytest.mark.limit(3600)])]
 
 
 @pytest.mark.parametrize(("cuts", "disks"), CASES)
@@ -116,17 +117,27 @@ def test_power_cut_of_the_stage_bootstrap_ends_in_the_same_cluster(
     restart()
     _, changes = record(parent, run(Outside()), 1 << 30)
     assert changes > 100
+    count = 0
     for cut in choose_cuts(changes, cuts, seed=7):
         restart()
         outside = Outside()
         recorder, _ = record(parent, run(outside), cut)
         for disk in iter_disks(parent, recorder, disks, seed=cut):
+            count += 1
             after = copy.deepcopy(outside)
             run_stage(disk, after, files=InstallFiles())
             assert after.read_result() == expected, f"after a cut before change {cut}"
             assert len(after.builds) == 2, f"after a cut before change {cut}"
             assert read_rendered(disk) == rendered
             assert read_status(disk)["phase"] == "complete"
+    if cuts > changes:
+        write_record(
+            "crash",
+            what="power cuts of install bootstrap before each change of its disk",
+            count=count,
+            result="the same cluster; no second build, no half-written file",
+            command="make test-long ARGS=tests/controllers/install_time/test_power_cuts.py",
+        )
 
 
 @pytest.mark.parametrize(("cuts", "disks"), [(10_000, 6)])

@@ -4,10 +4,12 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from treenail.cli.controller.connect import create_transport
 from treenail.cli.controller.duration import parse_duration
 from treenail.cli.controller.install.arguments import add_directory_argument
 from treenail.cli.files import create_private_file
@@ -17,6 +19,7 @@ from treenail.clock import SystemClock, format_rfc3339
 from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
 from treenail.controllers.install_time.inputs.install_files import require_directory
 from treenail.controllers.install_time.log_bundle.archive import LogBundle
+from treenail.controllers.install_time.log_bundle.cluster_parts import OpenCluster
 from treenail.controllers.install_time.log_bundle.gather import GatherSettings, gather_bundle
 from treenail.controllers.install_time.log_bundle.node_parts import (
     DEFAULT_TIMEOUT_S,
@@ -24,6 +27,7 @@ from treenail.controllers.install_time.log_bundle.node_parts import (
     parse_node_address,
 )
 from treenail.errors import FileError, UsageError
+from treenail.kube.client import Client
 from treenail.process import ProgramRunner
 
 _STDOUT = "-"
@@ -35,9 +39,10 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "gather",
         help="write the log bundle of an installation",
         description="Write one compressed archive of at most 200 MB with the state, the builds, "
-        "the logs and the rendered configs of an installation, and with `treenail collect` of "
-        "nodes. Works on an unfinished or damaged directory too. Secrets are withheld. Exit code "
-        "0: the bundle is complete, 1: a node cannot be read, or nothing was written.",
+        "the logs and the rendered configs of an installation, with pools and builds of the "
+        "cluster, and with `treenail collect` of nodes. Works on an unfinished or damaged "
+        "directory too. Secrets are withheld. Exit code 0: the bundle is complete, 1: a node "
+        "cannot be read, or nothing was written.",
         epilog=format_examples(
             ("gather on the bootstrap host", "treenail-controller install gather --dir cluster"),
             (
@@ -55,6 +60,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--node-timeout", type=parse_duration, default=DEFAULT_TIMEOUT_S, metavar="TIME",
         help="time limit of each node (default: 2m)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--kubeconfig", metavar="FILE", type=Path,
+        help="add pools, image configs and builds of the cluster with this kubeconfig (default: "
+        "DIR/auth/kubeconfig if it exists)",
     )  # fmt: skip
     parser.add_argument(
         "-o", "--output", metavar="FILE",
@@ -77,7 +87,9 @@ def run_gather(arguments: argparse.Namespace) -> int:
     if len(arguments.nodes) > MAX_NODES:
         raise UsageError(f"cannot gather from more than {MAX_NODES} nodes")
     settings = GatherSettings(
-        tuple(dict.fromkeys(map(parse_node_address, arguments.nodes))), arguments.node_timeout
+        tuple(dict.fromkeys(map(parse_node_address, arguments.nodes))),
+        arguments.node_timeout,
+        _find_cluster(arguments.kubeconfig, directory),
     )
     clock = SystemClock()
     moment = format_rfc3339(clock.now()).replace(":", "").replace("-", "")
@@ -94,6 +106,19 @@ def run_gather(arguments: argparse.Namespace) -> int:
     ]
     print_lines(lines, sys.stderr if path == _STDOUT else sys.stdout)
     return EXIT_FAILED if silent else 0
+
+
+def _find_cluster(kubeconfig: Path | None, directory: InstallDirectory) -> OpenCluster | None:
+    path = kubeconfig or directory.kubeconfig
+    if kubeconfig is None and not path.exists():
+        return None
+    return partial(_open_cluster, path)
+
+
+@contextmanager
+def _open_cluster(kubeconfig: Path) -> Iterator[Client]:
+    with closing(create_transport([str(kubeconfig)], "", SystemClock())) as transport:
+        yield Client(transport)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
     from treenail.controllers.install_time.steps.install_status import InstallStatus
 
-_TARGET = "bootstrap-complete"
+_BOOTSTRAP, _INSTALL = "bootstrap-complete", "install-complete"
 _POLL_S = 1.0
 _GRACE_S = 10.0
 """Time in which systemd starts a killed process again."""
@@ -34,14 +34,20 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         epilog=format_examples(
             (
                 "wait on the bootstrap host, or where the installer ran",
-                f"treenail-controller install wait-for {_TARGET} --dir cluster",
+                f"treenail-controller install wait-for {_BOOTSTRAP} --dir cluster",
+            ),
+            (
+                "wait for the images of all pools",
+                f"treenail-controller install wait-for {_INSTALL} --dir cluster",
             ),
         ),
         formatter_class=HelpFormatter,
     )
     parser.add_argument(
-        "target", choices=(_TARGET,), metavar=_TARGET,
-        help="wait until the cluster has everything that the bootstrap host provides",
+        "target", choices=(_BOOTSTRAP, _INSTALL), metavar="TARGET",
+        help=f"{_BOOTSTRAP}: wait until the cluster has everything that the bootstrap host "
+        f"provides; {_INSTALL}: then wait until each pool in image mode has its image and all its "
+        "nodes run it",
     )  # fmt: skip
     add_directory_argument(parser)
     parser.add_argument(
@@ -58,11 +64,20 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def run_wait_for(arguments: argparse.Namespace) -> int:
     """Wait; return the exit code of the result."""
+    from treenail.controllers.install_time.inputs.install_files import require_directory
+
+    require_directory(arguments.directory, "wait for an installation from")
+    clock = SystemClock()
+    watch = _InstallWatch(str(arguments.directory.resolve()), arguments.timeout, clock)
+    code = _wait_for_bootstrap(arguments, watch, clock)
+    if code or arguments.target == _BOOTSTRAP:
+        return code
+    return _wait_for_pools(arguments, watch, clock)
+
+
+def _wait_for_bootstrap(arguments: argparse.Namespace, watch: "_InstallWatch", clock: Clock) -> int:
     from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
-    from treenail.controllers.install_time.inputs.install_files import (
-        InstallFiles,
-        require_directory,
-    )
+    from treenail.controllers.install_time.inputs.install_files import InstallFiles
     from treenail.controllers.install_time.prepare.preparation import require_prepared
     from treenail.controllers.install_time.steps.install_state import (
         InstallStateError,
@@ -74,11 +89,9 @@ def run_wait_for(arguments: argparse.Namespace) -> int:
         read_install_status,
     )
 
-    require_directory(arguments.directory, "wait for an installation from")
     directory = InstallDirectory(arguments.directory.resolve())
-    files, clock = InstallFiles(), SystemClock()
-    watch = _InstallWatch(str(directory.root), arguments.timeout, clock)
-    kubeconfig = Path(arguments.kubeconfig or directory.kubeconfig)
+    files = InstallFiles()
+    kubeconfig = _find_kubeconfig(arguments)
     while True:
         has_process = find_lock_holder(directory) is not None
         status = read_install_status(directory, files)
@@ -98,6 +111,43 @@ def run_wait_for(arguments: argparse.Namespace) -> int:
         if code is not None:
             return code
         clock.sleep(_POLL_S)
+
+
+def _wait_for_pools(arguments: argparse.Namespace, watch: "_InstallWatch", clock: Clock) -> int:
+    kubeconfig = _find_kubeconfig(arguments)
+    while True:
+        code = watch.handle_pools(*_read_pools(str(kubeconfig), clock))
+        if code is not None:
+            return code
+        clock.sleep(_POLL_S)
+
+
+def _find_kubeconfig(arguments: argparse.Namespace) -> Path:
+    from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
+
+    directory = InstallDirectory(arguments.directory.resolve())
+    return Path(arguments.kubeconfig or directory.kubeconfig)
+
+
+def _read_pools(kubeconfig: str, clock: Clock) -> tuple[str, str]:
+    """Return what pools still lack, and why the images of pools cannot be built."""
+    from treenail.cli.controller.connect import create_transport
+    from treenail.controllers.install_time.handover.pool_progress import parse_objects
+    from treenail.errors import ClusterError, ConfigError, UsageError
+    from treenail.kube.client import Client
+    from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINEOSBUILDS, MACHINEOSCONFIGS
+
+    try:
+        with closing(create_transport([kubeconfig], "", clock)) as transport:
+            client = Client(transport)
+            found = parse_objects(
+                client.list(MACHINECONFIGPOOLS).items,
+                client.list(MACHINEOSCONFIGS).items,
+                client.list(MACHINEOSBUILDS).items,
+            )
+    except (ClusterError, UsageError, ConfigError) as error:
+        return f"waiting for the API server: {error}", ""
+    return "; ".join(found.missing), "; ".join(found.failed)
 
 
 def _print_unusable_state(error: TreenailError) -> int:
@@ -139,6 +189,8 @@ class _InstallWatch:
         self._timeout_s = timeout_s
         self._alone_since: float | None = None
         self._shown = ""
+        self._failure = ""
+        self._failed_since = 0.0
 
     def handle_status(self, status: "InstallStatus | None", *, has_process: bool) -> int | None:
         """Return the exit code; None to continue."""
@@ -181,6 +233,21 @@ class _InstallWatch:
             print_lines(["the cluster needs the bootstrap host no longer"])
             return EXIT_AT_TARGET
         self._print_text(missing)
+        return self._check_time()
+
+    def handle_pools(self, missing: str, failure: str) -> int | None:
+        """Return the exit code for what the pools lack; None to continue."""
+        if not missing and not failure:
+            print_lines(["all pools in image mode have their image"])
+            return EXIT_AT_TARGET
+        now = self._clock.monotonic()
+        if failure != self._failure:
+            self._failure, self._failed_since = failure, now
+        # A Secret may reach the cluster after the object that names it.
+        if failure and now - self._failed_since >= _GRACE_S:
+            print_lines([f"the installation failed: {failure}"])
+            return EXIT_INSTALL_FAILED
+        self._print_text("; ".join(filter(None, (missing, failure))))
         return self._check_time()
 
     def _check_time(self) -> int | None:

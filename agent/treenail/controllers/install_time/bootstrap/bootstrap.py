@@ -104,6 +104,9 @@ class BootstrapServices(Protocol):
     def connect(self) -> ConnectCluster:
         """Return a function that connects to the cluster, which does not exist yet."""
 
+    def describe_machines(self, registry: str) -> str:
+        """Say which machines got config and image; ``registry`` is empty without one."""
+
     def notify_ready(self) -> None:
         """Report to the service manager that machines may send requests."""
 
@@ -253,13 +256,16 @@ class BootstrapStage:
         settings, connect = self._settings, self._services.connect()
         first_boot = StepLimit(settings.first_boot_s, "--first-boot-timeout")
         handover = StepLimit(settings.handover_s, "--handover-deadline")
-        runner.run_step(FirstBootStep(connect, first_boot))
         built = [each for each in images if each.push_spec]
+        registry = store.make_handover(built).registry if built else ""
+        runner.run_step(
+            FirstBootStep(connect, first_boot, lambda: self._services.describe_machines(registry))
+        )
         if not built:
             return ""
         runner.run_step(PublishStep(connect, lambda: store.make_handover(built), handover))
         runner.run_step(HandoverStep(connect, built, handover, store.export_images))
-        return store.make_handover(built).registry
+        return registry
 
     def _release_nodes(
         self, runner: InstallStepRunner, registry: str, machines: int | None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from treenail.api.decode import Json
 from treenail.clock import Clock
-from treenail.controllers.ignition.server.access import NoConfigRequestLog, OpenAccess
+from treenail.controllers.ignition.server.access import ConfigRequestLog, OpenAccess
 from treenail.controllers.ignition.server.certificate import ServerCertificate
 from treenail.controllers.ignition.server.server import PORT, IgnitionServer
 from treenail.controllers.ignition.server.service import ConfigService
@@ -53,6 +53,7 @@ def make_config_server(
     describe_status: Callable[[], Json],
     files: InstallFiles,
     clock: Clock,
+    requests: ConfigRequestLog,
 ) -> IgnitionServer:
     """Return a server that listens, and serves while it is entered; raise `TreenailError`.
 
@@ -72,7 +73,7 @@ def make_config_server(
         parse_address(settings.listen),
         ServerCertificate(certificate, key),
         service,
-        NoConfigRequestLog(),
+        requests,
         clock=clock,
         describe_status=describe_status,
     )

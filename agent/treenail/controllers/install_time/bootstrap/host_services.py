@@ -13,6 +13,7 @@ from treenail.controllers.install_time.bootstrap.config_server import (
     ConfigServerSettings,
     make_config_server,
 )
+from treenail.controllers.install_time.bootstrap.machine_contacts import MachineContacts
 from treenail.controllers.install_time.certificates.server_certificates import check_host_clock
 from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
 from treenail.controllers.install_time.inputs.install_files import InstallFiles
@@ -60,6 +61,7 @@ class HostServices:
         self._adapters = adapters
         self._files = files
         self._clock = clock
+        self._contacts = MachineContacts(directory.registry_access_log)
 
     def check_host(self, manifests: InstallManifests) -> None:  # noqa: ARG002  # of the interface
         """Check free space, and the certificates against the clock; raise `TreenailError`."""
@@ -78,12 +80,22 @@ class HostServices:
     ) -> AbstractContextManager[object]:
         """Listen; raise `TreenailError`."""
         return make_config_server(
-            self._directory, self._server, source, describe_status, self._files, self._clock
+            self._directory,
+            self._server,
+            source,
+            describe_status,
+            self._files,
+            self._clock,
+            self._contacts,
         )
 
     def open_images(self, manifests: InstallManifests) -> AbstractContextManager[ImageStore]:
         """Return the images of the manifests."""
         return self._adapters.open_images(manifests)
+
+    def describe_machines(self, registry: str) -> str:
+        """Say which machines got config and image."""
+        return self._contacts.describe(registry)
 
     def connect(self) -> ConnectCluster:
         """Return a function that reads the kubeconfig again until it connects."""

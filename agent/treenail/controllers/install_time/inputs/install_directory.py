@@ -100,6 +100,11 @@ class InstallDirectory:
         return self.private / "logs"
 
     @property
+    def registry_access_log(self) -> Path:
+        """Output of the registry's process that machines reach, with a line for each request."""
+        return self.logs / "registry-pull.log"
+
+    @property
     def images(self) -> Path:
         """OCI directories of built images, by pool."""
         return self.private / "images"

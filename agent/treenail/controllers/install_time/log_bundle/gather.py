@@ -1,4 +1,4 @@
-"""Gathers a log bundle of an installation: the bootstrap host, then nodes."""
+"""Gathers a log bundle of an installation: the bootstrap host, the cluster, then nodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +12,10 @@ from treenail.controllers.install_time.log_bundle.bootstrap_parts import (
     PREFIX,
     add_bootstrap_parts,
 )
+from treenail.controllers.install_time.log_bundle.cluster_parts import (
+    OpenCluster,
+    add_cluster_parts,
+)
 from treenail.controllers.install_time.log_bundle.folder import read_document
 from treenail.controllers.install_time.log_bundle.node_parts import NodeAddress, add_node_parts
 from treenail.controllers.install_time.log_bundle.summary import SUMMARY_NAME, format_summary
@@ -22,10 +26,12 @@ from treenail.process import ProgramRunner
 
 @dataclass(frozen=True, slots=True)
 class GatherSettings:
-    """Nodes to read, and the time limit of each."""
+    """Nodes to read, the time limit of each, and the cluster."""
 
     nodes: Sequence[NodeAddress]
     node_timeout_s: float
+    open_cluster: OpenCluster | None = None
+    """None without a kubeconfig."""
 
 
 def gather_bundle(
@@ -41,9 +47,12 @@ def gather_bundle(
     written.
     """
     add_bootstrap_parts(bundle, directory, programs, clock)
+    pools: tuple[str, ...] = ()
+    if settings.open_cluster is not None:
+        pools = add_cluster_parts(bundle, settings.open_cluster)
     silent = add_node_parts(bundle, settings.nodes, programs, settings.node_timeout_s)
     state, status = _read_document(directory.state), _read_document(directory.status)
-    format_text = partial(format_summary, state, status, bundle.part_names, bundle.missing)
+    format_text = partial(format_summary, state, status, pools, bundle.part_names, bundle.missing)
     bundle.add_text(f"{PREFIX}/{SUMMARY_NAME}", format_text)
     bundle.close()
     return silent

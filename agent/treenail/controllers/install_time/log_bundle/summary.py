@@ -11,13 +11,21 @@ _LATEST_LOGS = 5
 
 
 def format_summary(
-    state: object, status: object, part_names: tuple[str, ...], missing: dict[str, str]
+    state: object,
+    status: object,
+    pools: tuple[str, ...],
+    part_names: tuple[str, ...],
+    missing: dict[str, str],
 ) -> str:
     """Format the summary.
 
     ``state`` and ``status`` are the documents of `install.json` and `status.json`, None without.
+    ``pools`` has a sentence for each pool of the cluster without its image.
     """
-    lines = [*_format_steps(state), *_format_status(status), "", *_format_places(part_names)]
+    lines = [*_format_steps(state), *_format_status(status)]
+    if pools:
+        lines += ["", "Pools of the cluster:", *(f"  {each}" for each in pools)]
+    lines += ["", *_format_places(part_names)]
     if missing:
         lines += ["", "Missing parts:", *(f"  {name}: {why}" for name, why in missing.items())]
     return "\n".join(lines) + "\n"

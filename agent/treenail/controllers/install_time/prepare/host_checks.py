@@ -126,12 +126,11 @@ def _find_existing(path: Path) -> Path:
 
 
 def _check_port(port: int) -> str:
+    # As the servers listen; a kernel may have no IPv6.
+    has_both = socket.has_dualstack_ipv6()
+    family, host = (socket.AF_INET6, "::") if has_both else (socket.AF_INET, "")
     try:
-        # Dual-stack, as the servers listen.
-        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            probe.bind(("::", port))
+        socket.create_server((host, port), family=family, dualstack_ipv6=has_both).close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return (

@@ -97,7 +97,10 @@ class BootstrapRegistry:
         # `openshift-install gather` copies the install directory without what has this name.
         self._secrets = self._root / "secrets"
         self._address_file = directory.registry_address
-        self._log_directory = directory.logs
+        self._logs = {
+            "pull": directory.registry_access_log,
+            "push": directory.logs / "registry-push.log",
+        }
         self._ca_files = CaFiles(directory.ca_certificate, directory.ca_key)
         if settings.ca_certificate is not None and settings.ca_key is not None:
             self._ca_files = CaFiles(settings.ca_certificate, settings.ca_key, is_own=False)
@@ -219,7 +222,7 @@ class BootstrapRegistry:
         for name, login in (("pull", self._logins.pull), ("push", self._logins.push)):
             text = format_htpasswd(login)
             self._files.write(self._secrets / f"{name}.htpasswd", text.encode())
-        for path in (self.storage, self._log_directory):
+        for path in (self.storage, *(each.parent for each in self._logs.values())):
             self._files.make_directory(path)
         self._processes = self._make_process(program, "pull"), self._make_process(program, "push")
 
@@ -227,7 +230,7 @@ class BootstrapRegistry:
         config_file = self._get_config_file(name)
         container = f"treenail-registry-{name}"
         command = make_command(program, config_file, directory=self._root, name=container)
-        log_file = self._log_directory / f"registry-{name}.log"
+        log_file = self._logs[name]
         return RegistryProcess(command, config_file, log_file, make_cleanup(program, container))
 
     def _choose_ports(self) -> None:

@@ -50,8 +50,12 @@ class FirstBootStep:
     name = "first-boot"
     title = "wait for the API server of the first machine"
 
-    def __init__(self, connect: ConnectCluster, limit: StepLimit) -> None:
+    def __init__(
+        self, connect: ConnectCluster, limit: StepLimit, describe_machines: Callable[[], str]
+    ) -> None:
+        """``describe_machines`` says how far the machines have come."""
         self._connect = connect
+        self._describe_machines = describe_machines
         self.limit = limit
 
     def compute_inputs(self) -> StepInputs:
@@ -64,17 +68,15 @@ class FirstBootStep:
 
     def run(self, context: StepContext) -> StepResult:
         """Wait for an answer to an authorized request."""
-        reported = ""
-        while True:
-            try:
-                self._connect().get(NAMESPACES, "default")
-            except (ClusterError, UsageError) as error:
-                if (text := f"waiting for the API server: {error}") != reported:
-                    context.report(text)
-                    reported = text
-                context.wait(_POLL_S)
-            else:
-                return {}
+        wait_until_complete(context, self._find_missing)
+        return {}
+
+    def _find_missing(self) -> str:
+        try:
+            self._connect().get(NAMESPACES, "default")
+        except (ClusterError, UsageError) as error:
+            return f"{self._describe_machines()}; waiting for the API server: {error}"
+        return ""
 
 
 class PublishStep:
@@ -102,18 +104,17 @@ class PublishStep:
     def run(self, context: StepContext) -> StepResult:
         """Create or replace the Secret; retry while the API server is not ready."""
         secret = build_handover_secret(self._handover())
-        reported = ""
-        while True:
+
+        def find_missing() -> str:
             try:
                 self._publish(self._connect(), secret)
             except (ClusterError, UsageError) as error:
-                if (text := f"cannot publish yet: {error}") != reported:
-                    context.report(text)
-                    reported = text
-                context.wait(_POLL_S)
-            else:
-                context.report(f"published Secret {NAMESPACE}/{HANDOVER_SECRET}")
-                return {}
+                return f"cannot publish yet: {error}"
+            return ""
+
+        wait_until_complete(context, find_missing)
+        context.report(f"published Secret {NAMESPACE}/{HANDOVER_SECRET}")
+        return {}
 
     def _publish(self, client: Client, secret: Json) -> None:
         with suppress(AlreadyExistsError):
@@ -171,7 +172,7 @@ class HandoverStep:
         try:
             place = f"the images are kept in {self._export_images()}"
         except TreenailError as another:
-            place = f"the images stay in the bootstrap registry: {another}"
+            place = f"the images cannot be kept as OCI directories: {another}"
         return StepOverdueError(f"{error}; {place}", remedy=error.remedy)
 
 
@@ -219,12 +220,12 @@ def _describe_conditions(client: Client, images: Mapping[str, str] | None) -> st
 
 
 def _read_condition(document: Json, pools: Mapping[str, str] | None) -> str:
-    """Return the message of the condition of an image that is not handed over; empty without."""
+    """Return the message of the condition of an image; empty without the condition."""
     fields = Fields.from_json(document, "MachineOSConfig")
     pool = fields.get_object("spec").get_object("machineConfigPool").get_text("name")
     if pools is not None and pool not in pools:
         return ""
     for each in fields.get_object("status").iter_objects("conditions"):
-        if each.get_text("type") == HANDED_OVER and each.get_text("status") != "True":
+        if each.get_text("type") == HANDED_OVER:
             return f"pool {pool}: {each.get_text('message') or each.get_text('reason')}"
     return ""
