@@ -23,6 +23,7 @@ from tests.registry.real_registry import (
 )
 from tests.waiting import wait_until
 from treenail.api import annotations as key
+from treenail.api.decode import Json
 from treenail.builder.images.copies import ImageCopier, Place
 from treenail.controllers.install_time.handover.handover_objects import HANDOVER_SECRET
 from treenail.kube.resources import (
@@ -31,6 +32,7 @@ from treenail.kube.resources import (
     MACHINEOSBUILDS,
     MACHINEOSCONFIGS,
     SECRETS,
+    get_object,
 )
 from treenail.registry.names import compute_digest
 
@@ -195,6 +197,20 @@ def test_image_that_nodes_cannot_pull_is_reported(site: HandoverSite) -> None:
         assert site.image.pull_spec in message
         assert site.find_result() is None
         site.cluster.put_secret("global-pull-secret-copy", PULLER)
+        site.wait_result()
+
+
+def test_pool_without_a_rendered_config_is_named_until_it_has_one(site: HandoverSite) -> None:
+    configuration = get_object(site.client.get(MACHINECONFIGPOOLS, "master"), "spec")[
+        "configuration"
+    ]
+    with site.controller():
+        site.client.patch(MACHINECONFIGPOOLS, "master", {"spec": {"configuration": None}})
+        site.publish()
+        message = site.wait_condition("ClusterUnreadable")
+        assert message.startswith("pool master has no rendered config yet")
+        body: Json = {"spec": {"configuration": configuration}}
+        site.client.patch(MACHINECONFIGPOOLS, "master", body)
         site.wait_result()
 
 

@@ -17,8 +17,12 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "registry-pull.log"
 
 
-def make_row(address: str, outcome: RequestOutcome, reason: str = "") -> RequestRow:
-    return RequestRow(0.0, address, "master", "", "", "3.4.0", outcome, "", 200, 1, 0.1, "", reason)
+def make_row(
+    address: str, outcome: RequestOutcome, reason: str = "", status: int = 200
+) -> RequestRow:
+    return RequestRow(
+        0.0, address, "master", "", "", "3.4.0", outcome, "", status, 1, 0.1, "", reason
+    )
 
 
 def test_machine_without_a_request_is_described(log: Path) -> None:
@@ -30,7 +34,9 @@ def test_machine_without_a_request_is_described(log: Path) -> None:
 
 def test_machine_that_got_no_config_is_named_with_the_reason(log: Path) -> None:
     contacts = MachineContacts(log)
-    contacts.record(make_row("192.0.2.1", RequestOutcome.INVALID, "the pool is missing"))
+    contacts.record(make_row("192.0.2.1", RequestOutcome.FAILED, "a long text", 503))
+    assert contacts.describe(REGISTRY).endswith("got none: 192.0.2.1: it was not ready")
+    contacts.record(make_row("192.0.2.1", RequestOutcome.INVALID, "the pool is missing", 404))
     text = contacts.describe(REGISTRY)
     assert "192.0.2.1 requested the config, and got none: 192.0.2.1: the pool is missing" in text
     contacts.record(make_row("192.0.2.1", RequestOutcome.SERVED))

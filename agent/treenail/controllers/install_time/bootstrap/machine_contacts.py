@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from threading import Lock
 
@@ -59,7 +60,9 @@ class MachineContacts:
                 self._served.add(row.address)
                 self._refused.pop(row.address, None)
             elif row.outcome is not RequestOutcome.CHECKED and row.address not in self._served:
-                self._refused[row.address] = row.reason or str(row.outcome)
+                is_early = row.status == HTTPStatus.SERVICE_UNAVAILABLE
+                why = "it was not ready" if is_early else row.reason or str(row.outcome)
+                self._refused[row.address] = why
 
     def describe(self, registry: str) -> str:
         """Say what machines got last; ``registry`` is ``HOST:PORT``, empty without one."""

@@ -151,6 +151,12 @@ class ImageMover:
     def _look_up(self, move: ImageMove) -> None:
         """Raise `MoveFailed` unless the login of the nodes finds the image."""
         image, spec = move.image.final_image, move.image.push_spec
+        if not move.rendered:
+            raise MoveFailed(
+                CLUSTER_UNREADABLE,
+                f"pool {move.image.pool} has no rendered config yet, which has the login of the "
+                "nodes: controller render writes it",
+            )
         try:
             client = self._connect(move, self._read_node_login(move.rendered))
             try:
