@@ -1,11 +1,13 @@
 """The number of control-plane machines, and nodes that still need the bootstrap host."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.controllers.install_time.directories import make_pool, write_manifest
 from tests.controllers.install_time.joined_nodes import make_node
+from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.controllers.install_time.handover.handover_state import (
     RegistryNode,
@@ -102,6 +104,16 @@ def test_node_without_a_report_may_still_use_the_registry() -> None:
     assert describe(2, make_node("a"), silent) == "the agent has not reported yet on node b"
     # Without a registry a machine needs the bootstrap host only until it joined.
     assert describe(2, make_node("a"), silent, registry="") == ""
+
+
+def test_node_whose_switch_failed_is_named_with_its_reason() -> None:
+    node: Any = make_node("a", registry=REGISTRY)
+    reason = "the image lacks /etc/motd"
+    node["metadata"]["annotations"] |= {key.STATE: "Degraded", key.REASON: reason}
+    text = f"{REGISTRY} is still the mirror of node a; node a is Degraded: {reason}"
+    assert describe(1, node) == text
+    # It runs its image: another problem does not keep the bootstrap host.
+    assert describe(1, node, registry="") == ""
 
 
 def test_many_nodes_that_use_the_registry_give_a_short_text() -> None:

@@ -92,6 +92,9 @@ def test_pool_waits_for_its_build_and_its_nodes() -> None:
     )
     built = make_build("worker-1") | {"status": make_build_status(BuildState.SUCCEEDED, "")}
     assert describe(built, status) == (("pool worker: 1 of 2 nodes have the image",), ())
+    degraded = {"type": "Degraded", "status": "True", "reason": "x", "message": "worker-1 lacks y"}
+    missing, _ = describe(built, status | {"conditions": [degraded]})
+    assert missing == ("pool worker: 1 of 2 nodes have the image; worker-1 lacks y",)
     assert describe(built, make_status(total=2, updated=2)) == ((), ())
     assert describe(built, make_status(total=0, updated=0)) == ((), ())
     assert describe(make_build("other"), status)[0][0].endswith("its build has not begun")

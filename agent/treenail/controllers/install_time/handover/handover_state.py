@@ -1,6 +1,6 @@
 """Progress of the hand-over: conditions, and which nodes must drop the bootstrap registry. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from treenail.api import annotations as key
@@ -20,6 +20,7 @@ DEADLINE_EXCEEDED, COPYING, DONE = "DeadlineExceeded", "Copying", "HandedOver"
 _MESSAGE_LIMIT = 2000
 _FIRST_RETRY_S, _MAX_RETRY_S = 5.0, 300.0
 _NAMES_LIMIT = 5
+_TEXTS_LIMIT, _REASON_LIMIT = 6, 500
 _BOOTSTRAP_LABELS = (*CONTROL_PLANE_LABELS, "node-role.kubernetes.io/arbiter")
 """Labels of nodes whose machines the bootstrap host serves."""
 
@@ -56,6 +57,8 @@ class RegistryNode:
     is_control_plane: bool = False
     has_reported: bool = False
     """Whether the agent has reported since the machine joined."""
+    problem: str = ""
+    """Why the agent is Degraded; empty when it is not."""
 
     @classmethod
     def from_json(cls, document: Json) -> "RegistryNode":
@@ -68,6 +71,7 @@ class RegistryNode:
             notes.get(key.REMOVE_BOOTSTRAP_REGISTRY, ""),
             any(each in meta.labels for each in _BOOTSTRAP_LABELS),
             bool(notes.get(key.STATE)),
+            _read_problem(notes),
         )
 
 
@@ -143,7 +147,16 @@ def describe_missing_nodes(
             texts.append(f"the agent has not reported yet on {_join_names(silent)}")
         if users:
             texts.append(f"{registry} is still the mirror of {_join_names(users)}")
-    return "; ".join(texts)
+    if texts:
+        # An agent that cannot switch to its image neither joins the others nor drops the registry.
+        texts += [f"node {each.name} is Degraded: {each.problem}" for each in found if each.problem]
+    return "; ".join(texts[:_TEXTS_LIMIT])
+
+
+def _read_problem(notes: Mapping[str, str]) -> str:
+    if notes.get(key.STATE) != key.NodeState.DEGRADED:
+        return ""
+    return escape_text(notes.get(key.REASON, ""))[:_REASON_LIMIT] or "it gives no reason"
 
 
 def _join_names(names: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.controllers.rollout.gates.os_image import find_pool_owner
-from treenail.controllers.rollout.status import read_reported_counts
+from treenail.controllers.rollout.status import DEGRADED, read_reported_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,8 @@ def _describe_nodes(pool: MachineConfigPool) -> str:
     counts = read_reported_counts(pool)
     if counts is None:
         return f"pool {pool.name} has no status yet"
-    if counts.updated < counts.total:
-        return f"pool {pool.name}: {counts.updated} of {counts.total} nodes have the image"
-    return ""
+    if counts.updated >= counts.total:
+        return ""
+    degraded = next((each for each in pool.conditions if each.type == DEGRADED), None)
+    why = f"; {degraded.message}" if degraded and degraded.status == "True" else ""
+    return f"pool {pool.name}: {counts.updated} of {counts.total} nodes have the image{why}"
