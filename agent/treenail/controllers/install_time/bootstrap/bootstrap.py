@@ -84,7 +84,7 @@ class ImageStore(Protocol):
         """Return what the cluster adopts; raise `TreenailError`."""
 
     def export_images(self) -> str:
-        """Save the images as OCI directories; return the directory. Raises `TreenailError`."""
+        """Save the images as OCI directories; return their names. Raises `TreenailError`."""
 
 
 class BootstrapServices(Protocol):

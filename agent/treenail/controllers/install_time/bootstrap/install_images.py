@@ -119,15 +119,18 @@ class InstallImages:
         )
 
     def export_images(self) -> str:
-        """Write an OCI directory for each image of the registry; return their directory.
+        """Write an OCI directory for each image of the registry; return their names for skopeo.
 
         Raises `TreenailError`.
         """
+        found = []
         for pool in SERVED_POOLS:
             image = read_built_image(self._directory, self._files, pool)
             if image is not None and self._registry is not None:
-                export_pool_image(image, self._registry.storage, self._directory.images / pool)
-        return str(self._directory.images)
+                target = self._directory.images / pool
+                name = export_pool_image(image, self._registry.storage, target)
+                found.append(f"oci:{target}:{name}")
+        return ", ".join(found) or str(self._directory.images)
 
     def _needs_registry(self) -> bool:
         settings = self._manifests.settings

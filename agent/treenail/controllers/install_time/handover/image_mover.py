@@ -144,8 +144,10 @@ class ImageMover:
             raise _make_failure(choose_reason(another, BuildPhase.PUSH), another) from another
         raise MoveFailed(
             SOURCE_UNREACHABLE,
-            f"{problem}; start the bootstrap host again, or push the image by hand: skopeo copy "
-            f"--all --preserve-digests oci:DIRECTORY docker://{move.image.push_spec}",
+            f"{problem}; start the bootstrap host again, or push the image by hand from its "
+            "install directory: skopeo copy --all --preserve-digests "
+            f"oci:.treenail/images/{move.image.pool}:{_find_name(move)} "
+            f"docker://{move.image.push_spec}",
         ) from error
 
     def _look_up(self, move: ImageMove) -> None:
@@ -210,6 +212,11 @@ def list_digests(move: ImageMove) -> tuple[str, ...]:
         images = (each.image.partition("@") for each in find_pushed_images(build))
         found += [digest for name, _, digest in images if name == repository]
     return tuple(dict.fromkeys(found))
+
+
+def _find_name(move: ImageMove) -> str:
+    """Return the name of the image in the OCI directory of the bootstrap host."""
+    return next((each.name for each in _iter_builds(move)), "NAME")
 
 
 def _iter_builds(move: ImageMove) -> Iterable[MachineOSBuild]:
