@@ -19,7 +19,7 @@ _PULL = re.compile(
     re.MULTILINE,
 )
 """A line of docker-registry's access log, in the format of Apache."""
-_READ_LIMIT = 32 * 1024 * 1024
+_CHUNK = 1024 * 1024
 _NAMES_LIMIT = 5
 
 
@@ -36,12 +36,15 @@ class RegistryPulls:
         with suppress(OSError), self.log.open("rb") as file:
             if self.log.stat().st_size < self._offset:
                 self._offset = 0  # The log was rotated.
-            file.seek(self._offset)
-            content = file.read(_READ_LIMIT)
-            complete = content[: content.rfind(b"\n") + 1]
-            self._offset += len(complete)
-            found = (match.group(1) for match in _PULL.finditer(complete))
-            self.addresses.update(each.decode("ascii", "replace") for each in found)
+            while True:
+                file.seek(self._offset)
+                content = file.read(_CHUNK)
+                complete = content[: content.rfind(b"\n") + 1]
+                if not complete:
+                    return
+                self._offset += len(complete)
+                found = (match.group(1) for match in _PULL.finditer(complete))
+                self.addresses.update(each.decode("ascii", "replace") for each in found)
 
 
 class MachineContacts:
