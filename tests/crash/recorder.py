@@ -37,6 +37,7 @@ ONE_ENTRY = ("symlink", "unlink", "remove", "mkdir", "rmdir", "mkfifo")
 TWO_ENTRIES = ("rename", "replace", "link")
 FLUSHES = ("fsync", "fdatasync")
 RENAMES = ("rename", "replace", "exchange")
+_KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: LINK}
 
 
 class Site(NamedTuple):
@@ -323,29 +324,32 @@ class Recorder:
 def read_tree(root: Path) -> Tree:
     """Read everything below a directory."""
     tree: Tree = {}
-    todo = [("", Path(root))]
+    todo = [("", os.fspath(root))]
     while todo:
         name, path = todo.pop()
         tree[name] = entry = _read_entry(path)
         if entry.kind == DIRECTORY:
-            todo.extend((f"{name}/{each}", path / each) for each in os.listdir(path))
+            todo.extend((f"{name}/{each}", f"{path}/{each}") for each in os.listdir(path))
     return tree
 
 
-def _read_entry(path: Path) -> Entry:
+def _read_entry(path: StrPath) -> Entry:
     status = os.lstat(path)
-    for kind, matches in ((FILE, stat.S_ISREG), (DIRECTORY, stat.S_ISDIR), (LINK, stat.S_ISLNK)):
-        if matches(status.st_mode):
-            return Entry(kind, _read_version(path), status.st_ino)
-    raise NotImplementedError(f"{path} is no file, directory or link")
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode))
+    if kind is None:
+        raise NotImplementedError(f"{path} is no file, directory or link")
+    return Entry(kind, _read_version(path, status), status.st_ino)
 
 
-def _read_version(path: StrPath, *, follow: bool = False) -> Version:
-    status = os.stat(path, follow_symlinks=follow)
+def _read_version(
+    path: StrPath, status: os.stat_result | None = None, *, follow: bool = False
+) -> Version:
+    if status is None:
+        status = os.stat(path, follow_symlinks=follow)
     content = b""
     if stat.S_ISLNK(status.st_mode):
         content = os.fsencode(os.readlink(path))
-    elif stat.S_ISREG(status.st_mode):
+    elif stat.S_ISREG(status.st_mode) and status.st_size:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             while part := os.read(descriptor, 1 << 20):

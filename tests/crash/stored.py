@@ -58,24 +58,30 @@ class NumberedDisk(Disk):
 
 def write_tree(root: Path, tree: Tree) -> dict[int, int]:
     """Write the tree into an empty directory; map the new inode numbers to those of the tree."""
-    made: dict[int, Path] = {}
+    made: dict[int, str] = {}
+    numbers: dict[int, int] = {}
+    user, group = os.geteuid(), os.getegid()
     for path, (kind, version, number) in sorted(tree.items()):
-        place = root / path[1:]
-        if kind == DIRECTORY:
-            place.mkdir(exist_ok=True)
-        elif number in made:
+        place = f"{root}{path}"
+        if number in made and kind != DIRECTORY:
             os.link(made[number], place, follow_symlinks=False)
             continue
+        if kind == DIRECTORY:
+            if path:
+                os.mkdir(place)
         elif kind == LINK:
-            place.symlink_to(os.fsdecode(version.content))
+            os.symlink(os.fsdecode(version.content), place)
         else:
-            place.write_bytes(version.content)
+            descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            os.write(descriptor, version.content)
+            os.close(descriptor)
         made[number] = place
-        if (version.uid, version.gid) != (os.geteuid(), os.getegid()):
+        if (version.uid, version.gid) != (user, group):
             os.chown(place, version.uid, version.gid, follow_symlinks=False)
         if kind != LINK:
-            place.chmod(version.mode)
-    return {os.lstat(place).st_ino: number for number, place in made.items()}
+            os.chmod(place, version.mode)
+        numbers[os.lstat(place).st_ino] = number
+    return numbers
 
 
 def make_scratch_directory() -> TemporaryDirectory[str]:
@@ -98,6 +104,8 @@ class DirectoryDisk:
         self.numbers = numbers
         self.chunk = 1 << 20
         self._pause = pause
+        self._last_read: memory.Tree = {}
+        """The tree after a power cut, which nothing changes before the boot."""
 
     def tree(self) -> memory.Tree:
         return {
@@ -115,7 +123,7 @@ class DirectoryDisk:
         with self._pause():
             shutil.rmtree(self.root / "run", ignore_errors=True)
             (self.root / "run").mkdir()
-        if select_etc(tree) != select_etc(self.tree()):
+        if tree is not self._last_read and select_etc(tree) != select_etc(self.tree()):
             self.replace_etc(tree)
 
     def replace_etc(self, tree: memory.Tree) -> None:
@@ -127,7 +135,8 @@ class DirectoryDisk:
                 _write_entry(self.root / path.removeprefix(f"{TOP}/"), entry)
 
     def after_power_cut(self, _limit: int) -> Iterator[memory.Tree]:
-        yield self.tree()
+        self._last_read = self.tree()
+        yield self._last_read
 
 
 def select_etc(tree: memory.Tree) -> memory.Tree:
