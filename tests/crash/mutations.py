@@ -4,11 +4,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.crash.recorder import FLUSHES, RENAMES, Site
-from tests.crash.states import CrashState, ScenarioRun
+from tests.crash.states import CrashRun, CrashState
 
+STARTS = 300
+"""On so many new states of each mutation the agent is started."""
 RESTS = 40
-"""From so many states of each mutation the machine is brought to rest."""
+"""From so many of them the machine is brought to rest."""
 DURABLE_CALLS = (*FLUSHES, *RENAMES, "syncfs")
+_SHOWN_FUNCTIONS = 3
+_WRAPPERS = frozenset({"_write_alone.<locals>.locked", "HostFiles.write_file"})
+"""Functions that say nothing about a call."""
 
 
 class Mutation(NamedTuple):
@@ -16,48 +21,68 @@ class Mutation(NamedTuple):
 
     site: Site | None = None
     ledger_write: int = -1
+    phase: str = ""
+    """The phase of the update in that write."""
 
     def __str__(self) -> str:
-        return str(self.site) if self.site else f"ledger write {self.ledger_write}"
+        return str(self.site) if self.site else f"ledger write in phase {self.phase}"
 
 
-class _NoticedError(BaseException):
-    """A state showed the mutation."""
+class Trial(NamedTuple):
+    """What came of a mutation."""
+
+    notice: str
+    """What shows it; empty if nothing does."""
+    states: int
+    """The states that it leaves, and an update without it never does."""
 
 
-def list_mutations(run: ScenarioRun) -> list[Mutation]:
+def list_mutations(run: CrashRun) -> list[Mutation]:
     """Return a mutation for each site of a flush or rename, and for each ledger write."""
     sites = {_shorten(site) for site in run.outcome.sites if site.call in DURABLE_CALLS}
     return [Mutation(site) for site in sorted(sites)] + [
-        Mutation(ledger_write=number) for number in range(run.outcome.ledger_writes)
+        Mutation(ledger_write=number, phase=phase)
+        for number, phase in enumerate(run.outcome.ledger_phases)
     ]
 
 
-def find_notice(run: ScenarioRun, mutation: Mutation, *, limit: int) -> str:
-    """Return what shows the mutation; empty if nothing does.
+def list_known_states(run: CrashRun, limit: int) -> frozenset[object]:
+    """Return the identities of the states without a mutation, which are all recovered."""
+    return run.run(lambda _: None, limit=limit).states
 
-    The states at the calls that follow an omitted one come first: they are the most likely.
+
+def try_mutation(
+    run: CrashRun, mutation: Mutation, known: frozenset[object], *, limit: int
+) -> Trial:
+    """Look for a state that shows the mutation.
+
+    States that the update leaves without it, which are ``known``, cannot show it.
     """
     omitted = frozenset(
         site for site in run.outcome.sites if mutation.site and _shorten(site) == mutation.site
     )
     states: list[CrashState] = []
     try:
-        run.run(states.append, limit=limit, omitted=omitted, omitted_write=mutation.ledger_write)
+        run.run(
+            states.append,
+            limit=limit,
+            omitted=omitted,
+            omitted_write=mutation.ledger_write,
+            known=known,
+        )
     except Exception as error:  # noqa: BLE001 - a mutation may break anything
-        return f"{type(error).__name__}: {error}"
-    return next(_find_wrong(run, states), "")
+        return Trial(f"without a crash: {type(error).__name__}: {error}", len(states))
+    return Trial(next(_find_wrong(run, states), ""), len(states))
 
 
-def _find_wrong(run: ScenarioRun, states: list[CrashState]) -> Iterator[str]:
-    for state in states:
-        for wrong in run.check_state(state, until_rest=False):
-            yield f"{state.story}: {wrong}"
-    for state in states[:: max(len(states) // RESTS, 1)]:
-        for wrong in run.check_state(state):
-            yield f"{state.story}: {wrong}"
+def _find_wrong(run: CrashRun, states: list[CrashState]) -> Iterator[str]:
+    for count, until_rest in ((STARTS, False), (RESTS, True)):
+        for state in states[:: -(-len(states) // count) or 1]:
+            for wrong in run.check_state(state, until_rest=until_rest):
+                yield f"{state.story}: {wrong}"
 
 
 def _shorten(site: Site) -> Site:
-    """Return the site with the functions that name the call: the last three of the product."""
-    return Site(site.call, site.functions[-3:])
+    """Return the site with the functions that name the call: the last of the product."""
+    named = [each for each in site.functions if each not in _WRAPPERS]
+    return Site(site.call, tuple(named[-_SHOWN_FUNCTIONS:]))

@@ -64,6 +64,9 @@ class Recorder:
         self.sites: dict[Site, int] = {}
         """The number of calls of each site."""
         self.calls = 0
+        self.omitted_calls = 0
+        self.numbers: dict[int, int] = {}
+        """The number of each real inode: in the order of creation, so that runs can be compared."""
         self._is_paused = False
         self._thread = threading.get_ident()
         self._real: dict[str, Any] = {}
@@ -74,6 +77,18 @@ class Recorder:
         self._inodes: dict[int, Inode] = {}
         self.model = DiskModel(self._read_inode(self.root, is_flushed=True))
         self._device = os.lstat(self.root).st_dev
+
+    def take_as_unflushed(self) -> None:
+        """Take what was written since without this recorder as not flushed."""
+        todo = [self.root]
+        while todo:
+            parent = todo.pop()
+            directory = self._inodes[os.lstat(parent).st_ino]
+            for name in sorted(os.listdir(parent)):
+                if name not in directory.entries:
+                    directory.change_entries({name: self._read_inode(parent / name)})
+                if directory.entries[name].kind == DIRECTORY:
+                    todo.append(parent / name)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -132,7 +147,11 @@ class Recorder:
 
     def find_unseen_changes(self) -> list[str]:
         """Return the paths whose entry differs from the model; empty if all calls were seen."""
-        now, known = read_tree(self.root), self.model.read_tree()
+        known = self.model.read_tree()
+        now = {
+            path: entry._replace(number=self.numbers.get(entry.number, 0))
+            for path, entry in read_tree(self.root).items()
+        }
         return sorted(
             path for path in now.keys() | known.keys() if now.get(path) != known.get(path)
         )
@@ -148,7 +167,9 @@ class Recorder:
         self.on_call(f"{call} {target}")
         self.calls += 1
         self.sites[site] = self.sites.get(site, 0) + 1
-        return site in self.omitted
+        is_omitted = site in self.omitted
+        self.omitted_calls += is_omitted
+        return is_omitted
 
     def _wrap_descriptor(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(descriptor: int, *arguments: Any, **keywords: Any) -> Any:
@@ -291,9 +312,9 @@ class Recorder:
             change: dict[str, Inode | None] = {
                 name: None for name in directory.entries if name not in numbers
             }
-            for name, number in numbers.items():
+            for name, number in sorted(numbers.items()):
                 known = directory.entries.get(name)
-                if known is None or known.number != number:
+                if known is None or known is not self._inodes.get(number):
                     change[name] = self._inodes.get(number) or self._read_inode(parent / name)
             gone = [directory.entries[name] for name in change if name in directory.entries]
             if change:
@@ -304,13 +325,14 @@ class Recorder:
     def _forget_unnamed(self, inode: Inode) -> None:
         # The file system may give the number to a new file.
         if all(inode is not each for each in self.model.list_inodes()):
-            self._inodes.pop(inode.number, None)
+            self._inodes = {key: each for key, each in self._inodes.items() if each is not inode}
 
     def _read_inode(self, path: Path, *, is_flushed: bool = False) -> Inode:
         entry = _read_entry(path)
         inode = self._inodes.get(entry.number)
         if inode is None:
-            inode = Inode(entry.number, entry.kind, entry.version, is_flushed=is_flushed)
+            number = self.numbers.setdefault(entry.number, len(self.numbers) + 1)
+            inode = Inode(number, entry.kind, entry.version, is_flushed=is_flushed)
             self._inodes[entry.number] = inode
             if entry.kind == DIRECTORY:
                 inode.entries = {

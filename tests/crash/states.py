@@ -1,5 +1,6 @@
 """Enumerates the states that crashes leave, and starts the agent on each of them."""
 
+import itertools
 import json
 import re
 import shutil
@@ -7,6 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+import pytest
 
 from tests.crash.disk_model import Tree
 from tests.crash.recorder import Recorder, Site, read_tree
@@ -53,7 +57,28 @@ class Outcome:
     """The state of treenail at the end."""
     world: StoredWorld
     sites: dict[Site, int]
-    ledger_writes: int
+    ledger_phases: tuple[str, ...]
+    """The phase of the update in each ledger write."""
+    states: frozenset[object]
+    """The identities of the states that were passed on."""
+
+
+class CrashRun(Protocol):
+    """Runs one change of a machine, and checks the states that crashes in it leave."""
+
+    outcome: Outcome
+
+    def run(
+        self,
+        handle: Callable[[CrashState], None] | None = None,
+        *,
+        limit: int = 0,
+        omitted: frozenset[Site] = frozenset(),
+        omitted_write: int = -1,
+        known: frozenset[object] = frozenset(),
+    ) -> Outcome: ...
+
+    def check_state(self, state: CrashState, *, until_rest: bool = True) -> list[str]: ...
 
 
 class ScenarioRun:
@@ -92,28 +117,35 @@ class ScenarioRun:
         limit: int = 0,
         omitted: frozenset[Site] = frozenset(),
         omitted_write: int = -1,
+        known: frozenset[object] = frozenset(),
     ) -> Outcome:
         """Make the change, and pass each state that a crash may leave to ``handle``.
 
-        At each call at most ``limit`` states of a power cut are made, and one of a kill.
+        At each call at most ``limit`` states of a power cut are made, and one of a kill. States
+        before the first omitted call, and those whose identity is ``known``, are left out.
         """
-        with self._open_directory(self._base_tree) as (root, _):
+        is_mutated = bool(omitted) or omitted_write >= 0
+        with (
+            open_directory(self._top, "recorded", self._base_tree) as (root, _),
+            repeat_randomness(),
+        ):
             world = self._world.take_snapshot()
             recorder = Recorder(root, omitted=omitted)
-            world.attach(DirectoryDisk(root, pause=recorder.pause))
+            world.attach(DirectoryDisk(root, pause=recorder.pause, numbers=recorder.numbers))
             world.omitted_write = omitted_write
             node = StoredNode(world)
             node.clock.move(self._clock - node.clock.now())
             self.scenario.change(world, root)
             recorder.forget_history()
             before = select_visible(read_tree(root))
-            seen: set[object] = set()
+            seen = set(known)
 
             def visit(call: str) -> None:
-                if handle is None:
+                has_begun = recorder.omitted_calls or 0 <= omitted_write < world.ledger_writes
+                if handle is None or (is_mutated and not has_begun):
                     return
-                for state in self._list_states(recorder, world, node, call, limit):
-                    name = _identify(state)
+                for state in list_states(recorder, world, node.clock.now(), call, limit):
+                    name = identify_state(state)
                     if name not in seen:
                         seen.add(name)
                         with recorder.suspend():
@@ -133,19 +165,9 @@ class ScenarioRun:
                 select_state(tree),
                 world.take_snapshot(),
                 recorder.sites,
-                world.ledger_writes,
+                tuple(world.ledger_phases),
+                frozenset(seen - known),
             )
-
-    def _list_states(
-        self, recorder: Recorder, world: StoredWorld, node: StoredNode, call: str, limit: int
-    ) -> Iterator[CrashState]:
-        snapshot, now = world.take_snapshot(), node.clock.now()
-        story = f"call {recorder.calls}, before {call}"
-        yield CrashState(recorder.model.read_tree(), snapshot, now, False, f"killed at {story}")
-        for tree in recorder.model.list_trees(limit, recorder.calls):
-            # /run is in memory.
-            kept = {path: each for path, each in tree.items() if not path.startswith("/run/")}
-            yield CrashState(kept, snapshot, now, True, f"power cut at {story}")
 
     def _is_settled(self, world: StoredWorld) -> bool:
         return world.annotations.get(key.STATE) == self.scenario.state and (
@@ -175,7 +197,7 @@ class ScenarioRun:
         A start on a machine that was well before ends the check.
         """
         wrong = self._find_torn(state)
-        with self._open_directory(state.tree) as (root, numbers):
+        with open_directory(self._top, self._name_next(), state.tree) as (root, numbers):
             world = state.world.take_snapshot()
             world.attach(DirectoryDisk(root, numbers=numbers))
             if state.is_power_cut:
@@ -219,7 +241,7 @@ class ScenarioRun:
         tree = read_tree(root)
         again = tree, dict(world.annotations), world.system
         if (again[1:], _select_compared(again[0])) != (ended[1:], _select_compared(ended[0])):
-            paths = _differ(_select_compared(again[0]), _select_compared(ended[0]))
+            paths = differ(_select_compared(again[0]), _select_compared(ended[0]))
             wrong.append(f"the second start changed something: {paths}")
 
     def _find_torn(self, state: CrashState) -> list[str]:
@@ -228,7 +250,7 @@ class ScenarioRun:
         found = select_visible(state.tree)
         return [
             f"{path} is torn: {found.get(path)}"
-            for path in _differ(found, before)
+            for path in differ(found, before)
             if found.get(path) != after.get(path)
             and found.get(path) != self._passed.get(path)
             # A new directory may still be without its mode, and systemd's links go apart.
@@ -246,7 +268,7 @@ class ScenarioRun:
         now, digest = select_visible(tree), world.system.digest
         allowed = self._list_allowed(world, is_new_boot=is_new_boot)
         if now not in [each for each, _ in allowed]:
-            nearest = min((_differ(now, each) for each, _ in allowed), key=len)
+            nearest = min((differ(now, each) for each, _ in allowed), key=len)
             return [f"after the start neither old nor new: {nearest}"]
         if (now, digest) not in allowed:
             return [f"after the start the tree of another image: {digest}"]
@@ -278,7 +300,7 @@ class ScenarioRun:
             now = select_visible(read_tree(root))
             expected = self._get_expected(str(reported))
             if now != expected:
-                wrong.append(f"Done at {reported} is reported: {_differ(now, expected)}")
+                wrong.append(f"Done at {reported} is reported: {differ(now, expected)}")
             if world.system.digest != self._get_digest(str(reported)):
                 wrong.append(f"Done at {reported} is reported with {world.system.digest[:12]}")
         status = _read_json(root / STATUS_PATH[1:])
@@ -300,8 +322,8 @@ class ScenarioRun:
         tree, end = read_tree(root), self.outcome.world
         wrong = []
         if select_visible(tree) != self.outcome.after:
-            wrong.append(f"at the end: {_differ(select_visible(tree), self.outcome.after)}")
-        differing = _differ(select_state(tree), self.outcome.state)
+            wrong.append(f"at the end: {differ(select_visible(tree), self.outcome.after)}")
+        differing = differ(select_state(tree), self.outcome.state)
         # The next update prunes the cache again.
         if differing := [path for path in differing if not path.startswith(_OLD_CACHE)]:
             wrong.append(f"treenail's state: {differing}")
@@ -318,15 +340,43 @@ class ScenarioRun:
             wrong.append(f"OS: {world.system}, {world.staging}, cordoned {world.unschedulable}")
         return wrong
 
-    @contextmanager
-    def _open_directory(self, tree: Tree) -> Iterator[tuple[Path, dict[int, int]]]:
+    def _name_next(self) -> str:
         self._runs += 1
-        root = self._top / str(self._runs)
-        root.mkdir()
-        try:
-            yield root, write_tree(root, tree)
-        finally:
-            shutil.rmtree(root)
+        return str(self._runs)
+
+
+def list_states(
+    recorder: Recorder, world: StoredWorld, now: float, call: str, limit: int
+) -> Iterator[CrashState]:
+    """Yield what a kill and a power cut before the call may leave."""
+    snapshot = world.take_snapshot()
+    story = f"call {recorder.calls}, before {call}"
+    yield CrashState(recorder.model.read_tree(), snapshot, now, False, f"killed at {story}")
+    for tree in recorder.model.list_trees(limit, recorder.calls):
+        # /run is in memory.
+        kept = {path: each for path, each in tree.items() if not path.startswith("/run/")}
+        yield CrashState(kept, snapshot, now, True, f"power cut at {story}")
+
+
+@contextmanager
+def open_directory(top: Path, name: str, tree: Tree) -> Iterator[tuple[Path, dict[int, int]]]:
+    """Write the tree to a directory, which is removed at the end; also yield its inode numbers."""
+    root = top / name
+    root.mkdir()
+    try:
+        yield root, write_tree(root, tree)
+    finally:
+        shutil.rmtree(root)
+
+
+@contextmanager
+def repeat_randomness() -> Iterator[None]:
+    """Repeat the IDs of updates and the delays of retries, so that two runs can be compared."""
+    ids = itertools.count(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("secrets.token_hex", lambda size: f"{next(ids):0{2 * size}x}")
+        patch.setattr("random.uniform", lambda low, high: (low + high) / 2)
+        yield
 
 
 _OLD_CACHE = f"/var/lib/treenail/configs/{OLD.config}."
@@ -337,7 +387,7 @@ class _KnownError(BaseException):
     """The agent was started on the same machine before, and all was well."""
 
 
-def _identify(state: CrashState) -> object:
+def identify_state(state: CrashState) -> object:
     numbers = any(path.startswith(f"{UNDO_DIRECTORY}/") for path in state.tree)
     content = frozenset(
         (path, kind, version, number if numbers else 0)
@@ -367,7 +417,7 @@ def _select_compared(tree: Tree) -> Visible:
     return select_visible(tree) | select_state(tree)
 
 
-def _differ(one: Visible, other: Visible) -> list[str]:
+def differ(one: Visible, other: Visible) -> list[str]:
     return sorted(path for path in one.keys() | other.keys() if one.get(path) != other.get(path))
 
 

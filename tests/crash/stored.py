@@ -3,9 +3,10 @@
 The rest of the world (cluster, operating system, power) is that of `tests.fakes.world`.
 """
 
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.daemon.nodes import Node, Process
 from tests.fakes import disk as memory
 from tests.fakes.clock import FakeClock
 from tests.fakes.host_machine import make_machine
-from tests.fakes.world import World
+from tests.fakes.world import World, read_phase
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
@@ -163,11 +164,16 @@ class StoredWorld(World):
     disk: DirectoryDisk  # type: ignore[assignment] # World uses these methods only
     omitted_write: int = -1
     """The ledger write that does not happen, counted from the attachment of the directory."""
-    ledger_writes: int = 0
+    ledger_phases: list[str]
+    """The phase of the update in each ledger write."""
+
+    @property
+    def ledger_writes(self) -> int:
+        return len(self.ledger_phases)
 
     def attach(self, disk: DirectoryDisk) -> None:
         self.disk = disk
-        self.ledger_writes = 0
+        self.ledger_phases = []
 
     def take_snapshot(self) -> "StoredWorld":
         """Copy everything but the disk."""
@@ -181,7 +187,7 @@ class StoredWorld(World):
 
     def describe(self) -> str:
         """Return everything that later turns depend on."""
-        left_out = {"configs", "disk", "writes", "events", "transitions", "policy", "ledger_writes"}
+        left_out = {"configs", "disk", "writes", "events", "transitions", "policy", "ledger_phases"}
         return repr(
             {
                 name: value
@@ -212,7 +218,7 @@ class CountedLedger(Ledger):
     def write_document(self, document: Json) -> None:
         self._world.fault_point("ledger write")
         number = self._world.ledger_writes
-        self._world.ledger_writes += 1
+        self._world.ledger_phases.append(str(read_phase(json.dumps(document)) or "none"))
         if number != self._world.omitted_write:
             super().write_document(document)
         self._world.fault_point("ledger written")
@@ -269,9 +275,16 @@ OTHERS = {
 
 def make_directory(root: Path) -> None:
     """Make a machine with files of others, which no config names."""
-    for path, entry in sorted(({p.removeprefix(TOP): e for p, e in BASE.items()} | OTHERS).items()):
+    write_entries(root, {p.removeprefix(TOP): e for p, e in BASE.items()} | OTHERS)
+
+
+def write_entries(root: Path, entries: Mapping[str, memory.Entry]) -> None:
+    """Write entries by their paths; missing parents get mode 0755."""
+    for path, entry in sorted(entries.items()):
         if path:
-            _write_entry(root / path[1:], entry._replace(attributes=()))
+            place = root / path[1:]
+            place.parent.mkdir(parents=True, exist_ok=True)
+            _write_entry(place, entry._replace(attributes=()))
 
 
 class VisibleEntry(NamedTuple):

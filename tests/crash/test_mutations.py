@@ -1,47 +1,54 @@
 """Calls of the agent whose omission a crash state shows.
 
-`tests.daemon.configuration.test_once_power_cut` takes out each flush and rename of the undo
-transaction. This adds the whole agent, which repairs much of what a missing flush loses: it plans
-again, and writes the ledger again.
+Each flush, rename and ledger write of each scenario is left out once. A state shows it, or
+`UNOBSERVED` says why no state can. A call that changes no state at all has nothing to flush in that
+scenario: an earlier one flushed it. `tests.daemon.configuration.test_once_power_cut` takes out the
+calls of the undo transaction alone, without the agent that repairs and repeats much of it.
 """
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
-from tests.crash.mutations import find_notice, list_mutations
-from tests.crash.scenarios import SCENARIOS
-from tests.crash.states import ScenarioRun
+from tests.crash.mutations import Trial, list_known_states, list_mutations, try_mutation
+from tests.crash.runs import NAMES, make_run
+from tests.crash.stored import make_scratch_directory
 from tests.records import write_record
 
-NEEDED = (
-    (
-        "exchange in UndoTransaction.apply_changes > UndoTransaction._put_entry > "
-        "EntryWriter.exchange_entries"
-    ),
-    "fsync in UndoTransaction._record_changes > UndoLog.append_record > UndoLog._fsync_directory",
-    (
-        "fsync in UndoTransaction._remove_replaced > FsyncQueue.fsync_directories > "
-        "FsyncQueue.fsync_path"
-    ),
-    "fsync in UndoTransaction.apply_changes > UndoTransaction._make_entry > EntryWriter.make_file",
-    "fsync in _write_alone.<locals>.locked > HostFiles.write_files > HostFiles._write_temporary",
-    "replace in HostFiles.write_file > _write_alone.<locals>.locked > HostFiles.write_files",
-)
+LIMIT = 12
+UNOBSERVED: dict[str, str] = {}
+"""Calls, as patterns of their names, and why leaving one out may show nowhere."""
+
+
+def explain(name: str) -> str:
+    """Return why no state needs to show that this call was left out; empty without a reason."""
+    return next((why for pattern, why in UNOBSERVED.items() if fnmatchcase(name, pattern)), "")
 
 
 @pytest.mark.long
-@pytest.mark.limit(3600.0)
-def test_omitted_call_of_the_agent_is_noticed(tmp_path: Path) -> None:
-    run = ScenarioRun(SCENARIOS["live config"], tmp_path)
-    mutations = {str(each): each for each in list_mutations(run)}
-    assert mutations.keys() >= set(NEEDED)
-    missed = [name for name in NEEDED if not find_notice(run, mutations[name], limit=6)]
-    assert missed == []
+@pytest.mark.limit(7200.0)
+@pytest.mark.parametrize("name", NAMES)
+def test_omitted_call_is_noticed_or_explained(name: str) -> None:
+    with make_scratch_directory() as folder:
+        run = make_run(name, Path(folder))
+        known = list_known_states(run, LIMIT)
+        trials = [
+            (str(each), try_mutation(run, each, known, limit=LIMIT)) for each in list_mutations(run)
+        ]
+    missed = {call for call, trial in trials if is_missed(trial)}
+    assert {call for call in missed if not explain(call)} == set()
+    noticed = sum(bool(trial.notice) for _, trial in trials)
+    without = sum(not trial.notice and not trial.states for _, trial in trials)
     write_record(
         "crash",
-        what="calls of the agent that make a change durable or atomic, each taken out",
-        count=len(NEEDED),
-        result="each omission noticed",
+        what=f"flushes, renames and ledger writes, each left out: {name}",
+        count=len(trials),
+        result=f"{noticed} noticed, {without} had nothing to flush, "
+        f"{len(trials) - noticed - without} explained in the test",
         command="make test-long ARGS=tests/crash/test_mutations.py",
     )
+
+
+def is_missed(trial: Trial) -> bool:
+    return bool(trial.states) and not trial.notice

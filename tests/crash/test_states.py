@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.crash.scenarios import SCENARIOS
-from tests.crash.states import CrashState, ScenarioRun
+from tests.crash.runs import NAMES, make_run
+from tests.crash.states import CrashRun, CrashState
 from tests.crash.stored import make_scratch_directory
 from tests.daemon.walk_budget import spread
 from tests.records import write_record
@@ -25,13 +25,13 @@ LONG_LIMIT = 160
 
 
 @cache
-def open_run(name: str) -> tuple[ScenarioRun, TemporaryDirectory[str]]:
+def open_run(name: str) -> tuple[CrashRun, TemporaryDirectory[str]]:
     # Unlike those of pytest, removed with the last reference.
     folder = make_scratch_directory()
-    return ScenarioRun(SCENARIOS[name], Path(folder.name)), folder
+    return make_run(name, Path(folder.name)), folder
 
 
-def find_states(run: ScenarioRun, limit: int) -> list[CrashState]:
+def find_states(run: CrashRun, limit: int) -> list[CrashState]:
     states: list[CrashState] = []
     run.run(states.append, limit=limit)
     return states
@@ -44,7 +44,7 @@ def select_evenly(states: list[CrashState], count: int) -> Iterator[CrashState]:
 
 
 @pytest.mark.long("cancelled in its boot trial", "rolled back")
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", NAMES)
 def test_sample_of_crash_states_is_recovered(name: str) -> None:
     run, _ = open_run(name)
     states = find_states(run, QUICK_LIMIT)
@@ -58,7 +58,7 @@ def test_sample_of_crash_states_is_recovered(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_crash_state_is_recovered(name: str) -> None:
     run, _ = open_run(name)
     states = find_states(run, LONG_LIMIT)
