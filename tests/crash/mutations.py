@@ -29,7 +29,7 @@ class Mutation(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What came of a mutation."""
+    """The result of a mutation."""
 
     notice: str
     """What shows it; empty if nothing does."""
