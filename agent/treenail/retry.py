@@ -40,7 +40,7 @@ def retry_bus_call(call: Callable[[], T], clock: Clock) -> T:
     a call at that time gets NoReply (rpmostreed-daemon.cxx). Raise the last error.
     """
     return _call_with_retries(
-        call, clock, _is_service_starting, attempts=4, first_pause_s=0.2, max_pause_s=0.8
+        call, clock, is_service_starting, attempts=4, first_pause_s=0.2, max_pause_s=0.8
     )
 
 
@@ -105,7 +105,8 @@ def _get_retry_after_s(error: BaseException) -> float:
     return error.retry_after_s if isinstance(error, TooManyRequestsError) else 0.0
 
 
-def _is_service_starting(error: BaseException) -> bool:
+def is_service_starting(error: BaseException) -> bool:
+    """Return whether the bus answered, because the service does not run or left during the call."""
     return isinstance(error, BusError) and (
         error.name in _STARTING_ERRORS or error.name.startswith(f"{_BUS_ERROR_PREFIX}Spawn.")
     )

@@ -189,8 +189,10 @@ def _undo_failed(progress: _ApplyProgress, error: TreenailError, runner: StepRun
             f"{'; '.join(failed)}",
             remedy=error.remedy or "fix what is listed; the next start tries again",
         ) from error
+    # The errors of units begin with the step, too.
+    cause = str(error).removeprefix(f"cannot {progress}: ")
     raise StepError(
-        f"cannot {progress}: {error}; all steps were undone",
+        f"cannot {progress}: {cause}; all steps were undone",
         step=None if progress.description else progress.step,
         remedy=error.remedy,
     ) from error

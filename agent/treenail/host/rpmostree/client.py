@@ -92,6 +92,7 @@ class RpmOstreeClient:
     ) -> TransactionOutcome:
         """Call the method, then start or join its transaction and follow it to the end."""
         self._register_client()
+        address: object = None
         try:
             address = self._bus.call_method(self._get_os(), method, *arguments, timeout_s=_CALL_S)
             return self.follow_transaction(
@@ -100,9 +101,9 @@ class RpmOstreeClient:
         except BusyError as error:
             raise self._explain_busy(error) from error
         except BusError as error:
-            if not error.name:
-                # No reply: rpm-ostreed may have made the transaction. One that is not started ends
-                # when its caller leaves the bus.
+            if not error.name or address is not None:
+                # rpm-ostreed made the transaction, or may have made it without a reply. One that is
+                # not started ends when its caller leaves the bus.
                 self._bus.close_connection()
             raise
 

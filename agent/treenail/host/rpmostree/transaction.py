@@ -20,6 +20,7 @@ INTERFACE = "org.projectatomic.rpmostree1.Transaction"
 _CALL_S = 60.0
 _NUMBERED = re.compile(r"\[(\d{1,9})/(\d{1,9})\]", re.ASCII)
 _TEXT_LIMIT = 200
+_UNKNOWN_RESULT = "it sent a result of another type"
 # After the last counted task rpm-ostree still writes the deployment: only success is 100 %.
 _MAX_UNFINISHED_PERCENT = 99
 
@@ -97,8 +98,12 @@ class _TransactionFollower:
         if signal is not None:
             self._last_signal_at = self._clock.monotonic()
             if signal.member == "Finished":
-                success, text = signal.values
-                self._record_outcome(is_success=success is True, text=sanitize_text(str(text)))
+                match signal.values:
+                    case (bool(success), str(text), *_):
+                        self._record_outcome(is_success=success, text=sanitize_text(text))
+                    case _:
+                        # The next try finds what it staged.
+                        self._record_outcome(is_success=False, text=_UNKNOWN_RESULT)
                 return True
             self._parser.read_signal(signal)
         verdict = self._watch(self._parser.progress)

@@ -37,6 +37,8 @@ _REMEDIES = {
     "org.freedesktop.DBus.Error.TimedOut": "find out why the service that owns {name} does not "
     "start in time: systemctl list-jobs",
 }
+_OTHER_REMEDY = "find its unit with: busctl status {name}; then see: journalctl -u UNIT"
+_TYPE_REMEDY = "update treenail and the service that owns {name}: their interfaces differ"
 
 
 class _Target(NamedTuple):
@@ -92,7 +94,16 @@ class GioBus:
                     name="org.freedesktop.DBus.Error.UnknownMethod",
                     remedy=f"update the service that owns {target.service}",
                 ) from error
-            reply: object = method(*(make_argument(*each) for each in arguments), timeout=timeout_s)
+            made = [make_argument(*each) for each in arguments]
+            try:
+                reply: object = method(*made, timeout=timeout_s)
+            except (TypeError, ValueError, OverflowError) as error:
+                # pydbus compares the arguments with the introspection data of the service.
+                raise BusError(
+                    f"cannot call {target.service} {member}: it takes other arguments: "
+                    f"{sanitize_text(str(error))}",
+                    remedy=_TYPE_REMEDY.format(name=target.service),
+                ) from error
             return reply
 
     def read_properties(self, address: tuple[str, str, str], timeout_s: float) -> dict[str, object]:
@@ -106,21 +117,24 @@ class GioBus:
         return self._add_source(_GioSignals(self._connect(), _Target(*address)))
 
     def open_peer(self, address: str, interface: str, timeout_s: float) -> int:
-        with _translate_errors(f"connect to {interface}", "", timeout_s):
+        with _translate_errors(f"connect to {interface}", _find_owner(interface), timeout_s):
             connection = _BusConnection(address, Gio.DBusConnectionFlags.NONE, timeout_s)
         # It subscribes first, so that no signal of a later call is lost.
         return self._add_source(_GioPeer(connection, _Target("", "/", interface)))
 
     def call_peer(self, peer: int, member: str, timeout_s: float) -> object:
         source = self._sources[peer]
-        with _translate_errors(f"call {source.target.interface} {member}", "", timeout_s):
+        interface = source.target.interface
+        with _translate_errors(f"call {interface} {member}", _find_owner(interface), timeout_s):
             gio = source.connection.gio
             reply = _call_sync(gio, source.target, member, None, timeout_s).unpack()
             return reply[0] if reply else None
 
     def read_peer(self, peer: int, timeout_s: float) -> dict[str, object]:
         source = self._sources[peer]
-        with _translate_errors(f"read the properties of {source.target.interface}", "", timeout_s):
+        interface = source.target.interface
+        operation = f"read the properties of {interface}"
+        with _translate_errors(operation, _find_owner(interface), timeout_s):
             return _get_all_properties(source.connection.gio, source.target, timeout_s)
 
     def wait_for_signals(self, source: int) -> tuple[list[_Signal | None], bool]:
@@ -272,6 +286,7 @@ def _call_sync(
     member: str,
     parameters: GLib.Variant | None,
     timeout_s: float,
+    reply_type: str | None = None,
 ) -> GLib.Variant:
     return connection.call_sync(
         target.service or None,
@@ -279,7 +294,7 @@ def _call_sync(
         target.interface,
         member,
         parameters,
-        None,
+        GLib.VariantType(reply_type) if reply_type else None,
         Gio.DBusCallFlags.NONE,
         _to_milliseconds(timeout_s),
         None,
@@ -292,7 +307,9 @@ def _get_all_properties(
     parameters = GLib.Variant("(s)", (target.interface,))
     interface = _Target(target.service, target.path, _PROPERTIES)
     properties: dict[str, object]
-    (properties,) = _call_sync(connection, interface, "GetAll", parameters, timeout_s).unpack()
+    (properties,) = _call_sync(
+        connection, interface, "GetAll", parameters, timeout_s, "(a{sv})"
+    ).unpack()
     return properties
 
 
@@ -324,8 +341,16 @@ def _make_bus_error(error: GLib.Error, operation: str, service: str, timeout_s: 
         text = f"no answer within {timeout_s:g} s"
     if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.CANCELLED) and not remote:
         text = f"no connection within {timeout_s:g} s"
-    remedy = _REMEDIES.get(remote, "").format(name=service)
+    remedy = _REMEDIES.get(remote, _OTHER_REMEDY)
+    if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.INVALID_ARGUMENT) and not remote:
+        remedy = _TYPE_REMEDY
+    remedy = remedy.format(name=service) if service else ""
     return BusError(f"cannot {operation}: {text}", name=remote, remedy=remedy)
+
+
+def _find_owner(interface: str) -> str:
+    """Return the bus name of the service that has this interface on a private socket."""
+    return interface.rpartition(".")[0]
 
 
 def _make_variants(values: Mapping[str, _Option]) -> dict[str, GLib.Variant]:

@@ -83,7 +83,13 @@ class Logind:
     def list_inhibitors(self) -> tuple[InhibitorLock, ...]:
         """Return all locks of all programs."""
         rows = self._bus.call_method(_MANAGER, "ListInhibitors", timeout_s=_CALL_S)
-        return tuple(InhibitorLock(*row) for row in rows) if isinstance(rows, list) else ()
+        try:
+            return tuple(InhibitorLock(*row) for row in rows) if isinstance(rows, list) else ()
+        except TypeError as error:
+            raise BusError(
+                f"cannot list inhibitors: {_NAME} describes a lock in another way",
+                remedy="update treenail: it does not know this version of systemd",
+            ) from error
 
     def _refuse_if_blocked(self, error: BusError | None = None) -> None:
         blocking = [

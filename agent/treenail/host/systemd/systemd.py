@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from treenail.clock import Clock
 from treenail.errors import BusError, UnitError
 from treenail.host.systemd.bus import BusInterface, BusSignal, SystemBus
+from treenail.retry import is_service_starting
 
 SYSTEMD_NAME = "org.freedesktop.systemd1"
 MANAGER = BusInterface(SYSTEMD_NAME, "/org/freedesktop/systemd1", f"{SYSTEMD_NAME}.Manager")
@@ -182,12 +183,19 @@ def subscribe_manager(bus: SystemBus) -> Iterator[None]:
 
 
 def _parse_unit(row: tuple[object, ...]) -> SystemdUnit:
-    name, _description, load, active, sub, _following, path, *_job = map(str, row)
+    try:
+        name, _description, load, active, sub, _following, path, *_job = map(str, row)
+    except (TypeError, ValueError) as error:
+        raise BusError(
+            f"cannot list units: {SYSTEMD_NAME} describes a unit in another way",
+            remedy="update treenail: it does not know this version of systemd",
+        ) from error
     return SystemdUnit(name=name, load_state=load, active_state=active, sub_state=sub, path=path)
 
 
 def _make_unit_error(error: BusError, verb: str, unit: str) -> UnitError | BusError:
-    # Without a name there was no reply: systemd did not decide about the unit.
-    if not error.name:
+    # Without a name there was no reply, and other names come from the bus: systemd did not decide
+    # about the unit. It leaves the bus for a moment while it executes itself again.
+    if not error.name or is_service_starting(error):
         return error
     return UnitError(f"cannot {verb} {unit}: {error}", remedy=error.remedy)
