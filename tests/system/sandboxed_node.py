@@ -79,6 +79,7 @@ class SandboxedNode:
         # Its machine is the container.
         self.lab = Lab(container.shared / "lab", LabPlan((), (self._image,)))
         self._listener: socket.socket | None = None
+        self._retries = 0
 
     def __enter__(self) -> Self:
         self.lab.start_api()
@@ -136,6 +137,12 @@ class SandboxedNode:
 
     def request(self, config: str) -> None:
         notes = {"metadata": {"annotations": {key.DESIRED_CONFIG: config}}}
+        self.lab.client.patch(NODES, NODE, notes)
+
+    def retry(self) -> None:
+        """Let the agent repeat a failed step at once: it waits for minutes before it does."""
+        self._retries += 1
+        notes = {"metadata": {"annotations": {key.RETRY: str(self._retries)}}}
         self.lab.client.patch(NODES, NODE, notes)
 
     def wait_done(self, config: str) -> None:

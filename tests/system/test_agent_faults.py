@@ -71,7 +71,7 @@ def mounted(node: SandboxedNode, options: str) -> Iterator[None]:
         node.shell(f"umount {MOUNT}; rmdir {MOUNT}")
 
 
-CASES = [("full", "KILL"), ("read-only", "")]
+CASES = [("full", "KILL"), ("read-only", ""), ("read-only", "KILL")]
 
 
 # A file that the agent writes in its sandbox is in the short lane, in the test above.
@@ -99,6 +99,11 @@ def test_update_on_failing_disk_is_undone_and_completed(
             node.wait_degraded(cause)
             assert node.read(f"{FREE}/net.yml") == before
         node.shell(END)
+        if disk == "read-only" and signal:
+            # The mount namespace of the new process has the mount as it was.
+            node.wait_degraded("run: systemctl restart treenail")
+            node.run("systemctl", "restart", "treenail")
+        node.retry()
         node.wait_done(name)
         assert node.read(f"{MOUNT}/other.yml").startswith(name)
     write_record(

@@ -1,6 +1,8 @@
 """Applies all steps of a plan or none, also across a power cut."""
 
+import errno
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from itertools import pairwise
@@ -25,6 +27,10 @@ from treenail.update.steps.steps import (
 )
 
 log = logging.getLogger(__name__)
+
+_READ_ONLY = os.strerror(errno.EROFS)
+# A remount for writing does not reach the mount namespace of a unit that started before it.
+_RESTART_REMEDY = "; after a remount for writing run: systemctl restart treenail"
 
 _SYSTEMD_DIRECTORY = "/etc/systemd/"
 
@@ -202,7 +208,8 @@ def _raise_if_failed(failed: Sequence[str]) -> None:
     if failed:
         raise RollbackError(
             f"cannot undo an interrupted change: {'; '.join(failed)}",
-            remedy="fix what is listed; treenail tries again",
+            remedy="fix what is listed; treenail tries again"
+            + _RESTART_REMEDY * any(_READ_ONLY in each for each in failed),
         )
 
 

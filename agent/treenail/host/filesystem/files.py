@@ -22,7 +22,9 @@ _CHUNK = 1024 * 1024
 _REMEDIES = {
     errno.ENOSPC: "free some space on that file system",
     errno.EDQUOT: "free some space on that file system",
-    errno.EROFS: "find out why that file system is read-only: findmnt",
+    # A remount for writing does not reach the mount namespace of a unit that started before it.
+    errno.EROFS: "find out why that file system is read-only: findmnt; after a remount for writing "
+    "run: systemctl restart treenail",
     errno.EIO: "look for disk errors in the kernel log: journalctl -k",
     errno.EACCES: "run the agent as root",
     errno.EPERM: "run the agent as root; to see whether the file is immutable, run: lsattr",
