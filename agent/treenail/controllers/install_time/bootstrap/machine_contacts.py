@@ -55,6 +55,7 @@ class MachineContacts:
         self._lock = Lock()
         self._served: set[str] = set()
         self._refused: dict[str, str] = {}
+        """Reasons by address; empty for a config that was not ready."""
 
     def record(self, row: RequestRow) -> None:
         """Record a request for a config."""
@@ -64,8 +65,7 @@ class MachineContacts:
                 self._refused.pop(row.address, None)
             elif row.outcome is not RequestOutcome.CHECKED and row.address not in self._served:
                 is_early = row.status == HTTPStatus.SERVICE_UNAVAILABLE
-                why = "it was not ready" if is_early else row.reason or str(row.outcome)
-                self._refused[row.address] = why
+                self._refused[row.address] = "" if is_early else row.reason or str(row.outcome)
 
     def describe(self, registry: str) -> str:
         """Say what machines got last; ``registry`` is ``HOST:PORT``, empty without one."""
@@ -83,9 +83,11 @@ class MachineContacts:
             )
         if served:
             return f"{_join(served)} got the config"
+        for address, why in sorted(refused.items()):
+            if why:
+                return f"{address} requested the config, and got none: {why}"
         if refused:
-            address, why = next(iter(sorted(refused.items())))
-            return f"{_join(sorted(refused))} requested the config, and got none: {address}: {why}"
+            return f"{_join(sorted(refused))} requested the config before it was ready"
         return "no machine has requested a config from this process"
 
 
