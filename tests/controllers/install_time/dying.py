@@ -65,6 +65,20 @@ class FullDisk(InstallFiles):
         super()._write_new(path, content, mode)
 
 
+class FillingDisk(FullDisk):
+    """A disk that is full from the n-th write on; -1 for never. Counts the writes."""
+
+    def __init__(self, full_at: int = -1) -> None:
+        super().__init__()
+        self.writes = 0
+        self._full_at = full_at
+
+    def _write_new(self, path: Path, content: bytes, mode: int) -> None:
+        self.writes += 1
+        self.is_full = self.is_full or self.writes == self._full_at
+        super()._write_new(path, content, mode)
+
+
 class FileStep:
     """A step that writes a file; its process may die before and after it."""
 

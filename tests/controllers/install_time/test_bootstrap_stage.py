@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.controllers.install_time.directories import make_config, make_pool, write_manifest
-from tests.controllers.install_time.dying import DeathError, FullDisk, Fuse
+from tests.controllers.install_time.dying import DeathError, FillingDisk, FullDisk, Fuse
 from tests.controllers.install_time.stages import Outside, run_stage
+from tests.daemon import walk_budget
 from treenail.errors import ConfigError, FileError
 
 POOLS = ("arbiter", "master", "worker")
@@ -124,3 +125,25 @@ def test_full_disk_fails_with_the_remedy_and_continues_later(root: Path) -> None
     files.is_full = False
     run_stage(root, outside, files=files)
     assert len(outside.builds) == 2
+
+
+@walk_budget.exhaustive
+def test_disk_that_fills_up_at_any_write_ends_in_the_same_cluster(root: Path) -> None:
+    reference, counting = Outside(), FillingDisk()
+    run_stage(make_root(root.parent / "reference"), reference, files=counting)
+    expected = reference.read_result()
+    clean, remedies = root.parent / "clean", []
+    for number in walk_budget.sample(range(1, counting.writes + 1)):
+        shutil.rmtree(clean, ignore_errors=True)
+        make_root(clean)
+        outside = Outside()
+        try:
+            run_stage(clean, outside, files=FillingDisk(number))
+        except FileError as error:
+            remedies.append(error.remedy)
+        run_stage(clean, outside)
+        assert outside.read_result() == expected, f"full at write {number}"
+        assert len(outside.builds) == 2, f"full at write {number}"
+        assert read_rendered(clean) == read_rendered(root.parent / "reference")
+        assert read_status(clean)["phase"] == "complete"
+    assert all("df -h" in each for each in remedies)
