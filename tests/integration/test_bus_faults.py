@@ -123,6 +123,7 @@ class Walk:
         path.write_text('image_files = "write"\n' + settings)
         site.machine.on_boot = self._break_boot
         self._bad_digest = ""
+        self._retried_hits = 0
 
     def run(self, fault: FaultKind, updates: int = WALK_UPDATES) -> None:
         """Make updates until one has no call that was not struck before."""
@@ -150,20 +151,26 @@ class Walk:
             active = strikes.active
             if active is None:
                 break
-            outcome = wait_until(lambda: self._find_outcome(goal), limit_s=2 * LIMIT_S)
+            outcome = self._wait_for_outcome(active, goal)
             if site.phase() not in TRANSIENT_PHASES:
                 assert self._read_files() in (self._texts[before.config], self._texts[goal.config])
             self.outcomes[active] = outcome
             strikes.lift()
-            if "treenail retry" in site.notes().get(key.REASON, "") and self._kind != "rollback":
-                # The agent waits for minutes before it repeats a failed step.
-                site.annotate({key.RETRY: str(next(NUMBERS)), **self._spell(goal)})
+            self._retry_failed_step(goal)
         if self._kind == "rollback":
             site.current = before
         else:
             site.settle(goal)
         wait_until(site.calm, limit_s=LIMIT_S)
         assert self._read_files() == self._texts[site.current.config]
+
+    def _wait_for_outcome(self, active: BusPoint, goal: Goal) -> str:
+        try:
+            return wait_until(lambda: self._find_outcome(goal), limit_s=2 * LIMIT_S)
+        except AssertionError as error:
+            hits, notes = self._bus.strikes.hits, self._site.notes()
+            error.add_note(f"{active}, {hits} hits: {notes.get(key.REASON)!r}")
+            raise
 
     def _has_ended(self, goal: Goal) -> bool:
         if self._kind != "rollback":
@@ -187,8 +194,16 @@ class Walk:
             return f"continued: {strikes.phases[-1]}"
         if self._has_ended(goal):
             return "continued to the end"
+        if strikes.hits != self._retried_hits:
+            self._retried_hits = strikes.hits
+            self._retry_failed_step(goal)
         assert strikes.hits < MAX_HITS, f"{strikes.active} failed in silence: {reason!r}"
         return ""
+
+    def _retry_failed_step(self, goal: Goal) -> None:
+        """Let the agent repeat a failed step at once: it waits for minutes before it does."""
+        if "treenail retry" in self._site.notes().get(key.REASON, "") and self._kind != "rollback":
+            self._site.annotate({key.RETRY: str(next(NUMBERS)), **self._spell(goal)})
 
     def _make_goal(self, *, is_live: bool) -> Goal:
         """Create a config with two files and a unit, of which a live update changes one file."""
