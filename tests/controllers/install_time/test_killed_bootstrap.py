@@ -168,6 +168,7 @@ def check_kills(
     return kills
 
 
+@pytest.mark.long
 def test_kill_after_the_build_and_before_its_record_builds_nothing_again(
     tmp_path: Path, lab_registry: RegistryService
 ) -> None:

@@ -68,7 +68,7 @@ def unpack(content: bytes) -> bytes:
         return content
 
 
-@pytest.mark.long("Containerfile")
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["config", "Containerfile"])
 def test_search_after_an_installation_finds_no_secret(
     kind: str, tmp_path: Path, lab_registry: RegistryService
