@@ -168,6 +168,12 @@ class DiskModel:
         for inode in self.list_inodes():
             inode.flush()
 
+    def flush_below(self, path: str) -> None:
+        """Flush all below a directory: in memory nothing is flushed, and nothing is kept."""
+        for place, inode in list(self._walk_current()):
+            if f"{place}/".startswith(f"{path}/"):
+                inode.flush()
+
     def read_tree(self) -> Tree:
         """Return the tree that the running system sees."""
         return _build_tree(self.top, {})

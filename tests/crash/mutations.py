@@ -6,9 +6,9 @@ from typing import NamedTuple
 from tests.crash.recorder import FLUSHES, RENAMES, Site
 from tests.crash.states import CrashRun, CrashState
 
-STARTS = 300
+STARTS = 120
 """On so many new states of each mutation the agent is started."""
-RESTS = 40
+RESTS = 16
 """From so many of them the machine is brought to rest."""
 DURABLE_CALLS = (*FLUSHES, *RENAMES, "syncfs")
 _SHOWN_FUNCTIONS = 3

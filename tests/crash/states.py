@@ -349,6 +349,7 @@ def list_states(
     recorder: Recorder, world: StoredWorld, now: float, call: str, limit: int
 ) -> Iterator[CrashState]:
     """Yield what a kill and a power cut before the call may leave."""
+    recorder.model.flush_below("/run")
     snapshot = world.take_snapshot()
     story = f"call {recorder.calls}, before {call}"
     yield CrashState(recorder.model.read_tree(), snapshot, now, False, f"killed at {story}")
