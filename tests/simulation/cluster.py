@@ -295,6 +295,16 @@ class SimTransport:
         return ApiResponse(answer.code, _dump(document))
 
 
+class DirectTransport(SimTransport):
+    """Requests of an administrator, without faults and at once."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        super().__init__(cluster, cluster.simulation.make_process("administrator"), ADMIN)
+
+    def send(self, request: ApiRequest) -> ApiResponse:
+        return self._execute(parse_request(request.method, request.path, request.params), request)
+
+
 class SimStream:
     """A watch, of the lab's `WatchTable`."""
 

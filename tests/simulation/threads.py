@@ -300,6 +300,15 @@ class SimCondition:
                 self._waiting.remove(task)
             self._lock.acquire()
 
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        end = None if timeout is None else self._simulation.time + timeout
+        while not predicate():
+            left_s = None if end is None else end - self._simulation.time
+            if left_s is not None and left_s <= 0:
+                return False
+            self.wait(left_s)
+        return True
+
     def notify(self, n: int = 1) -> None:
         for _ in range(min(n, len(self._waiting))):
             self._simulation.wake(self._waiting.popleft())

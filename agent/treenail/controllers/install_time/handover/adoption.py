@@ -87,6 +87,17 @@ class ServeImage:
 AdoptionAction = CreateObject | DeleteFailedBuild | FinishBuild | AnnotateConfig | ServeImage
 
 
+def describe_action(action: AdoptionAction) -> str:
+    """Return kind and name of an action; equal for a repeated one."""
+    match action:
+        case CreateObject():
+            return f"create {action.resource.kind} {action.name}"
+        case DeleteFailedBuild(build) | FinishBuild(build):
+            return f"{type(action).__name__} {build.name}"
+        case AnnotateConfig(config) | ServeImage(config):
+            return f"{type(action).__name__} {config.name}"
+
+
 def decide_adoption(
     handover: Handover,
     configs: Mapping[str, MachineOSConfig],

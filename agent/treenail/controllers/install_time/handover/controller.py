@@ -18,7 +18,7 @@ from treenail.api.machineosconfig import API_VERSION, MachineOSConfig
 from treenail.api.meta import Condition
 from treenail.builder.images.copies import CopyStopped
 from treenail.clock import Clock, format_rfc3339, parse_rfc3339
-from treenail.controllers.install_time.handover.adoption import decide_adoption
+from treenail.controllers.install_time.handover.adoption import decide_adoption, describe_action
 from treenail.controllers.install_time.handover.adoption_writer import AdoptionWriter
 from treenail.controllers.install_time.handover.handover_objects import (
     HANDOVER_SECRET,
@@ -41,6 +41,7 @@ from treenail.controllers.install_time.handover.handover_state import (
     merge_results,
 )
 from treenail.controllers.install_time.handover.image_mover import ImageMove, ImageMover, MoveFailed
+from treenail.controllers.install_time.handover.repeats import Repeats
 from treenail.controllers.install_time.inputs.image_mode import NAMESPACE
 from treenail.controllers.rollout.gates.os_image import find_pool_owner
 from treenail.controllers.runtime.informers import Informers, InformerView
@@ -65,8 +66,8 @@ DEFAULT_DEADLINE_S = 3600.0
 IDLE_S = 60.0
 """Interval of looks for the Secret of an installation, in case its watch is forbidden."""
 _BUSY_S = 5.0
-_WRITTEN_S = 0.1
-"""Delay after writes, which the watches show in a moment."""
+_RESTORED_S = 60.0
+"""Time after the first sign of a restored etcd in which each list may be the first of its kind."""
 _THREADS = 2
 
 
@@ -163,6 +164,7 @@ class InstallController:
         self._late: dict[str, bool] = {}
         """Whether the image of a pool is overdue."""
         self._gauge = None
+        self._repeats = Repeats()
         if metrics is not None:
             self._gauge = metrics.add_gauge(
                 "image_handover_overdue",
@@ -200,8 +202,16 @@ class InstallController:
             _read_version,
             optional=True,
         )
+
+        def handle_list() -> None:
+            if informers.restored_s < _RESTORED_S:
+                # A restore of etcd took objects away.
+                self._writer.created.clear()
+                enqueue(KEY)
+
         for view in (self._configs, self._builds, self._pools, secret):
             view.add_handler(lambda *_: enqueue(KEY))
+            view.add_list_handler(handle_list)
         self._nodes.add_handler(
             lambda _name, before, after: enqueue(KEY) if before != after else None
         )
@@ -221,8 +231,9 @@ class InstallController:
             self._mark_nodes(handover.registry)
             self._delete_secret()
             return IDLE_S
-        if not self._adopt(handover):
-            return _WRITTEN_S
+        adoption_s = self._adopt(handover)
+        if adoption_s > 0:
+            return adoption_s
         waited_s = self._clock.now() - published
         overdue = describe_deadline(waited_s, self._deadline_s)
         delays = [self._advance(handover, image, overdue) for image in handover.images]
@@ -262,15 +273,27 @@ class InstallController:
 
     # Steps
 
-    def _adopt(self, handover: Handover) -> bool:
-        """Adopt what the cluster lacks; return whether all of it is adopted and seen."""
+    def _adopt(self, handover: Handover) -> float:
+        """Adopt what the cluster lacks; return when to look again, 0 once all of it is seen.
+
+        A watch that is late or disconnected shows writes after minutes, and the same writes would
+        be decided all the time.
+        """
         actions = decide_adoption(
             handover, self._configs.get_all(), self._builds.get_all(), self._writer.created
         )
+        if not actions:
+            self._repeats = Repeats()
+            return 0.0
+        now, names = self._clock.monotonic(), tuple(map(describe_action, actions))
+        wait_s = self._repeats.compute_wait_s(names, now)
+        if wait_s > 0:
+            return wait_s
+        self._repeats = self._repeats.follow(names, now)
         for action in actions:
             # A conflict or an object that the watch does not show yet is decided again.
             self._writer.execute(action)
-        return not actions
+        return self._repeats.pause_s
 
     def _advance(self, handover: Handover, image: HandoverImage, overdue: str) -> float:
         """Continue with one image, and report it; return when to look again."""
