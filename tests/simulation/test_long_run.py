@@ -40,7 +40,10 @@ def log() -> Iterator[LogCounter]:
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    # pytest keeps each message with its arguments until the end of a test.
+    logger.propagate = False
     yield handler
+    logger.propagate = True
     logger.removeHandler(handler)
     logger.setLevel(level)
 
