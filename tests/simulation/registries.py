@@ -42,7 +42,7 @@ class SimRegistry(RegistryService):
         return copy.deepcopy(self.images.repositories)
 
     def load(self, backup: _Backup) -> None:
-        """Have the images of a backup, and no other ones; blobs stay on the disk."""
+        """Replace all images by those of a backup."""
         self.images.repositories = copy.deepcopy(backup)
 
     def has_image(self, image: str) -> bool:

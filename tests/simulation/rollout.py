@@ -24,6 +24,8 @@ CONTROLLERS = ("render", "rollout", "drain")
 LIMIT = 1
 DIGEST = "sha256:" + "1" * 64
 PATH = "/etc/rolled-out"
+IN_FLIGHT_S = 0.5
+"""Time in which the controllers cannot know yet that a machine has failed."""
 NODE_GRACE_S = 50.0
 """Time until kube-controller-manager marks a node without a kubelet."""
 
@@ -98,6 +100,7 @@ class Rollout(ClusterRun):
         self.wanted = 0
         self.excused = LIMIT
         """Nodes that an event of the story itself took out of service, and the limit."""
+        self._failed, self._failed_at = "", float("-inf")
 
     def begin_story(self) -> None:
         self.change_config()
@@ -130,6 +133,7 @@ class Rollout(ClusterRun):
             machine.report_ready()
 
     def excuse_node(self, name: str) -> None:
+        self._failed, self._failed_at = name, self.simulation.time
         self.excused = len({*self.list_busy(), name})
 
     def find_unsettled(self) -> Iterator[str]:
@@ -192,6 +196,8 @@ class Rollout(ClusterRun):
         machine = self.machines[name]
         machine.world.annotations = dict(notes)
         machine.world.unschedulable = bool(node.get("spec", {}).get("unschedulable"))
+        if self.simulation.time < self._failed_at + IN_FLIGHT_S:
+            self.excused = max(self.excused, len({*self.list_busy(), self._failed}))
         out = self.list_unavailable()
         if len(out) > self.excused:
             self.note_problem(f"limit: {out} are out of service, not {self.excused}")
