@@ -14,6 +14,7 @@ SAMPLE = (
     ("crash after the write", 7),
     ("answer lost", 0),
     ("outage of 15 s", 20),
+    ("etcd restored to before the rollout", 0),
 )
 
 

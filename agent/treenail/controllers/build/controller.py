@@ -72,16 +72,15 @@ from treenail.errors import ConfigError, NotFoundError
 from treenail.image.inputs.check_config import find_pool_findings
 from treenail.image.inputs.findings import InputFinding, InputReason
 from treenail.kube.client import Client
-from treenail.kube.resources import (
-    JOBS,
-    PODS,
-)
+from treenail.kube.resources import JOBS, MACHINEOSBUILDS, MACHINEOSCONFIGS, PODS
 
 log = logging.getLogger(__name__)
 
 MAX_ROUNDS = 12
 """Decisions of one turn. Each sees the writes of the one before."""
 _BUSY_RETRY_S = 0.2
+_STALE_RETRY_S = 1.0
+_NEEDED_KINDS = frozenset({each.plural for each in (MACHINEOSCONFIGS, MACHINEOSBUILDS, JOBS, PODS)})
 SOFT_REASONS = frozenset({InputReason.POOL_DEGRADED})
 """Findings that let a running build continue."""
 
@@ -137,9 +136,11 @@ class BuildController:
         self._tag_metrics = None if metrics is None else TagMetrics(metrics, "base_image")
         self._facts: dict[str, tuple[str, BuildFacts]] = {}
         self._desk: RegistryDesk
+        self._informers: Informers
 
     def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
         """Watch the objects of builds, and the Jobs and pods in the namespace of builds."""
+        self._informers = informers
         self._desk = RegistryDesk(self._executor, self._clock, enqueue)
         self._views.register_watches(informers, enqueue)
         if self._parts.pruner is not None:
@@ -147,6 +148,10 @@ class BuildController:
 
     def sync_key(self, key: str) -> float | None:
         """Decide and write until nothing is left; raise `ClusterError` to try again."""
+        if reason := self._informers.describe_staleness(_NEEDED_KINDS):
+            # A build or Job that a stale list lacks would be created again, or count as deleted.
+            log.debug("build: waiting: %s", reason)
+            return _STALE_RETRY_S
         for _ in range(MAX_ROUNDS):
             found = self._find_objects(key)
             if found is None or found.config.is_deleting:

@@ -66,6 +66,8 @@ DEFAULT_DEADLINE_S = 3600.0
 IDLE_S = 60.0
 """Interval of looks for the Secret of an installation, in case its watch is forbidden."""
 _BUSY_S = 5.0
+_STALE_RETRY_S = 1.0
+_NEEDED_KINDS = frozenset({MACHINEOSCONFIGS.plural, MACHINEOSBUILDS.plural})
 _RESTORED_S = 60.0
 """Time after the first sign of a restored etcd in which each list may be the first of its kind."""
 _THREADS = 2
@@ -176,6 +178,7 @@ class InstallController:
         self._builds: InformerView[MachineOSBuild]
         self._pools: InformerView[MachineConfigPool]
         self._nodes: InformerView[RegistryNode]
+        self._informers: Informers
 
     def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
         """Watch the objects that an installation concerns."""
@@ -203,12 +206,19 @@ class InstallController:
             optional=True,
         )
 
+        self._informers = informers
+
         def handle_list() -> None:
             if informers.restored_s < _RESTORED_S:
                 # A restore of etcd took objects away.
                 self._writer.created.clear()
                 enqueue(KEY)
 
+        def handle_config(_name: str, _: object, after: MachineOSConfig | None) -> None:
+            if after is None:
+                self._writer.created.clear()
+
+        self._configs.add_handler(handle_config)
         for view in (self._configs, self._builds, self._pools, secret):
             view.add_handler(lambda *_: enqueue(KEY))
             view.add_list_handler(handle_list)
@@ -219,6 +229,10 @@ class InstallController:
 
     def sync_key(self, key: str) -> float | None:  # noqa: ARG002  # there is one
         """Take the next steps; return the seconds until the next look."""
+        if reason := self._informers.describe_staleness(_NEEDED_KINDS):
+            # Otherwise the hand-over could end with objects that a restored etcd does not have.
+            log.debug("install: waiting: %s", reason)
+            return _STALE_RETRY_S
         result = self._read_result()
         found = self._find_secret()
         if found is None:
