@@ -149,3 +149,18 @@ def test_failed_worker_image_is_reported_until_the_fix(
     waited = run_install("wait-for", "install-complete", "--dir", root)
     assert waited.returncode == 0, waited.stdout
     assert waited.stdout.endswith("all pools in image mode have their image\n")
+
+
+@pytest.mark.integration
+def test_bundle_of_a_cluster_without_controllers_has_its_nodes(tmp_path: Path) -> None:
+    root, bundle = make_directory(tmp_path / "cluster"), tmp_path / "bundle.tar.gz"
+    with LabServer(tmp_path / "api") as server:
+        client, transport = client_of(server.admin_kubeconfig)
+        with closing(transport):
+            join_node(client)
+        kubeconfig = f"--kubeconfig={server.admin_kubeconfig}"
+        gathered = run_install("gather", "--dir", root, kubeconfig, "-o", bundle)
+    assert gathered.returncode == 0, gathered.stderr
+    parts = read_parts(bundle.read_bytes())
+    assert b"master-0" in parts["cluster/treenail/nodes.yaml"]
+    assert "missing cluster/treenail/machineosbuilds.yaml" in gathered.stdout

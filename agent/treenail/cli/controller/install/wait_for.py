@@ -133,7 +133,7 @@ def _read_pools(kubeconfig: str, clock: Clock) -> tuple[str, str]:
     """Return what pools still lack, and why the images of pools cannot be built."""
     from treenail.cli.controller.connect import create_transport
     from treenail.controllers.install_time.handover.pool_progress import parse_objects
-    from treenail.errors import ClusterError, ConfigError, UsageError
+    from treenail.errors import ClusterError, ConfigError, NotFoundError, UsageError
     from treenail.kube.client import Client
     from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINEOSBUILDS, MACHINEOSCONFIGS
 
@@ -145,6 +145,8 @@ def _read_pools(kubeconfig: str, clock: Clock) -> tuple[str, str]:
                 client.list(MACHINEOSCONFIGS).items,
                 client.list(MACHINEOSBUILDS).items,
             )
+    except NotFoundError as error:
+        return f"waiting for the controllers, which bring the kind: {error}", ""
     except (ClusterError, UsageError, ConfigError) as error:
         return f"waiting for the API server: {error}", ""
     return "; ".join(found.missing), "; ".join(found.failed)

@@ -9,7 +9,7 @@ from treenail.api.decode import Json
 from treenail.controllers.install_time.handover.pool_progress import parse_objects
 from treenail.controllers.install_time.log_bundle.archive import LogBundle
 from treenail.controllers.install_time.log_bundle.withhold import format_objects
-from treenail.errors import ClusterError, ConfigError, UsageError
+from treenail.errors import ClusterError, ConfigError, NotFoundError, UsageError
 from treenail.kube.client import Client
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
@@ -35,7 +35,11 @@ def add_cluster_parts(bundle: LogBundle, open_cluster: OpenCluster) -> tuple[str
     try:
         with open_cluster() as client:
             for resource in _RESOURCES:
-                found[resource] = client.list(resource).items
+                try:
+                    found[resource] = client.list(resource).items
+                except NotFoundError as error:
+                    # The controllers, which bring the kind, are not installed yet.
+                    bundle.note_missing(f"{PREFIX}/{resource.plural}.yaml", str(error))
     except (ClusterError, UsageError) as error:
         bundle.note_missing(PREFIX, str(error))
     for resource, items in found.items():
@@ -52,7 +56,7 @@ def _format_items(items: tuple[Json, ...], resource: Resource) -> bytes:
 
 
 def _describe_pools(found: dict[Resource, tuple[Json, ...]]) -> Iterator[str]:
-    if MACHINECONFIGPOOLS not in found:
+    if not found.keys() >= {MACHINECONFIGPOOLS, MACHINEOSCONFIGS, MACHINEOSBUILDS}:
         return
     try:
         progress = parse_objects(
