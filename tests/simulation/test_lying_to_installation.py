@@ -15,6 +15,7 @@ SAMPLE = (
     ("outage of 15 s", 1),
     ("etcd restored 3 writes back", 1),
     ("etcd restored 15 writes back", 8),
+    ("etcd restored 15 writes back, with higher versions", 10),
     ("watches held for 60 s", 4),
 )
 

@@ -180,6 +180,9 @@ class ResourceWatch:
             return f"{plural} are not listed yet"
         if (error := self._last_error) is not None:
             return f"the watch of {plural} is disconnected: {error}"
+        if not self._resource_version:
+            # 410 Gone after a compaction or a restore; the list may wait for its backoff.
+            return f"{plural} must be listed again"
         if self._clock.monotonic() < self._settled_at:
             return f"the watch of {plural} has just reconnected"
         if self.silence_s > STALE_AFTER_S:
