@@ -1,8 +1,9 @@
 """The agent with a ledger that kills it; a command to be run in place of ``treenail run``.
 
 The file `ORDER` beside the root says when: ``before 3`` kills the process right before its third
-write from now, ``after 3`` right after it. The order goes with the process; without one, and once
-it was obeyed, the agent is the ordinary one.
+write from now, ``after 3`` right after it. A third word is another signal than SIGKILL: ``after 3
+SIGTERM``. The order goes with the process; without one, and once it was obeyed, the agent is the
+ordinary one.
 """
 
 import argparse
@@ -43,19 +44,21 @@ class DyingLedger(Ledger):
         """The order's word for this write; empty when it is about another."""
         if not self._order.exists():
             return ""
-        when, count = self._order.read_text().split()
-        self._order.write_text(f"{when} {int(count) - 1}")
+        when, count, *words = self._order.read_text().split()
+        self._order.write_text(" ".join((when, str(int(count) - 1), *words)))
         return when if count == "1" else ""
 
     def _die(self) -> None:
+        words = self._order.read_text().split()
         self._order.unlink()
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.Signals[words[2] if len(words) > 2 else "SIGKILL"])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     for name in ("--root", "--node-name", "--kubeconfig"):
         parser.add_argument(name, required=True)
+    parser.add_argument("--order", type=Path, help="the file with the order")
     given = parser.parse_args()
     root = Root(given.root)
     arguments = PartialSettings(
@@ -70,7 +73,7 @@ def main() -> int:
     bus_process = BusProcess(os.environ)
     machine = Machine(root, clock=SystemClock(), bus=SystemBus(service=bus_process))
     with machine.ledger.hold_lock():
-        dying = DyingLedger(root, root.prefix.parent / ORDER)
+        dying = DyingLedger(root, given.order or root.prefix.parent / ORDER)
         return Agent(settings, machine, dying, bus_process).run()
 
 

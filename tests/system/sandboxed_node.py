@@ -173,6 +173,16 @@ class SandboxedNode:
 
     # The machine
 
+    def install_dying_agent(self, order: str) -> None:
+        """Replace the agent by one that obeys `tests.fakes.dying_ledger`."""
+        words = ("--root", "/", "--node-name", NODE, "--kubeconfig", "/var/lib/kubelet/kubeconfig")
+        command = shlex.join(
+            ["exec", sys.executable, "-m", "tests.fakes.dying_ledger", *words, "--order", order]
+        )
+        path = f"{REPOSITORY}/agent:{REPOSITORY}/lab:{REPOSITORY}"
+        self.write("/usr/bin/treenail", f"#!/bin/sh\nPYTHONPATH={path} {command}\n", 0o755)
+        self.run("systemctl", "restart", "treenail")
+
     def start_agent(self) -> None:
         self.run("systemctl", "start", "treenail")
 
