@@ -3,9 +3,11 @@
 The restored Nodes show that all machines are in service, and request earlier targets.
 """
 
+import copy
+
 import pytest
 
-from tests.simulation.rollout import Rollout, SimulatedCluster
+from tests.simulation.rollout import GROUP, POOLS, Rollout, SimulatedCluster
 from treenail.controllers.rollout.controller import RESTORED_WAIT_S
 from treenail_lab.apiserver.request import ServerRequest
 
@@ -62,6 +64,55 @@ def test_nothing_is_assigned_until_machines_that_are_down_show_it(
         assert run.list_assigned() == []
         assert run.settle(), run.describe()
         assert run.broken == []
+
+
+@pytest.mark.parametrize("skipped_versions", [0, SKIPPED])
+def test_restored_request_for_a_drain_ends_in_service(
+    shared: SimulatedCluster, skipped_versions: int
+) -> None:
+    with Rollout(shared) as run:
+        run.simulation.run_for(20.0)
+        run.change_config()
+        assert run.simulation.run_until(lambda: is_cordoned(run, "n0"), limit_s=120.0)
+        run.keep_state()
+        assert run.settle(), run.describe()
+        run.cluster.api.store.version += LOST_VERSIONS
+        # The backup shows n0 in the middle of its drain, and its machine has the new config.
+        restore(run, skipped_versions)
+        assert is_cordoned(run, "n0")
+        assert run.settle(), run.describe()
+        assert run.broken == []
+
+
+@pytest.mark.parametrize("skipped_versions", [0, SKIPPED])
+def test_machines_stay_as_they_are_until_a_restored_cluster_has_their_pool(
+    shared: SimulatedCluster, skipped_versions: int
+) -> None:
+    with Rollout(shared) as run:
+        run.simulation.run_for(20.0)
+        pool = copy.deepcopy(run.cluster.objects(GROUP, "machineconfigpools")[0])
+        run.keep_state()
+        kinds = run.history[0].kinds
+        run.history[0].kinds = [each for each in kinds if each[0] != (GROUP, "machineconfigpools")]
+        run.change_config()
+        assert run.settle(), run.describe()
+        run.cluster.api.store.version += LOST_VERSIONS
+        starts = {name: machine.starts for name, machine in run.machines.items()}
+        restore(run, skipped_versions)
+        run.wanted = 0
+        run.simulation.run_for(300.0)
+        assert {name: machine.starts for name, machine in run.machines.items()} == starts
+        # A user creates it again.
+        body = {**pool, "metadata": {"name": "worker"}, "status": {}}
+        del body["spec"]["configuration"]
+        run.cluster.execute("POST", POOLS, body)
+        assert run.settle(), run.describe()
+        assert run.broken == []
+
+
+def is_cordoned(run: Rollout, name: str) -> bool:
+    node = run.cluster.api.store.find_object(("", "nodes"), ("", name)) or {}
+    return bool(node.get("spec", {}).get("unschedulable"))
 
 
 def keep_first_state(run: Rollout, request: ServerRequest) -> None:
