@@ -133,7 +133,10 @@ class FirstBootRun:
         omitted_write: int = -1,
         known: frozenset[object] = frozenset(),
     ) -> Outcome:
-        """Boot until the machine may join; see `ScenarioRun.run`."""
+        """Boot until the machine may join; see `ScenarioRun.run`.
+
+        States on which Ignition runs again are left out.
+        """
         assert omitted_write < 0, "a first boot writes no ledger"
         with self._open_recorded() as (root, recorder), repeat_randomness():
             recorder.omitted = omitted
@@ -150,6 +153,8 @@ class FirstBootRun:
                     name = identify_state(state)
                     if name not in seen:
                         seen.add(name)
+                        if self._is_before_first_boot(state):
+                            continue
                         with recorder.suspend():
                             handle(state)
 
@@ -182,8 +187,6 @@ class FirstBootRun:
 
     def check_state(self, state: CrashState, *, until_rest: bool = True) -> list[str]:
         """Boot the machine until it joins, and start once more; return what is wrong."""
-        if self._is_before_first_boot(state):
-            return []
         wrong = self._find_lost(state.tree)
         with open_directory(self._top, self._name_next(), state.tree) as (root, numbers):
             world = state.world.take_snapshot()
