@@ -70,7 +70,7 @@ def run_story(
 def list_writes(make_run: MakeRun) -> list[str]:
     """Return the writes of a run without a fault, in which everything holds."""
     points, problems = run_story(make_run)
-    assert problems == []
+    assert not problems, "\n".join(problems)
     return points
 
 
@@ -95,7 +95,7 @@ def check_family(
         family, len(FAMILIES[family]), len(writes), where, len(cases), len(problems),
     )  # fmt: skip
 
-    assert problems == []
+    assert not problems, "\n".join(problems)
     write_record(
         "cluster", what=f"{family}, at each write of {where}", count=len(cases), result=result,
         command=command,

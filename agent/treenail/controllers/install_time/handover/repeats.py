@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-_FIRST_S, _MAX_S = 0.1, 5.0
+_FIRST_S, _MAX_S = 0.1, 30.0
 
 
 @dataclass(frozen=True, slots=True)
