@@ -106,9 +106,10 @@ def test_update_on_failing_disk_is_undone_and_completed(
         node.retry()
         node.wait_done(name)
         assert node.read(f"{MOUNT}/other.yml").startswith(name)
+    then = f", then SIG{signal}" if signal else ""
     write_record(
         "host",
-        what=f"{disk} file system, then SIG{signal or 'none'}, under the shipped unit's sandbox",
+        what=f"{disk} file system{then}, under the shipped unit's sandbox",
         count=1,
         result="undone, reported with its cause, and completed by the next try",
         command="make test-long ARGS=tests/system/test_agent_faults.py",

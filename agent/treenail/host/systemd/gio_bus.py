@@ -20,6 +20,8 @@ _Signal = tuple[str, tuple[object, ...]]
 """Name and arguments."""
 
 _CONNECT_S = 25.0
+# A longer text of a service would push the remedy out of the reason on the Node.
+_TEXT_LIMIT = 500
 _TICK_S = 1.0
 _CLOSE_S = 5.0
 _PROPERTIES = "org.freedesktop.DBus.Properties"
@@ -334,7 +336,7 @@ def _translate_errors(operation: str, service: str, timeout_s: float) -> Iterato
 
 def _make_bus_error(error: GLib.Error, operation: str, service: str, timeout_s: float) -> BusError:
     remote: str = Gio.DBusError.get_remote_error(error) or ""
-    text = sanitize_text(error.message.removeprefix(f"GDBus.Error:{remote}: "))
+    text = sanitize_text(error.message.removeprefix(f"GDBus.Error:{remote}: "), limit=_TEXT_LIMIT)
     if remote in _BUSY:
         return BusyError(f"cannot {operation}: {text}", name=remote)
     if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.TIMED_OUT) and not remote:
