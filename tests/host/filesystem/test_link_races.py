@@ -7,6 +7,7 @@ moment between the check of a path and its use.
 import contextlib
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,20 +55,21 @@ def _swap(directory: Path, other: Path, stop: "multiprocessing.synchronize.Event
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """A home directory of the user on a machine, beside a directory of root."""
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents:
-        # Below the directory of all users, with and without workers.
-        if parent.name.startswith(("pytest-", "popen-")):
-            parent.chmod(0o755)
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "etc" / NAME).write_text("of root")
-    home = tmp_path / "home"
-    (home / ".ssh").mkdir(parents=True)
-    for path in (home, home / ".ssh"):
-        os.chown(path, USER, USER)
-    return home
+def home() -> Iterator[Path]:
+    """A home directory of the user on a machine, beside a directory of root.
+
+    Not below `tmp_path`: each start of pytest closes the directory of all users again.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        machine = Path(name)
+        machine.chmod(0o755)
+        (machine / "etc").mkdir()
+        (machine / "etc" / NAME).write_text("of root")
+        home = machine / "home"
+        (home / ".ssh").mkdir(parents=True)
+        for path in (home, home / ".ssh"):
+            os.chown(path, USER, USER)
+        yield home
 
 
 def write_files(root: Root, number: int) -> object:
