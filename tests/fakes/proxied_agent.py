@@ -12,13 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from treenail import log as journal
-from treenail.cli.node.run import Agent
-from treenail.clock import SystemClock
-from treenail.daemon.settings.settings import SETTINGS_FILE, PartialSettings, load_settings
-from treenail.host.filesystem.root import Root
-from treenail.host.machine import Machine
-from treenail.host.systemd.bus import PlainArgument, PlainInterface, SystemBus
+from treenail.cli.node.run import run_agent
+from treenail.errors import TreenailError
+from treenail.host.systemd.bus import PlainArgument, PlainInterface
 from treenail.host.systemd.bus_process import BusProcess
 
 ADDRESS = "bus-address"
@@ -76,21 +72,15 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     for name in ("--root", "--node-name", "--kubeconfig"):
         parser.add_argument(name, required=True)
-    given = parser.parse_args()
-    root = Root(given.root)
-    arguments = PartialSettings(
-        kubeconfig=given.kubeconfig, node_name=given.node_name, root=given.root
-    )
-    settings = load_settings(
-        root.resolve_path(SETTINGS_FILE), arguments, host_name="", is_required=False
-    )
-    journal.configure_logging(
-        root.resolve_path(journal.JOURNAL_SOCKET), level=settings.log_level, stream=sys.stderr
-    )
-    bus_process = LimitedProcess(root.prefix.parent)
-    machine = Machine(root, clock=SystemClock(), bus=SystemBus(service=bus_process))
-    with machine.ledger.hold_lock():
-        return Agent(settings, machine, machine.ledger, bus_process).run()
+    arguments = parser.parse_args(namespace=argparse.Namespace(verbose=False, config=None))
+    bus_process = LimitedProcess(Path(arguments.root).parent)
+    try:
+        return run_agent(arguments, bus_process)
+    except TreenailError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    finally:
+        bus_process.close_connection()
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ class Walk:
         path.write_text('image_files = "write"\n' + settings)
         site.machine.on_boot = self._break_boot
         self._bad_digest = ""
-        self._retried_hits = 0
+        self._retried = ("", 0)
 
     def run(self, fault: FaultKind, updates: int = WALK_UPDATES) -> None:
         """Make updates until one has no call that was not struck before."""
@@ -147,7 +147,7 @@ class Walk:
             self._bad_digest = goal.image.digest
         site.ask(goal)
         while True:
-            wait_until(lambda: strikes.active or self._has_ended(goal), limit_s=2 * LIMIT_S)
+            wait_until(lambda: self._has_progress(goal), limit_s=2 * LIMIT_S)
             active = strikes.active
             if active is None:
                 break
@@ -172,6 +172,13 @@ class Walk:
             error.add_note(f"{active}, {hits} hits: {notes.get(key.REASON)!r}")
             raise
 
+    def _has_progress(self, goal: Goal) -> bool:
+        """Return whether a strike began or the update ended."""
+        if self._bus.strikes.active is not None or self._has_ended(goal):
+            return True
+        self._retry_failed_step(goal)
+        return False
+
     def _has_ended(self, goal: Goal) -> bool:
         if self._kind != "rollback":
             return self._site.is_at(goal)
@@ -194,15 +201,18 @@ class Walk:
             return f"continued: {strikes.phases[-1]}"
         if self._has_ended(goal):
             return "continued to the end"
-        if strikes.hits != self._retried_hits:
-            self._retried_hits = strikes.hits
-            self._retry_failed_step(goal)
+        self._retry_failed_step(goal)
         assert strikes.hits < MAX_HITS, f"{strikes.active} failed in silence: {reason!r}"
         return ""
 
     def _retry_failed_step(self, goal: Goal) -> None:
         """Let the agent repeat a failed step at once: it waits for minutes before it does."""
-        if "treenail retry" in self._site.notes().get(key.REASON, "") and self._kind != "rollback":
+        reason = self._site.notes().get(key.REASON, "")
+        # A target that was rolled back has no time of the next try, and must stay so.
+        words = "tries again at" if self._kind == "rollback" else "treenail retry"
+        failed = reason, self._bus.strikes.hits
+        if words in reason and failed != self._retried:
+            self._retried = failed
             self._site.annotate({key.RETRY: str(next(NUMBERS)), **self._spell(goal)})
 
     def _make_goal(self, *, is_live: bool) -> Goal:
@@ -257,6 +267,7 @@ SAMPLE = [
     (LOGIND, "Reboot"),
     (RPM_OSTREE, "UpdateDeployment"),
     (PEER, "Start"),
+    (SYSTEMD, "properties of Manager"),
 ]
 
 

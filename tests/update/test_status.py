@@ -6,6 +6,7 @@ from tests.update.build import BOOT_2, A, B, drained_node, facts, observed_node,
 from treenail.api import annotations as key
 from treenail.errors import StepError, UnitError
 from treenail.update.decision.actions import (
+    TRIAL_REMEDY,
     ApplyAction,
     CancelStagedAction,
     RebootAction,
@@ -89,6 +90,14 @@ def test_reason_of_the_health_checks_does_not_change_conditions():
         return make_report(facts(record=record), VerifyAction(B, reason), None).conditions
 
     assert conditions(CHECKS_BEGIN) == conditions("Kubelet: it is not running") != ()
+
+
+def test_reason_of_node_in_boot_trial_names_checks_that_keep_failing():
+    record = LedgerRecord(current=A, update=update(Phase.VERIFYING, impact=IMAGE))
+    verify = VerifyAction(B, "waiting up to 9 s for Kubelet", "check Kubelet fails: no answer")
+    annotations = make_report(facts(record=record), verify, None).annotations
+    assert annotations[key.STATE] == "Working"
+    assert annotations[key.REASON] == f"check Kubelet fails: no answer; {TRIAL_REMEDY}"
 
 
 def test_conditions_are_not_written_right_before_a_reboot():

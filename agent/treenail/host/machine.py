@@ -152,7 +152,9 @@ class Machine:
 
     def _count_soft_reboots(self) -> int | None:
         # Connect only when the boot ID is read: most commands read /proc alone.
-        return self.systemd.count_soft_reboots()
+        from treenail.retry import retry_bus_call
+
+        return retry_bus_call(self.systemd.count_soft_reboots, self.clock)
 
     @cached_property
     def programs(self) -> "ProgramRunner":

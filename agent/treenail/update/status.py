@@ -20,6 +20,7 @@ from treenail.errors import (
 )
 from treenail.escape import escape_text
 from treenail.update.decision.actions import (
+    TRIAL_REMEDY,
     AdoptAction,
     AnnotateNodeAction,
     ApplyAction,
@@ -217,7 +218,10 @@ def _compute_annotations(
     is_rebooting = isinstance(decision, RebootAction | RollBackAction) or (
         isinstance(decision, VerifyAction) and not _is_live(facts.record.update)
     )
-    changes[key.REASON] = "" if failure is None else format_reason(failure)
+    problem = failure
+    if problem is None and isinstance(decision, VerifyAction) and decision.problem:
+        problem = HostError(decision.problem, remedy=TRIAL_REMEDY)
+    changes[key.REASON] = "" if problem is None else format_reason(problem)
     changes[key.POST_CONFIG_ACTION] = "Rebooting" if is_rebooting else ""
     # `NodeClient.write_progress` writes it while a transaction runs.
     changes[key.PROGRESS] = None

@@ -1,5 +1,7 @@
 """The verdict on a boot trial, from the results of the health checks over time."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.update.build import B
@@ -80,7 +82,12 @@ def test_verdict_with_inapplicable_check_is_healthy() -> None:
 
 def test_verdict_before_deadline_is_pending() -> None:
     assert decide(DEAD, API, elapsed_s=599.0) == PendingVerdict(
-        "waiting up to 1 s for Kubelet: kubelet.service is failed"
+        "waiting up to 1 s for Kubelet: kubelet.service is failed",
+        problem="check Kubelet fails: kubelet.service is failed",
+    )
+    starting = replace(DEAD, since_s=119.0)
+    assert decide(starting, API) == PendingVerdict(
+        "waiting up to 540 s for Kubelet: kubelet.service is failed"
     )
 
 

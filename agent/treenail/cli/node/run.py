@@ -95,9 +95,22 @@ def main(arguments: argparse.Namespace) -> int:
     with suppress(BusError):  # the first call starts it again, and reports the cause
         bus_process.start()
     try:
-        return _run_agent(arguments, bus_process)
+        return run_agent(arguments, bus_process)
     finally:
         bus_process.close_connection()
+
+
+def run_agent(arguments: argparse.Namespace, bus_process: BusProcess) -> int:
+    """Run the agent with this process for D-Bus; return the exit code.
+
+    Without systemd the boot ID is unknown, and with it whether the update in progress rebooted.
+    The agent ends then, and the Node shows why.
+    """
+    try:
+        return _run_agent(arguments, bus_process)
+    except BusError as error:
+        _report_failed_start(arguments, error)
+        raise
 
 
 def _run_agent(arguments: argparse.Namespace, bus_process: BusProcess) -> int:
@@ -168,11 +181,11 @@ def _roll_back_after_crashes(machine: Machine, arguments: argparse.Namespace) ->
         try:
             return counter.count_start()
         except LedgerError as error:
-            _report_damaged_ledger(arguments, error)
+            _report_failed_start(arguments, error)
             raise
 
 
-def _report_damaged_ledger(arguments: argparse.Namespace, error: LedgerError) -> None:
+def _report_failed_start(arguments: argparse.Namespace, error: TreenailError) -> None:
     """Annotate the Node with the cause, because no agent starts that could report it."""
     reason = format_reason(error)
     log.error("%s", reason, extra={"message_id": MessageId.DEGRADED})

@@ -5,6 +5,7 @@ the node back only under the conditions of `ROLLBACK_RULES`. `decide_verdict` im
 tables in docs/health.md and treenail(8) are copies, and a test compares the three.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -133,6 +134,8 @@ class PendingVerdict:
     """The trial continues."""
 
     reason: str
+    problem: str = ""
+    """The checks of this node that have failed for ``failing_s``; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,11 @@ def decide_verdict(
     waiting = tuple(each for each in status.checks if each.is_waiting)
     excused = tuple(each for each in failing if each.is_excused(boot_trial))
     current = tuple(each for each in failing if each not in excused)
-    pending = PendingVerdict(_format_waiting(status, (*current, *waiting)))
+    lasting = (each for each in current if each.since_s >= limits.failing_s)
+    pending = PendingVerdict(
+        _format_waiting(status, (*current, *waiting)),
+        problem=_format_failing(each for each in lasting if not each.is_external),
+    )
     is_last = status.elapsed_s >= limits.last_s
     if not current and not waiting:
         is_settled = status.healthy_for_s >= limits.settle_s
@@ -239,6 +246,11 @@ def _has_failed_long_enough(check: HealthCheckResult, status: BootTrialStatus) -
     if check.name == NODE_READY and status.api_for_s < status.limits.ready_s:
         return False
     return check.since_s >= status.limits.failing_s
+
+
+def _format_failing(checks: Iterable[HealthCheckResult]) -> str:
+    # No seconds: each change of the text is a write to the Node.
+    return "; ".join(f"check {each.name} fails: {each.problem}" for each in checks)
 
 
 def _format_waiting(status: BootTrialStatus, checks: tuple[HealthCheckResult, ...]) -> str:

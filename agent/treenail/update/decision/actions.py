@@ -161,12 +161,17 @@ class RestoreAction:
         return "restoring files, units and users"
 
 
+TRIAL_REMEDY = "to see all checks and the time left, run on this node: treenail status"
+
+
 @dataclass(frozen=True, slots=True)
 class VerifyAction:
     """Check whether the node is healthy with the booted target."""
 
     target: Target
     reason: str
+    problem: str = ""
+    """The checks that keep failing, for the Node; empty without one."""
 
     def __str__(self) -> str:
         return f"verifying {self.target}: {self.reason}"

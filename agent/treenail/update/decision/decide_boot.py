@@ -116,10 +116,12 @@ def decide_verification(facts: Facts, update: UpdateRecord, impact: UpdateImpact
     match verdict:
         case HealthyVerdict(inconclusive=inconclusive):
             return CommitAction(target, format_inconclusive(inconclusive, update.boot_trial))
-        case PendingVerdict(reason=reason):
+        case PendingVerdict(reason=reason, problem=problem):
             if _should_withdraw(facts, update, impact):
                 return _withdraw_target(update, impact)
-            return VerifyAction(target, reason)
+            return VerifyAction(
+                target, reason, problem and f"{target} is not healthy yet: {problem}"
+            )
         case UnhealthyVerdict(check=check, is_only=is_only):
             reason = format_unhealthy(target, check)
             quarantined = QuarantinedTarget(
