@@ -6,7 +6,6 @@ controllers together, without their connections.
 """
 
 import logging
-from collections.abc import Iterator
 from dataclasses import asdict
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from tests.records import write_record
 from tests.simulation.faults import FaultAt
 from tests.simulation.rollout import Rollout, SimulatedCluster
-from tests.simulation.usage import LogCounter, Usage, UsageMeter
+from tests.simulation.usage import Usage, UsageMeter, count_log
 
 log_figures = logging.getLogger(__name__)
 
@@ -33,30 +32,13 @@ LIMITS = {
 }
 
 
-@pytest.fixture
-def log() -> Iterator[LogCounter]:
-    handler = LogCounter()
-    logger = logging.getLogger("treenail")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    # pytest keeps each message with its arguments until the end of a test.
-    logger.propagate = False
-    yield handler
-    logger.propagate = True
-    logger.removeHandler(handler)
-    logger.setLevel(level)
-
-
-def run_updates(
-    shared: SimulatedCluster, log: LogCounter, *, periods: int, updates: int
-) -> list[Usage]:
+def run_updates(shared: SimulatedCluster, *, periods: int, updates: int) -> list[Usage]:
     """Return the figures after each period of so many updates."""
     # The changes that the lab keeps for watches would be most of the memory.
     shared.cluster.api.store._history = 50
     run = Rollout(shared)
     figures = []
-    with run:
+    with count_log() as log, run:
         run.simulation.run_for(20.0)
         recorded = FaultAt(run, keeps_states=False)
         meter = UsageMeter(run, log)
@@ -74,10 +56,10 @@ def run_updates(
 
 
 def test_figures_of_a_few_updates_do_not_grow(
-    tmp_path_factory: pytest.TempPathFactory, log: LogCounter
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     shared = SimulatedCluster(tmp_path_factory.mktemp("cluster"))
-    _, before, after = run_updates(shared, log, periods=3, updates=1)
+    _, before, after = run_updates(shared, periods=3, updates=1)
 
     # A ledger has the last updates, and the cluster the last rendered configs.
     grown = before.list_growth(after, {**LIMITS, "rss_kib": 1.2, "objects": 1.1,
@@ -88,11 +70,11 @@ def test_figures_of_a_few_updates_do_not_grow(
 @pytest.mark.long
 @pytest.mark.limit(86_400)
 def test_figures_of_a_day_do_not_grow(
-    tmp_path_factory: pytest.TempPathFactory, log: LogCounter
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     shared = SimulatedCluster(tmp_path_factory.mktemp("cluster"))
     updates = int(3600 / UPDATE_EVERY_S)
-    figures = run_updates(shared, log, periods=24, updates=updates)
+    figures = run_updates(shared, periods=24, updates=updates)
     for hour, usage in enumerate(figures, 1):
         log_figures.info("hour %d: %s", hour, asdict(usage))
     warm, last = figures[3], figures[-1]

@@ -5,6 +5,8 @@ import logging
 import os
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -20,6 +22,25 @@ class LogCounter(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.bytes += len(record.getMessage())
+
+
+@contextmanager
+def count_log() -> Iterator[LogCounter]:
+    """Count what treenail logs, and let no other handler have it.
+
+    Open it in the test itself: for each phase of a test, pytest adds a handler that keeps all
+    records with their tracebacks, also to loggers that do not propagate (catching_logs).
+    """
+    counter = LogCounter()
+    logger = logging.getLogger("treenail")
+    handlers, level, propagates = logger.handlers, logger.level, logger.propagate
+    logger.handlers, logger.propagate = [counter], False
+    logger.setLevel(logging.INFO)
+    try:
+        yield counter
+    finally:
+        logger.handlers, logger.propagate = handlers, propagates
+        logger.setLevel(level)
 
 
 @dataclass(frozen=True)
