@@ -15,6 +15,7 @@ SAMPLE = (
     ("answer lost", 0),
     ("outage of 15 s", 20),
     ("etcd restored to before the rollout", 0),
+    ("etcd restored 15 writes back, with higher versions", 33),
 )
 
 

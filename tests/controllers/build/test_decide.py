@@ -217,6 +217,16 @@ def test_late_success_of_superseded_job_is_never_served() -> None:
     assert found.builds["worker-c00"].state is BuildState.INTERRUPTED
 
 
+def test_job_that_ended_before_its_build_was_superseded_is_deleted() -> None:
+    found = world()
+    found.settle("worker")
+    found.finish_job("build-worker-c00")
+    found.change("worker", content="c1")
+    found.settle("worker")
+    assert found.builds["worker-c00"].reason == BuildReason.SUPERSEDED
+    assert list(found.jobs) == ["build-worker-c10"]
+
+
 def test_new_config_of_the_same_key_takes_over_the_running_job() -> None:
     found = world()
     found.settle("worker")

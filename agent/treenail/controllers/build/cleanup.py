@@ -21,6 +21,9 @@ def find_job_deletions(
 ) -> tuple[DeleteJob, ...]:
     """Find Jobs that no build needs. The last Job of a failed build stays for its logs.
 
+    That of an interrupted build does not stay, even if it ended just before the interruption: the
+    Secrets of a Job are copies of logins.
+
     ``builds`` are the builds of the MachineOSConfig as they are after the ``actions``.
     """
     needed = {each for build in builds if not build.has_ended for each in build.share_keys}
@@ -58,7 +61,7 @@ def _find_reason(
         return "a later attempt failed"
     if job.share_key in needed or not all(build.has_ended for build in own):
         return ""
-    if job.is_running or any(build.state is BuildState.SUCCEEDED for build in own):
+    if job.is_running or any(build.state is not BuildState.FAILED for build in own):
         return _ENDED
     return ""
 

@@ -72,7 +72,13 @@ from treenail.errors import ConfigError, NotFoundError
 from treenail.image.inputs.check_config import find_pool_findings
 from treenail.image.inputs.findings import InputFinding, InputReason
 from treenail.kube.client import Client
-from treenail.kube.resources import JOBS, MACHINEOSBUILDS, MACHINEOSCONFIGS, PODS
+from treenail.kube.resources import (
+    JOBS,
+    MACHINECONFIGPOOLS,
+    MACHINEOSBUILDS,
+    MACHINEOSCONFIGS,
+    PODS,
+)
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +86,9 @@ MAX_ROUNDS = 12
 """Decisions of one turn. Each sees the writes of the one before."""
 _BUSY_RETRY_S = 0.2
 _STALE_RETRY_S = 1.0
-_NEEDED_KINDS = frozenset({each.plural for each in (MACHINEOSCONFIGS, MACHINEOSBUILDS, JOBS, PODS)})
+_NEEDED_KINDS = frozenset(
+    each.plural for each in (MACHINEOSCONFIGS, MACHINEOSBUILDS, MACHINECONFIGPOOLS, JOBS, PODS)
+)
 SOFT_REASONS = frozenset({InputReason.POOL_DEGRADED})
 """Findings that let a running build continue."""
 
@@ -150,6 +158,7 @@ class BuildController:
         """Decide and write until nothing is left; raise `ClusterError` to try again."""
         if reason := self._informers.describe_staleness(_NEEDED_KINDS):
             # A build or Job that a stale list lacks would be created again, or count as deleted.
+            # A pool's config from before an etcd restore would interrupt the restored build.
             log.debug("build: waiting: %s", reason)
             return _STALE_RETRY_S
         for _ in range(MAX_ROUNDS):
