@@ -32,7 +32,7 @@ class RegistrySettings:
 
     secret: PullSecret = field(default_factory=PullSecret)
     tls: TlsSettings = field(default_factory=TlsSettings)
-    proxies: ProxySettings = field(default_factory=ProxySettings)
+    proxies: ProxySettings | None = None
     limits: RegistryLimits | None = None
 
     @classmethod
@@ -49,10 +49,9 @@ class RegistrySettings:
         ca_pem = _read_file(ca).decode("ascii", "replace") if ca is not None else ""
         return cls(found, TlsSettings(ca_pem=ca_pem), read_proxy_settings(environ))
 
-    @contextmanager
-    def open_client(self, host: str, repository: str, clock: Clock) -> Iterator[RegistryClient]:
-        """Open a client with the login for this repository."""
-        client = RegistryClient(
+    def make_client(self, host: str, repository: str, clock: Clock) -> RegistryClient:
+        """Make a client with the login for this repository; the caller closes it."""
+        return RegistryClient(
             host,
             clock,
             login=select_login(self.secret.credentials, host, repository),
@@ -60,6 +59,11 @@ class RegistrySettings:
             proxies=self.proxies,
             limits=self.limits,
         )
+
+    @contextmanager
+    def open_client(self, host: str, repository: str, clock: Clock) -> Iterator[RegistryClient]:
+        """Make a client as `make_client` does, and close it."""
+        client = self.make_client(host, repository, clock)
         try:
             yield client
         finally:

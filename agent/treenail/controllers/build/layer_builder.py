@@ -20,7 +20,7 @@ from treenail.builder.append_config import (
 from treenail.builder.images.provenance import attach_provenance, copy_packages
 from treenail.builder.images.signatures import SigningKey, sign_image
 from treenail.builder.phases.failures import choose_reason
-from treenail.builder.phases.registries import ImageName, pull_from_places
+from treenail.builder.phases.registries import ImageName, RegistrySettings, pull_from_places
 from treenail.clock import Clock, format_rfc3339
 from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors
 from treenail.config.pullsecret import PullSecret
@@ -44,7 +44,7 @@ from treenail.image.oci.provenance import BuildProvenance
 from treenail.image.push_spec import PushSpec, parse_push_spec
 from treenail.registry.client import RegistryClient
 from treenail.registry.images import has_complete_image, resolve_image
-from treenail.registry.logins import Login, select_login
+from treenail.registry.logins import Login
 from treenail.registry.names import compute_digest
 from treenail.registry.proxies import ProxySettings
 from treenail.registry.transport import RegistryLimits, TlsSettings
@@ -399,14 +399,9 @@ class LayerBuilder:
                 tls=TlsSettings(ca_pem=endpoint.ca_pem),
                 limits=self._limits,
             )
-        return RegistryClient(
-            registry,
-            self._clock,
-            login=select_login(login.credentials, registry, repository),
-            tls=TlsSettings(ca_pem=self._planner.read_ca(registry)),
-            proxies=self._proxies,
-            limits=self._limits,
-        )
+        tls = TlsSettings(ca_pem=self._planner.read_ca(registry))
+        settings = RegistrySettings(login, tls, self._proxies, self._limits)
+        return settings.make_client(registry, repository, self._clock)
 
     def _attempt(self, phase: BuildPhase, call: Callable[[], T]) -> T:
         """Call, and convert errors to the reason that they have in this phase."""

@@ -22,6 +22,7 @@ from treenail.builder.images.prune import (
     never_late,
     read_stored_images,
 )
+from treenail.builder.phases.registries import RegistrySettings
 from treenail.clock import Clock
 from treenail.controllers.build.events import BuildEvents
 from treenail.controllers.build.planner import Planner
@@ -32,7 +33,6 @@ from treenail.errors import TreenailError
 from treenail.image.oci.prune import PrunePlan, StoredImage, plan_pruning
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import RegistryError
-from treenail.registry.logins import select_login
 from treenail.registry.proxies import ProxySettings
 from treenail.registry.transport import TlsSettings
 
@@ -162,21 +162,16 @@ class ImagePruner:
         """Return the images of one repository that it no longer has."""
         spec = images[0].spec
         login = self._planner.read_push_login(config)
-        client = RegistryClient(
-            spec.registry,
-            self._clock,
-            login=select_login(login.credentials, spec.registry, spec.repository),
-            tls=TlsSettings(ca_pem=self._planner.read_ca(spec.registry)),
-            proxies=self._proxies,
-        )
-        try:
-            with self._gate.close(f"{spec.registry}/{spec.repository}") as is_free:
-                if not is_free:
-                    self._postpone(config.name)
-                    return frozenset()
-                return self._delete_candidates(client, spec.repository, config, images)
-        finally:
-            client.close()
+        tls = TlsSettings(ca_pem=self._planner.read_ca(spec.registry))
+        settings = RegistrySettings(login, tls, self._proxies)
+        with (
+            settings.open_client(spec.registry, spec.repository, self._clock) as client,
+            self._gate.close(f"{spec.registry}/{spec.repository}") as is_free,
+        ):
+            if not is_free:
+                self._postpone(config.name)
+                return frozenset()
+            return self._delete_candidates(client, spec.repository, config, images)
 
     def _delete_candidates(
         self,

@@ -1,6 +1,7 @@
 """Resolves tags at registries, with the logins and CAs of the cluster."""
 
 from treenail.builder.phases.failures import choose_reason
+from treenail.builder.phases.registries import RegistrySettings
 from treenail.clock import Clock
 from treenail.controllers.build.cluster_reader import ClusterReader
 from treenail.controllers.image_tags.decide import TagAnswer
@@ -8,9 +9,7 @@ from treenail.errors import ClusterError, TreenailError
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase
 from treenail.image.push_spec import parse_push_spec
-from treenail.registry.client import RegistryClient
 from treenail.registry.images import resolve_image
-from treenail.registry.logins import select_login
 from treenail.registry.proxies import ProxySettings
 from treenail.registry.transport import RegistryLimits, TlsSettings
 
@@ -54,21 +53,13 @@ class TagResolver:
     def _resolve(self, image: str, architectures: frozenset[str], secret: str) -> str:
         spec = parse_push_spec(image, where="tag")
         login = self._reader.read_base_login(secret)
-        client = RegistryClient(
-            spec.registry,
-            self._clock,
-            login=select_login(login.credentials, spec.registry, spec.repository),
-            tls=TlsSettings(ca_pem=self._reader.read_ca(spec.registry)),
-            proxies=self._proxies,
-            limits=self._limits,
-        )
-        try:
+        tls = TlsSettings(ca_pem=self._reader.read_ca(spec.registry))
+        settings = RegistrySettings(login, tls, self._proxies, self._limits)
+        with settings.open_client(spec.registry, spec.repository, self._clock) as client:
             first, *others = sorted(architectures)
             found = resolve_image(client, spec.repository, spec.tag, first)
             digest = found.index_digest or found.digest
             for each in others:
                 # By digest: the tag may move between two requests.
                 resolve_image(client, spec.repository, digest, each)
-        finally:
-            client.close()
         return spec.make_pull_spec(digest)

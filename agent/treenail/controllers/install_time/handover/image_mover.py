@@ -9,6 +9,7 @@ from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.builder.images.copies import ImageCopier, Place
 from treenail.builder.phases.failures import choose_reason
+from treenail.builder.phases.registries import RegistrySettings
 from treenail.clock import Clock
 from treenail.config.pullsecret import PullSecret, merge_pull_secrets, parse_pull_secret
 from treenail.config.wanted import read_wanted_state
@@ -21,7 +22,7 @@ from treenail.image.build_result import BuildPhase
 from treenail.kube.resources import MACHINEOSBUILDS
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import Denied, LoginRefused, RegistryError
-from treenail.registry.logins import Login, select_login
+from treenail.registry.logins import Login
 from treenail.registry.proxies import ProxySettings
 from treenail.registry.transport import RegistryLimits, TlsSettings
 
@@ -194,14 +195,9 @@ class ImageMover:
 
     def _connect(self, move: ImageMove, login: PullSecret) -> RegistryClient:
         spec = move.image.push_spec
-        return RegistryClient(
-            spec.registry,
-            self._clock,
-            login=select_login(login.credentials, spec.registry, spec.repository),
-            tls=TlsSettings(ca_pem=self._reader.read_ca(spec.registry)),
-            proxies=self._proxies,
-            limits=self._limits,
-        )
+        tls = TlsSettings(ca_pem=self._reader.read_ca(spec.registry))
+        settings = RegistrySettings(login, tls, self._proxies, self._limits)
+        return settings.make_client(spec.registry, spec.repository, self._clock)
 
 
 def list_digests(move: ImageMove) -> tuple[str, ...]:
