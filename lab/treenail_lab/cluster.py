@@ -40,7 +40,7 @@ from treenail_lab.images import ARCHITECTURE, Image, ImageCatalogue
 from treenail_lab.kubelet import bootstrap
 from treenail_lab.kubelet.bootstrap import KubeletBootstrap
 from treenail_lab.lifetime.interpreter import PYTHON_MODULE
-from treenail_lab.machine.node.machine import LabMachine
+from treenail_lab.machine.node.machine import KUBELET_CONFIG, LabMachine
 from treenail_lab.machine.settings import MachineSettings
 
 log = logging.getLogger(__name__)
@@ -414,6 +414,18 @@ def build_pull_secret(catalogue: Sequence[Image]) -> str:
             login = f"{image.credential.username}:{image.credential.password}"
             auths[image.registry] = {"auth": base64.b64encode(login.encode()).decode()}
     return json.dumps({"auths": auths})
+
+
+def build_login_ignition(pull_secret: str) -> Json:
+    """Return the Ignition config that writes the kubelet's pull secret."""
+    content = base64.b64encode(pull_secret.encode()).decode()
+    file: Json = {
+        "path": f"/{KUBELET_CONFIG}",
+        "mode": 0o600,
+        "overwrite": True,
+        "contents": {"source": f"data:;base64,{content}"},
+    }
+    return {"ignition": {"version": "3.5.0"}, "storage": {"files": [file]}}
 
 
 def build_rendered_config(name: str, spec: Mapping[str, object] | None = None) -> Json:

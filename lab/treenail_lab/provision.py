@@ -6,7 +6,6 @@ first boot then moves the machine to the image of its pool. Its kubelet joins wi
 kubeconfig of the config: the controller ``approve`` approves its certificate and labels its Node.
 """
 
-import base64
 import os
 import re
 import subprocess
@@ -28,14 +27,14 @@ from treenail.kube.client import Json
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail.process import stop_process
 from treenail_lab.apiserver.access.certificates import CertificateAuthority, write_private_file
-from treenail_lab.cluster import POOL, Lab
+from treenail_lab.cluster import POOL, Lab, build_login_ignition
 from treenail_lab.controllers import CONTROLLER_COMMAND
 from treenail_lab.demo.pool import build_config
 from treenail_lab.images import Image, make_image
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.ignition import ignition
 from treenail_lab.machine.ignition.ignition import Ignition
-from treenail_lab.machine.node.machine import KUBELET_CONFIG, LabMachine
+from treenail_lab.machine.node.machine import LabMachine
 from treenail_lab.machine.ostree.sysroot import SysrootDeployment
 
 STOCK = make_image("os/stock", "40.20250101", 300_000_000)
@@ -142,14 +141,7 @@ def build_login_config(lab: Lab) -> Json:
 
     A new machine has no other way to receive it.
     """
-    content = base64.b64encode(lab.build_pull_secret().encode()).decode()
-    file: Json = {
-        "path": f"/{KUBELET_CONFIG}",
-        "mode": 0o600,
-        "overwrite": True,
-        "contents": {"source": f"data:;base64,{content}"},
-    }
-    ignition: Json = {"ignition": {"version": "3.5.0"}, "storage": {"files": [file]}}
+    ignition = build_login_ignition(lab.build_pull_secret())
     return build_config(f"01-{POOL}-pull-secret", {"config": ignition})
 
 

@@ -9,9 +9,8 @@ from treenail.api import documents
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MASTER, WORKER
 from treenail.kube.resources import CONTROLLERCONFIGS
-from treenail_lab.cluster import build_rendered_config
+from treenail_lab.cluster import build_login_ignition, build_rendered_config
 from treenail_lab.install.install_lab import InstallLab
-from treenail_lab.machine.node.machine import KUBELET_CONFIG
 
 POOLS = (MASTER, WORKER)
 CONTAINERFILES = {
@@ -101,14 +100,7 @@ def build_config(pool: str, base: str) -> Json:
 
 def build_login_config(lab: InstallLab, pool: str) -> Json:
     """Return the MachineConfig with the cluster's pull secret."""
-    content = base64.b64encode(lab.build_pull_secret().encode()).decode()
-    file: Json = {
-        "path": f"/{KUBELET_CONFIG}",
-        "mode": 0o600,
-        "overwrite": True,
-        "contents": {"source": f"data:;base64,{content}"},
-    }
-    config: Json = {"ignition": {"version": "3.5.0"}, "storage": {"files": [file]}}
+    config = build_login_ignition(lab.build_pull_secret())
     return _label(f"01-{pool}-pull-secret", pool, {"config": config})
 
 
