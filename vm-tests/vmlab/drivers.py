@@ -44,6 +44,9 @@ class Hardware:
     log: Path
     ignition: Path | None = None
     """The Ignition config that the firmware hands to the first boot."""
+    disk_format: str = "qcow2"
+    write_log: Path | None = None
+    """Where QEMU logs writes and flushes of a raw disk; see `vmlab.write_log`."""
 
     def socket(self, name: str) -> Path:
         return self.sockets / name
@@ -114,6 +117,8 @@ class Libvirt:
         self._domain = ""
 
     def start(self, hardware: Hardware, snapshot: str) -> None:
+        if hardware.disk_format != "qcow2":
+            raise ToolError("libvirt boots qcow2 disks only; set TREENAIL_VM_DRIVER=qemu")
         self._start_daemon()
         self._domain = hardware.name
         console = f"unix,source.mode=bind,source.path={hardware.socket('console')}"
@@ -235,13 +240,30 @@ def _command(hardware: Hardware) -> list[str]:
         "-accel", "kvm" if kvm else "tcg,thread=multi",
         "-cpu", "host" if kvm else PROCESSOR,
         "-m", str(MEMORY_MIB), "-smp", str(processors()),
-        "-drive", f"if=none,id=disk,file={hardware.disk},format=qcow2,cache=writeback",
-        "-device", "virtio-blk-pci,drive=disk,bootindex=1",
+        *_disk(hardware),
         "-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=",
         "-device", "virtio-rng-pci", "-device", "virtio-serial-pci",
         "-chardev", _socket(hardware, "console"), "-serial", "chardev:console", *channels,
         "-chardev", _socket(hardware, "monitor"), "-mon", "chardev=monitor",
     ]  # fmt: skip
+
+
+def _disk(hardware: Hardware) -> list[str]:
+    device = "virtio-blk-pci,drive=disk,bootindex=1"
+    if hardware.write_log is None:
+        drive = f"if=none,id=disk,file={hardware.disk},format={hardware.disk_format}"
+        return ["-drive", f"{drive},cache=writeback", "-device", device]
+    # The files are on a host that stays up, so that a flush reaches the log only.
+    files = {"disk-file": hardware.disk, "log": hardware.write_log}
+    nodes = [
+        f"driver=file,node-name={name},filename={path},cache.no-flush=on"
+        for name, path in files.items()
+    ]
+    nodes.append("driver=raw,node-name=raw,file=disk-file")
+    nodes.append("driver=blklogwrites,node-name=disk,file=raw,log=log,log-sector-size=512")
+    # Concurrent zero writes spoil the log before QEMU 8.2 (block/blklogwrites.c).
+    device = f"{device},write-cache=on,discard=off,write-zeroes=off"
+    return [*(word for node in nodes for word in ("-blockdev", node)), "-device", device]
 
 
 def _socket(hardware: Hardware, name: str) -> str:

@@ -38,13 +38,17 @@ class Machine:
         driver: Driver,
         booted: Callable[[Json], None],
         ignition: Path | None = None,
+        disk_format: str = "qcow2",
+        write_log: Path | None = None,
     ) -> None:
         self.serial = directory / "serial.log"
         self._driver = driver
         # A socket's path must be short.
         self._sockets = Path(tempfile.mkdtemp(prefix="tnvm", dir="/tmp"))
         name = f"treenail-{os.getpid()}"
-        self._hardware = Hardware(name, disk, self._sockets, directory / "qemu.log", ignition)
+        self._hardware = Hardware(
+            name, disk, self._sockets, directory / "qemu.log", ignition, disk_format, write_log
+        )
         self._booted = booted
         self._shell: Shell | None = None
         self._boots = 0

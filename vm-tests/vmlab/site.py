@@ -64,8 +64,19 @@ class Goal:
 class Site:
     """One node at rest at the image it was installed from, and the means to interfere with it."""
 
-    def __init__(self, directory: Path, built: Built, builder: Builder, driver: Driver) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        built: Built,
+        builder: Builder,
+        driver: Driver,
+        *,
+        disk: Path | None = None,
+        write_log: Path | None = None,
+    ) -> None:
+        """``disk`` is a raw one to boot instead of the snapshot; its writes go to ``write_log``."""
         self._directory = directory
+        self._disk = disk
         self._built = built
         self._driver = driver
         self._builder = builder
@@ -76,15 +87,18 @@ class Site:
         self.lab = Lab(directory / "cluster", LabPlan(nodes=(), images=()))
         self.machine = Machine(
             directory,
-            directory / "disk.qcow2",
+            disk or directory / "disk.qcow2",
             driver=driver,
             booted=self._booted,
+            disk_format="raw" if disk else "qcow2",
+            write_log=write_log,
         )
         self.first = Goal("", built.pull_spec)
 
     def power_on(self) -> None:
         """Start the machine that becomes a node, and return when it runs with all its files."""
-        copied(kept(self._built, self._driver), self._directory / "disk.qcow2")
+        if self._disk is None:
+            copied(kept(self._built, self._driver), self._directory / "disk.qcow2")
         self._open.enter_context(self.lab)
         self.lab.server.call_api(lambda api: api.store.add_listener(self.story.see))
         drainer = self.lab.server.write_kubeconfig(DRAINER, ["system:masters"])
@@ -95,7 +109,11 @@ class Site:
         cluster = credential["clusters"][0]["cluster"]
         cluster["server"] = cluster["server"].replace("127.0.0.1", "10.0.2.2")
         cluster["tls-server-name"] = "localhost"
-        self.machine.start(SNAPSHOT)
+        if self._disk is None:
+            self.machine.start(SNAPSHOT)
+        else:
+            self.machine.start()
+            self.machine.wait_boots(1)
         self._install(json.dumps(credential))
 
     def join(self) -> None:
