@@ -44,10 +44,10 @@ def load_json(text: str | bytes, *, where: str) -> object:
         raise ConfigError(f"{where}: not JSON: a number outside of JSON") from error
 
 
-_FieldLocation = tuple["str | _FieldLocation", str | int]
-"""Location of the parent, and the name of the field or the index in that list.
+_FieldLocation = tuple["Fields", str, int | None]
+"""The parent, the name of its field, and the index if that is a list.
 
-Only errors need the text, and a config has thousands of objects.
+Mostly errors alone need the text, and a config has thousands of objects.
 """
 
 
@@ -68,9 +68,13 @@ class Fields:
 
     @property
     def path(self) -> str:
-        if not isinstance(self._location, str):
-            self._location = _format_location(self._location)
-        return self._location
+        location = self._location
+        if isinstance(location, str):
+            return location
+        parent, name, index = location
+        path = _join_path(parent.path, name)
+        self._location = path = path if index is None else f"{path}[{index}]"
+        return path
 
     @classmethod
     def from_json(
@@ -163,7 +167,7 @@ class Fields:
             value = {}
         elif not isinstance(value, dict):
             raise self.make_error(name, "an object")
-        return Fields(value, (self._location, name), self.error)
+        return Fields(value, (self, name, None), self.error)
 
     def iter_objects(self, name: str) -> Iterable["Fields"]:
         """Iterate over the objects of a list, none when absent."""
@@ -172,18 +176,18 @@ class Fields:
         return self._iter_list(name)
 
     def _iter_list(self, name: str) -> Iterator["Fields"]:
-        path, error = self.path_of(name), self.error
+        error = self.error
         for index, value in enumerate(self.get_list(name)):
             if not isinstance(value, dict):
                 found = _describe_value(value)
-                raise error(f"{path}[{index}]: expected an object, found {found}")
-            yield Fields(value, (path, index), error)
+                raise error(f"{self.path_of(name)}[{index}]: expected an object, found {found}")
+            yield Fields(value, (self, name, index), error)
 
     def map_objects(self, name: str, read: Callable[["Fields"], _T]) -> tuple[_T, ...]:
         """Apply ``read`` to every object of a list."""
         if self.values.get(name) is None:
             return ()
-        return tuple([read(fields) for fields in self.iter_objects(name)])
+        return tuple(map(read, self._iter_list(name)))
 
     def get_text_map(self, name: str) -> dict[str, str]:
         """Return an object whose values are strings; ``null`` counts as an empty string."""
@@ -220,14 +224,6 @@ def _join_path(path: str, name: str) -> str:
     if not (name.isascii() and name.isidentifier()) and not _PLAIN_KEY.fullmatch(name):
         return f"{path}[{json.dumps(name)}]"
     return f"{path}.{name}" if path else name
-
-
-def _format_location(location: "str | _FieldLocation") -> str:
-    if isinstance(location, str):
-        return location
-    parent, step = location
-    path = _format_location(parent)
-    return f"{path}[{step}]" if isinstance(step, int) else _join_path(path, step)
 
 
 def _describe_value(value: object, *, secret: bool = False) -> str:

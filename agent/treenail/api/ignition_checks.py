@@ -269,6 +269,8 @@ class _DocumentChecks:
 
 
 def _check_owner(node: Fields, name: str) -> None:
+    if node.values.get(name) is None:
+        return
     owner = node.get_object(name)
     if owner.get_optional_integer("id") is not None and owner.get_text("name"):
         raise node.error(f"{owner.path}: expected an id or a name, found both")

@@ -45,9 +45,10 @@ def parse_path(fields: Fields) -> str:
         raise _make_error(
             fields, "path", "a path without '.', '..', '//' or a slash at its end", found
         )
-    if len(found.encode()) > _MAX_PATH_BYTES:
+    size = len(found.encode())
+    if size > _MAX_PATH_BYTES:
         raise _make_error(fields, "path", f"a path of up to {_MAX_PATH_BYTES} bytes", found)
-    if any(_is_name_too_long(name) for name in found.split("/")):
+    if size > _MAX_NAME_BYTES and any(map(_is_name_too_long, found.split("/"))):
         raise _make_error(
             fields, "path", f"names of up to {_MAX_NAME_BYTES} bytes in the path", found
         )

@@ -8,6 +8,7 @@ fixed keys, lists, strings, integers, booleans and null.
 
 import math
 import re
+from functools import lru_cache
 
 from treenail.api.decode import Json
 from treenail.api.yaml11 import resolve_scalar
@@ -65,6 +66,7 @@ def _write_mapping(value: Json, indent: int, out: list[str], *, is_begun: bool) 
                 out.append(_format_value(scalar, indent + len(key) + 2, indent + 2))
 
 
+@lru_cache(256)
 def _split_key(key: str) -> tuple[str, int]:
     """Return the letters and the number of a key: go-yaml sorts the key a2 before a10."""
     found = _KEY.fullmatch(key)
@@ -114,8 +116,10 @@ def _fold_nel(found: re.Match[str]) -> str:
 
 
 def _format_string(text: str, column: int, indent: int) -> str:
-    special = _SPECIAL.search(text) is not None
-    breaks = _BREAK.search(text) is not None
+    # The contents of files are long, and mostly of these characters.
+    is_plain = text.isascii() and text.isprintable()
+    special = not is_plain and _SPECIAL.search(text) is not None
+    breaks = not is_plain and _BREAK.search(text) is not None
     space_break = breaks and re.search(f" [{_BREAKS}]", text) is not None
     break_space = breaks and re.search(f"[{_BREAKS}] ", text) is not None
     if "\n" in text and not (special or space_break or text.endswith(" ")):
@@ -178,7 +182,7 @@ def _format_single_quoted(text: str, column: int, indent: int) -> str:
 
 def _fold_lines(text: str, column: int, indent: int) -> str:
     """Fold lines that are too long at single spaces."""
-    if column + len(text) <= _WIDTH:
+    if column + len(text) <= _WIDTH or (" " not in text and text.isascii()):
         return text
     out = []
     position = 0

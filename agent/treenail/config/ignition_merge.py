@@ -108,8 +108,10 @@ def _read_keyed_entries(
 
 
 def _compute_key(entry: Fields, names: Sequence[str], shape: ObjectShape) -> object:
-    found = ((name, _read_plain(entry, name, shape.plain[name])) for name in names)
-    return next((key for key in found if key[1]), None)
+    for name in names:
+        if value := _read_plain(entry, name, shape.plain[name]):
+            return name, value
+    return None
 
 
 def _is_removal(entry: Fields, shape: ObjectShape) -> bool:

@@ -38,15 +38,31 @@ class MergedConfig:
     has_os_image_override: bool
 
 
-def merge_machine_configs(configs: Iterable[MachineConfig], base: BaseImages) -> MergedConfig:
+def read_ignition(config: MachineConfig) -> Json | None:
+    """Return the Ignition config in version 3.5; raise `ConfigError` with the MachineConfig."""
+    if config.config is None:
+        return None
+    try:
+        return ignition.parse_ignition(config.config).to_json()
+    except ConfigError as error:
+        raise ConfigError(f"MachineConfig {config.name}: {error}", remedy=error.remedy) from error
+
+
+def merge_machine_configs(
+    configs: Iterable[MachineConfig],
+    base: BaseImages,
+    *,
+    read: Callable[[MachineConfig], Json | None] = read_ignition,
+) -> MergedConfig:
     """Merge the configs; their order in ``configs`` does not matter.
 
     Those of role worker come first, then all others, both sorted by name. A custom pool's config
-    therefore overrides them. Raises `ConfigError` with the name of the MachineConfig.
+    therefore overrides them. ``read`` may know their Ignition configs from validation; they do not
+    change. Raises `ConfigError` with the name of the MachineConfig.
     """
     ordered = sort_configs(configs)
     sources: _SourceNames = {}
-    merged = _merge_ignition(ordered, sources)
+    merged = _merge_ignition([(each, read(each)) for each in ordered], sources)
     for config in ordered:
         for entry in _list_own_entries(config):
             sources.setdefault(entry, []).append(config.name)
@@ -87,14 +103,16 @@ def sort_configs(configs: Iterable[MachineConfig]) -> tuple[MachineConfig, ...]:
     )
 
 
-def _merge_ignition(configs: Sequence[MachineConfig], sources: _SourceNames) -> Json:
+def _merge_ignition(
+    configs: Sequence[tuple[MachineConfig, Json | None]], sources: _SourceNames
+) -> Json:
     merging = IgnitionMerger()
     merging.add_config({"ignition": {"version": VERSION}}, "")
     merged = False
-    for index, config in enumerate(configs):
-        if config.config is None:
+    for index, (config, own) in enumerate(configs):
+        if own is None:
             continue
-        found = _read_ignition(config)
+        found = own
         if index:
             # The Machine Config Operator adds an empty compression before the merge, so that a
             # plain file replaces a compressed one, and removes it after the merge.
@@ -109,13 +127,6 @@ def _merge_ignition(configs: Sequence[MachineConfig], sources: _SourceNames) -> 
     # Ignition does not replace an existing file without overwrite, MachineConfigs always did.
     found = _map_files(found, lambda file: {"overwrite": True, **file})
     return _map_files(found, _drop_empty_compression) if merged else found
-
-
-def _read_ignition(config: MachineConfig) -> Json:
-    try:
-        return ignition.parse_ignition(config.config).to_json()
-    except ConfigError as error:
-        raise ConfigError(f"MachineConfig {config.name}: {error}", remedy=error.remedy) from error
 
 
 def _map_files(config: Json, change: Callable[[Json], Json]) -> Json:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from treenail.api import ignition, ignition_checks, ignition_schema
 from treenail.api.decode import Fields, Json
@@ -21,11 +22,17 @@ _MAX_MODE = 0o777
 _CONTROL = re.compile("[\x7f-\x84\x86-\x9f\ufffe\uffff]")
 
 
-def validate_config(config: MachineConfig) -> tuple[IgnoredField, ...]:
-    """Raise `ConfigError` with the MachineConfig and the place when the config is invalid.
+class ValidConfig(NamedTuple):
+    """What validation reads of a MachineConfig."""
 
-    Returns the fields that have no effect, as `find_ignored_fields`.
-    """
+    ignored: tuple[IgnoredField, ...]
+    """The fields that have no effect, as `find_ignored_fields` yields them."""
+    ignition: Json | None
+    """Its Ignition config in version 3.5, as the merge needs it."""
+
+
+def validate_config(config: MachineConfig) -> ValidConfig:
+    """Raise `ConfigError` with the MachineConfig and the place when the config is invalid."""
     try:
         return _validate_spec(config)
     except ConfigError as error:
@@ -85,7 +92,7 @@ def _locate_control_character(value: object, place: str) -> str:
     return next(filter(None, (_locate_control_character(inner, at) for at, inner in parts)), "")
 
 
-def _validate_spec(config: MachineConfig) -> tuple[IgnoredField, ...]:
+def _validate_spec(config: MachineConfig) -> ValidConfig:
     if config.kernel_type not in ("", *KERNEL_TYPES):
         raise ConfigError(
             f"spec.kernelType: expected one of {', '.join(KERNEL_TYPES)}, "
@@ -98,9 +105,10 @@ def _validate_spec(config: MachineConfig) -> tuple[IgnoredField, ...]:
                 f"found {name!r:.40}"
             )
     if config.config is None:
-        return tuple(find_ignored_fields(config))
+        return ValidConfig(tuple(find_ignored_fields(config)), None)
     document = Fields(config.config, "spec.config", IgnitionError)
-    ignition_checks.check_document(document, ignition.parse_ignition(config.config))
+    parsed = ignition.parse_ignition(config.config)
+    ignition_checks.check_document(document, parsed)
     ignored = tuple(find_ignored_fields(config))
     _reject_other_case(ignored)
     # Also files that a later one of version 2 replaces.
@@ -111,4 +119,4 @@ def _validate_spec(config: MachineConfig) -> tuple[IgnoredField, ...]:
                 f"{file.path_of('mode')}: expected at most 511 (0777), found {mode} ({mode:#o})",
                 remedy="remove the setuid, setgid and sticky bits: a MachineConfig cannot set them",
             )
-    return ignored
+    return ValidConfig(ignored, parsed.to_json())

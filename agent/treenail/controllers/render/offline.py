@@ -9,7 +9,7 @@ from treenail.api.decode import Fields, Json
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.config.validation import find_ignored_fields, validate_config
+from treenail.config.validation import validate_config
 from treenail.controllers.render import render
 from treenail.controllers.render.render import ControllerConfig, RenderedConfig
 from treenail.controllers.rollout import policy
@@ -111,10 +111,9 @@ def _read_document(document: Json, location: str, found: InputManifests) -> None
         elif kind == machineconfig.KIND:
             found.configs[name] = config = MachineConfig.from_json(document)
             if not render.is_rendered(config):
-                validate_config(config)
                 found.warnings.extend(
                     f"{location}, {kind} {name}: {ignored}"
-                    for ignored in find_ignored_fields(config)
+                    for ignored in validate_config(config).ignored
                 )
         elif kind == machineosconfig.KIND:
             found.image_configs[name] = MachineOSConfig.from_json(document)

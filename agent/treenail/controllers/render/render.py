@@ -11,7 +11,6 @@ from treenail import __version__
 from treenail.api import annotations as key
 from treenail.api import ignition, machineconfigpool
 from treenail.api.decode import Fields, Json
-from treenail.api.ignition_schema import IgnoredField
 from treenail.api.machineconfig import API_VERSION, KIND, MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import ObjectMeta, OwnerReference
@@ -26,6 +25,7 @@ from treenail.config.provenance import PROVENANCE, Provenance, list_named_entrie
 from treenail.config.reconcilable import ValidationOverride
 from treenail.config.rendered_name import rendered_name
 from treenail.config.validation import (
+    ValidConfig,
     check_rendered_size,
     find_control_character,
     validate_config,
@@ -92,7 +92,7 @@ def render_pool(
     *,
     current: MachineConfig | None = None,
     allowed: frozenset[ValidationOverride] = frozenset(),
-    validate: Callable[[MachineConfig], Iterable[IgnoredField]] = validate_config,
+    validate: Callable[[MachineConfig], ValidConfig] = validate_config,
 ) -> RenderedConfig:
     """Render and validate the config of a pool; ``configs`` are all of the cluster, in any order.
 
@@ -100,12 +100,15 @@ def render_pool(
     `ValidatedConfigs` does. Raises `ConfigError`, which names the MachineConfig that caused it.
     """
     chosen = select_configs(pool, configs)
+    valid = {config.name: validate(config) for config in chosen}
     warnings = tuple(
-        f"MachineConfig {config.name}: {ignored}"
-        for config in chosen
-        for ignored in validate(config)
+        f"MachineConfig {name}: {ignored}"
+        for name, each in valid.items()
+        for ignored in each.ignored
     )
-    merged = merge_machine_configs(chosen, controller_config.base_images)
+    merged = merge_machine_configs(
+        chosen, controller_config.base_images, read=lambda config: valid[config.name].ignition
+    )
     if merged.has_os_image_override and pool.os_image_stream:
         by = merged.provenance.find_sources("osImageURL")[-1]
         raise ConfigError(
