@@ -23,7 +23,7 @@ _CONTROL = re.compile("[\x7f-\x84\x86-\x9f\ufffe\uffff]")
 
 
 class ValidConfig(NamedTuple):
-    """What validation reads of a MachineConfig."""
+    """A valid MachineConfig: its parsed Ignition config and its unknown fields."""
 
     ignored: tuple[IgnoredField, ...]
     """The fields that have no effect, as `find_ignored_fields` yields them."""
