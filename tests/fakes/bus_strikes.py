@@ -5,6 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.fakes.bus_proxy import BusCall, FaultKind
+from treenail.update.state.phases import Phase
+
+_TURNED_BACK = (Phase.CANCELLING, Phase.ROLLING_BACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,12 @@ class BusStrikes:
     active: BusPoint | None = None
     hits: int = 0
     """How often the active strike has hit."""
-    phases: list[str] = field(default_factory=list)
-    """The phases of the hits of the active strike."""
+    has_continued: bool = False
+    """The update continued to another phase under the active strike."""
+    later_phase: str = ""
+    """That phase."""
+    has_turned_back: bool = False
+    """The update turned back under the active strike: only the method itself shows progress."""
     reason: str = ""
     """The reason of the Node when the active strike began."""
     read_reason: Callable[[], str] = str
@@ -55,21 +62,21 @@ class BusStrikes:
                 if point in self.struck or not self.is_wanted(point):
                     return None
                 self.struck.append(point)
-                self.active, self.hits, self.phases = point, 0, []
+                self.active, self.hits = point, 0
+                self.has_continued = self.has_turned_back = False
                 self.reason = self.read_reason()
                 self.on_strike(point)
-            if call != self.active.call:
+            is_hit = call == self.active.call
+            if point.phase != self.active.phase:
+                self.has_turned_back |= point.phase in _TURNED_BACK
+                if is_hit or not self.has_turned_back:
+                    self.has_continued, self.later_phase = True, point.phase
+            if not is_hit:
                 return None
             self.hits += 1
-            self.phases.append(point.phase)
             return self.kind
 
     def lift(self) -> None:
         """End the active strike."""
         with self._lock:
             self.active = None
-
-    @property
-    def has_passed(self) -> bool:
-        """Return whether the update continued to another phase under the strike."""
-        return len(set(self.phases)) > 1
