@@ -100,6 +100,7 @@ def test_disk_uses_only_calls_that_pyfakefs_replaces():
         "os.fspath(path).rpartition",
         "self._checked.add",
         "self._checked.clear",
+        "self._is_safe",
         "self._locate",
         "os.chown",
         "os.close",

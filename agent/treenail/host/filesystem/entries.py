@@ -228,7 +228,7 @@ class EntryWriter:
         self, descriptor: int, status: os.stat_result, uid: int | None, gid: int | None
     ) -> None:
         # Call it before chmod: chown(2) clears the set-user-ID bit.
-        if uid not in {None, status.st_uid} or gid not in {None, status.st_gid}:
+        if uid not in (None, status.st_uid) or gid not in (None, status.st_gid):
             self._disk.chown(descriptor, _convert_owner(uid), _convert_owner(gid))
 
     def _set_label(self, target: StrPath | int, label: bytes) -> None:

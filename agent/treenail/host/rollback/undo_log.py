@@ -8,7 +8,7 @@ import json
 import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -46,6 +46,9 @@ class PreviousEntry(StrEnum):
 _DIRECTORIES = frozenset({PreviousEntry.DIRECTORY, PreviousEntry.EMPTIED_DIRECTORY})
 
 
+_UNCHANGED = DirectoryEntry()
+
+
 @dataclass(frozen=True, slots=True)
 class Inverse:
     """The entry to restore at ``path``; ``directory`` has the attributes of a directory."""
@@ -53,7 +56,7 @@ class Inverse:
     path: str
     number: int
     previous: PreviousEntry
-    directory: DirectoryEntry = field(default_factory=DirectoryEntry)
+    directory: DirectoryEntry = _UNCHANGED
 
     @property
     def parent(self) -> str:
