@@ -42,3 +42,14 @@ def test_config_of_the_target_may_be_that_of_the_node_before(current: str, targe
 @pytest.mark.parametrize("image", ["", f"example.com/os@{OLD}"])
 def test_target_that_is_reported_before_it_is_verified_is_a_violation(image: str) -> None:
     assert "rendered-1 was reported, and the ledger says rebooting" in tell_boot(image, image)
+
+
+@pytest.mark.parametrize(("reboots", "complaints"), [(0, 0), (1, 1)])
+def test_verified_config_needs_a_drain_after_a_reboot_only(reboots: int, complaints: int) -> None:
+    story = Story("node", OLD)
+    node = {"metadata": {"name": "node", "annotations": {key.CURRENT_CONFIG: "old"}}, "spec": {}}
+    story.see(("", "nodes"), StoreEvent("MODIFIED", 1, node, None))
+    target = {"config": "new", "image": ""}
+    update = {"phase": "verifying", "drainToken": "", "target": target, "rebootCount": reboots}
+    story.booted({"digest": OLD, "ledger": {"update": update}})
+    assert len(story.violations) == complaints

@@ -95,8 +95,11 @@ class Site:
         )
         self.first = Goal("", built.pull_spec)
 
-    def power_on(self) -> None:
-        """Start the machine that becomes a node, and return when it runs with all its files."""
+    def power_on(self, on_node: Callable[[], None] = lambda: None) -> None:
+        """Start the machine that becomes a node, and return when it runs with all its files.
+
+        ``on_node`` is called when the API server has the Node, before the machine starts.
+        """
         if self._disk is None:
             copied(kept(self._built, self._driver), self._directory / "disk.qcow2")
         self._open.enter_context(self.lab)
@@ -109,6 +112,7 @@ class Site:
         cluster = credential["clusters"][0]["cluster"]
         cluster["server"] = cluster["server"].replace("127.0.0.1", "10.0.2.2")
         cluster["tls-server-name"] = "localhost"
+        on_node()
         if self._disk is None:
             self.machine.start(SNAPSHOT)
         else:

@@ -94,7 +94,9 @@ class Story:
         phase = update.get("phase")
         if phase not in _VERIFIED and isinstance(target, dict) and self._is_reported(target):
             self._complain(f"{target['config']} was reported, and the ledger says {phase}")
-        if phase in _OUT_OF_SERVICE and joined and not boot.drained:
+        # Without a reboot, files that need no drain are verified in service.
+        needs_drain = phase != Phase.VERIFYING or update.get("rebootCount") != 0
+        if phase in _OUT_OF_SERVICE and needs_drain and joined and not boot.drained:
             self._complain(f"the node was in service, and the ledger says {phase}")
 
     def _is_reported(self, target: Mapping[str, object]) -> bool:
