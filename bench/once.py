@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -35,6 +35,12 @@ PER_DIRECTORY = 100
 # The slower loop would take minutes for more files.
 EACH_FLUSHED_LIMIT = 1_000
 
+PARTS = {
+    "flushes": "flushing the file system",
+    "undo": "recording what a rollback needs",
+    "check": "reading back what was written",
+}
+
 _whole_s = attrgetter("whole_s")
 _writing_s = attrgetter("writing_s")
 _processor_s = attrgetter("processor_s")
@@ -45,21 +51,38 @@ found = {"__name__": "bench"}
 exec(compile(sys.stdin.read(), "bench", "exec"), found)
 # Not ru_maxrss, which starts with the value of the parent.
 peak = [line for line in open("/proc/self/status") if line.startswith("VmHWM")][0].split()[1]
-print(found["writing_s"], time.process_time(), int(peak) / 1024)
+parts = ",".join(f"{name}={spent_s}" for name, spent_s in found["parts"].items())
+print(found["writing_s"], time.process_time(), int(peak) / 1024, parts)
 """
 
 _ONCE = """
 import contextlib, io, time
+begun = time.perf_counter()
 import treenail.daemon.configuration.machine as configuration
 from treenail.cli.main import main
+from treenail.host.filesystem.disk import Disk
+from treenail.host.rollback.transaction import UndoTransaction
 writing_s = 0.0
+parts = {{"imports": time.perf_counter() - begun, "flushes": 0.0, "undo": 0.0, "check": 0.0}}
 apply = configuration.apply_steps
+def count(name, call):
+    def counted(*arguments, **others):
+        before, begun = parts["flushes"], time.perf_counter()
+        try:
+            return call(*arguments, **others)
+        finally:
+            # A flush inside of another part counts as a flush alone.
+            inner = parts["flushes"] - before if name != "flushes" else 0.0
+            parts[name] += time.perf_counter() - begun - inner
+    return counted
 def timed(*arguments, **others):
     global writing_s
     begun = time.perf_counter()
-    apply(*arguments, **others)
+    apply(*arguments, **dict(others, verify=count("check", others["verify"])))
     writing_s = time.perf_counter() - begun
 configuration.apply_steps = timed
+Disk.syncfs = count("flushes", Disk.syncfs)
+UndoTransaction._record_changes = count("undo", UndoTransaction._record_changes)
 with contextlib.redirect_stdout(io.StringIO()):
     code = main(["once", {config!r}, "--root", {root!r}])
 assert code == 0, code
@@ -72,6 +95,11 @@ each, root = {each}, {root!r}
 with open({config!r}, "rb") as file:
     entries = json.load(file)["storage"]["files"]
 begun = time.perf_counter()
+parts = {{"flushes": 0.0}}
+def flush(call, *arguments):
+    begun = time.perf_counter()
+    call(*arguments)
+    parts["flushes"] += time.perf_counter() - begun
 renames, directories = [], set()
 for entry in entries:
     path = root + entry["path"]
@@ -84,21 +112,21 @@ for entry in entries:
     os.write(descriptor, content)
     os.fchmod(descriptor, entry["mode"])
     if each:
-        os.fsync(descriptor)
+        flush(os.fsync, descriptor)
     os.close(descriptor)
     if each:
         os.rename(path + ".tmp", path)
         descriptor = os.open(directory, os.O_RDONLY)
-        os.fsync(descriptor)
+        flush(os.fsync, descriptor)
         os.close(descriptor)
     else:
         renames.append(path)
 if not each:
     top = os.open(root, os.O_RDONLY)
-    libc.syncfs(top)
+    flush(libc.syncfs, top)
     for path in renames:
         os.rename(path + ".tmp", path)
-    libc.syncfs(top)
+    flush(libc.syncfs, top)
 writing_s = time.perf_counter() - begun
 """
 
@@ -110,6 +138,8 @@ class RunCost:
     processor_s: float
     """Processor time of the whole run. Other load hardly changes it."""
     peak_mib: float
+    parts: Mapping[str, float]
+    """Seconds by part: the imports, and what `PARTS` names of the writing."""
 
 
 def measure(_seconds: float) -> Iterator[Result]:
@@ -158,7 +188,11 @@ def _build_results(
     yield Result(f"  its processor time: {name}", "s", _compute_median(ours, _processor_s))
     if not loop:
         return
+    yield Result(f"  its imports: {name}", "s", _compute_median(ours, _find_part("imports")))
     yield Result(f"  its writing alone: {name}", "s", _compute_median(ours, _writing_s))
+    for part, title in PARTS.items():
+        spent_s = _compute_median(ours, _find_part(part))
+        yield Result(f"    of that {title}: {name}", "s", spent_s)
     for title, runs in (
         ("one syncfs", loop),
         ("fsync of each file and directory", slow),
@@ -169,12 +203,19 @@ def _build_results(
                 f"    its processor time: {name}", "s", _compute_median(runs, _processor_s)
             )
             yield Result(f"    its writing alone: {name}", "s", _compute_median(runs, _writing_s))
-    for title, of in (("compared with", _whole_s), ("writing, compared with", _writing_s)):
+            spent_s = _compute_median(runs, _find_part("flushes"))
+            yield Result(f"      of that {PARTS['flushes']}: {name}", "s", spent_s)
+    # The whole command has the start of Python in it, which many files outweigh.
+    limit = 2.0 if count == 1_000 else None
+    for title, of, most in (
+        ("compared with", _whole_s, limit),
+        ("writing, compared with", _writing_s, 1.3),
+    ):
         better = min(
             (runs for runs in (loop, slow) if runs), key=lambda runs: _compute_median(runs, of)
         )
         ratio = median(of(one) / of(other) for one, other in zip(ours, better, strict=True))
-        yield Result(f"  {title} the better loop: {name}", "times", ratio, 1.3)
+        yield Result(f"  {title} the better loop: {name}", "times", ratio, most)
 
 
 def _compute_median(runs: list[RunCost], of: Callable[[RunCost], float]) -> float:
@@ -197,7 +238,15 @@ def _run(program: str) -> RunCost:
         check=True,
         timeout=600,
     )
-    return RunCost(perf_counter() - begun, *map(float, done.stdout.split()))
+    whole_s = perf_counter() - begun
+    writing, processor, peak, parts = done.stdout.split()
+    spent = (part.split("=") for part in parts.split(","))
+    found = {name: float(seconds) for name, seconds in spent}
+    return RunCost(whole_s, float(writing), float(processor), float(peak), found)
+
+
+def _find_part(name: str) -> Callable[[RunCost], float]:
+    return lambda run: run.parts[name]
 
 
 @contextmanager
