@@ -278,8 +278,7 @@ def test_invalid_config_degrades_only_its_pool(server: LabServer, client: Client
         assert "spec.config.storage.files[0].path" in message
         wait_until(moved(client, "", "infra"))
         assert target(client) == ""
-        events: Any = client.list(EVENTS, namespace="default").items
-        assert "RenderFailed" in {event["reason"] for event in events}
+        wait_until(lambda: "RenderFailed" in events(client))
         client.delete(MACHINECONFIGS, "99-wrong")
         wait_until(lambda: degraded(client)[0] == "False")
         assert target(client)

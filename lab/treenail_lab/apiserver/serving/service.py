@@ -43,6 +43,8 @@ _NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 _ADMIN = ApiUser("kubernetes-admin", (MASTERS,))
 # Clients are on this machine: they read the end of a watch within this time.
 _SHUTDOWN_TIMEOUT_S = 0.1
+_CLOSING_TURNS = 5
+"""Turns of the loop: for a connection accepted last, for its TLS, and for the socket below it."""
 
 
 class ApiServer:
@@ -159,10 +161,9 @@ class ApiServer:
             self._abort_connections()
             await self._runner.cleanup()
             self._runner = None
-            self._abort_connections()
-            # A turn of the loop each for TLS and the socket below it.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            for _ in range(_CLOSING_TURNS):
+                self._abort_connections()
+                await asyncio.sleep(0)
 
     def _abort_connections(self) -> None:
         # close() would wait for the peer, which may never answer. aiohttp knows neither connections
