@@ -215,7 +215,7 @@ def _build_results(
             (runs for runs in (loop, slow) if runs), key=lambda runs: _compute_median(runs, of)
         )
         ratio = median(of(one) / of(other) for one, other in zip(ours, better, strict=True))
-        yield Result(f"  {title} the better loop: {name}", "times", ratio, most)
+        yield Result(f"  {title} the better loop, {count} files: {name}", "times", ratio, most)
 
 
 def _compute_median(runs: list[RunCost], of: Callable[[RunCost], float]) -> float:

@@ -30,7 +30,7 @@ def test_committed_records_belong_to_a_heading() -> None:
 
 
 def test_missed_limits_have_a_reason() -> None:
-    assert "not explained yet" not in (DOCS / "what-it-costs.md").read_text()
+    assert "Not explained yet" not in (DOCS / "what-it-costs.md").read_text()
 
 
 def test_survival_lists_cases_and_says_what_was_not_recorded() -> None:
@@ -59,7 +59,7 @@ def test_costs_name_missed_limits_with_their_reason() -> None:
     text = describe_costs([met, missed], {"node: RSS: 1": "modules of the interpreter."})
     assert "| import | 90 ms | 100 | 0.72 |" in text
     assert "| RSS | 40 MiB | 32, missed | 4 |" in text
-    assert "- **RSS** (node): 40 MiB, limit 32: modules of the interpreter." in text
+    assert "- modules of the interpreter.\n  - **RSS** (node): 40 MiB, limit 32\n" in text
 
 
 def test_figure_is_compared_by_its_ratio(tmp_path: Path) -> None:

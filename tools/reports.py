@@ -104,12 +104,16 @@ def describe_costs(records: Sequence[Record], misses: Mapping[str, str]) -> str:
     lines += ["", "## Limits that are missed", ""]
     if not missed:
         lines.append("None.")
+    reasons: dict[str, list[Record]] = {}
     for each in missed:
-        why = misses.get(str(each["key"]), "not explained yet.")
-        lines.append(
-            f"- **{str(each['name']).strip()}** ({each['module']}): "
-            f"{_format(each['value'])} {each['unit']}, limit {_format(each['target'])}: {why}"
-        )
+        reasons.setdefault(misses.get(str(each["key"]), "Not explained yet."), []).append(each)
+    for reason, found in reasons.items():
+        lines.append(f"- {reason}")
+        lines += [
+            f"  - **{str(each['name']).strip()}** ({each['module']}): "
+            f"{_format(each['value'])} {each['unit']}, limit {_format(each['target'])}"
+            for each in found
+        ]
     return "\n".join([*lines, ""])
 
 
