@@ -1,6 +1,7 @@
 """The verdict on a boot trial, from the results of the health checks over time."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -47,6 +48,7 @@ def decide(
     has_api_since: bool = False,
     healthy_for_s: float = 0.0,
     api_for_s: float = 600.0,
+    observed_s: float = 600.0,
     has_api_before: bool = True,
     is_api_blamed: bool = False,
     is_paused: bool = False,
@@ -59,6 +61,7 @@ def decide(
         checks,
         healthy_for_s=healthy_for_s,
         api_for_s=api_for_s,
+        observed_s=observed_s,
         is_paused=is_paused,
     )
     trial = BootTrial(
@@ -102,6 +105,20 @@ def test_verdict_on_blip_at_deadline_is_pending() -> None:
     assert isinstance(decide(API, blip, elapsed_s=600.0), PendingVerdict)
     assert isinstance(decide(API, blip, elapsed_s=1500.0), PendingVerdict)
     assert decide(API, blip, elapsed_s=LIMITS.last_s) == HealthyVerdict((blip,))
+
+
+def test_verdict_of_checks_that_began_late_waits_for_their_failures() -> None:
+    failing = replace(DEAD, since_s=0.0)
+    late = partial(decide, API, elapsed_s=LIMITS.last_s + 60.0)
+    assert late(failing, observed_s=0.0) == PendingVerdict(
+        "waiting up to 300 s for Kubelet: kubelet.service is failed"
+    )
+    failing = replace(DEAD, since_s=LIMITS.failing_s)
+    assert late(failing, observed_s=LIMITS.failing_s) == UnhealthyVerdict(failing)
+    assert isinstance(late(KUBELET, observed_s=0.0), PendingVerdict)
+    assert late(KUBELET, observed_s=10.0, healthy_for_s=10.0) == HealthyVerdict()
+    blip = replace(DEAD, since_s=119.0)
+    assert late(blip, observed_s=300.0) == HealthyVerdict((blip,)), "the trial must end"
 
 
 def test_verdict_past_deadline_needs_a_settled_pass() -> None:

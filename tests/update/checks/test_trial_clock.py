@@ -77,3 +77,10 @@ def test_next_trial_of_the_process_starts_with_fresh_ages() -> None:
     other = BootTrial(boot_id="b", began_monotonic=500.0)
     found = clock.observe(DEAD, other, 501.0)
     assert (found.checks[0].since_s, found.elapsed_s) == (0.0, 1.0)
+
+
+def test_long_gap_between_checks_starts_their_time_again() -> None:
+    clock = TrialClock(LIMITS)
+    assert clock.observe(WELL, TRIAL, 900.0).observed_s == 0.0
+    assert clock.observe(WELL, TRIAL, 1_200.0).observed_s == 300.0
+    assert clock.observe(WELL, TRIAL, 1_501.0).observed_s == 0.0

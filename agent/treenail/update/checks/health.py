@@ -116,6 +116,8 @@ class BootTrialStatus:
     """Seconds for which the API server has answered; 0 while it does not."""
     healthy_for_s: float = 0.0
     """Seconds for which all checks that count have passed; 0 while one fails."""
+    observed_s: float = 0.0
+    """Seconds for which the checks have run without a long gap."""
     paused_s: float = 0.0
     """Seconds for which the clock stood still."""
     is_paused: bool = False
@@ -171,7 +173,8 @@ def decide_verdict(
         _format_waiting(status, (*current, *waiting)),
         problem=_format_failing(each for each in lasting if not each.is_external),
     )
-    is_last = status.elapsed_s >= limits.last_s
+    # The checks may begin late: the agent runs none while it cannot read the deployments.
+    is_last = status.elapsed_s >= limits.last_s and status.observed_s >= limits.observed_s
     if not current and not waiting:
         is_settled = status.healthy_for_s >= limits.settle_s
         return HealthyVerdict(excused) if is_settled or is_last else pending
@@ -261,5 +264,8 @@ def _format_waiting(status: BootTrialStatus, checks: tuple[HealthCheckResult, ..
         left_s = max(status.limits.outage_s - status.paused_s, 0.0)
         return f"not counting the time, for up to {left_s:.0f} s more, because of {listed}"
     limits = status.limits
-    end_s = limits.deadline_s if status.elapsed_s < limits.deadline_s else limits.last_s
-    return f"waiting up to {max(end_s - status.elapsed_s, 0.0):.0f} s for {listed}"
+    if status.elapsed_s < limits.deadline_s:
+        left_s = limits.deadline_s - status.elapsed_s
+    else:
+        left_s = max(limits.last_s - status.elapsed_s, limits.observed_s - status.observed_s, 0.0)
+    return f"waiting up to {left_s:.0f} s for {listed}"

@@ -9,6 +9,8 @@ from treenail.update.state.boot_trial import BootTrial
 
 _RECORDED_S = 30.0
 """The clock's pauses are recorded in steps of this length, to spare the disk."""
+_MIN_GAP_S = 60.0
+"""A shorter time between two runs of the checks is no gap: an own check may take 30 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class TrialClock:
         self._healthy_since: float | None = None
         self._api_since: float | None = None
         self._last: float | None = None
+        self._observed_since = 0.0
         self._paused_s = 0.0
         self._is_paused = False
 
@@ -52,6 +55,8 @@ class TrialClock:
             self._begin_trial(trial, boot_trial.paused_s)
         if self._is_paused and self._last is not None:
             self._paused_s = min(self._paused_s + now - self._last, self._limits.outage_s)
+        if self._last is None or now - self._last > max(self._limits.observed_s, _MIN_GAP_S):
+            self._observed_since = now
         self._last = now
         checks = self.add_ages(results, now)
         is_external = any(each.is_external for each in checks)
@@ -70,6 +75,7 @@ class TrialClock:
             is_api_reachable=is_api_reachable,
             api_for_s=0.0 if self._api_since is None else now - self._api_since,
             healthy_for_s=0.0 if self._healthy_since is None else now - self._healthy_since,
+            observed_s=now - self._observed_since,
             paused_s=self._paused_s,
             is_paused=self._is_paused,
         )

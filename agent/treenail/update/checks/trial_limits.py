@@ -20,5 +20,13 @@ class TrialLimits:
 
     @property
     def last_s(self) -> float:
-        """The time on the trial's clock at which the trial ends in any case."""
+        """The time on the trial's clock at which the trial ends in any case.
+
+        Not before the checks have run for `observed_s`.
+        """
         return 2 * self.deadline_s + self.failing_s + self.ready_s
+
+    @property
+    def observed_s(self) -> float:
+        """How long the checks must run so that each failure can last long enough to count."""
+        return max(self.failing_s, self.ready_s)
