@@ -22,6 +22,7 @@ from bench.result import Result
 from tests.drains import Drains
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
+from treenail.kube.resources import NODES
 from treenail_lab.cluster import Lab, LabPlan, build_rendered_config
 from treenail_lab.images import make_image
 
@@ -150,17 +151,53 @@ def measure_update(lab: Lab) -> Iterator[Result]:
     with closing(BusMonitor(lab.machines[NODE].address)) as monitor:
         requested_at = time.monotonic()
         lab.request_update(NODE, "rendered-worker-b", AFTER.pull_spec)
-        wait_until(lambda: is_updated(lab, "rendered-worker-b"))
+        outage = Outage(lab)
+        wait_until(lambda: outage.observe("rendered-worker-b"), poll_s=0.005)
         yield Result(
             "annotation to first D-Bus call",
             "ms",
             (monitor.wait_for_call() - requested_at) * 1000,
             200.0,
         )
+    yield Result("update with reboot: unschedulable", "s", outage.lasted_s)
+    yield Result("  of that the machine was off", "s", outage.reboot_s)
+    yield Result("  more than the reboot", "s", outage.lasted_s - outage.reboot_s, 3.0)
     made = {verb: count - before.get(verb, 0) for verb, count in count_calls(lab).items()}
     for verb, count in sorted(made.items()):
         yield Result(f"one update: {verb}", "calls", count)
     yield Result("one update: all writes", "calls", sum(made.get(verb, 0) for verb in WRITES), 12.0)
+
+
+class Outage:
+    """The time of a node out of service in an update, and that of its reboot."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self._machine = lab.machines[NODE]
+        self._seen: dict[str, float] = {}
+
+    def observe(self, config: str) -> bool:
+        """Look once; return whether the node has the config and is in service again."""
+        spec = self._lab.client.get(NODES, NODE)["spec"]
+        is_out = isinstance(spec, dict) and spec.get("unschedulable") is True
+        now, is_on = time.monotonic(), self._machine.is_on
+        for name, happened in (
+            ("out", is_out),
+            ("off", not is_on),
+            ("on", is_on and "off" in self._seen),
+            ("in", not is_out and is_on and "on" in self._seen and is_updated(self._lab, config)),
+        ):
+            if happened:
+                self._seen.setdefault(name, now)
+        return "in" in self._seen
+
+    @property
+    def lasted_s(self) -> float:
+        return self._seen["in"] - self._seen["out"]
+
+    @property
+    def reboot_s(self) -> float:
+        return self._seen["on"] - self._seen["off"]
 
 
 class BusMonitor:
