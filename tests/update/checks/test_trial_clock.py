@@ -83,4 +83,12 @@ def test_long_gap_between_checks_starts_their_time_again() -> None:
     clock = TrialClock(LIMITS)
     assert clock.observe(WELL, TRIAL, 900.0).observed_s == 0.0
     assert clock.observe(WELL, TRIAL, 1_200.0).observed_s == 300.0
-    assert clock.observe(WELL, TRIAL, 1_501.0).observed_s == 0.0
+    late = clock.observe(WELL, TRIAL, 1_501.0)
+    assert (late.observed_s, late.healthy_for_s, late.api_for_s) == (0.0, 0.0, 0.0)
+
+
+def test_failure_after_long_gap_between_checks_is_new() -> None:
+    clock = TrialClock(LIMITS)
+    clock.observe(DEAD, TRIAL, 110.0)
+    assert clock.observe(DEAD, TRIAL, 410.0).checks[0].since_s == 300.0
+    assert clock.observe(DEAD, TRIAL, 800.0).checks[0].since_s == 0.0

@@ -56,6 +56,8 @@ class TrialClock:
         if self._is_paused and self._last is not None:
             self._paused_s = min(self._paused_s + now - self._last, self._limits.outage_s)
         if self._last is None or now - self._last > max(self._limits.observed_s, _MIN_GAP_S):
+            # What lasted before the gap may have ended in it.
+            self._ages, self._healthy_since, self._api_since = {}, None, None
             self._observed_since = now
         self._last = now
         checks = self.add_ages(results, now)
@@ -108,8 +110,7 @@ class TrialClock:
         return replace(age, broken_at=broken_at)
 
     def _begin_trial(self, trial: tuple[str, float], paused_s: float) -> None:
-        self._trial, self._ages = trial, {}
-        self._healthy_since = self._api_since = self._last = None
+        self._trial, self._last = trial, None
         self._paused_s, self._is_paused = paused_s, False
 
 
