@@ -62,9 +62,10 @@ class BusStrikes:
                 if point in self.struck or not self.is_wanted(point):
                     return None
                 self.struck.append(point)
-                self.active, self.hits = point, 0
+                self.hits, self.reason = 0, self.read_reason()
                 self.has_continued = self.has_turned_back = False
-                self.reason = self.read_reason()
+                # Last: the test reads the rest once there is an active strike.
+                self.active = point
                 self.on_strike(point)
             is_hit = call == self.active.call
             if point.phase != self.active.phase:
