@@ -28,6 +28,7 @@ LOCKED_BY = "treenail.io/fleet-lock"
 """The server that granted the node's lock; written with the target, removed at the release."""
 
 _BLOCKER_CHARS = 120
+_DONE = NodeState.DONE.value
 _DEGRADED_STATES = (NodeState.DEGRADED, NodeState.UNRECONCILABLE)
 
 
@@ -161,18 +162,16 @@ class NodeFacts:
 
     @property
     def has_desired_image(self) -> bool:
-        if self.current_image is None and self.desired_image is None:
-            return True
-        return bool(self.desired_image) and self.current_image == self.desired_image
+        return self.current_image == self.desired_image != ""
 
     @property
     def is_done(self) -> bool:
         """The node has its desired config and image and reports Done."""
+        # A sync asks this several times of each node of its pool.
         return (
-            self.current_config != ""
-            and self.current_config == self.desired_config
-            and self.has_desired_image
-            and self.state == NodeState.DONE
+            self.state == _DONE
+            and self.current_config == self.desired_config != ""
+            and self.current_image == self.desired_image != ""
         )
 
     @property
@@ -212,7 +211,7 @@ class NodeFacts:
         )
 
     def is_updated_to(self, target: RolloutTarget) -> bool:
-        return self.is_done and self.is_assigned(target)
+        return self.is_assigned(target) and self.is_done
 
     def with_target(self, target: RolloutTarget, now: float) -> "NodeFacts":
         """Return the node as it is after the target is written."""

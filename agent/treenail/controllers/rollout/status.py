@@ -122,16 +122,17 @@ def count_nodes(
     """Count the nodes by their annotations or, if given, by their reports."""
     total = updated = ready = unavailable = degraded = 0
     for node in nodes:
-        report = NodeReport(node.name) if reports is None else reports.get(node.name)
+        has_target = node.is_updated_to(target)
         if reports is None:
-            is_updated, is_degraded = node.is_updated_to(target), node.is_degraded
+            is_updated, is_degraded = has_target, node.is_degraded
         else:
+            report = reports.get(node.name)
             is_degraded = report is not None and report.degraded_message is not None
             is_updated = report is not None and report.is_updated_to(target) and not is_degraded
         total += 1
         updated += is_updated
         # Also beside reports: they lag behind the annotations (GetMachinesByState).
-        ready += node.is_updated_to(target) and node.is_in_service
+        ready += has_target and node.is_in_service
         unavailable += node.is_unavailable
         degraded += is_degraded
     return PoolCounts(total, updated, ready, unavailable, degraded)
