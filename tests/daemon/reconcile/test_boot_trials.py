@@ -23,6 +23,7 @@ from treenail.api.disruptionpolicy import (
 )
 from treenail.daemon.reconcile.crash_counter import record_clean_stop
 from treenail.errors import LedgerError
+from treenail.update.decision.decide_boot import ROLLBACK_REBOOTS_ALLOWED
 from treenail.update.state.record import Target
 
 Json = dict[str, object]
@@ -173,6 +174,34 @@ def test_outage_longer_than_the_deadline_returns_no_node() -> None:
     node.settle()
     assert_at_rest(world, B)
     assert world.returns == 0
+
+
+def test_outage_after_a_restart_returns_no_node_that_reached_the_api_server() -> None:
+    """Only the ledger says that the API server answered before the restart."""
+    node = started()
+    world = node.world
+    begin_trial(node)
+    while not read_ledger(world)["update"]["bootTrial"]["apiSinceReboot"]:
+        node.turn()
+    node.process = None
+    assert node.settle_in_outage() == (B.digest, 0)
+    assert_at_rest(world, B)
+
+
+def test_rollback_that_boots_the_target_again_ends_after_three_reboots() -> None:
+    node = started()
+    world = node.world
+    world.is_unhealthy = booted_b
+
+    def forget_rollback(step: str) -> None:
+        if step == "rolled back":
+            world.rolled_back = False
+
+    world.fault_point = forget_rollback
+    boots = world.boots
+    move(node, B)
+    assert (world.booted, world.boots - boots) == (B.digest, 1 + ROLLBACK_REBOOTS_ALLOWED)
+    assert "cannot roll back" in world.annotations[key.REASON]
 
 
 def test_target_that_failed_in_an_outage_is_tried_again_after_it() -> None:

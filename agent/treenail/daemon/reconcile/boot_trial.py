@@ -42,11 +42,11 @@ class BootTrialRunner:
         self._counted_boot_id = ""
 
     def verify_boot(self, facts: Facts) -> float:
-        """Begin or continue the boot trial, unless the crash counter already began it."""
+        """Begin or continue the boot trial."""
         update = self._ledger.update
         boot_trial = update.boot_trial
         if boot_trial.boot_id != facts.boot_id:
-            boot_trial = boot_trial.count_start(facts.boot_id, self._interfaces.clock.monotonic())
+            boot_trial = boot_trial.begin_boot(facts.boot_id, self._interfaces.clock.monotonic())
         if facts.trial_status is not None:
             boot_trial = record_trial_status(boot_trial, facts.trial_status)
         if update.phase is not Phase.VERIFYING or update.boot_id != facts.boot_id:
@@ -119,7 +119,7 @@ class BootTrialRunner:
         else:
             return None
         trial = replace(baseline, mode=facts.health_mode)
-        return trial.count_start(facts.boot_id, self._interfaces.clock.monotonic())
+        return trial.begin_boot(facts.boot_id, self._interfaces.clock.monotonic())
 
     def arm_crash_record(self, facts: Facts) -> None:
         """Record durably what a rollback needs if the next boot cannot read the ledger."""

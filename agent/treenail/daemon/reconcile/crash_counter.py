@@ -2,7 +2,7 @@
 
 It runs before everything else. It reads the machine, the ledger and a record of its own, but
 neither settings nor API server, because either may be what makes the agent crash. The ledger may
-be, too: without one it rolls back by its own record.
+be, too: without one it rolls back by its own record. Only a rollback changes the ledger.
 """
 
 import logging
@@ -71,10 +71,6 @@ class CrashCounter:
             crashes = derive_crash_record(update)
         crashes = crashes.count_start(boot_id)
         self._write_crashes(crashes)
-        boot_trial = update.boot_trial.count_start(boot_id, self._clock.monotonic())
-        update = replace(update, boot_trial=boot_trial)
-        record = replace(record, update=update)
-        self._write_record(record)
         if not crashes.failure or not _may_roll_back(crashes):
             return False
         try:
@@ -190,7 +186,7 @@ class CrashCounter:
         try:
             self._ledger.write_document(records.to_json(record))
         except LedgerError as error:
-            log.warning("cannot count this start of the agent: %s", error)
+            log.warning("cannot record the rollback in the ledger: %s", error)
 
 
 def arm_crash_record(file: CrashRecordFile, crashes: CrashRecord) -> None:

@@ -32,7 +32,7 @@ class BootTrial:
     boot_count: int = field(default=0, metadata=key("bootCount"))
     """Boots into the target so far."""
     agent_starts: int = field(default=0, metadata=key("agentStarts"))
-    """Starts of the agent in the boot on trial."""
+    """Version 0.1.0 reads it. The crash record counts the starts."""
     rollback_reboots: int = field(default=0, metadata=key("rollbackReboots"))
     """Reboots that were requested to roll back."""
     is_healthy: bool = field(default=False, metadata=key("healthy"))
@@ -49,10 +49,8 @@ class BootTrial:
     paused_s: float = field(default=0.0, metadata=key("pausedSeconds"))
     """Seconds of this boot that do not count, because the API server did not answer."""
 
-    def count_start(self, boot_id: str, now: float) -> "BootTrial":
-        """Return the trial after one more start of the agent; ``now`` is monotonic."""
-        if boot_id == self.boot_id:
-            return replace(self, agent_starts=self.agent_starts + 1)
+    def begin_boot(self, boot_id: str, now: float) -> "BootTrial":
+        """Return the trial at the beginning of another boot; ``now`` is monotonic."""
         return replace(
             self,
             has_api_since_reboot=False,
