@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.crash.disk_model import DIRECTORY, Tree
 from tests.crash.recorder import Recorder, Site, read_tree
+from tests.crash.scenarios import Twist
 from tests.crash.states import (
     CrashState,
     Outcome,
@@ -103,6 +104,8 @@ class StoredHost(Host):
 class FirstBootRun:
     """Runs one first boot in directories below ``top``; see `ScenarioRun`."""
 
+    twists: tuple[Twist, ...] = ()
+
     def __init__(self, scenario: FirstBoot, top: Path) -> None:
         self._top = top
         self._runs = 0
@@ -185,8 +188,11 @@ class FirstBootRun:
             recorder.take_as_unflushed()
             yield root, recorder
 
-    def check_state(self, state: CrashState, *, until_rest: bool = True) -> list[str]:
+    def check_state(
+        self, state: CrashState, *, until_rest: bool = True, twist: Twist | None = None
+    ) -> list[str]:
         """Boot the machine until it joins, and start once more; return what is wrong."""
+        assert twist is None, "nothing else happens in a first boot"
         wrong = self._find_lost(state.tree)
         with open_directory(self._top, self._name_next(), state.tree) as (root, numbers):
             world = state.world.take_snapshot()

@@ -1,9 +1,11 @@
 """Takes one flush, rename or ledger write out of the agent, and looks whether a state shows it."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tests.crash.recorder import FLUSHES, RENAMES, Site
+from tests.crash.scenarios import Twist
 from tests.crash.states import CrashRun, CrashState
 
 STARTS = 120
@@ -21,11 +23,11 @@ class Mutation(NamedTuple):
 
     site: Site | None = None
     ledger_write: int = -1
-    phase: str = ""
-    """The phase of the update in that write."""
+    write: str = ""
+    """The phase of the update in that write, and the functions that lead to it."""
 
     def __str__(self) -> str:
-        return str(self.site) if self.site else f"ledger write in phase {self.phase}"
+        return str(self.site) if self.site else f"ledger write in phase {self.write}"
 
 
 class Trial(NamedTuple):
@@ -41,9 +43,17 @@ def list_mutations(run: CrashRun) -> list[Mutation]:
     """Return a mutation for each site of a flush or rename, and for each ledger write."""
     sites = {_shorten(site) for site in run.outcome.sites if site.call in DURABLE_CALLS}
     return [Mutation(site) for site in sorted(sites)] + [
-        Mutation(ledger_write=number, phase=phase)
-        for number, phase in enumerate(run.outcome.ledger_phases)
+        Mutation(ledger_write=number, write=write)
+        for number, write in enumerate(_number_repeated(run.outcome.ledger_calls))
     ]
+
+
+def _number_repeated(names: Sequence[str]) -> Iterator[str]:
+    """Yield the names, with a number behind each that was there before."""
+    seen = Counter[str]()
+    for name in names:
+        seen[name] += 1
+        yield name if seen[name] == 1 else f"{name} ({seen[name]})"
 
 
 def list_known_states(run: CrashRun, limit: int) -> frozenset[object]:
@@ -76,10 +86,13 @@ def try_mutation(
 
 
 def _find_wrong(run: CrashRun, states: list[CrashState]) -> Iterator[str]:
-    for count, until_rest in ((STARTS, False), (RESTS, True)):
+    checks: list[tuple[int, Twist | None]] = [(STARTS, None), (RESTS, None)]
+    checks += [(RESTS, twist) for twist in run.twists]
+    for count, twist in checks:
         for state in states[:: -(-len(states) // count) or 1]:
-            for wrong in run.check_state(state, until_rest=until_rest):
-                yield f"{state.story}: {wrong}"
+            for wrong in run.check_state(state, until_rest=count == RESTS, twist=twist):
+                story = f"{state.story}, {twist.name}" if twist else state.story
+                yield f"{story}: {wrong}"
 
 
 def _shorten(site: Site) -> Site:

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import treenail
 from tests.crash.disk_model import DIRECTORY, FILE, LINK, DiskModel, Entry, Inode, Tree, Version
 from treenail.host.filesystem.disk import Disk
 
@@ -37,6 +38,7 @@ ONE_ENTRY = ("symlink", "unlink", "remove", "mkdir", "rmdir", "mkfifo")
 TWO_ENTRIES = ("rename", "replace", "link")
 FLUSHES = ("fsync", "fdatasync")
 RENAMES = ("rename", "replace", "exchange")
+_PRODUCT = f"{Path(treenail.__file__).parent}{os.sep}"
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: LINK}
 
 
@@ -163,7 +165,7 @@ class Recorder:
 
     def _is_omitted(self, call: str, target: str) -> bool:
         """Count the call; return whether it is one of those that are omitted."""
-        site = Site(call, _find_functions())
+        site = Site(call, find_functions())
         self.on_call(f"{call} {target}")
         self.calls += 1
         self.sites[site] = self.sites.get(site, 0) + 1
@@ -392,15 +394,13 @@ def _join_directory(path: StrPath, descriptor: int | None) -> StrPath:
     return os.path.join(os.readlink(f"/proc/self/fd/{descriptor}"), path)
 
 
-def _find_functions() -> tuple[str, ...]:
+def find_functions() -> tuple[str, ...]:
     """Return the functions of the product on the stack, the outermost first, each once."""
     functions: list[str] = []
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
         code = frame.f_code
-        if f"{os.sep}treenail{os.sep}" in code.co_filename and not code.co_qualname.startswith(
-            "Disk."
-        ):
+        if code.co_filename.startswith(_PRODUCT) and not code.co_qualname.startswith("Disk."):
             functions.append(code.co_qualname)
     return tuple(dict.fromkeys(reversed(functions)))

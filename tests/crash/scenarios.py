@@ -1,6 +1,7 @@
 """Updates of a machine in a directory, each from a machine at rest until it is at rest again."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from tests.crash.stored import StoredWorld
 from tests.fakes.disk import Entry
 from tests.fakes.world import World
 from tests.update.build import A, B, C
+from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
@@ -17,14 +19,16 @@ from treenail.update.state.record import Target
 
 Json = dict[str, object]
 
-OLD, NEW, LIVE, FAILS, PASSED, IMAGE = map(
-    Target, ("old", "new", "live", "fails", "passed", "image")
+OLD, NEW, LIVE, FAILS, PASSED, IMAGE, PASSWORD, TWO = map(
+    Target, ("old", "new", "live", "fails", "passed", "image", "password", "two")
 )
 DEGRADED = NodeState.DEGRADED.value
 BAKED = Target("baked", B.image)
 UNIT = "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n"
 BAKED_FILE = "/etc/baked.conf"
 """The file of the config that only its image has."""
+NEW_CONTENTS = {"/etc/motd": b"new", "/etc/app.conf": b"other", BAKED_FILE: b"baked"}
+"""Files by which the targets with a boot trial are known."""
 LIVE_FILE = "/etc/nmstate/openshift/free"
 
 
@@ -68,6 +72,7 @@ NEW_FILES = [
     _file(LIVE_FILE, "old"),
     _file("/opt/x", ""),
 ]
+TWO_FILES = [_file("/etc/app.conf", "other"), _file("/etc/d/vendor", "other")]
 ENABLED: Json = {"name": "app.service", "contents": UNIT, "enabled": True}
 OTHER: Json = {"name": "other.service", "contents": UNIT, "enabled": True}
 BAD: Json = {**ENABLED, "name": "bad.service", "contents": UNIT.replace("multi-user", "%H")}
@@ -78,6 +83,8 @@ CONFIGS = {
         _config(OLD.config, OLD_FILES, units=[ENABLED]),
         _config(NEW.config, NEW_FILES, units=[OTHER], user=KEYS),
         _config(LIVE.config, [*OLD_FILES[:4], _file(LIVE_FILE, "new")], units=[ENABLED]),
+        _config(TWO.config, [*TWO_FILES, *OLD_FILES[2:]], units=[ENABLED]),
+        _config(PASSWORD.config, OLD_FILES, units=[ENABLED], user=KEYS),
         _config(PASSED.config, NEW_FILES, units=[ENABLED, {**BAD, "enabled": None}]),
         _config(FAILS.config, NEW_FILES, units=[ENABLED, BAD]),
         _config(IMAGE.config, NEW_FILES, image=C.image, arguments=("quiet",)),
@@ -114,8 +121,14 @@ def request_bad_boot(target: Target) -> Callable[[StoredWorld, Path], None]:
     return change
 
 
+def request_bad_agent(world: StoredWorld, root: Path) -> None:
+    """Request an image whose agent crashes at each start."""
+    request(IMAGE)(world, root)
+    world.crashes = lambda world: world.booted == C.digest
+
+
 def has_new_file(world: World) -> bool:
-    return world.file("/etc/motd") == b"new"
+    return any(world.file(path) == content for path, content in NEW_CONTENTS.items())
 
 
 def cancel_when_staged(world: StoredWorld) -> None:
@@ -130,8 +143,43 @@ def cancel_in_trial(world: StoredWorld) -> None:
         world.request_target(OLD)
 
 
+def link_own_file(world: StoredWorld) -> None:
+    """Make a link at a path of the failed target, once, as soon as its files are undone."""
+    if world.annotations.get(key.STATE) != DEGRADED or world.has_own_link:
+        return
+    directory = world.disk.root / "opt"
+    if not os.path.lexists(directory / "x"):
+        os.symlink("/etc/others.conf", directory / "x")
+    descriptor = os.open(directory, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    world.has_own_link = True
+
+
 def damage_file(_world: StoredWorld, root: Path) -> None:
     (root / "etc/healed").write_text("wrong")
+
+
+@dataclass(frozen=True, slots=True)
+class Twist:
+    """A change of the world that comes with the crash; the machine may end at either target."""
+
+    name: str
+    change: Callable[[StoredWorld], None]
+
+
+def fail_from_now(world: StoredWorld) -> None:
+    """Make the kubelet fail with the new files, from the next start of the agent on."""
+    world.is_unhealthy = has_new_file
+
+
+def pass_from_now(world: StoredWorld) -> None:
+    """Make all checks pass from the next start of the agent on."""
+    world.is_unhealthy = lambda _: False
+
+
+FAILS_LATER = Twist("checks fail after the crash", fail_from_now)
+PASSES_LATER = Twist("checks pass after the crash", pass_from_now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +203,7 @@ class Scenario:
     """The change is a request, so the Node's annotations say which tree the machine has."""
     during: Callable[[StoredWorld], None] = lambda _: None
     """What a user does before a turn; it depends on the world alone."""
+    twists: tuple[Twist, ...] = ()
     turns: int = 2
     """After so many turns without a change the machine is at rest."""
 
@@ -171,10 +220,10 @@ OLD_LEDGER = Path(__file__).parents[1] / "data/ledger-0.1.0.json"
 SCENARIOS = {
     each.name: each
     for each in (
-        Scenario("config", request(NEW), NEW),
+        Scenario("config", request(NEW), NEW, twists=(FAILS_LATER,)),
         Scenario("live config", request(LIVE), LIVE),
-        Scenario("image", request(IMAGE), IMAGE),
-        Scenario("image mode", request(BAKED), BAKED),
+        Scenario("image", request(IMAGE), IMAGE, twists=(FAILS_LATER,)),
+        Scenario("image mode", request(BAKED), BAKED, twists=(FAILS_LATER,)),
         Scenario("cancelled", request(IMAGE), OLD, during=cancel_when_staged),
         Scenario(
             "cancelled in its boot trial",
@@ -183,6 +232,7 @@ SCENARIOS = {
             during=cancel_in_trial,
             passed=IMAGE,
             passed_starts=True,
+            twists=(PASSES_LATER,),
         ),
         Scenario(
             "rolled back",
@@ -191,6 +241,7 @@ SCENARIOS = {
             passed=IMAGE,
             passed_starts=True,
             state=DEGRADED,
+            twists=(PASSES_LATER,),
         ),
         Scenario(
             "rolled back config",
@@ -199,8 +250,21 @@ SCENARIOS = {
             passed=NEW,
             passed_starts=True,
             state=DEGRADED,
+            twists=(PASSES_LATER,),
         ),
-        Scenario("failed step", request(FAILS), OLD, passed=PASSED, state=DEGRADED),
+        Scenario("two files", request(TWO), TWO, twists=(FAILS_LATER,)),
+        Scenario("password", request(PASSWORD), PASSWORD),
+        Scenario(
+            "crashing agent",
+            request_bad_agent,
+            OLD,
+            passed=IMAGE,
+            passed_starts=True,
+            state=DEGRADED,
+        ),
+        Scenario(
+            "failed step", request(FAILS), OLD, passed=PASSED, state=DEGRADED, during=link_own_file
+        ),
         Scenario("drift", damage_file, OLD, change_is_update=False, turns=12),
         Scenario("agent version", request(NEW), NEW, prepare=downgrade_ledger),
     )

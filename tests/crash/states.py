@@ -6,15 +6,16 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
 from tests.crash.disk_model import Tree
+from tests.crash.ledger_checks import find_wrong_ledger, read_ledger
 from tests.crash.recorder import Recorder, Site, read_tree
-from tests.crash.scenarios import BAKED_FILE, OLD, Scenario, make_world, request
+from tests.crash.scenarios import BAKED_FILE, DEGRADED, OLD, Scenario, Twist, make_world, request
 from tests.crash.stored import (
     STATUS_PATH,
     DirectoryDisk,
@@ -30,6 +31,7 @@ from treenail.api import annotations as key
 from treenail.errors import TreenailError
 from treenail.host.rollback.undo_log import UNDO_DIRECTORY
 from treenail.host.system.state_file import LEDGER_PATH
+from treenail.update.state.record import LedgerRecord
 
 TURNS_LIMIT = 80
 Visible = dict[str, VisibleEntry]
@@ -57,16 +59,19 @@ class Outcome:
     """The state of treenail at the end."""
     world: StoredWorld
     sites: dict[Site, int]
-    ledger_phases: tuple[str, ...]
-    """The phase of the update in each ledger write."""
+    ledger_calls: tuple[str, ...]
+    """The phase of the update in each ledger write, and the functions that lead to it."""
     states: frozenset[object]
     """The identities of the states that were passed on."""
+    ledger: LedgerRecord = field(default_factory=LedgerRecord)
+    """The ledger at the end."""
 
 
 class CrashRun(Protocol):
     """Runs one change of a machine, and checks the states that crashes in it leave."""
 
     outcome: Outcome
+    twists: tuple[Twist, ...]
 
     def run(
         self,
@@ -78,7 +83,9 @@ class CrashRun(Protocol):
         known: frozenset[object] = frozenset(),
     ) -> Outcome: ...
 
-    def check_state(self, state: CrashState, *, until_rest: bool = True) -> list[str]: ...
+    def check_state(
+        self, state: CrashState, *, until_rest: bool = True, twist: Twist | None = None
+    ) -> list[str]: ...
 
 
 class ScenarioRun:
@@ -86,6 +93,7 @@ class ScenarioRun:
 
     def __init__(self, scenario: Scenario, top: Path) -> None:
         self.scenario = scenario
+        self.twists = scenario.twists
         self._top = top
         self._base = top / "base"
         self._base.mkdir()
@@ -98,7 +106,7 @@ class ScenarioRun:
         self._world, self._clock = world.take_snapshot(), node.clock.now()
         self._base_tree = read_tree(self._base)
         self._runs = 0
-        self._good: set[object] = set()
+        self._good: dict[Twist | None, set[object]] = {}
         self._passed: Visible = {}
         """The tree of a target that fails at its last step or in its boot trial."""
         self._passed_digest = ""
@@ -165,8 +173,9 @@ class ScenarioRun:
                 select_state(tree),
                 world.take_snapshot(),
                 recorder.sites,
-                tuple(world.ledger_phases),
+                tuple(world.ledger_calls),
                 frozenset(seen - known),
+                read_ledger(_read_json(root / LEDGER_PATH[1:])),
             )
 
     def _is_settled(self, world: StoredWorld) -> bool:
@@ -191,17 +200,23 @@ class ScenarioRun:
 
     # The check of a state.
 
-    def check_state(self, state: CrashState, *, until_rest: bool = True) -> list[str]:
+    def check_state(
+        self, state: CrashState, *, until_rest: bool = True, twist: Twist | None = None
+    ) -> list[str]:
         """Start the agent on the state, by default until it is at rest; return what is wrong.
 
-        A start on a machine that was well before ends the check.
+        A start on a machine that was well before ends the check. With a ``twist`` the machine may
+        come to rest at either target, but not between them.
         """
         wrong = self._find_torn(state)
+        good = self._good.setdefault(twist, set())
         with open_directory(self._top, self._name_next(), state.tree) as (root, numbers):
             world = state.world.take_snapshot()
             world.attach(DirectoryDisk(root, numbers=numbers))
             if state.is_power_cut:
                 world.power_cut()
+            if twist is not None:
+                twist.change(world)
             starts: set[object] = set()
 
             def check_start() -> None:
@@ -209,22 +224,27 @@ class ScenarioRun:
                 is_new_boot = state.is_power_cut or world.boots != state.world.boots
                 wrong.extend(self._find_mixed(root, tree, world, is_new_boot=is_new_boot))
                 starts.add(name := (world.describe(), _describe_tree(tree)))
-                if name in self._good or not until_rest:
+                if name in good or not until_rest:
                     raise _KnownError
 
             node = StoredNode(world, check_start)
             node.clock.move(state.clock - node.clock.now())
             try:
-                self._settle_checked(node, root, wrong)
+                if twist is None:
+                    self._settle_checked(node, root, wrong, is_power_cut=state.is_power_cut)
+                else:
+                    self._settle_at_either(node, root, wrong)
             except _KnownError:
                 pass
             except (AssertionError, TreenailError) as error:
                 wrong.append(f"{type(error).__name__}: {error}")
             if until_rest and not wrong:
-                self._good |= starts
+                good |= starts
         return wrong
 
-    def _settle_checked(self, node: StoredNode, root: Path, wrong: list[str]) -> None:
+    def _settle_checked(
+        self, node: StoredNode, root: Path, wrong: list[str], *, is_power_cut: bool
+    ) -> None:
         world = node.world
         assert isinstance(world, StoredWorld)
 
@@ -234,6 +254,10 @@ class ScenarioRun:
 
         self._settle(node, is_settled)
         wrong += self._find_wrong_end(root, world)
+        ledger = read_ledger(_read_json(root / LEDGER_PATH[1:]))
+        wrong += find_wrong_ledger(
+            ledger, self.outcome.ledger, world.pins, is_power_cut=is_power_cut
+        )
         ended = read_tree(root), dict(world.annotations), world.system
         node.process = None
         for _ in range(2):
@@ -243,6 +267,29 @@ class ScenarioRun:
         if (again[1:], _select_compared(again[0])) != (ended[1:], _select_compared(ended[0])):
             paths = differ(_select_compared(again[0]), _select_compared(ended[0]))
             wrong.append(f"the second start changed something: {paths}")
+
+    def _settle_at_either(self, node: StoredNode, root: Path, wrong: list[str]) -> None:
+        """Check that the machine has all of one target, and keeps it in a reboot."""
+        world = node.world
+        assert isinstance(world, StoredWorld)
+
+        def is_settled() -> bool:
+            wrong.extend(self._find_untrue(root, world))
+            is_over = read_ledger(_read_json(root / LEDGER_PATH[1:])).update is None
+            return is_over and world.annotations.get(key.STATE) in {"Done", DEGRADED}
+
+        for cause in ("", "after a reboot "):
+            self._settle(node, is_settled)
+            reported = world.annotations[key.CURRENT_CONFIG]
+            expected, digest = self._get_expected(reported)
+            tree = read_tree(root)
+            if differing := differ(select_visible(tree), expected):
+                wrong.append(f"{cause}at rest at {reported}: {differing}")
+            if world.system.digest != digest or world.staging or world.unschedulable:
+                wrong.append(f"{cause}at rest at {reported}: {world.system}, {world.staging}")
+            wrong += _find_hidden(tree)
+            node.process = None
+            world.reboot()
 
     def _find_torn(self, state: CrashState) -> list[str]:
         """Find entries that are neither old nor new, which programs see that start earlier."""
@@ -298,10 +345,10 @@ class ScenarioRun:
         reported = world.annotations.get(key.CURRENT_CONFIG)
         if world.annotations.get(key.STATE) == "Done" and self.scenario.change_is_update:
             now = select_visible(read_tree(root))
-            expected = self._get_expected(str(reported))
+            expected, digest = self._get_expected(str(reported))
             if now != expected:
                 wrong.append(f"Done at {reported} is reported: {differ(now, expected)}")
-            if world.system.digest != self._get_digest(str(reported)):
+            if world.system.digest != digest:
                 wrong.append(f"Done at {reported} is reported with {world.system.digest[:12]}")
         status = _read_json(root / STATUS_PATH[1:])
         ledger = _read_json(root / LEDGER_PATH[1:])
@@ -310,13 +357,14 @@ class ScenarioRun:
             wrong.append(f"the status shows {shown}, the ledger has {kept}")
         return wrong
 
-    def _get_expected(self, config: str) -> Visible:
+    def _get_expected(self, config: str) -> tuple[Visible, str]:
+        """Return the tree of the target with this config, and the digest of its image."""
         before, after = self._outcomes()
-        return before if config == self.scenario.before.config else after
-
-    def _get_digest(self, config: str) -> str:
-        world = self._world if config == self.scenario.before.config else self.outcome.world
-        return world.system.digest
+        if config == self.scenario.before.config:
+            return before, self._world.system.digest
+        if self.scenario.passed is not None and config == self.scenario.passed.config:
+            return self._passed, self._passed_digest
+        return after, self.outcome.world.system.digest
 
     def _find_wrong_end(self, root: Path, world: StoredWorld) -> list[str]:
         tree, end = read_tree(root), self.outcome.world
@@ -327,15 +375,15 @@ class ScenarioRun:
         # The next update prunes the cache again.
         if differing := [path for path in differing if not path.startswith(_OLD_CACHE)]:
             wrong.append(f"treenail's state: {differing}")
-        hidden = [path for path in tree if "/.treenail" in path or f"{UNDO_DIRECTORY}/" in path]
-        if hidden:
-            wrong.append(f"left over: {hidden}")
+        wrong += _find_hidden(tree)
         names = (key.STATE, key.CURRENT_CONFIG, key.CURRENT_OS_IMAGE)
         wrong += [
             f"{name} is {world.annotations.get(name)}"
             for name in names
             if world.annotations.get(name) != end.annotations.get(name)
         ]
+        if world.drains > end.drains:
+            wrong.append(f"drained {world.drains} times, expected {end.drains}")
         if world.system.digest != end.system.digest or world.staging or world.unschedulable:
             wrong.append(f"OS: {world.system}, {world.staging}, cordoned {world.unschedulable}")
         return wrong
@@ -426,6 +474,11 @@ def _get_current(document: dict[str, object] | None) -> str:
     """Return the current config of a status file or ledger; empty without one."""
     current = (document or {}).get("current")
     return str(current.get("config", "")) if isinstance(current, dict) else ""
+
+
+def _find_hidden(tree: Tree) -> list[str]:
+    hidden = [path for path in tree if "/.treenail" in path or f"{UNDO_DIRECTORY}/" in path]
+    return [f"left over: {hidden}"] * bool(hidden)
 
 
 def _read_json(path: Path) -> dict[str, object] | None:

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from tests.crash.disk_model import DIRECTORY, LINK, Tree, Version
-from tests.crash.recorder import StrPath, read_tree
+from tests.crash.recorder import StrPath, find_functions, read_tree
 from tests.daemon.machines import BASE, TOP
 from tests.daemon.nodes import Node, Process
 from tests.fakes import disk as memory
@@ -164,16 +164,25 @@ class StoredWorld(World):
     disk: DirectoryDisk  # type: ignore[assignment] # World uses these methods only
     omitted_write: int = -1
     """The ledger write that does not happen, counted from the attachment of the directory."""
-    ledger_phases: list[str]
-    """The phase of the update in each ledger write."""
+    has_own_link: bool = False
+    """Another program made its link."""
+    drains: int = 0
+    """How often the drain controller drained the node."""
+    ledger_calls: list[str]
+    """The phase of the update in each ledger write, and the functions that lead to it."""
 
     @property
     def ledger_writes(self) -> int:
-        return len(self.ledger_phases)
+        return len(self.ledger_calls)
 
     def attach(self, disk: DirectoryDisk) -> None:
         self.disk = disk
-        self.ledger_phases = []
+        self.ledger_calls = []
+
+    def drain_controller(self) -> None:
+        was_in_service = not self.unschedulable
+        super().drain_controller()
+        self.drains += was_in_service and self.unschedulable
 
     def take_snapshot(self) -> "StoredWorld":
         """Copy everything but the disk."""
@@ -187,7 +196,7 @@ class StoredWorld(World):
 
     def describe(self) -> str:
         """Return everything that later turns depend on."""
-        left_out = {"configs", "disk", "writes", "events", "transitions", "policy", "ledger_phases"}
+        left_out = {"configs", "disk", "writes", "events", "transitions", "policy", "ledger_calls"}
         return repr(
             {
                 name: value
@@ -208,6 +217,9 @@ def _ignore(_step: str) -> None:
     """The fault point of a world that is not recorded."""
 
 
+_LEDGER_WRITERS = frozenset({"UpdateLedger.save_record", "CrashCounter._write_record"})
+
+
 class CountedLedger(Ledger):
     """The real ledger; it calls the fault points of its world and omits one write."""
 
@@ -218,7 +230,9 @@ class CountedLedger(Ledger):
     def write_document(self, document: Json) -> None:
         self._world.fault_point("ledger write")
         number = self._world.ledger_writes
-        self._world.ledger_phases.append(str(read_phase(json.dumps(document)) or "none"))
+        phase = str(read_phase(json.dumps(document)) or "none")
+        functions = [each for each in find_functions() if each not in _LEDGER_WRITERS]
+        self._world.ledger_calls.append(f"{phase} in {' > '.join(functions[-2:])}")
         if number != self._world.omitted_write:
             super().write_document(document)
         self._world.fault_point("ledger written")

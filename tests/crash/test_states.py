@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.crash.runs import NAMES, make_run
+from tests.crash.scenarios import SCENARIOS
 from tests.crash.states import CrashRun, CrashState
 from tests.crash.stored import make_scratch_directory
 from tests.daemon.walk_budget import spread
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.limit(7200.0)
 
 QUICK_LIMIT, QUICK_STARTS, QUICK_RUNS = 2, 30, 2
 LONG_LIMIT = 160
+TWIST_LIMIT, TWIST_RUNS = 12, 400
+TWISTED = [name for name, scenario in SCENARIOS.items() if scenario.twists]
 
 
 @cache
@@ -43,7 +46,7 @@ def select_evenly(states: list[CrashState], count: int) -> Iterator[CrashState]:
             yield states[number]
 
 
-@pytest.mark.long("cancelled in its boot trial", "rolled back")
+@pytest.mark.long("cancelled in its boot trial", "rolled back", "crashing agent", "two files")
 @pytest.mark.parametrize("name", NAMES)
 def test_sample_of_crash_states_is_recovered(name: str) -> None:
     run, _ = open_run(name)
@@ -73,5 +76,26 @@ def test_every_crash_state_is_recovered(name: str) -> None:
         what=f"crash states of the agent: {name}",
         count=len(states),
         result="each start leaves the old or the new tree; all of them come to rest",
+        command="make test-long ARGS=tests/crash/test_states.py",
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TWISTED)
+def test_machine_whose_checks_change_with_the_crash_keeps_one_target(name: str) -> None:
+    run, _ = open_run(name)
+    states = list(select_evenly(find_states(run, TWIST_LIMIT), TWIST_RUNS))
+    wrong = {
+        f"{state.story}, {twist.name}": found
+        for twist in run.twists
+        for state in states
+        if (found := run.check_state(state, twist=twist))
+    }
+    assert wrong == {}
+    write_record(
+        "crash",
+        what=f"crash states after which health checks change: {name}",
+        count=len(states) * len(run.twists),
+        result="each machine ends at one target, and keeps it in a reboot",
         command="make test-long ARGS=tests/crash/test_states.py",
     )
