@@ -92,9 +92,9 @@ class _DocumentChecks:
 
     def check_object(self, fields: Fields, shape: ObjectShape, *, is_unique: bool = True) -> None:
         """Check the types of all fields, and lists for duplicates unless they may have them."""
-        values = fields.values
+        values, nested = fields.values, shape.nested
         for name, kind in shape.plain.items():
-            if values.get(name) is None:
+            if name not in values:
                 continue
             if kind is str:
                 fields.get_optional_text(name)
@@ -102,10 +102,11 @@ class _DocumentChecks:
                 fields.get_optional_integer(name)
             else:
                 fields.get_optional_bool(name)
-        for name, part in shape.nested.items():
-            if values.get(name) is not None:
-                self._check_part(fields, name, part, is_unique=is_unique)
-        if is_unique:
+        # An object has few of the parts that it may have.
+        parts = [name for name, value in values.items() if name in nested and value is not None]
+        for name in parts:
+            self._check_part(fields, name, nested[name], is_unique=is_unique)
+        if is_unique and parts:
             _reject_duplicates(fields, shape)
 
     def _check_part(
@@ -147,7 +148,8 @@ class _DocumentChecks:
 
     def _check_file(self, file: Fields) -> None:
         contents = file.get_object("contents")
-        self._check_resource(contents)
+        if contents.values:
+            self._check_resource(contents)
         if isinstance(file.values.get("append"), bool):
             return  # version 2
         for part in file.iter_objects("append"):
@@ -158,6 +160,8 @@ class _DocumentChecks:
             )
 
     def _check_ignition(self, ignition: Fields) -> None:
+        if ignition.values.keys() <= {"version"}:
+            return
         config = ignition.get_object("config")
         authorities = ignition.get_object("security").get_object("tls")
         self._check_resource(config.get_object("replace"))
@@ -184,7 +188,7 @@ class _DocumentChecks:
                 f"{compression!r:.40}"
             )
         verification = fields.get_object("verification")
-        digest = verification.get_optional_text("hash")
+        digest = verification.get_optional_text("hash") if verification.values else None
         if digest is not None:
             name, _, digits = digest.partition("-")
             known = DIGEST_SIZES if self._version > OLDEST else {"sha512": DIGEST_SIZES["sha512"]}

@@ -76,20 +76,31 @@ def find_ignored_fields(config: Fields, version: str) -> Iterator[IgnoredField]:
 
 def find_unknown_fields(
     fields: Fields, shape: ObjectShape, version: str = NEWEST
-) -> Iterator[IgnoredField]:
-    """Yield the fields of a valid document that ``shape`` or ``version`` does not have."""
+) -> Sequence[IgnoredField]:
+    """Return the fields of a valid document that ``shape`` or ``version`` does not have."""
+    found: list[IgnoredField] = []
+    _add_unknown_fields(fields, shape, version, found)
+    return found
+
+
+def _add_unknown_fields(
+    fields: Fields, shape: ObjectShape, version: str, found: list[IgnoredField]
+) -> None:
     for name, value in fields.values.items():
         if value is None:
             continue
-        if not shape.has_field(name):
-            yield IgnoredField(fields.path_of(name), suggestion=_suggest_name(name, shape))
-        elif (since := shape.since.get(name, "")) > version:
-            yield IgnoredField(fields.path_of(name), since)
-        elif isinstance(part := shape.nested.get(name), ObjectShape):
-            yield from find_unknown_fields(fields.get_object(name), part, version)
-        elif part is not None and part.entry is not None:
+        if shape.since.get(name, "") > version:
+            found.append(IgnoredField(fields.path_of(name), shape.since[name]))
+        elif name in shape.plain:
+            continue
+        elif (part := shape.nested.get(name)) is None:
+            suggestion = _suggest_name(name, shape)
+            found.append(IgnoredField(fields.path_of(name), suggestion=suggestion))
+        elif isinstance(part, ObjectShape):
+            _add_unknown_fields(fields.get_object(name), part, version, found)
+        elif part.entry is not None:
             for entry in fields.iter_objects(name):
-                yield from find_unknown_fields(entry, part.entry, version)
+                _add_unknown_fields(entry, part.entry, version, found)
 
 
 def _drop_from_object(values: Json, shape: ObjectShape, version: str) -> Json:
