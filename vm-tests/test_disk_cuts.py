@@ -29,10 +29,7 @@ CUTS = int(os.environ.get("TREENAIL_VM_DISK_CUTS", "1000"))
 BOOTS = int(os.environ.get("TREENAIL_VM_DISK_BOOTS", "5"))
 SEED = int(os.environ.get("TREENAIL_VM_SEED", "1"))
 RECORDING = os.environ.get("TREENAIL_VM_RECORDING")
-COMMAND = (
-    f"TREENAIL_VM_DISK_CUTS={CUTS} TREENAIL_VM_DISK_BOOTS={BOOTS} TREENAIL_VM_SEED={SEED} "
-    'make vm-test ARGS="-k disk_cuts"'
-)
+VARIABLES = f"TREENAIL_VM_DISK_CUTS={CUTS} TREENAIL_VM_SEED={SEED}"
 MEMORY = Path("/dev/shm")
 LIVE_UPDATE = 2
 """The update without a reboot."""
@@ -204,7 +201,7 @@ def test_disk_cuts_leave_old_or_new_state(disks: CutDisks, request: pytest.Fixtu
         if wrong
         else "old or new files and image each time, ledger and status true, "
         "files of others untouched, clean file systems",
-        command=COMMAND,
+        command=f"{VARIABLES} make vm-test ARGS='-k disk_cuts_leave'",
     )
     assert wrong == []
 
@@ -243,7 +240,8 @@ def test_booted_disk_cuts_agree_with_the_checked_ones(
             result="files and image of the check, then the new ones"
             if booted == BOOTS
             else "not finished",
-            command=COMMAND,
+            command=f"{VARIABLES} TREENAIL_VM_DISK_BOOTS={BOOTS} make vm-test "
+            "ARGS='-k booted_disk_cuts'",
         )
 
 
