@@ -20,7 +20,15 @@ from vmlab.cut_disk import check_file_systems, mount_cut
 from vmlab.drivers import Qemu
 from vmlab.image.build import Builder, Built
 from vmlab.machine import BOOT_LIMIT_S
-from vmlab.recording import CHANGED, OTHERS, WITNESS, NodeEvent, Recording, make_recording
+from vmlab.recording import (
+    CHANGED,
+    OTHERS,
+    STORY,
+    WITNESS,
+    NodeEvent,
+    Recording,
+    make_recording,
+)
 from vmlab.site import Site
 from vmlab.tools import REPOSITORY, ToolError, run, say
 from vmlab.write_log import LogEntry, PowerCut, Replay, choose_cuts, copy_sparse, read_log
@@ -39,14 +47,20 @@ WRONG_LIMIT = 20
 
 
 @pytest.fixture(scope="module")
-def recording(request: pytest.FixtureRequest) -> Recording:
-    """Return the recording in the directory that the user names; make it first if it is missing."""
+def recording(request: pytest.FixtureRequest) -> Iterator[Recording]:
+    """Return the recording in the directory that the user names; make it first if it is missing.
+
+    Without a name it is removed at the end, unless a test failed.
+    """
     directory = Path(RECORDING) if RECORDING else REPOSITORY / "build/vm/recording"
-    if RECORDING and (directory / "recording.json").exists():
-        return Recording.load(directory)
+    if RECORDING and (directory / STORY).exists():
+        yield Recording.load(directory)
+        return
     built: Built = request.getfixturevalue("built")
     builder: Builder = request.getfixturevalue("builder")
-    return make_recording(directory, built, builder)
+    yield make_recording(directory, built, builder)
+    if not RECORDING and not request.session.testsfailed:
+        shutil.rmtree(directory)
 
 
 @dataclass(frozen=True, slots=True)
