@@ -16,7 +16,7 @@ from tests.crash.cut_disks import CutVerdict, Reference, check_cut, read_referen
 from tests.records import write_record
 from treenail_lab.cluster import build_rendered_config
 from vmlab.configs import read_file
-from vmlab.cut_disk import check_file_systems, mount_cut
+from vmlab.cut_disk import check_file_systems, enter_mount_namespace, mount_cut
 from vmlab.drivers import Qemu
 from vmlab.image.build import Builder, Built
 from vmlab.machine import BOOT_LIMIT_S
@@ -39,8 +39,13 @@ SEED = int(os.environ.get("TREENAIL_VM_SEED", "1"))
 RECORDING = os.environ.get("TREENAIL_VM_RECORDING")
 VARIABLES = f"TREENAIL_VM_DISK_CUTS={CUTS} TREENAIL_VM_SEED={SEED}"
 MEMORY = Path("/dev/shm")
+UPDATES = {
+    1: "files and units, with a reboot",
+    2: "a file, without a reboot",
+    3: "another image, files and units",
+}
 LIVE_UPDATE = 2
-"""The update without a reboot."""
+CUTS_EACH = -(-CUTS // len(UPDATES))
 LYING_CUTS = 40
 WRONG_LIMIT = 20
 """After so many cuts with a broken rule, the rest is left out."""
@@ -90,18 +95,15 @@ class CutDisks:
         self.references = [self._read_reference(each) for each in range(len(recording.rests))]
         self._replay = self._begin()
 
-    def choose(self, count: int) -> list[UpdateCut]:
-        """Choose power cuts, as many in each update."""
-        say(f"seed {SEED}, {len(self.entries)} writes and flushes")
-        chance = random.Random(SEED)
-        begins = [self._find_position(each.size) for each in self.recording.rests]
-        updates = range(1, len(begins))
+    def choose(self, update: int, count: int) -> list[UpdateCut]:
+        """Choose power cuts in one update."""
+        chance = random.Random(f"{SEED} {update}")
+        begin, end = (
+            self._find_position(each.size) for each in self.recording.rests[update - 1 : update + 1]
+        )
+        say(f"seed {SEED}, update {update}: {end - begin} writes and flushes")
         return [
-            UpdateCut(cut, number)
-            for number in updates
-            for cut in choose_cuts(
-                self.entries, begins[number - 1], begins[number], -(-count // len(updates)), chance
-            )
+            UpdateCut(cut, update) for cut in choose_cuts(self.entries, begin, end, count, chance)
         ]
 
     def choose_lossy(self, count: int) -> list[UpdateCut]:
@@ -165,6 +167,7 @@ def make_scratch() -> Iterator[Path]:
 
     With mkfs.xfs, of the package xfsprogs, copies of disks there share their blocks.
     """
+    enter_mount_namespace()
     is_memory = MEMORY.exists() and shutil.disk_usage(MEMORY).free >> 30 >= 3
     with tempfile.TemporaryDirectory(prefix="tnvm", dir=MEMORY if is_memory else None) as scratch:
         if shutil.which("mkfs.xfs") is None:
@@ -188,18 +191,20 @@ def disks(recording: Recording) -> Iterator[CutDisks]:
 
 
 @pytest.mark.limit(4 * 3600)
-def test_disk_cuts_leave_old_or_new_state(disks: CutDisks, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("update", UPDATES)
+def test_disk_cuts_leave_old_or_new_state(
+    update: int, disks: CutDisks, request: pytest.FixtureRequest
+) -> None:
     disks.restart()
     counts: Counter[str] = Counter()
     wrong: list[str] = []
-    for number, chosen in enumerate(chosen_cuts := disks.choose(CUTS), 1):
+    for number, chosen in enumerate(chosen_cuts := disks.choose(update, CUTS_EACH), 1):
         verdict = disks.check(chosen)
-        counts[verdict.phase] += 1
-        counts[chosen.cut.kind] += 1
+        counts.update((verdict.phase, chosen.cut.kind))
         counts["restored by the start"] += verdict.has_restored
         request.node.user_properties.append(("cut", verdict.phase))
         if verdict.wrong:
-            wrong.append(f"{chosen.cut} of update {chosen.update}: {verdict}")
+            wrong.append(f"{chosen}: {verdict}")
             say(wrong[-1])
         if number % 50 == 0:
             say(f"power cut {number} of {len(chosen_cuts)}; {len(wrong)} wrong; {dict(counts)}")
@@ -208,13 +213,13 @@ def test_disk_cuts_leave_old_or_new_state(disks: CutDisks, request: pytest.Fixtu
     say(f"{len(wrong)} wrong; {dict(counts)}")
     write_record(
         "machines",
-        what="power cuts of a virtual machine's disk at points of the log of its writes, "
-        "each mounted by the host's kernel and recovered by a start of the agent",
+        what="power cuts of a virtual machine's disk at points of the log of its writes, mounted "
+        f"and recovered by a start of the agent: {UPDATES[update]}",
         count=len(request.node.user_properties),
         result=f"{len(wrong)} with a broken rule"
         if wrong
-        else "old or new files and image each time, ledger and status true, "
-        "files of others untouched, clean file systems",
+        else f"{counts['restored by the start']} restored by the start; old or new files and image "
+        "each time, ledger and status true, files of others untouched, clean file systems",
         command=f"{VARIABLES} make vm-test ARGS='-k disk_cuts_leave'",
     )
     assert wrong == []
@@ -261,7 +266,12 @@ def test_booted_disk_cuts_agree_with_the_checked_ones(
 
 def choose_sample(disks: CutDisks, count: int) -> list[UpdateCut]:
     """Choose cuts in updates with a reboot, spread over their course."""
-    found = [each for each in disks.choose(CUTS) if each.update != LIVE_UPDATE]
+    found = [
+        each
+        for update in UPDATES
+        if update != LIVE_UPDATE
+        for each in disks.choose(update, CUTS_EACH)
+    ]
     chance = random.Random(SEED)
     parts = [
         found[len(found) * at // count : len(found) * (at + 1) // count] for at in range(count)

@@ -1,5 +1,7 @@
 """The disk of a power cut, mounted as the next boot would mount it."""
 
+import ctypes
+import os
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,6 +11,8 @@ from pathlib import Path
 from vmlab.guest.names import STATEROOT
 from vmlab.tools import ToolError, run
 
+_CLONE_NEWNS = 0x20000
+"""Of unshare(2)."""
 _SECTOR = 512
 _TABLE, _PARTITION = 446, struct.Struct("<8xII")
 
@@ -27,6 +31,17 @@ class CutMachine:
     def digest(self) -> str:
         """The digest of the image that boots."""
         return self.deployments[0][1]
+
+
+def enter_mount_namespace() -> None:
+    """Hide later mounts from programs that make a mount namespace, which would keep them mounted.
+
+    Otherwise they write to the disk after its unmount here, while e2fsck reads it.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.unshare(_CLONE_NEWNS):
+        raise ToolError(f"cannot make a mount namespace: {os.strerror(ctypes.get_errno())}")
+    run("mount", "--make-rslave", "/")
 
 
 @contextmanager
@@ -50,9 +65,10 @@ def check_file_systems(disk: Path) -> list[str]:
         device = run("losetup", "--find", "--show", "--read-only",
                      f"--offset={start}", f"--sizelimit={size}", disk)  # fmt: skip
         try:
-            run("e2fsck", "-f", "-n", device)
-        except ToolError as error:
-            wrong.append(str(error))
+            # What e2fsck finds is in its output, which `run` leaves out of its error.
+            found = run("sh", "-c", 'e2fsck -f -n "$1" 2>&1 || echo FAILED', "sh", device)
+            if found.endswith("FAILED"):
+                wrong.append(f"e2fsck: {found}")
         finally:
             run("losetup", "--detach", device)
     return wrong
