@@ -47,6 +47,8 @@ UPDATES = {
 LIVE_UPDATE = 2
 CUTS_EACH = -(-CUTS // len(UPDATES))
 LYING_CUTS = 40
+TRIED = 40
+"""So many disks are checked to choose the booted ones."""
 WRONG_LIMIT = 20
 """After so many cuts with a broken rule, the rest is left out."""
 
@@ -265,7 +267,7 @@ def test_booted_disk_cuts_agree_with_the_checked_ones(
 
 
 def choose_sample(disks: CutDisks, count: int) -> list[UpdateCut]:
-    """Choose cuts in updates with a reboot, spread over their course."""
+    """Choose cuts in updates with a reboot: different ones, first those that a start restores."""
     found = [
         each
         for update in UPDATES
@@ -273,10 +275,12 @@ def choose_sample(disks: CutDisks, count: int) -> list[UpdateCut]:
         for each in disks.choose(update, CUTS_EACH)
     ]
     chance = random.Random(SEED)
-    parts = [
-        found[len(found) * at // count : len(found) * (at + 1) // count] for at in range(count)
-    ]
-    return [chance.choice(part) for part in parts]
+    tried = [(disks.check(each), each) for each in found[:: max(1, len(found) // TRIED)]]
+    disks.restart()
+    chance.shuffle(tried)
+    kinds = {(verdict.phase, verdict.has_restored): each for verdict, each in tried}
+    names = sorted(kinds, key=lambda kind: not kind[1])
+    return sorted((kinds[name] for name in names[:count]), key=lambda each: each.cut.position)
 
 
 def boot_disk(
