@@ -62,7 +62,7 @@ UNOBSERVED = {
         "the start requests the drain again, with the same token"
     ),
     "ledger write in phase applying in ActionRunner._apply_config > UpdateLedger.enter_phase": (
-        "the undo log shows whether the files are written"
+        "undo log and plan show whether the files are written"
     ),
     "ledger write in phase verifying in BootTrialRunner.verify_boot > UpdateLedger.enter_phase": (
         "a start in the phase before finds the target booted, and begins the trial again"
