@@ -266,6 +266,12 @@ SCENARIOS = {
             "failed step", request(FAILS), OLD, passed=PASSED, state=DEGRADED, during=link_own_file
         ),
         Scenario("drift", damage_file, OLD, change_is_update=False, turns=12),
-        Scenario("agent version", request(NEW), NEW, prepare=downgrade_ledger),
+        Scenario(
+            "agent version",
+            request(NEW),
+            NEW,
+            prepare=downgrade_ledger,
+            twists=(FAILS_LATER,),
+        ),
     )
 }
