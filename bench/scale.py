@@ -35,6 +35,7 @@ from treenail.clock import format_rfc3339
 from treenail.errors import ClusterError
 from treenail.kube.client import Client
 from treenail.kube.resources import MACHINECONFIGPOOLS
+from treenail_lab.apiserver.registry.builtin_kinds import prepare_changed
 from treenail_lab.apiserver.serving.server import LabServer
 from treenail_lab.controllers import CONTROLLER_COMMAND
 
@@ -140,7 +141,7 @@ class DrainedAgents(Agents):
         requested = str(notes.get(key.DESIRED_DRAIN, ""))
         if requested.startswith("drain-"):
             pods = [build_pod(name, number) for number in range(self._pods)]
-            self._change_store(store_objects("pods", pods))
+            self._change_store(store_pods(pods))
         elif requested:
             self._change_store(lambda api: self._remove_pods(api, name))
         super()._note_on(name, notes)
@@ -231,6 +232,16 @@ def store_objects(plural: str, objects: list[Json], *, group: str = "") -> Calla
     def store(api: Any) -> None:
         for each in objects:
             api.store.put_object((group, plural), each)
+
+    return store
+
+
+def store_pods(pods: list[Json]) -> Callable[[Any], None]:
+    """Store pods with the defaults of the API server, which an eviction must not add."""
+
+    def store(api: Any) -> None:
+        kind = api.kinds.find_kind("", "v1", "pods")
+        store_objects("pods", [prepare_changed(kind, each, each) for each in pods])(api)
 
     return store
 
