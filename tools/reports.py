@@ -44,8 +44,8 @@ def describe_survival(suites: Mapping[str, Sequence[Record]]) -> str:
         "# What it survives",
         "",
         "Written by `make reports` from the records of test runs. A line shows what was tried, how",
-        "often, and the command that repeats it. What has no line here was not tried.",
-        "[architecture.md](architecture.md) says why it holds.",
+        "often, and the command that repeats it. What has no line here was not tried",
+        "or did not pass. [architecture.md](architecture.md) says why it holds.",
     ]
     for name, title in SUITES.items():
         lines += ["", f"## {title}", ""]
