@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.crash.recorder import read_tree
+from tests.crash.states import Visible, differ
 from tests.crash.stored import STATUS_PATH, DirectoryDisk, StoredNode, StoredWorld, VisibleEntry
 from tests.fakes.world import Killed, System, WentDown
 from treenail.api import annotations as key
@@ -20,8 +21,6 @@ from vmlab.cut_disk import CutMachine
 from vmlab.recording import OTHERS, STATE, NodeEvent, RestPoint
 from vmlab.site import NODE
 from vmlab.story import Story
-
-Visible = dict[str, VisibleEntry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ def check_cut(machine: CutMachine, event: NodeEvent, old: Reference, new: Refere
         wrong += _check_status(machine.root)
         _start_agent(machine, event, (old, new))
         again = read_visible(machine.root)
-        wrong += [f"the second start changed {path}" for path in _differ(again, after)]
+        wrong += [f"the second start changed {path}" for path in differ(again, after)]
     except (Killed, WentDown, TreenailError) as error:
         wrong.append(f"the start of the agent ends with {type(error).__name__}: {error}")
     update = ledger.get("update") if isinstance(ledger, dict) else None
@@ -151,7 +150,7 @@ def _find_mixed(
     for each in allowed:
         if (found, machine.digest) == (each.visible, each.digest):
             return []
-    nearest = min((_differ(found, each.visible) for each in allowed), key=len)
+    nearest = min((differ(found, each.visible) for each in allowed), key=len)
     names = " or ".join(each.rest.goal.config for each in allowed)
     return [f"after the start not {names}: {nearest}, with {machine.digest[:19]}"]
 
@@ -183,7 +182,3 @@ def _read_json(path: Path) -> Json | str | None:
     except ValueError:
         return "broken"
     return found
-
-
-def _differ(one: Visible, other: Visible) -> list[str]:
-    return sorted(path for path in one.keys() | other.keys() if one.get(path) != other.get(path))
