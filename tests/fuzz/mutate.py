@@ -27,6 +27,7 @@ _TEXT = ("\x1b[0m", "\0", "\r", "\u202e", "\ufeff", "é", "\t", "\\", '"', "'", 
 _DIGITS = re.compile("[0-9]+")
 _WORD_LIMIT = 40
 _WORDS_MAX = 3000
+_DONOR_MAX = 65536
 _DEPTHS = (10, 99, 101, 300, 900)
 
 
@@ -43,7 +44,11 @@ class Mutator:
         self._words = words or ("a",)
         self._change_bytes = change_bytes
         self._grammar = grammar
-        self._donors = [found for each in seeds[:200] if (found := self._load(each)) is not None]
+        self._donors = [
+            found
+            for each in seeds[:200]
+            if (found := self._load(each)) is not None and not _is_longer(found, _DONOR_MAX)
+        ]
 
     def mutate(self, content: bytes, limit: int, seed: int) -> bytes:
         """Return another input of at most ``limit`` bytes."""
@@ -57,7 +62,11 @@ class Mutator:
             return self._change_bytes(content, limit)
         try:
             for _ in range(choice.choice((1, 1, 1, 2, 3, 5))):
+                if _is_longer(document, limit):
+                    return self._change_bytes(content, limit)
                 document = self._change(document, choice)
+            if _is_longer(document, limit):
+                return self._change_bytes(content, limit)
             changed = self._dump(document, choice)
         except (ValueError, TypeError, RecursionError, yaml.YAMLError):
             # A part that was moved below itself, or a type that JSON does not have.
@@ -196,6 +205,20 @@ def format_dictionary(words: Iterable[str]) -> str:
 
 def _format_byte(byte: int) -> str:
     return chr(byte) if chr(byte).isalnum() and byte < 128 else f"\\x{byte:02x}"
+
+
+def _is_longer(document: Any, limit: int) -> bool:
+    """Tell whether the document needs more than ``limit`` bytes for certain.
+
+    Aliases of YAML can make a few bytes a document of gigabytes, or one without an end.
+    """
+    size = 0
+    for parent, key in _list_places(document):
+        value = parent[key]
+        size += len(value) if isinstance(value, str) else 1
+        if size > limit:
+            return True
+    return False
 
 
 def _list_places(value: Any) -> Iterable[tuple[Any, Any]]:

@@ -1,5 +1,6 @@
 """Every reader survives its seeds and the inputs that the fuzzer found; the fuzzer's own parts."""
 
+import itertools
 import json
 import random
 from collections.abc import Iterable
@@ -103,6 +104,23 @@ def test_mutated_document_mostly_stays_a_document(grammar: Grammar) -> None:
     assert all(len(each) <= 2000 for each in found)
     valid = sum(mutator._load(each) is not None for each in found)
     assert valid > 120
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        b"a: &a [x, x, x, x]\n"
+        + b"".join(
+            f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n".encode()
+            for before, name in itertools.pairwise("abcdefghijklm")
+        ),
+        b"a: &a [*a, *a]\n",
+    ],
+    ids=["long", "endless"],
+)
+def test_document_of_aliases_is_changed_by_bytes(seed: bytes) -> None:
+    mutator = Mutator(Grammar.YAML, ("word",), [seed], lambda content, _limit: content[::-1])
+    assert {mutator.mutate(seed, 2000, number) for number in range(20)} == {seed[::-1]}
 
 
 def test_mutated_lines_stay_within_the_limit() -> None:
