@@ -19,7 +19,7 @@ from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
-from treenail.kube.fence import LeaderTransport
+from treenail.kube.fence import LateWrites, LeaderTransport
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 from treenail_lab.apiserver.access.authentication import ApiUser
 
@@ -76,6 +76,7 @@ class SimControllers:
         recorder = EventRecorder(client, COMPONENT_NAME, identity, process)
         context = ControllerContext(
             transport=LeaderTransport(transport, lambda: self.runtime.is_leader),
+            late_writes=LateWrites(client, lambda: self.runtime.is_leader),
             recorder=recorder,
             clock=process,
             metrics=metrics,

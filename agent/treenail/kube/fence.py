@@ -1,10 +1,12 @@
-"""Transport that sends writes only while this process leads."""
+"""Writes of a process that may lose its lead: not sent, or withdrawn if they come too late."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
-from treenail.errors import NotLeaderError
-from treenail.kube.client import ResponseStream, Transport
+from treenail.errors import ConflictError, NotFoundError, NotLeaderError
+from treenail.kube.client import Client, Json, ResponseStream, Transport
 from treenail.kube.request import ApiRequest, ApiResponse
+from treenail.kube.resources import Resource, get_object
 
 
 class LeaderTransport:
@@ -33,3 +35,37 @@ class LeaderTransport:
     def close(self) -> None:
         """Close the connections."""
         self._transport.close()
+
+
+class LateWrites:
+    """Withdraws what was created after the lead had ended.
+
+    `LeaderTransport` cannot prevent that: the process may be paused while it sends, and the next
+    leader may have cleaned up before the request arrives.
+    """
+
+    def __init__(self, client: Client, is_leader: Callable[[], bool]) -> None:
+        """``client`` writes without the lead, too."""
+        self._client = client
+        self._is_leader = is_leader
+
+    def check_created(self, resource: Resource, created: Json) -> None:
+        """Without the lead, delete a created object and raise NotLeaderError.
+
+        An object that another client changed since then stays.
+        """
+        if self._is_leader():
+            return
+        meta = {key: str(value) for key, value in get_object(created, "metadata").items()}
+        with suppress(ConflictError, NotFoundError):
+            self._client.delete(
+                resource,
+                meta["name"],
+                namespace=meta.get("namespace", ""),
+                uid=meta["uid"],
+                resource_version=meta["resourceVersion"],
+            )
+        raise NotLeaderError(
+            f"{resource.kind} {meta['name']} was created too late and deleted: "
+            "this process no longer leads"
+        )

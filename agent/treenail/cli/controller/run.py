@@ -40,7 +40,7 @@ from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import UsageError
 from treenail.kube.client import Client, Transport
 from treenail.kube.events import EventRecorder
-from treenail.kube.fence import LeaderTransport
+from treenail.kube.fence import LateWrites, LeaderTransport
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 from treenail.kube.resources import SECRETS
 
@@ -85,6 +85,8 @@ class ControllerContext:
     """File of the key that signs built images; empty for none."""
     token_namespace: str
     """Namespace of the Ignition server, which has the access tokens."""
+    late_writes: LateWrites | None = None
+    """Withdraws what was created without the lead."""
     handover_deadline_s: float = 3600.0
     """Seconds after which an image of an installation must be in its final registry."""
 
@@ -175,6 +177,7 @@ def _build_build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
             proxies=read_proxy_settings(os.environ),
             signing_key=load_key(context.signing_key) if context.signing_key else None,
             find_hold=InstallHold(client, context.clock).find_hold,
+            late_writes=context.late_writes,
         ),
     )
     return (ControllerSettings(controller, workers=4, max_retry_s=30.0),)
@@ -328,6 +331,7 @@ class ControllerProcess:
         self._recorder = EventRecorder(client, COMPONENT_NAME, identity, clock)
         context = ControllerContext(
             transport=fenced,
+            late_writes=LateWrites(client, lambda: self._runtime.is_leader),
             recorder=self._recorder,
             clock=clock,
             metrics=metrics,

@@ -18,6 +18,7 @@ from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.image.inputs.build_inputs import list_builder_options
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
+from treenail.kube.fence import LateWrites
 from treenail.registry.proxies import ProxySettings
 from treenail.registry.transport import RegistryLimits
 
@@ -31,6 +32,8 @@ class BuildOptions:
     limits: RegistryLimits | None = None
     """Of requests that add the config to an image."""
     find_hold: FindHold = never_hold
+    late_writes: LateWrites | None = None
+    """None for a process that always leads."""
 
 
 def make_build_controller(
@@ -50,7 +53,7 @@ def make_build_controller(
     gate, events = RepositoryGate(), BuildEvents(recorder)
     parts = BuildParts(
         planner,
-        JobBuilder(client, planner, settings),
+        JobBuilder(client, planner, settings, chosen.late_writes),
         LayerBuilder(
             planner,
             clock,

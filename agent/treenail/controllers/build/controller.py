@@ -50,7 +50,7 @@ from treenail.controllers.build.observed import (
     make_config_facts,
     make_job_facts,
 )
-from treenail.controllers.build.overlay import OwnWrites
+from treenail.controllers.build.overlay import OwnDeletions, OwnWrites
 from treenail.controllers.build.planner import choose_architectures
 from treenail.controllers.build.planning import BuildPlan, BuildPlanner, BuildRefused
 from treenail.controllers.build.pruner import ImagePruner
@@ -136,6 +136,7 @@ class BuildController:
         self._executor = ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="build-registry")
         self._own_configs: OwnWrites[MachineOSConfig] = OwnWrites(clock)
         self._own_builds: OwnWrites[MachineOSBuild] = OwnWrites(clock)
+        self._own_job_deletions = OwnDeletions(clock)
         self._writer = BuildWriter(
             client, clock, self._own_configs, self._own_builds, namespace=namespace
         )
@@ -209,10 +210,10 @@ class BuildController:
         return found
 
     def _find_objects(self, name: str) -> CachedObjects | None:
-        config = self._own_configs.overlay(self._views.configs.get_all()).get(name)
+        config = self._own_configs.overlay(self._views.configs).get(name)
         if config is None:
             return None
-        builds = self._own_builds.overlay(self._views.builds.get_all())
+        builds = self._own_builds.overlay(self._views.builds)
         return CachedObjects(config, builds, self._views.pools.find(config.pool))
 
     def _decide_base(self, found: CachedObjects) -> BaseDecision:
@@ -339,6 +340,8 @@ class BuildController:
                 if not build.has_ended and recorded and recorded not in jobs:
                     self._add_live_job(recorded, jobs)
         pods = list(self._views.pods.get_all().values())
+        uids_shown = {each.facts.uid for each in jobs.values()}
+        deleted = self._own_job_deletions.find_hidden(self._views.jobs, uids_shown)
         found = []
         for job in jobs.values():
             facts = job.facts
@@ -347,7 +350,8 @@ class BuildController:
                 observed = make_job_facts(job, pods, uids)
                 if observed.has_unknown_end:
                     observed = make_job_facts(job, self._list_live_pods(facts.name), uids)
-                found.append(observed)
+                is_deleting = observed.is_deleting or facts.uid in deleted
+                found.append(replace(observed, is_deleting=is_deleting))
         return found
 
     def _add_live_job(self, name: str, jobs: dict[str, ObservedJob]) -> None:
@@ -414,6 +418,7 @@ class BuildController:
                 self._parts.jobs.adopt_attempt(job, found.builds[build])
             case DeleteJob(job, why, has_inputs):
                 self._parts.jobs.end_attempt(job, has_inputs=has_inputs)
+                self._own_job_deletions.record(job.uid)
                 log.info("deleted Job %s: %s", job.name, why)
             case _:
                 self._writer.execute(action, found)

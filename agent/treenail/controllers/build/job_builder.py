@@ -24,6 +24,7 @@ from treenail.controllers.build.observed import ObservedJob
 from treenail.controllers.build.planning import BuildPlan, BuildPlanner, SystemPlan
 from treenail.errors import AlreadyExistsError, ConflictError, NotFoundError
 from treenail.kube.client import Client
+from treenail.kube.fence import LateWrites
 from treenail.kube.resources import CONFIGMAPS, JOBS, SECRETS, Resource
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,15 @@ log = logging.getLogger(__name__)
 class JobBuilder:
     """A `treenail.controllers.build.builders.SystemBuilder`."""
 
-    def __init__(self, client: Client, planner: BuildPlanner, settings: JobSettings) -> None:
+    def __init__(
+        self,
+        client: Client,
+        planner: BuildPlanner,
+        settings: JobSettings,
+        late_writes: LateWrites | None = None,
+    ) -> None:
         self._client = client
+        self._late_writes = late_writes
         self._planner = planner
         self._settings = settings
         self._lock = threading.Lock()
@@ -152,10 +160,14 @@ class JobBuilder:
         """Create an object, or replace the one of an earlier attempt."""
         namespace = self._settings.namespace
         try:
-            self._client.create(resource, body, namespace=namespace)
+            created = self._client.create(resource, body, namespace=namespace)
         except AlreadyExistsError:
             metadata = Fields.from_json(body, "").get_object("metadata")
             self._client.update(resource, metadata.get_text("name"), body, namespace=namespace)
+        else:
+            if self._late_writes is not None:
+                # The next leader may have ended the build, and deleted its inputs, already.
+                self._late_writes.check_created(resource, created)
 
     def _check_none_runs(self, share_key: str, owner: BuildReference) -> None:
         """Raise `ConflictError` if a Job of the key runs that the watch does not show yet."""

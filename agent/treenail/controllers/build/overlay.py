@@ -1,7 +1,7 @@
 """Own writes that a watch does not show yet."""
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -9,7 +9,7 @@ from treenail.api.meta import ObjectMeta
 from treenail.clock import Clock
 
 MAX_AGE_S = 10.0
-"""How long an own write hides what the watch shows. A watch lags by less, or is disconnected."""
+"""How long a watch may lag behind an own write before it is listed again."""
 
 
 class ApiObject(Protocol):
@@ -20,6 +20,21 @@ class ApiObject(Protocol):
 
 
 T = TypeVar("T", bound=ApiObject)
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ListedView(Protocol[T_co]):
+    """A cache that a watch keeps current."""
+
+    @property
+    def listed_at(self) -> float | None:
+        """Monotonic time at which the last complete list began; None before the first one."""
+
+    def request_list(self) -> None:
+        """List again; ``listed_at`` tells when it is done."""
+
+    def get_all(self) -> Mapping[str, T_co]:
+        """Return a copy of all values, by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +45,16 @@ class _Written(Generic[T]):
     """None after a deletion."""
     uid: str
     at: float
+    is_created: bool = False
+    """Whether this process created the object: a watch may not show it at all."""
 
 
 class OwnWrites(Generic[T]):
-    """Objects of one kind as this process last wrote them. Thread-safe."""
+    """Objects of one kind as this process last wrote them. Thread-safe.
+
+    A write counts until the watch shows a later state. A watch that shows none for `MAX_AGE_S` is
+    listed again: what a list shows after that time counts, even without the write.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -43,24 +64,29 @@ class OwnWrites(Generic[T]):
     def record_write(self, previous: T | None, written: T) -> None:
         """Store the object of the response to a write; ``previous`` is None after a creation."""
         meta = written.metadata
+        is_created, older = previous is None, frozenset[str]()
         with self._lock:
             known = self._by_name.get(meta.name)
-            older = known.older if known is not None and known.uid == meta.uid else frozenset()
+            if known is not None and known.uid == meta.uid:
+                is_created, older = is_created or known.is_created, known.older
             if previous is not None:
                 older |= {previous.metadata.resource_version}
-            self._by_name[meta.name] = _Written(older, written, meta.uid, self._clock.monotonic())
+            now = self._clock.monotonic()
+            self._by_name[meta.name] = _Written(older, written, meta.uid, now, is_created)
 
     def record_deletion(self, name: str, uid: str) -> None:
         """Hide an object until the watch shows that it is gone."""
         with self._lock:
-            self._by_name[name] = _Written(frozenset(), None, uid, self._clock.monotonic())
+            now = self._clock.monotonic()
+            self._by_name[name] = _Written(frozenset(), None, uid, now)
 
-    def overlay(self, cached: Mapping[str, T]) -> dict[str, T]:
+    def overlay(self, view: ListedView[T]) -> dict[str, T]:
         """Return the objects with the own writes that the watch does not show yet."""
-        found = dict(cached)
+        found = dict(view.get_all())
         with self._lock:
             for name, written in list(self._by_name.items()):
-                if not self._is_news(written, found.get(name)):
+                is_news = _is_news(written, found.get(name))
+                if not is_news or _is_outdated(written.at, view, self._clock):
                     del self._by_name[name]
                 elif written.value is None:
                     found.pop(name, None)
@@ -68,19 +94,47 @@ class OwnWrites(Generic[T]):
                     found[name] = written.value
         return found
 
-    def forget(self, names: Iterable[str]) -> None:
-        """Forget the writes to these objects."""
-        with self._lock:
-            for name in names:
-                self._by_name.pop(name, None)
 
-    def _is_news(self, written: _Written[T], cached: T | None) -> bool:
-        if self._clock.monotonic() - written.at > MAX_AGE_S:
-            return False
-        if written.value is None:
-            return cached is not None and cached.metadata.uid == written.uid
-        if cached is None:
-            # Created; an object that was only changed would be in the cache.
-            return not written.older
-        meta = cached.metadata
-        return meta.uid != written.uid or meta.resource_version in written.older
+class OwnDeletions:
+    """UIDs of objects that this process deleted, and that a watch may still show. Thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._deleted_at: dict[str, float] = {}
+
+    def record(self, uid: str) -> None:
+        """Store the deletion of an object."""
+        with self._lock:
+            self._deleted_at[uid] = self._clock.monotonic()
+
+    def find_hidden(self, view: ListedView[object], shown: Collection[str]) -> frozenset[str]:
+        """Return the deleted UIDs of those that the view shows."""
+        with self._lock:
+            self._deleted_at = {
+                uid: at
+                for uid, at in self._deleted_at.items()
+                if uid in shown and not _is_outdated(at, view, self._clock)
+            }
+            return frozenset(self._deleted_at)
+
+
+def _is_news(written: _Written[T], cached: T | None) -> bool:
+    """Tell whether the cache does not show the write yet."""
+    if written.value is None:
+        return cached is not None and cached.metadata.uid == written.uid
+    if cached is None:
+        # Otherwise it would be in the cache: another client deleted it.
+        return written.is_created
+    meta = cached.metadata
+    return meta.uid != written.uid or meta.resource_version in written.older
+
+
+def _is_outdated(at: float, view: ListedView[object], clock: Clock) -> bool:
+    """Tell whether a list after the write at this time replaces it; request one that is due."""
+    if clock.monotonic() - at <= MAX_AGE_S:
+        return False
+    if view.listed_at is not None and view.listed_at > at:
+        return True
+    view.request_list()
+    return False

@@ -42,6 +42,15 @@ class InformerView(Generic[T]):
             if (value := stored[index]) is not None
         }
 
+    @property
+    def listed_at(self) -> float | None:
+        """Monotonic time at which the last complete list began; None before the first one."""
+        return self._informer.listed_at
+
+    def request_list(self) -> None:
+        """List the kind again; ``listed_at`` tells when it is done."""
+        self._informer.request_list()
+
     def add_handler(self, handler: ChangeHandler[T]) -> None:
         """Call ``handler`` when the value of an object changes. Add handlers before ``start``.
 
