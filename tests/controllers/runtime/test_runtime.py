@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,9 @@ from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.runtime import ControllerRuntime, MakeElector, make_sole_leader
 from treenail.controllers.runtime.workers import Controller, ControllerSettings, Enqueue
-from treenail.errors import ClusterError, ConfigError
+from treenail.errors import ClusterError, ConfigError, NotFoundError, NotLeaderError
 from treenail.kube.client import Client, Json
+from treenail.kube.fence import LateWrites
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 from treenail.kube.resources import CONFIGMAPS, LEASES
@@ -191,6 +192,23 @@ def test_sync_result_schedules_the_next_sync(client: Client) -> None:
         wait_until(lambda: reader.turns["default/a"] >= 3)
 
 
+def test_wait_that_rounding_left_is_no_busy_loop(client: Client) -> None:
+    put(client, "a", "one")
+    reader = Reader()
+    reader.again_s = 7e-15
+    with running(client, reader) as process:
+        delays = []
+        add_after = process.runtime._workers[0].queue.add_after
+
+        def record(key: str, seconds: float) -> None:
+            delays.append(seconds)
+            add_after(key, seconds)
+
+        process.runtime._workers[0].queue.add_after = record  # type: ignore[method-assign]  # observed
+        wait_until(lambda: len(delays) >= 3)
+    assert min(delays) >= 0.001
+
+
 def test_no_sync_runs_before_all_informers_synced(server: LabServer, client: Client) -> None:
     put(client, "a", "one")
     server.inject_fault(RejectFault(503, retry_after_s=0), FaultMatch(resource="configmaps"))
@@ -246,6 +264,26 @@ def test_runtime_with_lost_lease_ends(client: Client) -> None:
 
     assert process.ended == [False]
     assert reader.closed
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_object_created_too_late_is_withdrawn_unless_another_client_changed_it(
+    client: Client, *, is_changed: bool
+) -> None:
+    leads = [True]
+    late = LateWrites(client, lambda: leads[0])
+    body: Json = {"metadata": {"name": "a"}, "data": {"word": "one"}}
+    created = client.create(CONFIGMAPS, body, namespace="default")
+    late.check_created(CONFIGMAPS, created)
+    assert client.get(CONFIGMAPS, "a", namespace="default")
+
+    leads[0] = False
+    if is_changed:
+        change(client, "a", {"data": {"word": "two"}})
+    with pytest.raises(NotLeaderError, match="ConfigMap a was created too late"):
+        late.check_created(CONFIGMAPS, created)
+    with nullcontext() if is_changed else pytest.raises(NotFoundError):
+        client.get(CONFIGMAPS, "a", namespace="default")
 
 
 def test_leader_without_renewal_starts_no_sync(server: LabServer, client: Client) -> None:

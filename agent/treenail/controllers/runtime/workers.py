@@ -15,6 +15,8 @@ from treenail.errors import ConflictError, TooManyRequestsError, TreenailError
 log = logging.getLogger(__name__)
 
 _NO_LEAD_RETRY_S = 1.0
+_MIN_REQUEUE_S = 0.001
+"""The rest of a wait may be 1e-15 s by rounding: too little for a clock, so the wait never ends."""
 
 Enqueue = Callable[[str], None]
 """Queues a key for the controller; callable from any thread."""
@@ -175,7 +177,7 @@ class WorkerPool:
             self.queue.forget(key)
             if requeue_s is None:
                 return "success"
-            self.queue.add_after(key, requeue_s)
+            self.queue.add_after(key, max(requeue_s, _MIN_REQUEUE_S))
             return "requeue_after"
         self._metrics.errors.increment(self._name)
         return "error"
