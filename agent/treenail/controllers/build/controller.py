@@ -50,7 +50,6 @@ from treenail.controllers.build.observed import (
     make_config_facts,
     make_job_facts,
 )
-from treenail.controllers.build.overlay import OwnDeletions, OwnWrites
 from treenail.controllers.build.planner import choose_architectures
 from treenail.controllers.build.planning import BuildPlan, BuildPlanner, BuildRefused
 from treenail.controllers.build.pruner import ImagePruner
@@ -68,6 +67,7 @@ from treenail.controllers.image_tags.tag_metrics import TagMetrics
 from treenail.controllers.rollout.gates.os_image import find_pool_owner
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.own_writes import OwnDeletions, OwnWrites
 from treenail.errors import ConfigError, NotFoundError
 from treenail.image.inputs.check_config import find_pool_findings
 from treenail.image.inputs.findings import InputFinding, InputReason

@@ -24,7 +24,6 @@ from treenail.controllers.build.actions import (
     SetSystems,
 )
 from treenail.controllers.build.build_object import make_build_object
-from treenail.controllers.build.overlay import OwnWrites
 from treenail.controllers.build.pushed_images import (
     PushedImage,
     add_pushed_images,
@@ -34,6 +33,7 @@ from treenail.controllers.build.pushed_images import (
 )
 from treenail.controllers.build.report import encode_report
 from treenail.controllers.build.systems import encode_systems
+from treenail.controllers.runtime.own_writes import OwnWrites
 from treenail.errors import AlreadyExistsError, NotFoundError
 from treenail.image.job_status import compute_build_conditions
 from treenail.kube.client import Client

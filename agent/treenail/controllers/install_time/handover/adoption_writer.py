@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable
 
 from treenail.api.decode import Json
+from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import Condition, merge_conditions
 from treenail.clock import Clock, format_rfc3339
@@ -17,6 +18,7 @@ from treenail.controllers.install_time.handover.adoption import (
     can_replace,
 )
 from treenail.controllers.install_time.inputs.image_mode import NAMESPACE
+from treenail.controllers.runtime.own_writes import OwnWrites
 from treenail.errors import AlreadyExistsError, ForbiddenError, NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, SECRETS, get_object
@@ -30,6 +32,8 @@ class AdoptionWriter:
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
         self._clock = clock
+        self.configs: OwnWrites[MachineOSConfig] = OwnWrites(clock)
+        self.builds: OwnWrites[MachineOSBuild] = OwnWrites(clock)
         self.created: set[tuple[str, str, str, str]] = set()
         """Keys of objects that exist, as attempts to create them found."""
 
@@ -43,20 +47,25 @@ class AdoptionWriter:
                     self._client.delete(MACHINEOSBUILDS, build.name, uid=build.metadata.uid)
                 except NotFoundError:
                     return
+                self.builds.record_deletion(build.name, build.metadata.uid)
                 log.info("deleted %s, which has no image: the installation built it", build.name)
             case FinishBuild(build, status):
                 body: Json = {
                     "metadata": {"resourceVersion": build.metadata.resource_version},
                     "status": status,
                 }
-                self._client.patch(MACHINEOSBUILDS, build.name, body, subresource="status")
+                written = self._client.patch(
+                    MACHINEOSBUILDS, build.name, body, subresource="status"
+                )
+                self.builds.record_write(build, MachineOSBuild.from_json(written))
                 log.info("adopted the image of MachineOSBuild %s", build.name)
             case AnnotateConfig(config, annotations):
                 meta: Json = {
                     "resourceVersion": config.metadata.resource_version,
                     "annotations": dict(annotations),
                 }
-                self._client.patch(MACHINEOSCONFIGS, config.name, {"metadata": meta})
+                written = self._client.patch(MACHINEOSCONFIGS, config.name, {"metadata": meta})
+                self.configs.record_write(config, MachineOSConfig.from_json(written))
             case ServeImage(config, build, conditions):
                 self.write_conditions(
                     config,
@@ -87,13 +96,14 @@ class AdoptionWriter:
             "metadata": {"resourceVersion": config.metadata.resource_version},
             "status": {**(status or {}), "conditions": [each.to_json() for each in merged]},
         }
-        self._client.patch(MACHINEOSCONFIGS, config.name, body, subresource="status")
+        written = self._client.patch(MACHINEOSCONFIGS, config.name, body, subresource="status")
+        self.configs.record_write(config, MachineOSConfig.from_json(written))
 
     def _create(self, action: CreateObject) -> None:
         kind, resource = action.resource.kind, action.resource
         place = action.namespace or (NAMESPACE if resource.namespaced else "")
         try:
-            self._client.create(resource, action.document, namespace=place)
+            created = self._client.create(resource, action.document, namespace=place)
         except AlreadyExistsError:
             log.debug("%s %s exists", kind, action.name)
             if resource == SECRETS:
@@ -104,6 +114,10 @@ class AdoptionWriter:
             # In a namespace that is not that of builds. The installer creates it there, too.
             log.warning("did not adopt Secret %s/%s: %s", place, action.name, error)
         else:
+            if resource == MACHINEOSCONFIGS:
+                self.configs.record_write(None, MachineOSConfig.from_json(created))
+            elif resource == MACHINEOSBUILDS:
+                self.builds.record_write(None, MachineOSBuild.from_json(created))
             log.info("created %s %s of the installation", kind, action.name)
         self.created.add(action.key)
 

@@ -71,6 +71,7 @@ _NEEDED_KINDS = frozenset({MACHINEOSCONFIGS.plural, MACHINEOSBUILDS.plural})
 _RESTORED_S = 60.0
 """Time after the first sign of a restored etcd in which each list may be the first of its kind."""
 _THREADS = 2
+_MARK_AGAIN_S = 30.0
 
 
 class ImageMoves:
@@ -163,6 +164,8 @@ class InstallController:
         self._deadline_s = deadline_s
         self._namespace = namespace
         self._writer = AdoptionWriter(client, clock)
+        self._marked_at: dict[str, float] = {}
+        """When a node was asked to drop the bootstrap registry (monotonic time)."""
         self._late: dict[str, bool] = {}
         """Whether the image of a pool is overdue."""
         self._gauge = None
@@ -294,7 +297,10 @@ class InstallController:
         be decided all the time.
         """
         actions = decide_adoption(
-            handover, self._configs.get_all(), self._builds.get_all(), self._writer.created
+            handover,
+            self._writer.configs.overlay(self._configs),
+            self._writer.builds.overlay(self._builds),
+            self._writer.created,
         )
         if not actions:
             self._repeats = Repeats()
@@ -311,7 +317,8 @@ class InstallController:
 
     def _advance(self, handover: Handover, image: HandoverImage, overdue: str) -> float:
         """Continue with one image, and report it; return when to look again."""
-        config = find_pool_owner(image.pool, self._configs.get_all().values())
+        configs = self._writer.configs.overlay(self._configs)
+        config = find_pool_owner(image.pool, configs.values())
         pool = self._pools.find(image.pool)
         if config is None or pool is None:
             missing = "MachineOSConfig" if config is None else "MachineConfigPool"
@@ -359,12 +366,20 @@ class InstallController:
         self._delete_secret()
 
     def _mark_nodes(self, registry: str) -> None:
+        now = self._clock.monotonic()
+        self._marked_at = {
+            name: at for name, at in self._marked_at.items() if now - at < _MARK_AGAIN_S
+        }
         for name in find_nodes_to_mark(self._nodes.get_all().values(), registry):
+            if name in self._marked_at:
+                # The watch does not show the annotation yet.
+                continue
             body: Json = {"metadata": {"annotations": {key.REMOVE_BOOTSTRAP_REGISTRY: registry}}}
             try:
                 self._client.patch(NODES, name, body)
             except NotFoundError:
                 continue
+            self._marked_at[name] = now
             log.info("asked node %s to drop the bootstrap registry %s", name, registry)
 
     def _delete_secret(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from treenail.api.meta import ObjectMeta
-from treenail.controllers.build.overlay import MAX_AGE_S, OwnDeletions, OwnWrites
+from treenail.controllers.runtime.own_writes import MAX_AGE_S, OwnDeletions, OwnWrites
 
 
 @dataclass(frozen=True)
