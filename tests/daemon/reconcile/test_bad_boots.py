@@ -362,8 +362,20 @@ def crashing(origin: Target, target: Target) -> Node:
     while world.boots == boots:
         world.drain_controller()
         node.turn()
-    world.crashes = lambda of: booted_b(of) or of.file("/etc/other.conf") is not None
+    world.crashes = has_other_files
     return node
+
+
+def doomed(origin: Target) -> Node:
+    """A node whose agent crashes at each start with the files of a target."""
+    node = started(origin)
+    node.world.configs[FILES_ALONE.name] = FILES_ALONE
+    node.world.crashes = has_other_files
+    return node
+
+
+def has_other_files(world: World) -> bool:
+    return booted_b(world) or world.file("/etc/other.conf") is not None
 
 
 def count_effects(node: Node, target: Target) -> int:
@@ -384,6 +396,24 @@ def test_crashing_agent_rolls_back_despite_interruption_at_any_effect(
     assert effects > 20
     for index in walk_budget.sample(range(effects)):
         node = crashing(origin, target)
+        world = node.world
+        left = walks.strike(world, fault, after=index)
+        move(node, target)
+        assert next(left, None) is None, f"effect {index} did not happen"
+        assert_came_back(world, origin, target, "Agent")
+
+
+@pytest.mark.parametrize(("origin", "target"), AGENT_WAYS)
+@pytest.mark.parametrize("fault", [Killed, PowerCut])
+@walk_budget.exhaustive
+def test_agent_that_crashes_before_the_reboot_restores_the_files(
+    fault: type[BaseException], origin: Target, target: Target
+) -> None:
+    """The files of a target are in effect before its reboot: an interruption shows the crash."""
+    effects = count_effects(doomed(origin), target)
+    assert effects > 20
+    for index in walk_budget.sample(range(effects)):
+        node = doomed(origin)
         world = node.world
         left = walks.strike(world, fault, after=index)
         move(node, target)

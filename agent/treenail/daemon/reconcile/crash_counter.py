@@ -1,4 +1,6 @@
-"""Counts the agent's crashes in a boot trial, and rolls back an image whose agent keeps crashing.
+"""Counts the agent's crashes with a target, and rolls back a target whose agent keeps crashing.
+
+It counts in a boot trial, and from the first written file on: a file may make the agent crash.
 
 It runs before everything else. It reads the machine, the ledger and a record of its own, but
 neither settings nor API server, because either may be what makes the agent crash. The ledger may
@@ -84,7 +86,13 @@ class CrashCounter:
         impact, boot_id = update.impact, crashes.boot_id
         os, power, files = self._open_machine()
         found = summarize_deployments(os.read_deployments(), self._kernel.read_command_line())
-        if impact is None or not is_in_effect(impact.os, found.running):
+        if impact is None:
+            return False
+        is_before_reboot = _is_before_reboot(update, boot_id)
+        if is_before_reboot and not files.find_unfinished(update.id).has_undo:
+            # The update has changed nothing that this agent reads.
+            return False
+        if not is_before_reboot and not is_in_effect(impact.os, found.running):
             # Already rolled back: the loop finishes the update.
             return False
         if update.phase is Phase.ROLLING_BACK and update.boot_id != boot_id:
@@ -92,8 +100,8 @@ class CrashCounter:
             if is_restored or update.boot_trial.rollback_reboots >= ROLLBACK_REBOOTS_ALLOWED:
                 # Rolled back, or all attempts are used up.
                 return False
-        if not impact.needs_reboot:
-            return self._restore_live_change(record, update, crashes, files)
+        if not impact.needs_reboot or is_before_reboot:
+            return self._restore_files(record, update, crashes, files)
         quarantined = record.quarantined
         if update.phase is not Phase.ROLLING_BACK or quarantined is None:
             quarantined = _quarantine_target(update, crashes)
@@ -112,14 +120,14 @@ class CrashCounter:
         power.reboot_machine()
         return True
 
-    def _restore_live_change(
+    def _restore_files(
         self,
         record: LedgerRecord,
         update: UpdateRecord,
         crashes: CrashRecord,
         files: NodeConfiguration,
     ) -> bool:
-        """Restore the files of an update without a reboot. The agent then starts as usual."""
+        """Restore the files without a reboot. The agent then starts, and cancels the update."""
         quarantined = _quarantine_target(update, crashes)
         now = self._clock.now()
         update = update.enter_phase(Phase.CANCELLING, boot_id=crashes.boot_id, now=now)
@@ -234,9 +242,15 @@ def _may_roll_back(crashes: CrashRecord) -> bool:
 
 
 def _is_on_trial(update: UpdateRecord, boot_id: str) -> bool:
-    """Return whether this boot is not yet verified, or is being rolled back."""
+    """Return whether the agent runs with a target that is not yet verified, or rolled back."""
     if update.boot_trial.is_healthy:
         return False
+    phases = {Phase.REBOOTING, Phase.VERIFYING, Phase.ROLLING_BACK}
+    return update.phase in phases or _is_before_reboot(update, boot_id)
+
+
+def _is_before_reboot(update: UpdateRecord, boot_id: str) -> bool:
+    """Return whether the target's files are written, or being written, and not yet booted."""
     if update.phase is Phase.REBOOTING:
-        return update.boot_id != boot_id
-    return update.phase in {Phase.VERIFYING, Phase.ROLLING_BACK}
+        return update.boot_id == boot_id
+    return update.phase is Phase.APPLYING

@@ -1,4 +1,4 @@
-"""The crash record: crashes of the agent during a boot trial, apart from the ledger.
+"""The crash record: crashes of the agent with a target that is not verified, beside the ledger.
 
 It names the deployment that was booted before the update. A rollback therefore needs no ledger: an
 agent that cannot read the ledger of another version, or a damaged one, returns to that deployment.
@@ -21,7 +21,7 @@ CRASHES_TO_ROLL_BACK = 5
 
 @dataclass(frozen=True, slots=True)
 class CrashRecord:
-    """Starts and ends of the agent, from the reboot into a target until the verdict."""
+    """Starts and ends of the agent, from the first written file of a target until the verdict."""
 
     update_id: str = field(metadata=key("updateID"))
     target: Target
@@ -52,7 +52,7 @@ class CrashRecord:
         return replace(
             self,
             boot_id=boot_id,
-            boot_count=self.boot_count + 1,
+            boot_count=self.boot_count + int(boot_id != self.origin_boot_id),
             crash_count=0,
             is_running=True,
         )

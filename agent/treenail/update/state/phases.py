@@ -49,16 +49,16 @@ TRANSITIONS: Mapping[Phase | None, Mapping[Phase | None, str]] = {
         Phase.VERIFYING: "everything is written and the kubelet or the container runtime was "
         "restarted, or the machine rebooted by another cause and the target is booted",
         Phase.UNCORDONING: "everything is written and the update needs no reboot",
-        Phase.CANCELLING: "a step failed, the request changed, a user cancelled, or another client "
-        "uncordoned the node",
+        Phase.CANCELLING: "a step failed, the request changed, a user cancelled, another client "
+        "uncordoned the node, or the agent crashed at each start",
     },
     Phase.REBOOTING: {
         Phase.STAGING: "the staged deployment is gone",
         Phase.DRAINING: "another client uncordoned the node before the deployment was unlocked",
         Phase.VERIFYING: "the target is booted",
         Phase.ROLLING_BACK: "the agent crashed at each start since the boot",
-        Phase.CANCELLING: "the request changed before the reboot, or the boot loader chose the "
-        "previous deployment",
+        Phase.CANCELLING: "the request changed before the reboot, the agent crashed at each start "
+        "before the reboot, or the boot loader chose the previous deployment",
     },
     Phase.VERIFYING: {
         Phase.UNCORDONING: "the node is healthy",
