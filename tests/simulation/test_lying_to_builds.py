@@ -16,6 +16,8 @@ SAMPLE = (
     ("outage of 15 s", 20),
     ("etcd restored to before the rollout", 0),
     ("etcd restored 15 writes back, with higher versions", 33),
+    ("watches held for 60 s", 27),
+    ("process stops for 100 s, another leads", 5),
 )
 
 

@@ -17,6 +17,7 @@ SAMPLE = (
     ("etcd restored 15 writes back", 8),
     ("etcd restored 15 writes back, with higher versions", 10),
     ("watches held for 60 s", 4),
+    ("all events up to 20 s late", 0),
 )
 
 
