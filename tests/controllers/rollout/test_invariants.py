@@ -6,6 +6,7 @@ lags; the controller restarts between any two writes.
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,12 +80,10 @@ class Walk(Simulation):
             self.written.clear()
         # Health is never stale here: no decision makes a node unreachable.
         now = {
-            name: NodeFacts(
-                **{
-                    **{slot: getattr(each, slot) for slot in NodeFacts.__slots__},
-                    "is_healthy": self.nodes[name].is_healthy,
-                    "ready_changed_at": self.nodes[name].ready_changed_at,
-                }
+            name: replace(
+                each,
+                is_healthy=self.nodes[name].is_healthy,
+                ready_changed_at=self.nodes[name].ready_changed_at,
             )
             for name, each in cache.items()
         }

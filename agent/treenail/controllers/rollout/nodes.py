@@ -93,6 +93,25 @@ class NodeFacts:
     uid: str = field(default="", compare=False)
     resource_version: str = field(default="", compare=False)
     """Condition of every write; excluded from comparisons."""
+    is_in_service: bool = field(init=False, compare=False)
+    is_done: bool = field(init=False, compare=False)
+    """The node has its desired config and image and reports Done."""
+    is_failing: bool = field(init=False, compare=False)
+    """The node is degraded on the way to its desired config or image."""
+    is_unavailable: bool = field(init=False, compare=False)
+    """The node counts against ``maxUnavailable``."""
+
+    def __post_init__(self) -> None:
+        """Evaluate predicates once: a sync asks each of them several times of each node."""
+        is_in_service = self.is_healthy and not self.unschedulable
+        is_current = self.current_config == self.desired_config and self.has_desired_image
+        is_done = is_current and self.current_config != "" and self.state == _DONE
+        is_failing = not is_current and self.is_degraded
+        is_at_rest = is_done or is_failing or self.is_unassigned
+        object.__setattr__(self, "is_in_service", is_in_service)
+        object.__setattr__(self, "is_done", is_done)
+        object.__setattr__(self, "is_failing", is_failing)
+        object.__setattr__(self, "is_unavailable", not (is_in_service and is_at_rest))
 
     @classmethod
     def from_json(cls, document: object, *, image_key: str = key.DESIRED_OS_IMAGE) -> "NodeFacts":
@@ -152,10 +171,6 @@ class NodeFacts:
         return self.labels.get(ZONE_LABEL, "")
 
     @property
-    def is_in_service(self) -> bool:
-        return self.is_healthy and not self.unschedulable
-
-    @property
     def is_managed(self) -> bool:
         """An agent has reported its config."""
         return self.current_config != ""
@@ -163,16 +178,6 @@ class NodeFacts:
     @property
     def has_desired_image(self) -> bool:
         return self.current_image == self.desired_image != ""
-
-    @property
-    def is_done(self) -> bool:
-        """The node has its desired config and image and reports Done."""
-        # A sync asks this several times of each node of its pool.
-        return (
-            self.state == _DONE
-            and self.current_config == self.desired_config != ""
-            and self.current_image == self.desired_image != ""
-        )
 
     @property
     def has_not_responded(self) -> bool:
@@ -185,20 +190,9 @@ class NodeFacts:
         return self.state in _DEGRADED_STATES
 
     @property
-    def is_failing(self) -> bool:
-        """The node is degraded on the way to its desired config or image."""
-        is_outdated = self.current_config != self.desired_config or not self.has_desired_image
-        return is_outdated and self.is_degraded
-
-    @property
     def is_unassigned(self) -> bool:
         """The node never had a target. It serves and waits for its first one."""
         return self.current_config == "" and self.desired_config == ""
-
-    @property
-    def is_unavailable(self) -> bool:
-        """The node counts against ``maxUnavailable``."""
-        return not self.is_in_service or not (self.is_done or self.is_failing or self.is_unassigned)
 
     def is_assigned(self, target: RolloutTarget) -> bool:
         """The node already has this target as its desired config and image."""
@@ -233,14 +227,14 @@ def overlay_written(
     The cache lags behind own writes. A decision on the cache alone would use the same capacity
     twice.
     """
-    overlaid = []
-    for node in nodes:
-        target, assigned_at = written.get(node.name, (None, 0.0))
-        if target is not None and not node.is_assigned(target):
-            overlaid.append(node.with_target(target, assigned_at))
-        else:
-            overlaid.append(node)
-    return tuple(overlaid)
+    return tuple(
+        node if node.name not in written else _overlay_node(node, *written[node.name])
+        for node in nodes
+    )
+
+
+def _overlay_node(node: NodeFacts, target: RolloutTarget, assigned_at: float) -> NodeFacts:
+    return node if node.is_assigned(target) else node.with_target(target, assigned_at)
 
 
 def _has_target(annotations: Mapping[str, str], image_key: str) -> bool:

@@ -376,6 +376,8 @@ class RolloutReconciler:
     def _update_prestage(self, sync: _PoolSync) -> None:
         """Request or withdraw prestaging. No other write depends on it."""
         prestage = sync.decision.prestage
+        if not (prestage.nodes_to_request or prestage.nodes_to_withdraw):
+            return
         by_name = {node.name: node for node in sync.snapshot.nodes}
         for names, target in (
             (prestage.nodes_to_request, sync.decision.target),
