@@ -67,6 +67,11 @@ def crash_at_each_start(node: Node) -> None:
     node.world.crashes = lambda world: world.booted in {B.digest, SAME_CONFIG.digest}
 
 
+def crash_after_power_cut(node: Node) -> None:
+    cut_power(node)
+    node.world.crashes = lambda world: world.file(configs.APP) == b"other"
+
+
 def boot_previous_deployment(node: Node) -> None:
     end_process(node)
     node.world.rolled_back = True
@@ -81,6 +86,7 @@ EVENTS: tuple[Callable[[Node], None], ...] = (
     uncordon,
     make_unhealthy,
     crash_at_each_start,
+    crash_after_power_cut,
     boot_previous_deployment,
 )
 
@@ -148,6 +154,7 @@ INTERRUPTIONS: tuple[Interruption, ...] = (
     (Phase.DRAINING, boot_previous_deployment, IMAGE_AND_FILES, BEGIN),
     (Phase.APPLYING, cut_power, IMAGE, BEGIN),
     (Phase.APPLYING, cut_power, FILES_WITH_REBOOT, END),
+    (Phase.APPLYING, crash_after_power_cut, FILES_WITH_REBOOT, END),
     (Phase.APPLYING, request_another_target, IMAGE, BEGIN),
     (Phase.APPLYING, uncordon, IMAGE, BEGIN),
     (Phase.REBOOTING, cut_power, IMAGE_ALONE, BEGIN),

@@ -335,7 +335,12 @@ class ActionRunner:
         update, impact = self._ledger.update, self._ledger.impact
         if update.phase is not Phase.APPLYING or update.boot_id != facts.boot_id:
             self._log_drained(update)
-            boot_trial = self._boot_trial.take_baseline(facts) if impact.needs_reboot else None
+            boot_trial = (
+                self._boot_trial.take_baseline(facts)
+                if impact.needs_reboot
+                # The crash counter reads the mode.
+                else replace(update.boot_trial, mode=facts.health_mode)
+            )
             update = self._ledger.enter_phase(Phase.APPLYING, boot_trial=boot_trial)
         staged_id = facts.deployments.staged_id if facts.deployments and impact.os.image else ""
         pending = self._planner.plan_pending_steps(

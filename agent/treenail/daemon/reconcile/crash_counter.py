@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class CrashCounter:
-    """Counts starts during a boot trial; opens the machine only when a rollback is needed."""
+    """Counts starts with an unverified target; opens the machine only for a rollback."""
 
     def __init__(
         self,
@@ -65,13 +65,13 @@ class CrashCounter:
                 return True
             raise
         update = record.update
-        if update is None or not _is_on_trial(update, boot_id):
+        if update is None or not _is_on_trial(update):
             if crashes is not None and not (update and update.phase is Phase.REBOOTING):
                 remove_crash_record(self._file)
             return False
         if crashes is None or crashes.update_id != update.id:
             crashes = derive_crash_record(update)
-        crashes = crashes.count_start(boot_id)
+        crashes = crashes.count_start(boot_id, counts_boot=update.phase is not Phase.APPLYING)
         self._write_crashes(crashes)
         if not crashes.failure or not _may_roll_back(crashes):
             return False
@@ -88,12 +88,20 @@ class CrashCounter:
         found = summarize_deployments(os.read_deployments(), self._kernel.read_command_line())
         if impact is None:
             return False
-        is_before_reboot = _is_before_reboot(update, boot_id)
-        if is_before_reboot and not files.find_unfinished(update.id).has_undo:
-            # The update has changed nothing that this agent reads.
-            return False
-        if not is_before_reboot and not is_in_effect(impact.os, found.running):
-            # Already rolled back: the loop finishes the update.
+        is_booted = is_in_effect(impact.os, found.running)
+        is_before_reboot = update.boot_id == boot_id and _has_begun(update)
+        if update.phase is Phase.APPLYING and (is_before_reboot or impact.os.is_empty):
+            unfinished = files.find_unfinished(update.id)
+            if not (unfinished.has_undo or unfinished.is_interrupted):
+                log.error(
+                    "%s: %s; no written file of it can be restored; request another target, and "
+                    "see the journal for the cause",
+                    update.target,
+                    crashes.failure,
+                )
+                return False
+        elif not is_before_reboot and not is_booted:
+            # Already rolled back, or the staged deployment is gone: the loop finishes the update.
             return False
         if update.phase is Phase.ROLLING_BACK and update.boot_id != boot_id:
             is_restored = impact.os.is_empty and not files.find_unfinished(update.id).has_undo
@@ -132,6 +140,8 @@ class CrashCounter:
         now = self._clock.now()
         update = update.enter_phase(Phase.CANCELLING, boot_id=crashes.boot_id, now=now)
         self._write_record(replace(record, update=update, quarantined=quarantined))
+        if files.find_unfinished(update.id).is_interrupted:
+            files.recover_interrupted(update.id)
         files.restore_pending()
         return False
 
@@ -175,6 +185,10 @@ class CrashCounter:
             error,
             extra={"message_id": MessageId.HEALTH_CHECK_FAILED},
         )
+        if not crashes.needs_reboot:
+            # The node may be in service.
+            log.warning("restored the files before %s", crashes.target)
+            return False
         self._write_crashes(replace(crashes, rollback_reboots=crashes.rollback_reboots + 1))
         log.info(
             "rolling back %s without the ledger",
@@ -241,16 +255,13 @@ def _may_roll_back(crashes: CrashRecord) -> bool:
     return False
 
 
-def _is_on_trial(update: UpdateRecord, boot_id: str) -> bool:
+def _is_on_trial(update: UpdateRecord) -> bool:
     """Return whether the agent runs with a target that is not yet verified, or rolled back."""
     if update.boot_trial.is_healthy:
         return False
-    phases = {Phase.REBOOTING, Phase.VERIFYING, Phase.ROLLING_BACK}
-    return update.phase in phases or _is_before_reboot(update, boot_id)
+    return _has_begun(update) or update.phase in {Phase.VERIFYING, Phase.ROLLING_BACK}
 
 
-def _is_before_reboot(update: UpdateRecord, boot_id: str) -> bool:
-    """Return whether the target's files are written, or being written, and not yet booted."""
-    if update.phase is Phase.REBOOTING:
-        return update.boot_id == boot_id
-    return update.phase is Phase.APPLYING
+def _has_begun(update: UpdateRecord) -> bool:
+    """Return whether files of the target may be written, and no boot with it is recorded."""
+    return update.phase in {Phase.APPLYING, Phase.REBOOTING}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from treenail import codec
 from treenail.codec import CodecError, key
 from treenail.update.state.boot_trial import HealthCheckMode
+from treenail.update.state.phases import Phase
 from treenail.update.state.record import Target, UpdateRecord
 
 Json = dict[str, object]
@@ -26,11 +27,13 @@ class CrashRecord:
     update_id: str = field(metadata=key("updateID"))
     target: Target
     origin_boot_id: str = field(default="", metadata=key("originBootID"))
-    """The boot that requested the reboot into the target."""
+    """The boot in which the files were written, and the reboot into the target was requested."""
     origin_id: str = field(default="", metadata=key("originID"))
     """The deployment that was booted then; empty if unknown."""
     has_os_change: bool = field(default=True, metadata=key("osChange"))
     """The target is another deployment; otherwise a rollback restores files alone."""
+    needs_reboot: bool = field(default=True, metadata=key("needsReboot"))
+    """Without it the node may be in service, so a rollback must not reboot it."""
     mode: HealthCheckMode = field(
         default=HealthCheckMode.ENFORCE,
         metadata=key("healthMode", fallback=HealthCheckMode.ENFORCE),
@@ -44,15 +47,18 @@ class CrashRecord:
     """The agent started and has not recorded a clean stop."""
     rollback_reboots: int = field(default=0, metadata=key("rollbackReboots"))
 
-    def count_start(self, boot_id: str) -> "CrashRecord":
-        """Return the record after a start: an earlier start without a clean stop was a crash."""
+    def count_start(self, boot_id: str, *, counts_boot: bool = True) -> "CrashRecord":
+        """Return the record after a start: an earlier start without a clean stop was a crash.
+
+        Without ``counts_boot`` the boot is none into the target.
+        """
         if boot_id == self.boot_id:
             crash_count = self.crash_count + int(self.is_running)
             return replace(self, crash_count=crash_count, is_running=True)
         return replace(
             self,
             boot_id=boot_id,
-            boot_count=self.boot_count + int(boot_id != self.origin_boot_id),
+            boot_count=self.boot_count + int(counts_boot and boot_id != self.origin_boot_id),
             crash_count=0,
             is_running=True,
         )
@@ -68,11 +74,14 @@ class CrashRecord:
 
 
 def derive_crash_record(update: UpdateRecord) -> CrashRecord:
-    """Return the record of an update whose agent wrote none: it was an older version."""
+    """Return the record of an update that has none: before its reboot, or of an older agent."""
     trial = update.boot_trial
+    is_before_boot = update.phase in {Phase.APPLYING, Phase.REBOOTING}
     return CrashRecord(
         update_id=update.id,
         target=update.target,
+        origin_boot_id=update.boot_id if is_before_boot else "",
+        needs_reboot=update.impact is None or update.impact.needs_reboot,
         has_os_change=update.impact is None or not update.impact.os.is_empty,
         mode=trial.mode,
         boot_id=trial.boot_id,

@@ -48,6 +48,8 @@ TRANSITIONS: Mapping[Phase | None, Mapping[Phase | None, str]] = {
         Phase.REBOOTING: "everything is written and the update needs a reboot",
         Phase.VERIFYING: "everything is written and the kubelet or the container runtime was "
         "restarted, or the machine rebooted by another cause and the target is booted",
+        Phase.ROLLING_BACK: "the machine rebooted by another cause, and the agent crashed at each "
+        "start since then",
         Phase.UNCORDONING: "everything is written and the update needs no reboot",
         Phase.CANCELLING: "a step failed, the request changed, a user cancelled, another client "
         "uncordoned the node, or the agent crashed at each start",

@@ -1,0 +1,133 @@
+"""An agent that crashes at each start from the first written file on, before any boot trial."""
+
+import pytest
+
+from tests.daemon.configuration.test_config_walks import STOCK
+from tests.daemon.nodes import Node
+from tests.daemon.reconcile.test_bad_boots import FILES_ALONE, has_other_files, started
+from tests.daemon.reconcile.test_boot_trials import make_live_update, settle
+from tests.fakes.world import Killed, PowerCut, World, read_phase
+from treenail.api import annotations as key
+from treenail.api.disruptionpolicy import (
+    ClusterDisruptionPolicy,
+    DisruptionPolicy,
+    FileDisruptionPolicy,
+    NonePolicyAction,
+)
+from treenail.update.state.phases import Phase
+from treenail.update.state.record import Target
+
+OTHER = "/etc/other.conf"
+KUBELET = "/etc/kubelet.conf"
+TURNS = 60
+
+
+def crash_always(_world: World) -> bool:
+    return True
+
+
+def crash_never(_world: World) -> bool:
+    return False
+
+
+def has_kubelet_file(world: World) -> bool:
+    return world.file(KUBELET) is not None
+
+
+def stop_in_applying(node: Node, target: Target, path: str, fault: type[BaseException]) -> None:
+    """Strike once the file is written in phase applying; the agent is not started again."""
+    world = node.world
+    world.request_target(target)
+
+    def strike(_step: str) -> None:
+        if read_phase(world.ledger) is Phase.APPLYING and world.file(path) is not None:
+            world.fault_point = lambda _: None
+            raise fault
+
+    world.fault_point = strike
+    for _ in range(TURNS):
+        world.drain_controller()
+        node.turn()
+        if node.process is None and read_phase(world.ledger) is Phase.APPLYING:
+            return
+    raise AssertionError(f"{path} was never written in phase applying")
+
+
+def settle_often(node: Node) -> None:
+    for _ in range(3):
+        node.settle()
+
+
+def test_power_cut_with_written_files_reboots_after_the_rollback() -> None:
+    node = started(STOCK)
+    world = node.world
+    world.configs[FILES_ALONE.name] = FILES_ALONE
+    stop_in_applying(node, Target("files"), OTHER, PowerCut)
+    boots = world.boots
+    world.crashes = has_other_files
+    settle_often(node)
+    assert world.file(OTHER) is None
+    # The kernel and early services of that boot have read the files.
+    assert world.boots > boots
+    assert "crashed 5 times" in world.annotations[key.REASON]
+
+
+def test_live_update_is_restored_without_a_reboot() -> None:
+    node = started(STOCK)
+    target, world = make_live_update(node), node.world
+    boots = world.boots
+    stop_in_applying(node, target, KUBELET, Killed)
+    world.crashes = has_kubelet_file
+    settle_often(node)
+    assert (world.file(KUBELET), world.boots) == (None, boots)
+    assert "crashed 5 times" in world.annotations[key.REASON]
+
+
+def test_damaged_ledger_in_a_live_update_reboots_nothing() -> None:
+    node = started(STOCK)
+    target, world = make_live_update(node), node.world
+    boots = world.boots
+    stop_in_applying(node, target, KUBELET, Killed)
+    world.crashes = crash_always
+    node.turn()
+    assert world.crash_record is not None
+    world.crashes, world.ledger = crash_never, "not JSON"
+    settle(node)
+    assert world.boots == boots
+
+
+def test_live_update_in_report_mode_keeps_its_files() -> None:
+    node = started(STOCK)
+    target, world = make_live_update(node), node.world
+    world.annotations[key.HEALTH_MODE] = "report"
+    stop_in_applying(node, target, KUBELET, Killed)
+    world.crashes = has_kubelet_file
+    settle_often(node)
+    assert world.file(KUBELET) is not None
+
+
+def test_boots_of_the_origin_are_no_boots_of_the_target() -> None:
+    node = started(STOCK)
+    world = node.world
+    world.configs[FILES_ALONE.name] = FILES_ALONE
+    stop_in_applying(node, Target("files"), OTHER, Killed)
+    for _ in range(5):
+        world.crashes = crash_always
+        node.turn()
+        node.process = None
+        world.power_cut()
+    world.crashes = crash_never
+    settle_often(node)
+    assert "booted" not in world.annotations.get(key.REASON, "")
+
+
+def test_crashes_that_nothing_can_undo_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    node = started(STOCK)
+    target, world = make_live_update(node), node.world
+    policy = FileDisruptionPolicy(KUBELET, (NonePolicyAction(),))
+    world.policy = ClusterDisruptionPolicy(DisruptionPolicy(files=(policy,)))
+    stop_in_applying(node, target, KUBELET, Killed)
+    world.crashes = crash_always
+    for _ in range(TURNS):
+        node.turn()
+    assert "no written file of it can be restored" in caplog.text
