@@ -208,15 +208,16 @@ def _format_byte(byte: int) -> str:
 
 
 def _is_longer(document: Any, limit: int) -> bool:
-    """Tell whether the document needs more than ``limit`` bytes for certain.
+    """Return whether the document certainly needs more than ``limit`` bytes.
 
-    Aliases of YAML can make a few bytes a document of gigabytes, or one without an end.
+    Aliases of YAML can make a few bytes a document of gigabytes, or one without an end. JSON has
+    no tuples and sets, so these count as too long.
     """
     size = 0
     for parent, key in _list_places(document):
         value = parent[key]
-        size += len(value) if isinstance(value, str) else 1
-        if size > limit:
+        size += sum(len(each) if isinstance(each, str | bytes) else 1 for each in (key, value))
+        if size > limit or isinstance(value, tuple | set):
             return True
     return False
 

@@ -110,6 +110,10 @@ PREVIOUS_FAILURE = OWN_PREFIX + "previous-failure"
 ADOPTED_DATA = OWN_PREFIX + "adopted-data"
 """SHA-256 of the data that an installation brought; different data are those of another writer."""
 
+# Of the ConfigMap and the Secrets that the Job of a build mounts, written by the build controller.
+WRITTEN_BY = OWN_PREFIX + "written-by"
+"""The process that wrote the object: the write of another one differs, and changes its version."""
+
 # Labels of a MachineOSBuild and of the objects of its Job.
 TARGET_POOL = PREFIX + "target-machine-config-pool"
 RENDERED_CONFIG = PREFIX + "rendered-machine-config"

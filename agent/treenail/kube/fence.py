@@ -1,4 +1,4 @@
-"""Writes of a process that may lose its lead: not sent, or withdrawn if they come too late."""
+"""Writes of a process that may lose its lead: not sent, or undone if they come too late."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,7 +38,7 @@ class LeaderTransport:
 
 
 class LateWrites:
-    """Withdraws what was created after the lead had ended.
+    """Deletes objects that this process created after its lead had ended.
 
     `LeaderTransport` cannot prevent that: the process may be paused while it sends, and the next
     leader may have cleaned up before the request arrives.
@@ -52,7 +52,8 @@ class LateWrites:
     def check_created(self, resource: Resource, created: Json) -> None:
         """Without the lead, delete a created object and raise NotLeaderError.
 
-        An object that another client changed since then stays.
+        An object that another client changed since then stays. An update with equal content
+        changes no resourceVersion, so the object needs a part that differs for each process.
         """
         if self._is_leader():
             return

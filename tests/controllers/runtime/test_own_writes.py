@@ -96,13 +96,50 @@ def test_deleted_object_is_hidden_but_not_the_next_one_of_its_name(
     assert writes.overlay(View({"a": thing("6", uid="u2")})) == {"a": thing("6", uid="u2")}
 
 
+def test_deletion_of_an_object_that_the_watch_does_not_show_yet_is_kept(
+    writes: OwnWrites[Thing], clock: FakeClock
+) -> None:
+    writes.record_deletion("a", "u1")
+    assert writes.overlay(View()) == {}
+    assert writes.overlay(View({"a": thing("5")})) == {}
+    clock.move(MAX_AGE_S + 1.0)
+    assert writes.overlay(View(listed_at=-100.0)) == {}
+    assert writes.overlay(View({"a": thing("5")})) == {"a": thing("5")}
+
+
+def test_object_that_another_client_replaced_is_shown_at_once(writes: OwnWrites[Thing]) -> None:
+    replacement = View({"a": thing("9", uid="u2")})
+    writes.record_write(thing("1"), thing("2"))
+    assert writes.overlay(replacement) == {"a": thing("9", uid="u2")}
+    writes.record_write(None, thing("11", uid="u3"))
+    assert writes.overlay(replacement) == {"a": thing("11", uid="u3")}
+
+
+def test_write_that_changed_nothing_is_seen_at_once(
+    writes: OwnWrites[Thing], clock: FakeClock
+) -> None:
+    view = View({"a": thing("1")}, listed_at=clock.monotonic() - 1.0)
+    writes.record_write(thing("1"), thing("1"))
+    writes.overlay(view)
+    clock.move(MAX_AGE_S + 1.0)
+    writes.overlay(view)
+    assert view.lists_requested == 0
+
+
+def test_forgotten_writes_hide_nothing(writes: OwnWrites[Thing]) -> None:
+    writes.record_write(None, thing("1"))
+    writes.forget_writes()
+    assert writes.overlay(View()) == {}
+
+
 def test_deletion_is_forgotten_once_the_watch_or_a_later_list_decides(clock: FakeClock) -> None:
     deletions = OwnDeletions(clock)
     view = View(listed_at=clock.monotonic() - 1.0)
-    deletions.record("u1")
-    deletions.record("u2")
+    deletions.record_deletion("u1")
+    deletions.record_deletion("u2")
     assert deletions.find_hidden(view, {"u1", "u2"}) == {"u1", "u2"}
-    assert deletions.find_hidden(view, {"u1"}) == {"u1"}
+    # The watch may show neither the creation nor the deletion of u2 yet.
+    assert deletions.find_hidden(view, {"u1"}) == {"u1", "u2"}
     clock.move(MAX_AGE_S + 1.0)
     assert deletions.find_hidden(view, {"u1"}) == {"u1"}
     assert view.lists_requested == 1

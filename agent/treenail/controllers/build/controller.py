@@ -418,7 +418,7 @@ class BuildController:
                 self._parts.jobs.adopt_attempt(job, found.builds[build])
             case DeleteJob(job, why, has_inputs):
                 self._parts.jobs.end_attempt(job, has_inputs=has_inputs)
-                self._own_job_deletions.record(job.uid)
+                self._own_job_deletions.record_deletion(job.uid)
                 log.info("deleted Job %s: %s", job.name, why)
             case _:
                 self._writer.execute(action, found)

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import uuid
 from contextlib import suppress
 
 from treenail.api import annotations as key
@@ -25,7 +26,7 @@ from treenail.controllers.build.planning import BuildPlan, BuildPlanner, SystemP
 from treenail.errors import AlreadyExistsError, ConflictError, NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.fence import LateWrites
-from treenail.kube.resources import CONFIGMAPS, JOBS, SECRETS, Resource
+from treenail.kube.resources import CONFIGMAPS, JOBS, SECRETS, Resource, get_object
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class JobBuilder:
     ) -> None:
         self._client = client
         self._late_writes = late_writes
+        self._identity = uuid.uuid4().hex
         self._planner = planner
         self._settings = settings
         self._lock = threading.Lock()
@@ -159,11 +161,18 @@ class JobBuilder:
     def _put(self, resource: Resource, body: Json) -> None:
         """Create an object, or replace the one of an earlier attempt."""
         namespace = self._settings.namespace
+        fields = Fields.from_json(body, resource.kind)
+        metadata = fields.get_object("metadata").values
+        notes = get_object(metadata, "annotations")
+        # Another leader changes the object by its update, even if all else is equal.
+        body = {
+            **body,
+            "metadata": {**metadata, "annotations": {**notes, key.WRITTEN_BY: self._identity}},
+        }
         try:
             created = self._client.create(resource, body, namespace=namespace)
         except AlreadyExistsError:
-            metadata = Fields.from_json(body, "").get_object("metadata")
-            self._client.update(resource, metadata.get_text("name"), body, namespace=namespace)
+            self._client.update(resource, str(metadata["name"]), body, namespace=namespace)
         else:
             if self._late_writes is not None:
                 # The next leader may have ended the build, and deleted its inputs, already.

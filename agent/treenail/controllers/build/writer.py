@@ -134,7 +134,7 @@ class BuildWriter:
         try:
             created = self._client.create(MACHINEOSBUILDS, body)
         except AlreadyExistsError:
-            # By a request whose answer was lost, or by the leader before; the watch lags.
+            # Another process, or a request without an answer, created it, and the watch lags.
             created = self._client.get(MACHINEOSBUILDS, wanted.name)
             self._builds.record_write(None, MachineOSBuild.from_json(created))
             log.debug("%s exists already", wanted.name)

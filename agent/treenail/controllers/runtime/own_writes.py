@@ -31,7 +31,7 @@ class ListedView(Protocol[T_co]):
         """Monotonic time at which the last complete list began; None before the first one."""
 
     def request_list(self) -> None:
-        """List again; ``listed_at`` tells when it is done."""
+        """List again; ``listed_at`` shows when it is done."""
 
     def get_all(self) -> Mapping[str, T_co]:
         """Return a copy of all values, by key."""
@@ -70,7 +70,8 @@ class OwnWrites(Generic[T]):
             if known is not None and known.uid == meta.uid:
                 is_created, older = is_created or known.is_created, known.older
             if previous is not None:
-                older |= {previous.metadata.resource_version}
+                # A write that changed nothing has the version of the object before it.
+                older = (older | {previous.metadata.resource_version}) - {meta.resource_version}
             now = self._clock.monotonic()
             self._by_name[meta.name] = _Written(older, written, meta.uid, now, is_created)
 
@@ -82,17 +83,39 @@ class OwnWrites(Generic[T]):
 
     def overlay(self, view: ListedView[T]) -> dict[str, T]:
         """Return the objects with the own writes that the watch does not show yet."""
-        found = dict(view.get_all())
         with self._lock:
+            # Under the lock: a write of another thread is newer than an earlier copy of the cache.
+            found = dict(view.get_all())
             for name, written in list(self._by_name.items()):
-                is_news = _is_news(written, found.get(name))
-                if not is_news or _is_outdated(written.at, view, self._clock):
+                is_unseen = self._is_unseen(written, found.get(name))
+                if not is_unseen or _is_outdated(written.at, view, self._clock):
                     del self._by_name[name]
                 elif written.value is None:
                     found.pop(name, None)
                 else:
                     found[name] = written.value
         return found
+
+    def forget_writes(self) -> None:
+        """Forget all writes: a restored etcd may lack them."""
+        with self._lock:
+            self._by_name.clear()
+
+    def _is_unseen(self, written: _Written[T], cached: T | None) -> bool:
+        """Return whether the watch does not show the write yet."""
+        if written.value is None:
+            if cached is None:
+                # The watch may not show the creation yet, and then both.
+                return self._clock.monotonic() - written.at <= MAX_AGE_S
+            return cached.metadata.uid == written.uid
+        if cached is None:
+            # Otherwise it would be in the cache: another client deleted it.
+            return written.is_created
+        meta = cached.metadata
+        if meta.uid != written.uid:
+            # The object before it, or, if this process only changed it, the one after it.
+            return written.is_created
+        return meta.resource_version in written.older
 
 
 class OwnDeletions:
@@ -103,35 +126,27 @@ class OwnDeletions:
         self._lock = threading.Lock()
         self._deleted_at: dict[str, float] = {}
 
-    def record(self, uid: str) -> None:
+    def record_deletion(self, uid: str) -> None:
         """Store the deletion of an object."""
         with self._lock:
             self._deleted_at[uid] = self._clock.monotonic()
 
     def find_hidden(self, view: ListedView[object], shown: Collection[str]) -> frozenset[str]:
-        """Return the deleted UIDs of those that the view shows."""
+        """Return the deleted UIDs; ``shown`` are those in the view."""
+        now = self._clock.monotonic()
         with self._lock:
+            # The watch may not show the creation of a deleted object yet.
             self._deleted_at = {
                 uid: at
                 for uid, at in self._deleted_at.items()
-                if uid in shown and not _is_outdated(at, view, self._clock)
+                if (uid in shown or now - at <= MAX_AGE_S)
+                and not _is_outdated(at, view, self._clock)
             }
             return frozenset(self._deleted_at)
 
 
-def _is_news(written: _Written[T], cached: T | None) -> bool:
-    """Tell whether the cache does not show the write yet."""
-    if written.value is None:
-        return cached is not None and cached.metadata.uid == written.uid
-    if cached is None:
-        # Otherwise it would be in the cache: another client deleted it.
-        return written.is_created
-    meta = cached.metadata
-    return meta.uid != written.uid or meta.resource_version in written.older
-
-
 def _is_outdated(at: float, view: ListedView[object], clock: Clock) -> bool:
-    """Tell whether a list after the write at this time replaces it; request one that is due."""
+    """Return whether a list after the write at this time replaces it; request one that is due."""
     if clock.monotonic() - at <= MAX_AGE_S:
         return False
     if view.listed_at is not None and view.listed_at > at:

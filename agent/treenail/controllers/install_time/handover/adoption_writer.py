@@ -37,6 +37,12 @@ class AdoptionWriter:
         self.created: set[tuple[str, str, str, str]] = set()
         """Keys of objects that exist, as attempts to create them found."""
 
+    def forget_writes(self) -> None:
+        """Forget what was written: a restored etcd may lack it."""
+        self.created.clear()
+        self.configs.forget_writes()
+        self.builds.forget_writes()
+
     def execute(self, action: AdoptionAction) -> None:
         """Execute one action; raise `ClusterError`."""
         match action:

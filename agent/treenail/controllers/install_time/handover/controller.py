@@ -165,7 +165,7 @@ class InstallController:
         self._namespace = namespace
         self._writer = AdoptionWriter(client, clock)
         self._marked_at: dict[str, float] = {}
-        """When a node was asked to drop the bootstrap registry (monotonic time)."""
+        """Monotonic time of the annotation that requests to drop the bootstrap registry."""
         self._late: dict[str, bool] = {}
         """Whether the image of a pool is overdue."""
         self._gauge = None
@@ -214,7 +214,7 @@ class InstallController:
         def handle_list() -> None:
             if informers.restored_s < _RESTORED_S:
                 # A restore of etcd took objects away.
-                self._writer.created.clear()
+                self._writer.forget_writes()
                 enqueue(KEY)
 
         def handle_config(_name: str, _: object, after: MachineOSConfig | None) -> None:
