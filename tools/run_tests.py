@@ -37,6 +37,8 @@ TESTS_FAILED = 1
 CHECKED = ("--ignore=tests/test_style.py", "--ignore=tests/test_layers.py")
 MACHINES = (
     *(sys.executable, "-m", "vmlab.run", "--if-possible", "-m", "smoke"),
+    # Its cache would replace that of the tests, which names the failed ones.
+    *("-p", "no:cacheprovider"),
     f"--junitxml={MACHINES_FILE}",
 )
 PATIENCE = "3"
@@ -89,8 +91,11 @@ def run_alone(failed: Sequence[str]) -> int:
     print(f"running {len(failed)} failed tests again, alone", flush=True)
     code = subprocess.run(ALONE, check=False).returncode
     failed_again = find_failed(ALONE_FILE)
+    ran_again = summarize.read_results(str(ALONE_FILE)) if ALONE_FILE.exists() else {}
     for name in failed:
         result = "failed again" if name in failed_again else "failed, and passed alone"
+        if name not in ran_again:
+            result = "failed, and did not run again"
         print(f"{result}: {name}", flush=True)
     return code
 
