@@ -2,7 +2,7 @@
 
 import pytest
 
-from treenail.sanitize import sanitize_text
+from treenail.sanitize import quote_value, sanitize_text
 
 DIGEST = "sha256:" + "ab" * 32
 
@@ -46,6 +46,11 @@ def test_sanitize_removes_only_credentials(text: str, scrubbed: str) -> None:
 
 def test_sanitize_cuts_long_text_with_ellipsis() -> None:
     assert sanitize_text("x" * 100, limit=10) == "xxxxxxxxx…"
+
+
+@pytest.mark.parametrize("value", ["x" * 200_000, {"a" * 60: ["b" * 60]}, 10**200])
+def test_quoted_value_is_bounded(value: object) -> None:
+    assert len(quote_value(value)) == 100
 
 
 @pytest.mark.parametrize(

@@ -38,3 +38,8 @@ def sanitize_text(text: str, *, limit: int = _LIMIT) -> str:
     for pattern in (_ASSIGNMENT, _OPTION, _JSON_VALUE, _USER_OPTION):
         line = pattern.sub(r"\1…", line)
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def quote_value(value: object, *, limit: int = 100) -> str:
+    """Return a value of an untrusted document in quotes, as `sanitize_text` returns texts."""
+    return sanitize_text(repr(value), limit=limit)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from treenail.codec import parse_json
 from treenail.errors import HostError
 from treenail.host.ostree.deployments import OstreeDeployment, parse_digest
-from treenail.sanitize import sanitize_text
+from treenail.sanitize import quote_value, sanitize_text
 
 Json = Mapping[str, object]
 
@@ -50,7 +50,8 @@ def parse_status(content: bytes) -> BootcStatus:
     found = _get_table(document)
     if found.get("apiVersion") != _API:
         raise HostError(
-            f"cannot read bootc status: its apiVersion is {found.get('apiVersion')!r}, not {_API}",
+            "cannot read bootc status: its apiVersion is "
+            f"{quote_value(found.get('apiVersion'))}, not {_API}",
             remedy="update treenail or bootc",
         )
     status = _get_table(found.get("status"))

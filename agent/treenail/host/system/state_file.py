@@ -12,6 +12,7 @@ from treenail.codec import parse_json
 from treenail.errors import FileError, LedgerError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
+from treenail.sanitize import quote_value
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Ledger:
         version = document.get("version")
         if version != LEDGER_VERSION:
             raise LedgerError(
-                f"cannot read the ledger {path}: its version is {version!r}, "
+                f"cannot read the ledger {path}: its version is {quote_value(version)}, "
                 f"this agent supports {LEDGER_VERSION}",
                 remedy=f"install the treenail that wrote it, or move {path} away; "
                 f"{_MOVED_CONSEQUENCE}",
