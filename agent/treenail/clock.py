@@ -4,6 +4,10 @@ import time
 from datetime import datetime
 from typing import Protocol
 
+# RFC 3339 writes years with four digits.
+_YEAR_1000 = -30_610_224_000
+_END_OF_9999 = 253_402_300_799
+
 
 class Clock(Protocol):
     """Interface of a clock; tests pass one that they can move."""
@@ -40,8 +44,12 @@ class BootTimeClock(SystemClock):
 
 
 def format_rfc3339(seconds: float) -> str:
-    """Format seconds since the epoch as Kubernetes does, in UTC: ``2026-01-31T12:00:00Z``."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+    """Format seconds since the epoch as Kubernetes does, in UTC: ``2026-01-31T12:00:00Z``.
+
+    A time of another year than 1000 to 9999 becomes the nearest of these: damaged files name them.
+    """
+    bounded = min(max(seconds, _YEAR_1000), _END_OF_9999)
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(bounded))
 
 
 def format_micro_time(seconds: float) -> str:

@@ -17,6 +17,7 @@ unions. Dataclasses in a union need a field of the same key that is a different 
 """
 
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -301,12 +302,23 @@ def _decode_member(kind: type[Enum], value: object, path: str) -> Enum:
 
 
 def _expect(kind: type[T], value: object, path: str) -> T:
-    if kind is float and type(value) is int:
-        return cast("T", float(value))
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return cast("T", _read_float(value, path))
     if type(value) is not kind:
         found = _JSON_NAMES.get(type(value), type(value).__name__)
         raise CodecError(path, f"expected {_JSON_NAMES[kind]}, found {found}")
     return value
+
+
+def _read_float(value: float, path: str) -> float:
+    """Convert a number of JSON, in which Python also reads NaN and integers of any size."""
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise CodecError(path, "expected a finite number")
+    return number
 
 
 @cache

@@ -143,7 +143,11 @@ def _read_seconds(fields: Fields) -> dict[str, float]:
     for name, value in list(fields.values.items())[:_MAX_PHASES]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise fields.make_error(name, "a number of seconds")
-        if not (math.isfinite(value) and value >= 0):
+        try:
+            seconds = float(value)
+        except OverflowError:  # an integer of JSON may have any size
+            seconds = math.inf
+        if not (math.isfinite(seconds) and seconds >= 0):
             raise fields.make_error(name, "a number of seconds")
-        found[name[:_MAX_NAME]] = float(value)
+        found[name[:_MAX_NAME]] = seconds
     return found

@@ -152,7 +152,10 @@ def test_invalid_request_has_a_problem(
 def test_request_with_two_pem_blocks_is_refused(first: bytes) -> None:
     content = first + make_pkcs10("system:node:master-0")
     found = parse(make_request("csr-1", content))
-    assert (found.node, found.problem) == ("", "it is not a certificate request in PEM")
+    assert (found.node, found.problem) == (
+        "",
+        "it is not a certificate request in PEM that can be verified",
+    )
 
 
 def test_long_node_name_is_read_without_a_warning() -> None:

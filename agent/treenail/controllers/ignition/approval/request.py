@@ -120,7 +120,7 @@ def _list_suffixes(groups: tuple[str, ...], prefix: str) -> list[str]:
 def _read_node_name(request: str, usages: frozenset[str]) -> str:
     """Return the node name of a PKCS #10 request in PEM in base64; raise `ConfigError`."""
     # Imported late: it takes 30 ms, and few clusters enable the controller.
-    from cryptography import x509  # noqa: PLC0415 - as above
+    from cryptography import exceptions, x509  # noqa: PLC0415 - as above
     from cryptography.x509.oid import NameOID  # noqa: PLC0415 - as above
 
     if usages not in _USAGES:
@@ -134,8 +134,18 @@ def _read_node_name(request: str, usages: frozenset[str]) -> str:
         names = [str(each.value) for each in find(NameOID.COMMON_NAME)]
         groups = [str(each.value) for each in find(NameOID.ORGANIZATION_NAME)]
         extensions = [each.oid for each in parsed.extensions]
-    except (ValueError, TypeError, binascii.Error) as error:
-        raise ConfigError("it is not a certificate request in PEM") from error
+        # It also reads the key, which may be of a curve or an algorithm that is not supported.
+        is_signed = parsed.is_signature_valid
+    except (
+        ValueError,
+        TypeError,
+        binascii.Error,
+        x509.DuplicateExtension,
+        x509.InvalidVersion,
+        x509.UnsupportedGeneralNameType,
+        exceptions.UnsupportedAlgorithm,
+    ) as error:
+        raise ConfigError("it is not a certificate request in PEM that can be verified") from error
     if groups != [_NODES]:
         raise ConfigError(f"its organization is not {_NODES}")
     node = names[0].removeprefix(_NODE_PREFIX) if len(names) == 1 else ""
@@ -143,7 +153,7 @@ def _read_node_name(request: str, usages: frozenset[str]) -> str:
         raise ConfigError(f"its common name is not {_NODE_PREFIX} and the name of a Node")
     if x509.SubjectAlternativeName.oid in extensions:
         raise ConfigError("it has alternative names")
-    if not parsed.is_signature_valid:
+    if not is_signed:
         raise ConfigError("its signature is invalid")
     return node
 

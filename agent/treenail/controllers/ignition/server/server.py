@@ -322,6 +322,8 @@ class _IgnitionRequestHandler(LimitedRequestHandler):
     def _send_head(
         self, status: HTTPStatus, length: int, headers: Mapping[str, str] | None = None
     ) -> None:
+        # http.server sends no head for HTTP/0.9.
+        self.request_version = self.protocol_version
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(length))
