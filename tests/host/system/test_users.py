@@ -64,6 +64,18 @@ def test_set_password_hash_adds_line_and_restore_removes_it(root):
     assert shadow(root) == SHADOW
 
 
+def test_set_password_hash_keeps_last_line_without_newline(root):
+    (root.prefix / "etc/shadow").write_text(SHADOW.removesuffix("\n"))
+    shadows = ShadowFile(root, FakeClock(86_400.0 * 20_000))
+    line = shadows.read_line("last")
+    assert line == "last:!!:19000::::::"
+    shadows.set_password_hash("core", "$6$new")
+    assert shadow(root) == SHADOW.replace("$6$old:19000", "$6$new:20000")
+    shadows.set_password_hash("last", "$6$last")
+    shadows.restore_line("last", line)
+    assert shadows.read_line("last") == line
+
+
 def test_restore_line_keeps_changes_of_other_users(root):
     shadows = ShadowFile(root, FakeClock())
     line = shadows.read_line("core")

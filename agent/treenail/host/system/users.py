@@ -78,7 +78,9 @@ class ShadowFile:
 
     def _read_lines(self) -> Iterator[str]:
         content = self._files.read_file(SHADOW_FILE) or b""
-        yield from content.decode("utf-8", "surrogateescape").split("\n")[:-1]
+        # The C library reads a last line without a newline, too.
+        text = content.decode("utf-8", "surrogateescape").removesuffix("\n")
+        yield from text.split("\n") if text else ()
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
