@@ -16,9 +16,10 @@ from treenail.config.wanted import read_wanted_state
 from treenail.daemon.configuration.apply import apply_steps
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.daemon.configuration.drift_monitor import DriftMonitor
-from treenail.daemon.configuration.inspect import MachineInspector
+from treenail.daemon.configuration.inspect import MachineInspector, UnitStateSource
 from treenail.daemon.configuration.path_watcher import InotifyPathWatcher
 from treenail.daemon.configuration.step_runner import StepRunner
+from treenail.errors import BusError
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
@@ -76,6 +77,7 @@ class Site:
         )
         apply_steps(self.plan(), self.runner)
         self.booted = BootedState(("quiet",))
+        self.unit_states: UnitStateSource = UnitFileReader(HostFiles(self.root))
         self.rings = 0
         self.paths = InotifyPathWatcher(self.root, self.ring)
         self.paths.start()
@@ -88,7 +90,7 @@ class Site:
     def start(self) -> None:
         """Start an agent without any state."""
         self.watch = DriftMonitor(
-            DriftCheck(self.machine, UnitFileReader(HostFiles(self.root))),
+            DriftCheck(self.machine, self.unit_states),
             self.paths,
             lambda _: ExpectedState.from_wanted(self.wish),
             SystemClock(),
@@ -254,6 +256,55 @@ def test_contested_drift_is_reported_and_no_longer_repaired(site):
     found = wait_until(lambda: site.look().blocking)
     assert [each.subject for each in found] == ["/etc/motd"]
     assert site.look().contested == {"/etc/motd"}
+
+
+class FailingUnitStates:
+    """Unit states by the files; each call fails while ``is_failing``."""
+
+    def __init__(self, root: Root) -> None:
+        self._reader = UnitFileReader(HostFiles(root))
+        self.is_failing = False
+
+    def read_states(self, *units: str) -> dict[str, str]:
+        if self.is_failing:
+            raise BusError("cannot call GetUnitFileState: no answer within 120 s")
+        return dict(self._reader.read_states(*units))
+
+
+@pytest.fixture
+def failing_states(site: Site) -> FailingUnitStates:
+    states = FailingUnitStates(site.root)
+    site.unit_states = states
+    site.start()
+    return states
+
+
+def test_failed_first_check_is_repeated(site, failing_states):
+    (site.top / "etc/motd").write_text("other")
+    failing_states.is_failing = True
+    with pytest.raises(BusError):
+        site.look()
+    failing_states.is_failing = False
+    assert [each.subject for each in site.look().blocking] == ["/etc/motd"]
+
+
+def test_failed_check_of_touched_paths_is_repeated(site, failing_states):
+    assert site.look() == NO_DRIFT
+    site.settle()
+    failing_states.is_failing = True
+    (site.top / "etc/systemd/system/a.service").write_text("[Service]\n")
+    wait_until(lambda: does_fail(site))
+    failing_states.is_failing = False
+    found = {each.subject for each in site.look().all}
+    assert "/etc/systemd/system/a.service" in found
+
+
+def does_fail(site: Site) -> bool:
+    try:
+        site.look()
+    except BusError:
+        return True
+    return False
 
 
 def test_unavailable_config_has_no_drift(tmp_path):

@@ -36,6 +36,8 @@ class DriftMonitor:
         self._expected: ExpectedState | None = None
         self._found: dict[str, tuple[Drift, ...]] = {}
         self._checked_at = float("-inf")
+        self._needs_full_check = True
+        """Nothing was checked yet, or a check failed: what it had to compare is unknown."""
         self._repairs: dict[str, tuple[float, ...]] = {}
 
     def find_drift(self, current: Target, booted: BootedState) -> DriftAssessment:
@@ -44,17 +46,20 @@ class DriftMonitor:
         is_overdue = now - self._checked_at >= self._full_check_s
         is_new_config = current != self._current or (self._expected is None and is_overdue)
         if is_new_config:
-            self._checked_at = now
+            self._checked_at, self._needs_full_check = now, True
             self._current, self._expected, self._found = current, self._load_expected(current), {}
             self._update_watch()
         if self._expected is None:
             return DriftAssessment(is_checked=False)
         touched = self._watcher.take_touched()
-        if is_new_config or touched.is_incomplete or is_overdue:
+        if self._needs_full_check or touched.is_incomplete or is_overdue:
+            self._needs_full_check = True
             self._found = self._check.check_everything(self._expected, booted)
-            self._checked_at = now
+            self._checked_at, self._needs_full_check = now, False
         elif touched.paths:
+            self._needs_full_check = True
             self._check_touched(self._expected, touched)
+            self._needs_full_check = False
         found = (each for drifts in self._found.values() for each in drifts)
         assessed = assess_drift(found, self._policy, self._repairs, now)
         return replace(assessed, image_gaps=self._expected.image_gaps)
