@@ -301,6 +301,14 @@ def test_uncordon_after_incomplete_drain_differs_from_the_applied_one() -> None:
     assert decide_action(lost) == again
 
 
+@pytest.mark.parametrize("suffix", ["", "x", "-1", "9" * 5000])
+def test_uncordon_after_acknowledgement_with_invalid_count_has_another_token(suffix: str) -> None:
+    applied = f"{UNCORDON}.again-{suffix}"
+    node = observed_node(C, requested=TOKEN, applied=applied, unschedulable=True)
+    record = in_phase(Phase.CANCELLING, drain_token=TOKEN)
+    assert decide_action(facts(record=record, node=node)) == UncordonAction(f"{UNCORDON}.again-1")
+
+
 def test_cancelled_update_without_drain_keeps_the_cordon_of_another_client() -> None:
     record = in_phase(Phase.CANCELLING, drain_token=TOKEN)
     assert decide_action(

@@ -1,6 +1,7 @@
 """Values of ``desiredDrain``, with which the agent requests a drain and an uncordon."""
 
 _DRAIN, _UNCORDON, _AGAIN = "drain-", "uncordon-", ".again-"
+_MAX_DIGITS = 9
 
 
 def make_drain_token(config: str, previous: str) -> str:
@@ -31,4 +32,8 @@ def _make_token(plain: str, previous: str) -> str:
     # The MCO's drain controller reads the verb before the first hyphen and compares the whole
     # value with lastAppliedDrain, so the suffix makes it act again.
     same, _, count = previous.partition(_AGAIN)
-    return f"{plain}{_AGAIN}{int(count or 0) + 1}" if same == plain else plain
+    if same != plain:
+        return plain
+    # Other clients can write the annotation, too.
+    is_number = count.isascii() and count.isdecimal() and len(count) <= _MAX_DIGITS
+    return f"{plain}{_AGAIN}{int(count) + 1 if is_number else 1}"
