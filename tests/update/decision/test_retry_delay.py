@@ -42,6 +42,14 @@ def test_failed_step_is_retried_when_delay_is_over() -> None:
     assert isinstance(decide_action(replace(at, record=unhealthy, now=1e9)), RefuseAction)
 
 
+def test_failed_step_is_retried_when_its_time_was_set_by_a_clock_of_the_future() -> None:
+    quarantined = QuarantinedTarget(B, "cannot restart fake.service", retry_at=4e9)
+    record = LedgerRecord(current=A, quarantined=quarantined)
+    at = facts(record=record, node=observed_node(B))
+    assert isinstance(decide_action(replace(at, now=4e9 - LAST_DELAY_S)), RefuseAction)
+    assert isinstance(decide_action(replace(at, now=1.8e9)), RetryAction)
+
+
 def test_remedy_names_time_and_command() -> None:
     error = HostError("x", remedy=format_retry_remedy("correct the unit", 0.0))
     assert error.remedy == (

@@ -9,6 +9,8 @@ FIRST_DELAY_S = 120.0
 FIRST_DRAIN_DELAY_S = 600.0
 """The first delay if each try drains the node."""
 LAST_DELAY_S = 6 * 3600.0
+_ROUNDING_S = 1.0
+"""The time of the next try is a whole second."""
 
 
 def compute_retry_delay(record: LedgerRecord, target: Target, *, needs_drain: bool) -> float:
@@ -22,9 +24,15 @@ def compute_retry_delay(record: LedgerRecord, target: Target, *, needs_drain: bo
 
 
 def is_retry_due(record: LedgerRecord, now: float) -> bool:
-    """Return whether the quarantined target failed in a step whose delay is over."""
+    """Return whether the quarantined target failed in a step whose delay is over.
+
+    A time that no delay explains comes from a clock that has been set back since.
+    """
     quarantined = record.quarantined
-    return quarantined is not None and 0 < quarantined.retry_at <= now
+    if quarantined is None or quarantined.retry_at <= 0:
+        return False
+    left_s = quarantined.retry_at - now
+    return left_s <= 0 or left_s > LAST_DELAY_S + _ROUNDING_S
 
 
 def format_retry_remedy(remedy: str, retry_at: float) -> str:
