@@ -1,13 +1,18 @@
 """``treenail cancel`` and ``treenail retry`` without an agent: they change the ledger."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
 from treenail.cli.main import main
 from treenail.cli.output_format import API_VERSION
+from treenail.daemon.local.requests import RequestFile
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
 from treenail.update.decision.request import make_cancelled_target
@@ -101,3 +106,39 @@ def test_cancel_and_retry_without_target_are_refused(
         "treenail: nothing to retry: no target is quarantined\n"
         "  see: treenail status\n"
     )
+
+
+def test_retry_without_agent_in_rollback_is_refused(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = QuarantinedTarget(NEW, "it broke", "fix it")
+    before = LedgerRecord(OLD, replace(UPDATE, phase=Phase.ROLLING_BACK), broken)
+    given(root, before)
+    assert run("retry", root) == 1
+    assert capsys.readouterr().err == (
+        "treenail: cannot retry rendered-b: the node is still leaving it (rolling-back), and no "
+        "agent runs\n"
+        "  run: systemctl start treenail; when the update has ended, run: treenail retry\n"
+    )
+    assert recorded(root) == before
+
+
+@pytest.mark.parametrize("content", ["", "{pid}"])
+def test_request_does_not_signal_process_that_cannot_handle_it(root: Path, content: str) -> None:
+    broken = QuarantinedTarget(NEW, "it broke", "fix it")
+    given(root, LedgerRecord(OLD, quarantined=broken))
+    ledger, requests = Ledger(Root(root)), RequestFile(HostFiles(Root(root)))
+    command = [sys.executable, "-m", "treenail", "retry", "--root", str(root)]
+    sleeper = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1)
+    with sleeper, ledger.hold_lock():
+        # As on a full disk, or right after the start of another program that holds the lock.
+        (root / "var/lib/treenail/lock").write_text(content.format(pid=sleeper.pid))
+        # A signal to process 0 reaches the whole group: keep it away from this test.
+        with subprocess.Popen(command, start_new_session=True) as retry:
+            wait_until(lambda: requests.read_request() or retry.poll() is not None)
+            requests.remove_request()
+            assert retry.wait(60) == 0
+        assert sleeper.poll() is None
+        assert sleeper.stdin is not None
+        sleeper.stdin.close()
+    assert sleeper.returncode == 0

@@ -17,6 +17,7 @@ from treenail.daemon.local.requests import RequestFile
 from treenail.errors import HostError
 from treenail.host.machine import Machine
 from treenail.host.system.kernel import HostKernel
+from treenail.host.system.resources import handles_signal
 from treenail.host.system.state_file import Ledger
 from treenail.update.decision.request import (
     RequestKind,
@@ -30,6 +31,8 @@ from treenail.update.state.record import LedgerRecord, Target, UpdateRecord
 
 # An idle agent answers within milliseconds; one that runs a step finishes the step first.
 _ANSWER_TIMEOUT_S = 30.0
+# Without a signal the agent reads the request at its next resync (resync_s, 60 s by default).
+_RESYNC_TIMEOUT_S = 90.0
 _POLL_S = 0.1
 
 
@@ -71,7 +74,7 @@ def print_retry(arguments: argparse.Namespace) -> int:
     if quarantined is None:
         raise HostError("nothing to retry: no target is quarantined", remedy="see: treenail status")
     if not request_from_agent(machine, UserRequest(RequestKind.RETRY)):
-        _change_record(machine.ledger, lambda record: replace(record, quarantined=None))
+        _change_record(machine.ledger, _lift_quarantine)
     if arguments.json:
         retried = {"retried": _build_target_document(quarantined.target)}
         print_document(OutputFormat.JSON, "Retry", retried)
@@ -92,16 +95,21 @@ def request_from_agent(machine: Machine, request: UserRequest) -> bool:
         return False
     requests, clock = RequestFile(machine.files), machine.clock
     requests.write_request(request)
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGUSR1)
-    deadline = clock.monotonic() + _ANSWER_TIMEOUT_S
+    # SIGUSR1 ends an agent that just starts, and other commands that hold the lock. On a full disk
+    # the PID is unknown, and a signal to process 0 would end this command and its callers.
+    can_signal = handles_signal(pid, signal.SIGUSR1)
+    if can_signal:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+    timeout_s = _ANSWER_TIMEOUT_S if can_signal else _RESYNC_TIMEOUT_S
+    deadline = clock.monotonic() + timeout_s
     # The agent removes the file once it has acted on the request.
     while requests.read_request() == request:
         if clock.monotonic() > deadline:
             requests.remove_request()
             raise HostError(
-                f"cannot reach the agent: process {pid} did not answer within "
-                f"{_ANSWER_TIMEOUT_S:g} s",
+                f"cannot reach the agent: {f'process {pid}' if pid else 'the holder of the lock'} "
+                f"did not answer within {timeout_s:g} s",
                 remedy="it is finishing a step; wait for it, see: treenail status",
             )
         clock.sleep(_POLL_S)
@@ -112,6 +120,18 @@ def _change_record(ledger: Ledger, change: Callable[[LedgerRecord], LedgerRecord
     """Change the record as the agent would; the lock keeps an agent from starting."""
     with ledger.hold_lock():
         ledger.write_document(records.to_json(change(_read_record(ledger))))
+
+
+def _lift_quarantine(record: LedgerRecord) -> LedgerRecord:
+    """Return the record without its quarantine; a rollback in progress needs it."""
+    update, quarantined = record.update, record.quarantined
+    if update is not None and update.phase is Phase.ROLLING_BACK and quarantined is not None:
+        raise HostError(
+            f"cannot retry {quarantined.target}: the node is still leaving it ({update.phase}), "
+            "and no agent runs",
+            remedy="run: systemctl start treenail; when the update has ended, run: treenail retry",
+        )
+    return replace(record, quarantined=None)
 
 
 def _read_record(ledger: Ledger) -> LedgerRecord:

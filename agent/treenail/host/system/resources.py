@@ -41,3 +41,18 @@ def find_process(pid: int) -> ProcessStatus | None:
         return ProcessStatus(process.create_time(), process.memory_info().rss)
     except (psutil.Error, ValueError):
         return None
+
+
+def handles_signal(pid: int, number: int) -> bool:
+    """Return whether the process has a handler for the signal; False when that is unknown.
+
+    Other processes end at most signals.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    caught = next((line for line in lines.splitlines() if line.startswith("SigCgt:")), "")
+    # A bit for each signal, from 1 on (proc_pid_status(5)).
+    mask = caught.partition(":")[2].strip() or "0"
+    return bool(int(mask, 16) >> (number - 1) & 1)
