@@ -239,6 +239,15 @@ def test_kubeconfig_of_the_config_keeps_its_mode(machine):
     assert machine.there(KUBECONFIG).stat().st_mode & 0o777 == 0o644
 
 
+def test_kubeconfig_becomes_private_beside_a_large_ownership_record(machine):
+    machine.write(KUBECONFIG, b"users: []")
+    machine.there(KUBECONFIG).chmod(0o644)
+    paths = frozenset(f"/etc/a-directory-with-a-long-name-{n:0100d}/file" for n in range(10_000))
+    machine.write(OWNERSHIP_FILE, json.dumps(to_json(Ownership("a", paths))).encode())
+    assert machine.credentials.install_secrets() == ()
+    assert machine.there(KUBECONFIG).stat().st_mode & 0o777 == 0o600
+
+
 def test_kubeconfig_that_is_a_symlink_is_unchanged(machine):
     machine.write("/etc/kubernetes/other", b"users: []")
     machine.there("/etc/kubernetes/other").chmod(0o644)

@@ -14,7 +14,7 @@ from treenail.config.pullsecret import (
     parse_pull_secret,
 )
 from treenail.daemon.cluster.bootstrap_registry import read_record
-from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
+from treenail.daemon.configuration.inspect import OWNERSHIP_FILE, OWNERSHIP_LIMIT
 from treenail.daemon.settings.settings import AgentSettings
 from treenail.errors import ConfigError, CredentialError, FileError, LedgerError
 from treenail.host.filesystem.files import FileSpec, HostFiles
@@ -214,16 +214,19 @@ class PullSecrets:
         Leaves a symlink alone, and a file of the config, which sets its mode.
         """
         try:
-            if self._files.read_link(path) is not None or self._is_managed(path):
+            if self._files.read_link(path) is not None:
                 return
             content = self._files.read_file(path, limit=_LIMIT)
-            if content is not None and self._write_if_changed(path, content):
+            if content is None or self._files.has_file(FileSpec(path, content, 0o600)):
+                return
+            # The record may have megabytes: read it only where the mode depends on it.
+            if not self._is_managed(path) and self._write_if_changed(path, content):
                 log.warning("%s was readable by other users; mode set to 0600", path)
         except FileError as error:
             problems.append(str(error))
 
     def _is_managed(self, path: str) -> bool:
-        content = self._files.read_file(OWNERSHIP_FILE, limit=_LIMIT)
+        content = self._files.read_file(OWNERSHIP_FILE, limit=OWNERSHIP_LIMIT)
         try:
             return path in ownership.from_json(parse_json(content or b"null")).paths
         except (ValueError, LedgerError):

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 OWNERSHIP_FILE = "/var/lib/treenail/managed.json"
 _VENDOR_DIRECTORIES = SEARCH_PATH[2:]
 _KINDS = {kind.value: kind for kind in EntryKind}
-_LIMIT = 64 * 1024 * 1024
+OWNERSHIP_LIMIT = 64 * 1024 * 1024
+"""Bytes that the record of a config with many files may have."""
 
 
 class UnitStateSource(Protocol):
@@ -68,7 +69,7 @@ class MachineInspector:
 
         Raises `LedgerError` and `ConfigError` when the record cannot be read.
         """
-        content = self._files.read_file(OWNERSHIP_FILE, limit=_LIMIT)
+        content = self._files.read_file(OWNERSHIP_FILE, limit=OWNERSHIP_LIMIT)
         if content is None:
             return self._read_mcd_ownership()
         try:
@@ -118,7 +119,7 @@ class MachineInspector:
         )
 
     def _read_mcd_ownership(self) -> Ownership:
-        content = self._files.read_file(CURRENT_CONFIG, limit=_LIMIT)
+        content = self._files.read_file(CURRENT_CONFIG, limit=OWNERSHIP_LIMIT)
         if content is None:
             return Ownership()
         document = load_json(content, where=str(self._root.resolve_path(CURRENT_CONFIG)))
