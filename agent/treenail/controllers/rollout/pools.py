@@ -75,6 +75,8 @@ class ObservedPool:
         try:
             return cls(MachineConfigPool.from_json(document))
         except ConfigError as error:
+            if not isinstance(document, Mapping):
+                raise
             rest = {name: value for name, value in document.items() if name != "spec"}
             return cls(MachineConfigPool.from_json(rest), error)
 
