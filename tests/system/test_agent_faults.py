@@ -44,10 +44,16 @@ NUMBERS = itertools.count(1)
 FULL = "No space left on device"
 DISKS = {
     "full": ("size=64k", f"dd if=/dev/zero of={MOUNT}/filler bs=4k count=15", FULL),
+    "out of inodes": (
+        "size=64k,nr_inodes=4",
+        f"touch {MOUNT}/filler1 {MOUNT}/filler2 {MOUNT}/filler3",
+        FULL,
+    ),
     "read-only": ("size=64k", f"mount -o remount,ro {MOUNT}", "Read-only file system"),
 }
 """Options of a tmpfs, what makes it fail, and the cause that the agent must report."""
-END = f"mount -o remount,rw {MOUNT}; rm -f {MOUNT}/filler"
+NAMES = {"out of inodes": "file system out of inodes"}
+END = f"mount -o remount,rw {MOUNT}; rm -f {MOUNT}/filler*"
 
 
 def add_update(node: SandboxedNode, *paths: str) -> str:
@@ -71,7 +77,13 @@ def mounted(node: SandboxedNode, options: str) -> Iterator[None]:
         node.shell(f"umount {MOUNT}; rmdir {MOUNT}")
 
 
-CASES = [("full", "KILL"), ("read-only", ""), ("read-only", "KILL")]
+CASES = [
+    ("full", "KILL"),
+    ("out of inodes", ""),
+    ("out of inodes", "KILL"),
+    ("read-only", ""),
+    ("read-only", "KILL"),
+]
 
 
 # A file that the agent writes in its sandbox is in the short lane, in the test above.
@@ -109,7 +121,7 @@ def test_update_on_failing_disk_is_undone_and_completed(
     then = f", then SIG{signal}" if signal else ""
     write_record(
         "host",
-        what=f"{disk} file system{then}, under the shipped unit's sandbox",
+        what=f"{NAMES.get(disk, f'{disk} file system')}{then}, under the shipped unit's sandbox",
         count=1,
         result="undone, reported with its cause, and completed by the next try",
         command="make test-long ARGS=tests/system/test_agent_faults.py",
