@@ -5,8 +5,8 @@ from datetime import datetime
 from typing import Protocol
 
 # RFC 3339 writes years with four digits.
-_YEAR_1000 = -30_610_224_000
-_END_OF_9999 = 253_402_300_799
+YEAR_1000 = -30_610_224_000
+END_OF_9999 = 253_402_300_799
 
 
 class Clock(Protocol):
@@ -48,7 +48,7 @@ def format_rfc3339(seconds: float) -> str:
 
     A time of another year than 1000 to 9999 becomes the nearest of these: damaged files name them.
     """
-    bounded = min(max(seconds, _YEAR_1000), _END_OF_9999)
+    bounded = min(max(seconds, YEAR_1000), END_OF_9999)
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(bounded))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from treenail.api.decode import Json
-from treenail.clock import format_rfc3339
+from treenail.clock import END_OF_9999, YEAR_1000, format_rfc3339
 from treenail.controllers.plan.leader import LeaderReport
 from treenail.controllers.plan.pool_build import BuildRow
 from treenail.controllers.plan.status_table import NodeRow, PoolRow
@@ -103,8 +103,7 @@ def _convert_target(target: RolloutTarget) -> Json:
 
 
 def _format_time(seconds: float | None) -> str | None:
-    try:
-        return None if seconds is None else format_rfc3339(seconds)
-    except (OverflowError, OSError, ValueError):
-        # A number in the status of a pool, or a soak time, that no calendar has.
+    # A number in the status of a pool, or a soak time, may be one that no calendar has.
+    if seconds is None or not YEAR_1000 <= seconds <= END_OF_9999:
         return None
+    return format_rfc3339(seconds)
