@@ -143,9 +143,9 @@ def test_process_serves_a_cluster_with_its_role_and_its_cache_without_it(tmp_pat
         for role in roles
         for resource, verb in iter_granted_verbs(role["rules"])  # type: ignore[arg-type]  # JSON
     }
-    # The server gets its Secret only after a conflict, replaces and deletes bootstrap tokens only
-    # after another use and for a Node that is Ready, and no Event happened twice.
-    unused = {("secrets", verb) for verb in ("get", "update", "delete")}
+    # The server replaces and deletes bootstrap tokens only after another use and for a Node that is
+    # Ready, and no Event happened twice.
+    unused = {("secrets", verb) for verb in ("update", "delete")}
     assert used == granted - unused - {("events", "patch")}
 
 

@@ -351,6 +351,18 @@ def test_revoked_token_is_refused_although_a_check_permitted_it(cluster: TokenCl
     assert replica.access.claim(verdict).status is UNAUTHORIZED
 
 
+def test_revoked_token_is_refused_in_the_retry_window(cluster: TokenCluster) -> None:
+    """A repeated request changes nothing, so no conflict shows that the copy is old."""
+    token, record = cluster.create_token()
+    replica = cluster.start_replica()
+    assert serve(replica, token, A) is OK
+    verdict = replica.access.check(token, "worker", A)
+    replica.informers.stop()
+    cluster.make_store().change(lambda book: (book.remove(record.name), None))
+    assert verdict.is_allowed
+    assert replica.access.claim(verdict).status is UNAUTHORIZED
+
+
 class RevokedNames(SharedCredentials):
     """Credentials that note which of them were revoked."""
 

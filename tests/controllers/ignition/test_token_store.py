@@ -60,9 +60,19 @@ def test_change_without_effect_sends_no_write(cluster: TokenCluster) -> None:
     token, _ = cluster.create_token()
     store = cluster.make_store()
     store.load()
-    before = cluster.server.count_requests(resource="secrets")
+    before = cluster.server.count_requests(verb="get", resource="secrets")
+    writes = cluster.server.count_requests(verb="patch", resource="secrets")
     assert store.change(lambda book: (book, book.find(token))) is not None
-    assert cluster.server.count_requests(resource="secrets") == before
+    assert cluster.server.count_requests(verb="get", resource="secrets") == before + 1
+    assert cluster.server.count_requests(verb="patch", resource="secrets") == writes
+
+
+def test_change_without_effect_is_decided_by_the_cluster(cluster: TokenCluster) -> None:
+    token, record = cluster.create_token()
+    store = cluster.make_store()
+    assert store.load().find(token) is not None
+    cluster.make_store().change(lambda book: (book.remove(record.name), None))
+    assert store.change(lambda book: (book, book.find(token))) is None
 
 
 def test_error_of_one_change_leaves_the_others(cluster: TokenCluster) -> None:

@@ -167,7 +167,8 @@ class TokenStore:
     def change(self, apply: BookChange[T]) -> T:
         """Change the book and return the result of the change.
 
-        Nothing is written when the book stays equal. Raises `ClusterError`, `ConfigError` for an
+        Nothing is written when the book stays equal; then the result is that of a read from the
+        cluster. Raises `ClusterError`, `ConfigError` for an
         unreadable or full Secret, and what ``apply`` raises.
         """
         change: _PendingChange[T] = _PendingChange(apply)
@@ -202,13 +203,18 @@ class TokenStore:
 
     def _write_batch(self, batch: list[_PendingChange[object]]) -> None:
         base = self._observed
-        if base is None or base.book is None or not base.resource_version:
+        is_copy = base is not None and base.book is not None and bool(base.resource_version)
+        if base is None or not is_copy:
             base = self._fetch()
         for _ in range(_ATTEMPTS):
             before = _get_book(base)
             book = _apply_changes(batch, before)
             if book == before and base.resource_version:
-                return
+                if not is_copy:
+                    return
+                # No write shows whether the copy is old: a revoked token may still be in it.
+                base, is_copy = self._fetch(), False
+                continue
             try:
                 self.observe_secret(self._write_book(book, base.resource_version))
             except NotFoundError as error:
