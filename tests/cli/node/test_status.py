@@ -129,6 +129,14 @@ def test_status_before_node_was_read_says_that_desired_is_unknown(
     assert "State        Working\n" in shown
 
 
+def test_status_without_a_drift_check_says_that_drift_is_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given(tmp_path, LedgerRecord(OLD), {"node": "worker-0", "drift": None})
+    main(["status", "--root", str(tmp_path)])
+    assert "Drift        unknown\n" in capsys.readouterr().out
+
+
 def test_status_quarantined_target_shows_remedy_and_returns_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,6 +97,8 @@ def collect_status(machine: Machine, config: str | None = None) -> Json:
             "remedy": record.quarantined.remedy,
             "state": "Degraded",
         }
+    if "drift" in status and status["drift"] is None:
+        unknown.append("drift")
     agent = _inspect_agent(machine, status, unknown)
     state = _compute_state(status, failure, record)
     if state == "Done" and agent["running"] and "desired" in unknown:

@@ -121,10 +121,11 @@ class StatusFile:
         with self._lock:
             self._document["bootstrapRegistry"] = registry or None
 
-    def show_drift(self, drifts: Sequence[Drift]) -> None:
-        """Show the first `MAX_SHOWN_DRIFTS` drifts from the current config."""
+    def show_drift(self, drifts: Sequence[Drift] | None) -> None:
+        """Show the first `MAX_SHOWN_DRIFTS` drifts from the current config; None if not checked."""
+        shown = None if drifts is None else [str(each) for each in drifts[:MAX_SHOWN_DRIFTS]]
         with self._lock:
-            self._document["drift"] = [str(each) for each in drifts[:MAX_SHOWN_DRIFTS]]
+            self._document["drift"] = shown
 
     def show_api_server(self, *, is_reachable: bool, problem: str = "") -> None:
         """Show whether the API server is reachable, since when, and its problem with our Node."""

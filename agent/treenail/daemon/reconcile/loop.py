@@ -296,9 +296,23 @@ class ReconcileLoop:
             self._failure = None
 
     def _report_drift(self, facts: Facts) -> None:
-        """Log each drift once, including reported-only drift, and log once that it is resolved."""
+        """Log each drift once, including reported-only drift, and log once that it is resolved.
+
+        Without a check, as after an update whose config cannot be read, the drift is unknown.
+        """
         if facts.record.update is not None or facts.has_interrupted_change or facts.is_forced:
             return
+        if facts.drift.is_checked:
+            self._log_drift(facts)
+            self._metrics.write_metrics(facts.drift)
+        elif facts.record.current.config:
+            self._status_file.show_drift(None)
+        self._metrics.write_history(facts.record.history)
+        node = self._interfaces.cluster.get_cached_node()
+        if node is not None and facts.deployments is not None:
+            self._metrics.write_packages(node.name, facts.deployments.packages)
+
+    def _log_drift(self, facts: Facts) -> None:
         found = facts.drift.all
         for drift in [each for each in found if each not in self._known_drift][:_MAX_LOGGED_DRIFTS]:
             log.warning("drift: %s", drift, extra={"message_id": MessageId.DRIFT_DETECTED})
@@ -311,11 +325,6 @@ class ReconcileLoop:
             )
         self._known_drift = found
         self._status_file.show_drift(found)
-        self._metrics.write_metrics(facts.drift)
-        self._metrics.write_history(facts.record.history)
-        node = self._interfaces.cluster.get_cached_node()
-        if node is not None and facts.deployments is not None:
-            self._metrics.write_packages(node.name, facts.deployments.packages)
 
     def _write_report(self, facts: Facts, decision: Decision) -> float:
         """Write the report; return the seconds until it must be written again."""
