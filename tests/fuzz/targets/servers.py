@@ -127,7 +127,8 @@ def _check_response(content: bytes, answer: bytes) -> None:
         def makefile(self, _mode: str) -> BytesIO:
             return BytesIO(answer)
 
-    method = "HEAD" if content.split()[:1] == [b"HEAD"] else "GET"
+    # As the server splits the line: at a no-break space, too.
+    method = "HEAD" if content.decode("latin-1").split()[:1] == ["HEAD"] else "GET"
     response = HTTPResponse(Source(), method=method)  # type: ignore[arg-type]
     response.begin()
     body = response.read()
