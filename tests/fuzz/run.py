@@ -69,6 +69,7 @@ def fuzz_target(module: str, target: FuzzTarget, seconds: int) -> FuzzReport:
     """Fuzz one target in a process of its own, and minimize what it finds."""
     work = BUILD / target.name
     work.mkdir(parents=True, exist_ok=True)
+    drop_fixed_findings(target, work / "found")
     log = work / "log"
     began, used = time.monotonic(), sum(os.times()[2:4])
     command = [sys.executable, "-m", "tests.fuzz.child", module, target.name, str(work)]
@@ -133,6 +134,14 @@ def save_last_input(work: Path) -> None:
         content = current.read_bytes()
         size = int.from_bytes(content[:8], "big")
         (work / "found" / "process-ended").write_bytes(content[8 : 8 + size])
+
+
+def drop_fixed_findings(target: FuzzTarget, directory: Path) -> None:
+    """Remove what an earlier run found and the reader now accepts."""
+    for path in sorted(directory.glob("*")):
+        if path.suffix != ".txt" and run_input(target, path.read_bytes()) is None:
+            path.unlink()
+            path.with_name(f"{path.name}.txt").unlink(missing_ok=True)
 
 
 def minimize_findings(target: FuzzTarget, directory: Path) -> list[str]:
