@@ -63,7 +63,7 @@ class MemoryDisk:
     def fail(self, node: SandboxedNode) -> None:
         node.shell(self._begin)
 
-    def mend(self, node: SandboxedNode) -> None:
+    def repair(self, node: SandboxedNode) -> None:
         node.shell(f"mount -o remount,rw {MOUNT}; rm -f {MOUNT}/filler*")
 
     def unmount(self, node: SandboxedNode) -> None:
@@ -101,7 +101,7 @@ class LoopDisk:
         node.shell(f"dd if=/dev/zero of={filler} bs=1k count={self._shrunk >> 10}; sync -f {MOUNT}")
         self._resize(self._shrunk)
 
-    def mend(self, node: SandboxedNode) -> None:
+    def repair(self, node: SandboxedNode) -> None:
         self._resize(self._size)
         node.shell(f"rm -f {MOUNT}/filler")
 
@@ -153,7 +153,7 @@ def mounted(node: SandboxedNode, disk: MemoryDisk | LoopDisk) -> Iterator[None]:
     finally:
         without = add_update(node)
         node.request(without)
-        disk.mend(node)
+        disk.repair(node)
         node.wait_done(without)
         disk.unmount(node)
         node.shell(f"rmdir {MOUNT}")
@@ -199,7 +199,7 @@ def test_update_on_failing_disk_is_undone_and_completed(
             node.start_agent()
             node.wait_degraded(cause)
             assert node.read(f"{FREE}/net.yml") == before
-        fault.mend(node)
+        fault.repair(node)
         if disk == "read-only" and signal:
             # The mount namespace of the new process has the mount as it was.
             node.wait_degraded("run: systemctl restart treenail")

@@ -1,4 +1,4 @@
-"""What the log and the status say of drift when no check was possible."""
+"""Drift in the log and in the status while no check is possible."""
 
 import json
 
