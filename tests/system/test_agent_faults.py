@@ -45,7 +45,6 @@ def test_update_in_the_sandbox_writes_files_and_keys(node: SandboxedNode) -> Non
 
 MOUNT = f"{FREE}/mounted"
 NUMBERS = itertools.count(1)
-FULL = "No space left on device"
 
 
 class MemoryDisk:

@@ -168,8 +168,8 @@ class TokenStore:
         """Change the book and return the result of the change.
 
         Nothing is written when the book stays equal; then the result is that of a read from the
-        cluster. Raises `ClusterError`, `ConfigError` for an
-        unreadable or full Secret, and what ``apply`` raises.
+        cluster. Raises `ClusterError`, `ConfigError` for an unreadable or full Secret, and what
+        ``apply`` raises.
         """
         change: _PendingChange[T] = _PendingChange(apply)
         with self._lock:
@@ -202,10 +202,9 @@ class TokenStore:
                 change.is_done = True
 
     def _write_batch(self, batch: list[_PendingChange[object]]) -> None:
-        base = self._observed
-        is_copy = base is not None and base.book is not None and bool(base.resource_version)
-        if base is None or not is_copy:
-            base = self._fetch()
+        base, is_copy = self._observed, True
+        if base is None or base.book is None or not base.resource_version:
+            base, is_copy = self._fetch(), False
         for _ in range(_ATTEMPTS):
             before = _get_book(base)
             book = _apply_changes(batch, before)
@@ -224,9 +223,9 @@ class TokenStore:
                         remedy="name the namespace of the server with --namespace, or install it: "
                         "treenail-controller manifests --enable serve | kubectl apply -f -",
                     ) from error
-                base = self._fetch()
+                base, is_copy = self._fetch(), False
             except (ConflictError, AlreadyExistsError):
-                base = self._fetch()
+                base, is_copy = self._fetch(), False
             else:
                 return
         raise ClusterError(
