@@ -80,6 +80,9 @@ def test_rule_is_strict_only_if_the_default_does_not_accept_anything() -> None:
         policy(ANYTHING, {"": []}),
         policy(["reject"]),
         policy([{"type": "trustMe"}]),
+        policy([{"type": {}}]),
+        policy([{"type": ["reject"]}]),
+        policy([{"type": "x" * 100_000}]),
         b'{"default": [{"type": "reject"}], "transports": []}',
         b'{"default": [{"type": "reject"}], "transports": {"docker": 1}}',
         b"[" * 100_000,
@@ -89,3 +92,4 @@ def test_invalid_policy_is_refused_with_a_remedy(content: bytes) -> None:
     with pytest.raises(ConfigError, match=r"cannot use .*policy\.json") as refused:
         find_rule(content, IMAGE)
     assert "containers-policy.json(5)" in refused.value.remedy
+    assert len(str(refused.value)) < 300

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from treenail.errors import ConfigError
+from treenail.sanitize import quote_value
 
 POLICY_PATH = "/etc/containers/policy.json"
 
@@ -101,8 +102,9 @@ def _read_requirements(found: object, where: str) -> list[Mapping[str, object]]:
         raise _make_policy_error(f"{where} is not a list of requirements")
     requirements = [each for each in found if isinstance(each, Mapping)]
     for each in requirements:
-        if each.get("type") not in _KNOWN:
-            raise _make_policy_error(f"{where} has a requirement of type {each.get('type')!r}")
+        kind = each.get("type")
+        if not isinstance(kind, str) or kind not in _KNOWN:
+            raise _make_policy_error(f"{where} has a requirement of type {quote_value(kind)}")
     if len(requirements) != len(found):
         raise _make_policy_error(f"{where} is not a list of requirements")
     return requirements
