@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.daemon.configuration.test_config_walks import STOCK
-from tests.daemon.nodes import Node
-from tests.daemon.reconcile.test_bad_boots import FILES_ALONE, has_other_files, started
+from tests.daemon.configuration.test_config_walks import APP, STOCK
+from tests.daemon.machines import TOP
+from tests.daemon.nodes import Node, assert_at_rest
+from tests.daemon.reconcile.test_bad_boots import FILES_ALONE, has_other_files, move, started
 from tests.daemon.reconcile.test_boot_trials import make_live_update, settle
 from tests.fakes.world import Killed, PowerCut, World, read_phase
 from treenail.api import annotations as key
@@ -14,6 +15,7 @@ from treenail.api.disruptionpolicy import (
     FileDisruptionPolicy,
     NonePolicyAction,
 )
+from treenail.host.rollback.undo_log import UNDO_DIRECTORY
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import Target
 
@@ -121,12 +123,89 @@ def test_boots_of_the_origin_are_no_boots_of_the_target() -> None:
     assert "booted" not in world.annotations.get(key.REASON, "")
 
 
-def test_crashes_that_nothing_can_undo_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def make_quiet_update(node: Node) -> Target:
+    """A config with a new file that restarts nothing and needs no reboot."""
+    target = make_live_update(node)
+    files = tuple(FileDisruptionPolicy(each, (NonePolicyAction(),)) for each in (KUBELET, APP))
+    node.world.policy = ClusterDisruptionPolicy(DisruptionPolicy(files=files))
+    return target
+
+
+def stop_when_written(node: Node, target: Target) -> None:
+    """Kill the agent after the last written file, before it records more."""
+    world = node.world
+    stop_in_applying(node, target, KUBELET, Killed)
+    assert has_kubelet_file(world)
+
+
+def test_update_without_a_restart_is_restored_after_crashes() -> None:
+    node = started(STOCK)
+    target, world = make_quiet_update(node), node.world
+    boots = world.boots
+    stop_when_written(node, target)
+    world.crashes = has_kubelet_file
+    settle_often(node)
+    assert (world.file(KUBELET), world.boots) == (None, boots)
+    assert "crashed 5 times" in world.annotations[key.REASON]
+
+
+def test_update_without_a_restart_has_no_boot_trial_after_a_kill() -> None:
+    node = started(STOCK)
+    target, world = make_quiet_update(node), node.world
+    stop_when_written(node, target)
+    world.is_unhealthy = has_kubelet_file
+    settle_often(node)
+    assert world.annotations[key.CURRENT_CONFIG] == target.config
+    assert has_kubelet_file(world)
+
+
+def test_update_that_restarted_the_kubelet_has_a_trial_after_a_kill() -> None:
     node = started(STOCK)
     target, world = make_live_update(node), node.world
-    policy = FileDisruptionPolicy(KUBELET, (NonePolicyAction(),))
-    world.policy = ClusterDisruptionPolicy(DisruptionPolicy(files=(policy,)))
-    stop_in_applying(node, target, KUBELET, Killed)
+    stop_when_written(node, target)
+    world.is_unhealthy = has_kubelet_file
+    settle_often(node)
+    assert world.annotations[key.CURRENT_CONFIG] == STOCK.config
+    assert not has_kubelet_file(world)
+
+
+def test_file_changed_after_a_kill_keeps_the_undo_log() -> None:
+    node = started(STOCK)
+    target, world = make_quiet_update(node), node.world
+    stop_when_written(node, target)
+    # The new agent completes the files first; the undo log must still have the earlier change.
+    tree = world.disk.tree()
+    world.disk.replace_by({path: each for path, each in tree.items() if path != TOP + APP})
+    stop_in_applying(node, target, APP, Killed)
+    world.crashes = has_kubelet_file
+    settle_often(node)
+    assert not has_kubelet_file(world)
+
+
+def test_finished_update_without_a_restart_leaves_no_undo_log() -> None:
+    node = started(STOCK)
+    target, world = make_quiet_update(node), node.world
+    move(node, target)
+    assert_at_rest(world, target)
+    assert not [path for path in world.disk.tree() if f"{UNDO_DIRECTORY}/" in path]
+
+
+def test_crashes_that_nothing_can_undo_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    node = started(STOCK)
+    target, world = make_quiet_update(node), node.world
+    world.request_target(target)
+
+    def strike(_step: str) -> None:
+        if read_phase(world.ledger) is Phase.APPLYING:
+            world.fault_point = lambda _: None
+            raise Killed
+
+    world.fault_point = strike
+    for _ in range(TURNS):
+        node.turn()
+        if node.process is None:
+            break
+    assert not has_kubelet_file(world)
     world.crashes = crash_always
     for _ in range(TURNS):
         node.turn()

@@ -7,11 +7,16 @@ from treenail.config.image_content import ImageSplit
 from treenail.config.wanted import WantedState
 from treenail.daemon.configuration.apply import apply_steps, recover_interrupted, restore_pending
 from treenail.daemon.configuration.inspect import MachineInspector
-from treenail.daemon.configuration.step_runner import StepRunner
+from treenail.daemon.configuration.step_runner import StepRunner, decode_service_notes
 from treenail.errors import FileError
 from treenail.update.steps.ownership import Ownership, compute_ownership
 from treenail.update.steps.plan import StepPlan, plan_steps
-from treenail.update.steps.steps import ConfigStep, EnablementStep, RecordOwnership
+from treenail.update.steps.steps import (
+    ConfigStep,
+    EnablementStep,
+    RecordOwnership,
+    ServiceStep,
+)
 
 _MAX_SHOWN_STEPS = 3
 
@@ -104,6 +109,11 @@ class NodeConfiguration:
         apply_steps(_add_reload(steps), self._runner)
         if any(isinstance(step, EnablementStep) for step in steps):
             self._runner.start_default_target()
+
+    def list_pending_services(self) -> tuple[ServiceStep, ...]:
+        """Return the reloads and restarts that were part of the pending change."""
+        pending = self._runner.pending.find_interrupted()
+        return decode_service_notes(pending.notes) if pending else ()
 
     def confirm_pending(self) -> None:
         """Confirm the pending change, so that it can no longer be undone."""

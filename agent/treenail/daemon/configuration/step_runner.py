@@ -258,7 +258,7 @@ class StepRunner:
                     )
                 except HostError as error:
                     failed.append(f"cannot restore the password of {note['password']}: {error}")
-        for step in dict.fromkeys(_decode_service_note(note) for note in notes if "serve" in note):
+        for step in decode_service_notes(notes):
             try:
                 self._call_service_manager(step)
             except HostError as error:
@@ -343,6 +343,12 @@ class StepRunner:
                 if self._files.read_link(path) != text
             ),
         )
+
+
+def decode_service_notes(notes: Sequence[Json]) -> tuple[ServiceStep, ...]:
+    """Return the noted reloads and restarts of services, each once."""
+    found = (_decode_service_note(note) for note in notes if "serve" in note)
+    return tuple(dict.fromkeys(found))
 
 
 def _decode_contents(contents: Contents | str) -> bytes:

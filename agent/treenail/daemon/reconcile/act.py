@@ -358,7 +358,8 @@ class ActionRunner:
                 pending.steps,
                 pending.split,
                 target.config,
-                owner=update.id if impact.needs_reboot or live_trial else "",
+                # A second pending change would replace the undo log of the first.
+                owner="" if facts.has_undo else update.id,
             )
         except StepError as error:
             self._apply_failures += 1
@@ -380,6 +381,8 @@ class ActionRunner:
             self._record_events(list_service_events(pending.steps, target))
             if live_trial is None:
                 self._finish_verification(facts)
+                # Not earlier: until then the crash counter may have to restore the files.
+                self._interfaces.configuration.confirm_pending()
             else:
                 self._ledger.enter_phase(Phase.VERIFYING, boot_trial=live_trial)
         elif not pending.steps:

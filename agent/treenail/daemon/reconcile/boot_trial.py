@@ -108,16 +108,14 @@ class BootTrialRunner:
     def prepare_live_trial(self, steps: Sequence[ConfigStep], facts: Facts) -> BootTrial | None:
         """Return the trial of an update without a reboot; None if it needs none.
 
-        Call it before the steps are applied. With an undo log they were applied before a crash.
+        Call it before the steps are applied. With an undo log, steps were applied before a crash.
         """
         if self._ledger.impact.needs_reboot or facts.health_mode is HealthCheckMode.OFF:
             return None
-        if facts.has_undo:
-            baseline = BootTrial()
-        elif needs_live_trial(steps):
-            baseline = self._run_baseline(facts)
-        else:
+        applied = self._interfaces.configuration.list_pending_services() if facts.has_undo else ()
+        if not needs_live_trial((*applied, *steps)):
             return None
+        baseline = BootTrial() if applied else self._run_baseline(facts)
         trial = replace(baseline, mode=facts.health_mode)
         return trial.begin_boot(facts.boot_id, self._interfaces.clock.monotonic())
 

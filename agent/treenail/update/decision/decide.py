@@ -207,7 +207,12 @@ def _decide_while_in_service(
     if facts.has_undo and facts.node is not None:
         if facts.node.handshake.is_drained_for(update.drain_token):
             return None
-        reason = "another client uncordoned the node while files were written"
+        reason = (
+            "another client uncordoned the node while files were written"
+            if update.drain_token
+            # The policy changed meanwhile, or more files differ.
+            else "files were written without the drain that the update now needs"
+        )
         return CancelStagedAction(reason, _find_own_staged_id(facts, update))
     return _decide_drain(facts, update)
 
