@@ -239,7 +239,7 @@ class Node:
         self.bootc = bootc
         self.world = world
         self.softly = softly
-        self.clock = FakeClock()
+        self.clock = FakeClock(monotonic=100.0)
         self.drains = drains
         self.process: Process | None = None
         self.turns = 0
@@ -262,7 +262,7 @@ class Node:
             return 0.0
         except PowerCut:
             self.process = None
-            self.world.power_cut()
+            self._cut_power()
             return 0.0
         except disk.PowerCut:
             self.process = None
@@ -270,18 +270,28 @@ class Node:
             if self.disk_kills:
                 self.disk_kills = False
             else:
-                self.world.power_cut()
+                self._cut_power()
             return 0.0
         except WentDown:
             self.process = None
-            self.world.reboot()
+            self._reboot()
             return 0.0
         if self.world.is_going_down:
             # rpm-ostreed had requested the reboot before the agent died, which was about to.
             self.process = None
-            self.world.reboot()
+            self._reboot()
         self.clock.move(min(delay_s, 60.0))
         return delay_s
+
+    def _cut_power(self) -> None:
+        self.world.power_cut()
+        self.clock.begin_boot()
+
+    def _reboot(self) -> None:
+        is_soft = self.world.soft
+        self.world.reboot()
+        if not is_soft:
+            self.clock.begin_boot()
 
     def start_process(self) -> Process:
         return Process(

@@ -184,6 +184,23 @@ def test_failing_api_server_is_reason_of_wait_and_degrades_after_limit() -> None
     assert_at_rest(world, B)
 
 
+@pytest.mark.parametrize("jump_s", [-1_600_000_000.0, -3600.0, 3600.0, 1_600_000_000.0])
+def test_failing_api_server_degrades_at_its_limit_when_the_wall_clock_jumps(
+    jump_s: float,
+) -> None:
+    node = Node(world_at(A))
+    node.settle()
+    node.world.configs = Unavailable()
+    node.world.request_target(B)
+    began = node.clock.monotonic()
+    while not node.world.annotations.get(key.REASON):
+        node.turn()
+    node.clock.set_wall_clock(node.clock.now() + jump_s)
+    while node.world.annotations[key.STATE] != "Degraded":
+        node.turn()
+    assert 600 < node.clock.monotonic() - began < 800
+
+
 def test_start_is_extended_only_while_update_is_finished() -> None:
     world = world_at(A)
     node = Node(world)

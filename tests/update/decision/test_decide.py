@@ -422,6 +422,37 @@ def test_verified_update_requests_the_uncordon_and_finishes() -> None:
     )
 
 
+@pytest.mark.parametrize("jump_s", [1_790_000_000.0, -3600.0])
+def test_wall_clock_that_jumps_leaves_the_limits_of_waits(jump_s: float) -> None:
+    draining = observed_node(requested=TOKEN)
+    uncordoning = observed_node(requested=UNCORDON, applied=TOKEN, unschedulable=True)
+    uncordoned = observed_node(A, requested=UNCORDON)
+    for phase, node, limit_s in (
+        (Phase.DRAINING, draining, 3600.0),
+        (Phase.UNCORDONING, uncordoning, 600.0),
+        (Phase.CANCELLING, uncordoned, 60.0),
+    ):
+        record = in_phase(phase, drain_token=TOKEN, entered=5.0, entered_monotonic=50.0)
+        deployments = staged() if phase is Phase.DRAINING else facts().deployments
+        at = facts(record=record, deployments=deployments, node=node, now=5.0 + jump_s)
+        early = decide_action(replace(at, monotonic=50.0 + limit_s))
+        late = decide_action(replace(at, monotonic=51.0 + limit_s))
+        assert isinstance(early, WaitAction), phase
+        assert not early.is_overdue, phase
+        assert isinstance(late, FinishAction) or (isinstance(late, WaitAction) and late.is_overdue)
+
+
+def test_wait_after_a_reboot_counts_from_the_boot() -> None:
+    node = observed_node(requested=UNCORDON, applied=TOKEN, unschedulable=True)
+    record = in_phase(Phase.UNCORDONING, current=B, drain_token=TOKEN, entered_monotonic=9000.0)
+    at = facts(record=record, deployments=None, node=node, boot_id=BOOT_2, now=0.0)
+    early = decide_action(replace(at, monotonic=600.0))
+    late = decide_action(replace(at, monotonic=601.0))
+    assert isinstance(early, WaitAction)
+    assert isinstance(late, WaitAction)
+    assert (early.is_overdue, late.is_overdue) == (False, True)
+
+
 def test_slow_uncordon_is_overdue_and_the_node_degraded() -> None:
     record = in_phase(Phase.UNCORDONING, current=B, drain_token=TOKEN)
     waiting = observed_node(requested=UNCORDON, applied=TOKEN, unschedulable=True)

@@ -24,6 +24,7 @@ from treenail.update.decision.facts import DeploymentState
 from treenail.update.impact.disruption import DisruptionLevel
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import OSChange
+from treenail.update.state.moment import Moment
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import LedgerRecord
 from treenail.update.status import NodeEvent, make_report
@@ -138,7 +139,7 @@ def test_full_reboot_into_previous_deployment_cancels_the_update() -> None:
 def test_update_records_whether_its_reboot_kept_the_kernel(boot_id: str, *, is_soft: bool) -> None:
     rebooting = update(Phase.REBOOTING)
     assert (
-        rebooting.enter_phase(Phase.VERIFYING, boot_id=boot_id, now=1.0).is_soft_reboot is is_soft
+        rebooting.enter_phase(Phase.VERIFYING, Moment(1.0, boot_id, 1.0)).is_soft_reboot is is_soft
     )
 
 

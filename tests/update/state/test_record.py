@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.update.build import BOOT_2, A, B, C, update
+from tests.update.build import BOOT_1, BOOT_2, A, B, C, update
 from treenail.errors import LedgerError
 from treenail.update.impact.disruption import DisruptionLevel
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import OSChange
 from treenail.update.state.boot_trial import BootTrial
+from treenail.update.state.moment import Moment
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import (
     HISTORY_LIMIT,
@@ -31,6 +32,10 @@ from treenail.update.state.record import (
 
 Json = dict[str, object]
 Path_ = tuple[str | int, ...]
+
+DAY_S = 86_400.0
+JUMP_S = 1_790_000_000.0
+"""From the wall clock of a machine without a clock battery to the right time."""
 
 # A complete ledger of each released version. Never change one: add the next one.
 GOLDEN = sorted((Path(__file__).parents[2] / "data").glob("ledger-*.json"))
@@ -112,6 +117,10 @@ REQUIRED = {
     "prestaged.target", "prestaged.bootID",
     "retained.id",
 }  # fmt: skip
+
+
+def make_moment(wall: float) -> Moment:
+    return Moment(wall, BOOT_1, wall)
 
 
 def read_golden(path: Path) -> Json:
@@ -274,7 +283,7 @@ def test_update_that_ended_is_moved_to_the_history() -> None:
         failure="it broke",
         phase_seconds={Phase.CANCELLING: 3.0},
     )
-    closed = record.close_update(UpdateOutcome.FAILED, now=9.0)
+    closed = record.close_update(UpdateOutcome.FAILED, make_moment(9.0))
     assert closed == replace(record, update=None, history=(past,))
 
 
@@ -282,7 +291,7 @@ def test_history_keeps_the_newest_updates_up_to_its_limit() -> None:
     record = LedgerRecord(current=A)
     for number in range(HISTORY_LIMIT + 3):
         begun = replace(record, update=update(id=str(number), target=C))
-        record = begun.close_update(UpdateOutcome.DONE, now=float(number))
+        record = begun.close_update(UpdateOutcome.DONE, make_moment(float(number)))
     assert [past.id for past in record.history] == [
         str(number) for number in range(HISTORY_LIMIT + 2, 2, -1)
     ]
@@ -290,11 +299,51 @@ def test_history_keeps_the_newest_updates_up_to_its_limit() -> None:
 
 def test_phase_entered_twice_adds_up_its_seconds() -> None:
     begun = update(Phase.STAGING, began=0.0, entered=0.0)
-    drained = begun.enter_phase(Phase.DRAINING, boot_id="a", now=10.0)
-    again = drained.enter_phase(Phase.STAGING, boot_id="a", now=15.0)
-    late = again.enter_phase(Phase.DRAINING, boot_id="a", now=12.0)
+    drained = begun.enter_phase(Phase.DRAINING, make_moment(10.0))
+    again = drained.enter_phase(Phase.STAGING, make_moment(15.0))
+    late = again.enter_phase(Phase.DRAINING, Moment(12.0, BOOT_2, 3.0))
     assert late.phase_seconds == {Phase.STAGING: 10.0, Phase.DRAINING: 5.0}
-    assert late.compute_phase_seconds(20.0) == {Phase.STAGING: 10.0, Phase.DRAINING: 13.0}
+    at_end = late.compute_phase_seconds(Moment(20.0, BOOT_2, 11.0))
+    assert at_end == {Phase.STAGING: 10.0, Phase.DRAINING: 13.0}
+
+
+def test_wall_clock_that_jumps_changes_no_phase_seconds() -> None:
+    staging = update(entered=0.0, entered_monotonic=50.0)
+    drained = staging.enter_phase(Phase.DRAINING, Moment(JUMP_S, BOOT_1, 60.0))
+    assert drained.phase_seconds == {Phase.STAGING: 10.0}
+    assert drained.compute_phase_seconds(Moment(0.0, BOOT_1, 65.0))[Phase.DRAINING] == 5.0
+
+
+def test_phase_across_a_reboot_lasts_by_the_wall_clock() -> None:
+    rebooting = update(Phase.REBOOTING, entered=100.0, entered_monotonic=900.0)
+    booted = rebooting.enter_phase(Phase.VERIFYING, Moment(160.0, BOOT_2, 20.0))
+    assert booted.phase_seconds == {Phase.REBOOTING: 60.0}
+
+
+@pytest.mark.parametrize("jump_s", [JUMP_S, -JUMP_S, 3600.0, -3600.0])
+def test_retention_is_no_shorter_or_longer_when_the_wall_clock_jumps(jump_s: float) -> None:
+    retained = RetainedDeployment("os-1").end_trial(Moment(0.0, BOOT_1, 30.0), is_healthy=True)
+    for passed_s in (0.0, DAY_S - 1.0, DAY_S):
+        now = Moment(jump_s + passed_s, BOOT_1, 30.0 + passed_s)
+        assert retained.is_expired(now, retention_s=DAY_S) is (passed_s == DAY_S)
+
+
+def test_retention_counts_time_before_a_reboot() -> None:
+    retained = RetainedDeployment("os-1").end_trial(Moment(0.0, BOOT_1, 30.0), is_healthy=True)
+    assert not retained.is_expired(Moment(DAY_S - 1.0, BOOT_2, 20.0), retention_s=DAY_S)
+    assert retained.is_expired(Moment(DAY_S, BOOT_2, 20.0), retention_s=DAY_S)
+
+
+def test_retention_ends_after_a_long_boot_with_a_wrong_clock() -> None:
+    retained = RetainedDeployment("os-1").end_trial(Moment(JUMP_S, BOOT_1, 30.0), is_healthy=True)
+    assert not retained.is_expired(Moment(0.0, BOOT_2, DAY_S - 1.0), retention_s=DAY_S)
+    assert retained.is_expired(Moment(0.0, BOOT_2, DAY_S), retention_s=DAY_S)
+
+
+def test_retention_of_an_older_agent_counts_by_the_wall_clock() -> None:
+    retained = RetainedDeployment("os-1", healthy_since=0.0 + 1.0)
+    assert not retained.is_expired(Moment(DAY_S, BOOT_1, 9 * DAY_S), retention_s=DAY_S)
+    assert retained.is_expired(Moment(DAY_S + 1.0, BOOT_1, 9 * DAY_S), retention_s=DAY_S)
 
 
 def test_failed_tries_reach_history_without_repetitions() -> None:
@@ -304,6 +353,6 @@ def test_failed_tries_reach_history_without_repetitions() -> None:
     assert [(each.at, each.error) for each in tried.failed_tries] == [
         (2.0, "registry"), (3.0, "no space"), (4.0, "a"), (5.0, "b"), (6.0, "c"),
     ]  # fmt: skip
-    done = LedgerRecord(current=A, update=tried).close_update(UpdateOutcome.DONE, now=9.0)
+    done = LedgerRecord(current=A, update=tried).close_update(UpdateOutcome.DONE, make_moment(9.0))
     assert done.history[0].failed_tries == tried.failed_tries
     assert from_json(json.loads(json.dumps(to_json(done)))) == done

@@ -26,6 +26,7 @@ from treenail.update.decision.request import (
     explain_too_late,
 )
 from treenail.update.state import record as records
+from treenail.update.state.moment import Moment
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import LedgerRecord, Target, UpdateRecord
 
@@ -48,8 +49,8 @@ def print_cancel(arguments: argparse.Namespace) -> int:
     _refuse_late_cancel(update)
     boot_id = HostKernel(machine.root).read_boot_id()
     if not request_from_agent(machine, UserRequest(RequestKind.CANCEL, update.id)):
-        now = machine.clock.now()
-        _change_record(ledger, lambda record: cancel_update(record, boot_id=boot_id, now=now))
+        now = Moment(machine.clock.now(), boot_id, machine.clock.monotonic())
+        _change_record(ledger, lambda record: cancel_update(record, now))
     # The agent may have requested the reboot before it read the request.
     after = _read_record(ledger).update
     if after is not None and after.id == update.id and after.phase is not Phase.CANCELLING:

@@ -235,6 +235,7 @@ class ActionRunner:
 
     def _begin_update(self, target: Target, facts: Facts) -> UpdateRecord:
         claimed = facts.node.claimed if facts.node else Target()
+        now = self._interfaces.read_moment()
         update = UpdateRecord(
             id=secrets.token_hex(16),
             target=target,
@@ -242,9 +243,10 @@ class ActionRunner:
             if self._ledger.record.current != Target()
             else claimed,
             phase=Phase.STAGING,
-            boot_id=self._interfaces.kernel.read_boot_id(),
-            began=self._interfaces.clock.now(),
-            entered=self._interfaces.clock.now(),
+            boot_id=now.boot_id,
+            began=now.wall,
+            entered=now.wall,
+            entered_monotonic=now.monotonic,
         )
         self._apply_failures = 0
         self._ledger.save_record(

@@ -16,13 +16,13 @@ log = logging.getLogger(__name__)
 
 def close_update(interfaces: NodeInterfaces, ledger: UpdateLedger, *, is_done: bool) -> None:
     """Move the update to the history; ``is_done`` if it reached its target."""
-    update, now = ledger.update, interfaces.clock.now()
+    update, now = ledger.update, interfaces.read_moment()
     if is_done:
         log.info(
             "finished update %s to %s after %d s",
             update.id,
             update.target,
-            now - update.began,
+            now.wall - update.began,
             extra={"message_id": MessageId.UPDATE_DONE},
         )
     else:
@@ -34,7 +34,7 @@ def close_update(interfaces: NodeInterfaces, ledger: UpdateLedger, *, is_done: b
             extra={"message_id": MessageId.UPDATE_CANCELLED},
         )
     outcome = UpdateOutcome.DONE if is_done else _judge_cancelled(ledger.record.quarantined)
-    ledger.save_record(ledger.record.close_update(outcome, now=now))
+    ledger.save_record(ledger.record.close_update(outcome, now))
     remove_crash_record(interfaces.crash_record)
     interfaces.os.release_daemon()
 

@@ -24,6 +24,7 @@ from treenail.daemon.interfaces import (
 from treenail.daemon.local.requests import RequestFile
 from treenail.host.system.kernel import HostKernel
 from treenail.host.system.state_file import CrashRecordFile, Ledger
+from treenail.update.state.moment import Moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +52,7 @@ class NodeInterfaces:
     preflight: PreflightChecker
     health: HealthChecker
     clock: Clock
+
+    def read_moment(self) -> Moment:
+        """Read both clocks and the boot ID. Raises `HostError`."""
+        return Moment(self.clock.now(), self.kernel.read_boot_id(), self.clock.monotonic())

@@ -26,6 +26,7 @@ from treenail.update.state import crash_record as crash_records
 from treenail.update.state import record as records
 from treenail.update.state.boot_trial import HealthCheckMode
 from treenail.update.state.crash_record import CrashRecord, derive_crash_record
+from treenail.update.state.moment import Moment
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import LedgerRecord, QuarantinedTarget, UpdateRecord
 
@@ -113,7 +114,7 @@ class CrashCounter:
         quarantined = record.quarantined
         if update.phase is not Phase.ROLLING_BACK or quarantined is None:
             quarantined = _quarantine_target(update, crashes)
-        update = update.enter_phase(Phase.ROLLING_BACK, boot_id=boot_id, now=self._clock.now())
+        update = update.enter_phase(Phase.ROLLING_BACK, self._read_moment(boot_id))
         self._write_record(replace(record, update=update, quarantined=quarantined))
         if impact.os.is_empty:
             files.restore_pending()
@@ -137,8 +138,7 @@ class CrashCounter:
     ) -> bool:
         """Restore the files without a reboot. The agent then starts, and cancels the update."""
         quarantined = _quarantine_target(update, crashes)
-        now = self._clock.now()
-        update = update.enter_phase(Phase.CANCELLING, boot_id=crashes.boot_id, now=now)
+        update = update.enter_phase(Phase.CANCELLING, self._read_moment(crashes.boot_id))
         self._write_record(replace(record, update=update, quarantined=quarantined))
         if files.find_unfinished(update.id).is_interrupted:
             files.recover_interrupted(update.id)
@@ -197,6 +197,9 @@ class CrashCounter:
         )
         power.reboot_machine()
         return True
+
+    def _read_moment(self, boot_id: str) -> Moment:
+        return Moment(self._clock.now(), boot_id, self._clock.monotonic())
 
     def _write_crashes(self, crashes: CrashRecord) -> None:
         try:

@@ -65,9 +65,8 @@ class ActionFailure:
     action: str
     count: int
     since: float
-    """Seconds since the epoch."""
+    """On the monotonic clock, like ``retry_at``: the wall clock may jump during the wait."""
     retry_at: float
-    """On the monotonic clock."""
 
     @property
     def is_reportable(self) -> bool:
@@ -330,7 +329,7 @@ class ReconcileLoop:
         """Write the report; return the seconds until it must be written again."""
         failure = self._failure
         error = failure.error if failure is not None and failure.is_reportable else None
-        is_overdue = failure is not None and failure.is_overdue(facts.now)
+        is_overdue = failure is not None and failure.is_overdue(facts.monotonic)
         report = make_report(facts, decision, error, is_overdue=is_overdue)
         self._status_file.show_report(facts, report, failure.error if failure else None)
         if state := report.annotations.get(key.STATE):
@@ -375,7 +374,7 @@ class ReconcileLoop:
             error=error,
             action=repr(decision),
             count=count,
-            since=last.since if last else facts.now,
+            since=last.since if last else facts.monotonic,
             retry_at=self._interfaces.clock.monotonic() + delay_s,
         )
         if self._failure.is_reportable:

@@ -67,6 +67,7 @@ class Observer:
             record=record,
             boot_id=self._interfaces.kernel.read_boot_id(),
             now=self._interfaces.clock.now(),
+            monotonic=self._interfaces.clock.monotonic(),
             node=observed,
             deployments=None,
             initial_annotations=self._interfaces.mcd_state.read_annotations()

@@ -69,9 +69,7 @@ class UpdateLedger:
         reached_facts: Facts | None = None,
     ) -> UpdateRecord:
         """Save the update with this phase; with ``reached_facts``, its target becomes current."""
-        update = self.update.enter_phase(
-            phase, boot_id=self._interfaces.kernel.read_boot_id(), now=self._interfaces.clock.now()
-        )
+        update = self.update.enter_phase(phase, self._interfaces.read_moment())
         update = replace(
             update,
             impact=update.impact if impact is None else impact,

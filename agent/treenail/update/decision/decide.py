@@ -135,7 +135,7 @@ def _is_staged_by_update(
 
 def _decide_unpin(facts: Facts) -> UnpinAction | None:
     retained = facts.record.retained
-    if retained is None or not retained.is_expired(now=facts.now, retention_s=facts.retention_s):
+    if retained is None or not retained.is_expired(facts.moment, retention_s=facts.retention_s):
         return None
     return UnpinAction(retained.id)
 
@@ -235,7 +235,7 @@ def _decide_drain(facts: Facts, update: UpdateRecord) -> Decision | None:
         return DrainAction(update.target, make_drain_token(update.target.config, token))
     if handshake.requested != token or update.phase is not Phase.DRAINING:
         return DrainAction(update.target, token)
-    is_overdue = facts.now - update.entered > facts.drain_limit_s
+    is_overdue = update.compute_wait(facts.moment) > facts.drain_limit_s
     return WaitAction(
         "waiting for the drain", is_overdue, limit_s=facts.drain_limit_s, remedy=DRAIN_REMEDY
     )
@@ -409,7 +409,7 @@ def _decide_uncordon(facts: Facts, update: UpdateRecord, *, is_done: bool) -> De
         return UncordonAction(make_uncordon_token(update.target.config, handshake.applied))
     if handshake.is_settled:
         return FinishAction(is_done=is_done)
-    waited_s = facts.now - update.entered
+    waited_s = update.compute_wait(facts.moment)
     if not is_done and not handshake.is_unschedulable and waited_s > _ACKNOWLEDGE_LIMIT_S:
         # The node was never cordoned, or a user uncordoned it. Without a drain controller no
         # acknowledgement follows.

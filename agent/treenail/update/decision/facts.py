@@ -10,6 +10,7 @@ from treenail.update.decision.request import UserRequest
 from treenail.update.drift.drift_policy import DriftAssessment
 from treenail.update.impact.os_change import NO_OS_CHANGE, OSChange, RunningOS
 from treenail.update.state.boot_trial import HealthCheckMode
+from treenail.update.state.moment import Moment
 from treenail.update.state.record import LedgerRecord, Target
 
 
@@ -131,6 +132,8 @@ class Facts:
     """None until the agent has received its Node."""
     deployments: DeploymentState | None
     """None when no decision needs the deployments (see `needs_deployments`)."""
+    monotonic: float = 0.0
+    """Seconds of this boot's monotonic clock."""
     is_shutting_down: bool = False
     initial_annotations: Mapping[str, str] = field(default_factory=dict)
     """The first annotations for a Node without a config; empty when none are known."""
@@ -168,3 +171,8 @@ class Facts:
     """The registry on the bootstrap host that the node still uses; empty without one."""
     is_forced: bool = False
     """The force file exists: apply the config whatever the state of the machine."""
+
+    @property
+    def moment(self) -> Moment:
+        """The time of the observation, for waits: they must not depend on the wall clock alone."""
+        return Moment(self.now, self.boot_id, self.monotonic)

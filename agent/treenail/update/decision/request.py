@@ -6,6 +6,7 @@ from enum import StrEnum
 from treenail import codec
 from treenail.codec import CodecError, key
 from treenail.errors import ConfigError
+from treenail.update.state.moment import Moment
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import LedgerRecord, QuarantinedTarget, UpdateRecord
 
@@ -83,12 +84,12 @@ def make_cancelled_target(update: UpdateRecord) -> QuarantinedTarget:
     )
 
 
-def cancel_update(record: LedgerRecord, *, boot_id: str, now: float) -> LedgerRecord:
+def cancel_update(record: LedgerRecord, now: Moment) -> LedgerRecord:
     """Return the record with its update cancelled, for a machine on which no agent runs."""
     update = record.update
     if update is None or explain_too_late(update):
         return record
-    cancelling = update.enter_phase(Phase.CANCELLING, boot_id=boot_id, now=now)
+    cancelling = update.enter_phase(Phase.CANCELLING, now)
     return replace(record, update=cancelling, quarantined=make_cancelled_target(update))
 
 

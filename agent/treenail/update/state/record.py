@@ -14,6 +14,7 @@ from treenail.codec import CodecError, key
 from treenail.errors import LedgerError
 from treenail.update.state.boot_id import is_soft_reboot
 from treenail.update.state.boot_trial import BootTrial
+from treenail.update.state.moment import Moment
 from treenail.update.state.phases import Phase
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ class UpdateRecord:
     """The last reboot kept the kernel."""
     failed_tries: tuple[FailedTry, ...] = field(default=(), metadata=key("failedTries"))
     """The last tries that failed, the oldest first; of equal errors in a row only the first."""
+    entered_monotonic: float | None = field(default=None, metadata=key("enteredMonotonic"))
+    """The same time on the monotonic clock of `boot_id`; None if an older agent entered it."""
 
     def add_failed_try(self, error: str, *, now: float) -> "UpdateRecord":
         """Return the update with the failed try; the same update if its error is the last one."""
@@ -104,24 +107,38 @@ class UpdateRecord:
         tries = (*self.failed_tries, FailedTry(now, text))
         return replace(self, failed_tries=tries[-FAILED_TRIES_LIMIT:])
 
-    def enter_phase(self, phase: Phase, *, boot_id: str, now: float) -> "UpdateRecord":
+    def enter_phase(self, phase: Phase, now: Moment) -> "UpdateRecord":
         """Return the update as it enters ``phase``."""
         is_first_boot = phase is Phase.VERIFYING and self.phase is Phase.REBOOTING
         return replace(
             self,
             phase=phase,
-            boot_id=boot_id,
-            entered=now,
+            boot_id=now.boot_id,
+            entered=now.wall,
+            entered_monotonic=now.monotonic,
             phase_seconds=self.compute_phase_seconds(now),
             is_soft_reboot=(
-                is_soft_reboot(self.boot_id, boot_id) if is_first_boot else self.is_soft_reboot
+                is_soft_reboot(self.boot_id, now.boot_id) if is_first_boot else self.is_soft_reboot
             ),
         )
 
-    def compute_phase_seconds(self, now: float) -> Mapping[Phase, float]:
+    def compute_wait(self, now: Moment) -> float:
+        """Return the seconds of the current boot in this phase; the wall clock has no part in it.
+
+        An update of an older agent has only the wall clock's time.
+        """
+        if self.entered_monotonic is None:
+            return now.wall - self.entered
+        began = self.entered_monotonic if self.boot_id == now.boot_id else 0.0
+        return now.monotonic - began
+
+    def compute_phase_seconds(self, now: Moment) -> Mapping[Phase, float]:
         """Return the seconds in each phase until now; a clock set back subtracts nothing."""
+        is_same_boot = self.boot_id == now.boot_id
+        # Across a reboot only the wall clock counts.
+        passed = self.compute_wait(now) if is_same_boot else now.wall - self.entered
         seconds = dict(self.phase_seconds)
-        seconds[self.phase] = seconds.get(self.phase, 0.0) + max(now - self.entered, 0.0)
+        seconds[self.phase] = seconds.get(self.phase, 0.0) + max(passed, 0.0)
         return seconds
 
 
@@ -165,16 +182,35 @@ class RetainedDeployment:
     id: str
     healthy_since: float | None = field(default=None, metadata=key("healthySince"))
     """When its successor was found healthy, seconds since the epoch; None during the trial."""
+    boot_id: str = field(default="", metadata=key("bootID"))
+    """The boot of that time; empty before, and if an older agent found it."""
+    healthy_monotonic: float = field(default=0.0, metadata=key("healthyMonotonic"))
+    """The same time on the monotonic clock of that boot."""
 
-    def end_trial(self, *, is_healthy: bool, now: float) -> "RetainedDeployment":
+    def end_trial(self, now: Moment, *, is_healthy: bool) -> "RetainedDeployment":
         """Return it after the update that pinned it; without success it expires at once."""
         if self.healthy_since is not None:
             return self
-        return replace(self, healthy_since=now if is_healthy else 0.0)
+        if not is_healthy:
+            return replace(self, healthy_since=0.0)
+        return replace(
+            self,
+            healthy_since=now.wall,
+            boot_id=now.boot_id,
+            healthy_monotonic=now.monotonic,
+        )
 
-    def is_expired(self, *, now: float, retention_s: float) -> bool:
-        """Return whether the deployment was retained for ``retention_s``."""
-        return self.healthy_since is not None and now >= self.healthy_since + retention_s
+    def is_expired(self, now: Moment, *, retention_s: float) -> bool:
+        """Return whether the deployment was retained for ``retention_s``.
+
+        In a later boot the wall clock counts, unless that boot alone lasted long enough.
+        """
+        if self.healthy_since is None:
+            return False
+        if self.boot_id == now.boot_id:
+            return now.monotonic - self.healthy_monotonic >= retention_s
+        is_long_boot = self.boot_id != "" and now.monotonic >= retention_s
+        return is_long_boot or now.wall >= self.healthy_since + retention_s
 
 
 class UpdateOutcome(StrEnum):
@@ -231,7 +267,7 @@ class LedgerRecord:
     is_reported: bool = field(default=False, metadata=key("reported"))
     """The Node showed ``current``. If it shows another one later, etcd was restored."""
 
-    def close_update(self, outcome: UpdateOutcome, *, now: float) -> "LedgerRecord":
+    def close_update(self, outcome: UpdateOutcome, now: Moment) -> "LedgerRecord":
         """Return the record with the update moved to the history."""
         update = self.update
         if update is None:
@@ -243,7 +279,7 @@ class LedgerRecord:
             target=update.target,
             origin=update.origin,
             began=update.began,
-            ended=now,
+            ended=now.wall,
             outcome=outcome,
             reboot_count=update.reboot_count,
             reasons=update.impact.reasons if update.impact else (),
@@ -254,7 +290,7 @@ class LedgerRecord:
         )
         retained = self.retained
         if retained is not None:
-            retained = retained.end_trial(is_healthy=outcome is UpdateOutcome.DONE, now=now)
+            retained = retained.end_trial(now, is_healthy=outcome is UpdateOutcome.DONE)
         history = (past, *self.history)[:HISTORY_LIMIT]
         return replace(self, update=None, history=history, retained=retained)
 
