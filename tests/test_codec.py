@@ -1,6 +1,7 @@
 """The codec of our own files: what it writes, what it reads, and what it refuses."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, StrEnum
@@ -297,6 +298,12 @@ def test_unsupported_types_are_errors_of_the_program() -> None:
     with pytest.raises(TypeError, match="cannot encode int as a key"):
         codec.encode(Unsupported({1: "red"}))
     assert codec.encode(Unsupported(Plain.ONE)) == {"colour": "ONE"}
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_number_that_no_reader_accepts_is_not_written(number: float) -> None:
+    with pytest.raises(ValueError, match=r"cannot encode -?(nan|inf) as JSON"):
+        codec.encode(Unsupported({"share": number}))
 
 
 @given(st.builds(Everything, share=st.floats(allow_nan=False, allow_infinity=False)))

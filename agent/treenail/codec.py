@@ -133,7 +133,8 @@ def _list_parts(value: object) -> Iterator[str]:
 def encode(value: object, *, version: int | None = None) -> Json:
     """Return the JSON object for a dataclass, with ``version`` as its first key if there is one.
 
-    Raise the version of a document only when an older treenail must not read it.
+    Raise the version of a document only when an older treenail must not read it. Raises
+    `ValueError` for a number that is not finite.
     """
     encoded = cast("Json", _encode(value))
     return encoded if version is None else {"version": version, **encoded}
@@ -155,6 +156,9 @@ def _encode(value: object) -> object:
     match value:
         case Enum():
             return value.value if isinstance(value, str) else value.name
+        case float() if not math.isfinite(value):
+            # `decode` refuses it: the document would be lost at the next start.
+            raise ValueError(f"cannot encode {value} as JSON")
         case None | str() | bool() | int() | float():
             return value
         case Mapping():
