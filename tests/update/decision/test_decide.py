@@ -63,7 +63,11 @@ from treenail.update.decision.decide import (
 )
 from treenail.update.decision.decide_boot import CHECKS_BEGIN
 from treenail.update.decision.decide_idle import DRAIN_REMEDY
-from treenail.update.decision.drain_tokens import make_drain_token
+from treenail.update.decision.drain_tokens import (
+    make_drain_token,
+    make_uncordon_token,
+    read_drain_config,
+)
 from treenail.update.decision.facts import DeploymentState, DrainHandshake, ObservedNode
 from treenail.update.drift.drift_policy import DriftAssessment
 from treenail.update.impact.disruption import DisruptionLevel
@@ -252,6 +256,24 @@ def test_drain_tokens_count_their_attempts() -> None:
         "drain-rendered-a.again-2",
     ]
     assert make_drain_token("rendered-b", third) == "drain-rendered-b"
+
+
+@pytest.mark.parametrize("config", ["a", "a.again-", "a.again-b", "a.again-1", "a.again-1.again-2"])
+def test_drain_tokens_of_any_config_differ_from_the_previous_one(config: str) -> None:
+    for make in (make_drain_token, make_uncordon_token):
+        previous = ""
+        tokens = [previous := make(config, previous) for _ in range(3)]
+        assert len(set(tokens)) == len(tokens)
+        assert tokens[0].partition("-")[2] == config
+
+
+@pytest.mark.parametrize("config", ["a", "a.again-", "a.again-b", "a.again-1x"])
+def test_config_is_read_from_any_drain_token(config: str) -> None:
+    first = make_drain_token(config, "")
+    assert [read_drain_config(each) for each in (first, make_drain_token(config, first))] == [
+        config,
+        config,
+    ]
 
 
 def test_drain_waits_for_an_earlier_uncordon() -> None:

@@ -25,15 +25,20 @@ def is_drain_token(token: str) -> bool:
 
 def read_drain_config(token: str) -> str:
     """Return the config of a token that requests a drain."""
-    return token.removeprefix(_DRAIN).partition(_AGAIN)[0]
+    config = token.removeprefix(_DRAIN)
+    before, found, count = config.rpartition(_AGAIN)
+    return before if found and count.isdecimal() else config
 
 
 def _make_token(plain: str, previous: str) -> str:
     # The MCO's drain controller reads the verb before the first hyphen and compares the whole
     # value with lastAppliedDrain, so the suffix makes it act again.
-    same, _, count = previous.partition(_AGAIN)
-    if same != plain:
+    again = plain + _AGAIN
+    if previous == plain:
+        return f"{again}1"
+    if not previous.startswith(again):
         return plain
+    count = previous.removeprefix(again)
     # Other clients can write the annotation, too.
     is_number = count.isascii() and count.isdecimal() and len(count) <= _MAX_DIGITS
-    return f"{plain}{_AGAIN}{int(count) + 1 if is_number else 1}"
+    return f"{again}{int(count) + 1 if is_number else 1}"
