@@ -47,7 +47,7 @@ from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
 from treenail.daemon.configuration.node_configs import NodeConfigs
 from treenail.daemon.configuration.path_watcher import TouchedPaths
-from treenail.daemon.configuration.step_runner import StepRunner
+from treenail.daemon.configuration.step_runner import ServiceManager, StepRunner
 from treenail.daemon.local.metrics import NodeMetrics
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile.context import NodeInterfaces
@@ -152,7 +152,9 @@ class Process:
         self.notifier = FakeNotifier()
         host = self.open_machine(world, clock)
         files = host.files
-        configuration = NodeConfiguration(MachineInspector(host), StepRunner(host))
+        configuration = NodeConfiguration(
+            MachineInspector(host), StepRunner(host, self.open_services(world))
+        )
         configs = ConfigCache(files, self.cluster)
         ports = NodeInterfaces(
             os=system,
@@ -213,6 +215,10 @@ class Process:
 
     def open_machine(self, world: World, clock: FakeClock) -> Machine:
         return make_machine(ROOT, world.disk, clock=clock)
+
+    def open_services(self, _world: World) -> ServiceManager | None:
+        """Return the running systemd; without one the agent makes the links of units itself."""
+        return None
 
     def open_ledger(self, world: World, machine: Machine) -> FakeLedger | Ledger:
         if world.keeps_records_on_disk:

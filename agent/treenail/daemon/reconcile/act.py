@@ -205,7 +205,7 @@ class ActionRunner:
             case ApplyAction(target=target):
                 self._apply_config(target, facts)
             case RestoreAction():
-                is_booted = self._ledger.update.boot_id != facts.boot_id
+                is_booted = self._ledger.update.has_booted_files(facts.boot_id)
                 self._interfaces.configuration.restore_pending(is_booted=is_booted)
             case CommitAction(unhealthy=unhealthy):
                 self._commit_update(facts, unhealthy)

@@ -138,11 +138,12 @@ class CrashCounter:
     ) -> bool:
         """Restore the files without a reboot. The agent then starts, and cancels the update."""
         quarantined = _quarantine_target(update, crashes)
+        is_booted = update.has_booted_files(crashes.boot_id)
         update = update.enter_phase(Phase.CANCELLING, self._read_moment(crashes.boot_id))
         self._write_record(replace(record, update=update, quarantined=quarantined))
         if files.find_unfinished(update.id).is_interrupted:
             files.recover_interrupted(update.id)
-        files.restore_pending()
+        files.restore_pending(is_booted=is_booted)
         return False
 
     def _count_without_ledger(

@@ -98,6 +98,8 @@ class UpdateRecord:
     """The last tries that failed, the oldest first; of equal errors in a row only the first."""
     entered_monotonic: float | None = field(default=None, metadata=key("enteredMonotonic"))
     """The same time on the monotonic clock of `boot_id`; None if an older agent entered it."""
+    applied_boot_id: str = field(default="", metadata=key("appliedBootID"))
+    """The boot in which files were written; empty before, and if an older agent wrote them."""
 
     def add_failed_try(self, error: str, *, now: float) -> "UpdateRecord":
         """Return the update with the failed try; the same update if its error is the last one."""
@@ -116,11 +118,16 @@ class UpdateRecord:
             boot_id=now.boot_id,
             entered=now.wall,
             entered_monotonic=now.monotonic,
+            applied_boot_id=now.boot_id if phase is Phase.APPLYING else self.applied_boot_id,
             phase_seconds=self.compute_phase_seconds(now),
             is_soft_reboot=(
                 is_soft_reboot(self.boot_id, now.boot_id) if is_first_boot else self.is_soft_reboot
             ),
         )
+
+    def has_booted_files(self, boot_id: str) -> bool:
+        """Return whether this boot started with files that the update had written before."""
+        return (self.applied_boot_id or self.boot_id) != boot_id
 
     def compute_wait(self, now: Moment) -> float:
         """Return the seconds of the current boot in this phase; the wall clock has no part in it.
