@@ -1,6 +1,7 @@
 """``treenail cancel`` and ``treenail retry`` without an agent: they change the ledger."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,14 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.clock import FakeClock
+from tests.fakes.host_machine import make_machine
 from tests.waiting import wait_until
 from treenail.cli.main import main
+from treenail.cli.node.cancel import request_from_agent
+from treenail.cli.node.choose_backend import STATUS_PATH
 from treenail.cli.output_format import API_VERSION
 from treenail.daemon.local.requests import RequestFile
+from treenail.errors import HostError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.decision.request import make_cancelled_target
+from treenail.update.decision.request import RequestKind, UserRequest, make_cancelled_target
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import (
     LedgerRecord,
@@ -121,6 +127,28 @@ def test_retry_without_agent_in_rollback_is_refused(
         "  run: systemctl start treenail; when the update has ended, run: treenail retry\n"
     )
     assert recorded(root) == before
+
+
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [
+        ({"activity": "waiting for the uncordon"}, "; it shows: waiting for the uncordon"),
+        ({"activity": None}, ""),
+        ([], ""),
+        (None, ""),
+    ],
+)
+def test_unanswered_request_shows_what_the_agent_does(
+    root: Path, status: object, shown: str
+) -> None:
+    machine = make_machine(Root(root), clock=FakeClock())
+    if status is not None:
+        machine.files.write_file(STATUS_PATH, json.dumps(status).encode())
+    with machine.ledger.hold_lock(), pytest.raises(HostError) as caught:
+        request_from_agent(machine, UserRequest(RequestKind.RETRY))
+    text = r"cannot retry: the agent \(process \d+\) did not act on the request within \d+ s"
+    assert re.fullmatch(text + re.escape(shown), str(caught.value))
+    assert RequestFile(machine.files).read_request() is None
 
 
 @pytest.mark.parametrize("content", ["", "{pid}"])

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from treenail.cli.node.choose_backend import MAX_STATUS_BYTES, STATUS_PATH
 from treenail.cli.node.local_machine import open_machine
 from treenail.cli.output_format import OutputFormat, print_document
 from treenail.cli.terminal import print_lines
+from treenail.codec import parse_json
 from treenail.daemon.local.requests import RequestFile
-from treenail.errors import HostError
+from treenail.errors import FileError, HostError
 from treenail.host.machine import Machine
 from treenail.host.system.kernel import HostKernel
 from treenail.host.system.resources import handles_signal
@@ -108,13 +110,26 @@ def request_from_agent(machine: Machine, request: UserRequest) -> bool:
     while requests.read_request() == request:
         if clock.monotonic() > deadline:
             requests.remove_request()
+            agent = f"process {pid}" if pid else "the holder of the lock"
+            activity = _read_activity(machine)
             raise HostError(
-                f"cannot reach the agent: {f'process {pid}' if pid else 'the holder of the lock'} "
-                f"did not answer within {timeout_s:g} s",
-                remedy="it is finishing a step; wait for it, see: treenail status",
+                f"cannot {request.kind}: the agent ({agent}) did not act on the request within "
+                f"{timeout_s:g} s{f'; it shows: {activity}' if activity else ''}",
+                remedy="wait until that has ended, see: treenail status; then repeat the command",
             )
         clock.sleep(_POLL_S)
     return True
+
+
+def _read_activity(machine: Machine) -> str:
+    """Return the activity that the agent shows; empty if it shows none."""
+    try:
+        content = machine.files.read_file(STATUS_PATH, limit=MAX_STATUS_BYTES)
+        document = parse_json(content or b"{}")
+    except (FileError, ValueError):
+        return ""
+    activity = document.get("activity") if isinstance(document, dict) else None
+    return activity if isinstance(activity, str) else ""
 
 
 def _change_record(ledger: Ledger, change: Callable[[LedgerRecord], LedgerRecord]) -> None:
