@@ -487,6 +487,21 @@ def test_slow_uncordon_is_overdue_and_the_node_degraded() -> None:
     assert (report.annotations[key.STATE], report.annotations[key.REASON]) == ("Degraded", sentence)
 
 
+def test_uncordon_by_a_user_says_that_the_acknowledgement_is_missing() -> None:
+    record = in_phase(Phase.UNCORDONING, current=B, drain_token=TOKEN)
+    node = observed_node(requested=UNCORDON, applied=TOKEN, unschedulable=False)
+    at = facts(record=record, deployments=None, node=node, now=500.0)
+    report = make_report(at, decide_action(at), None)
+    sentence = (
+        "the node is schedulable; waiting for the drain controller to acknowledge the uncordon"
+    )
+    assert (report.summary, report.annotations[key.STATE]) == (sentence, "Working")
+    late = replace(at, now=700.0)
+    report = make_report(late, decide_action(late), None)
+    assert report.annotations[key.STATE] == "Degraded"
+    assert report.annotations[key.REASON].startswith(f"{sentence} for longer than its limit; ")
+
+
 def test_cancelled_update_of_uncordoned_node_ends_without_drain_controller() -> None:
     record = in_phase(Phase.CANCELLING, drain_token=TOKEN, entered=0.0)
     waiting = observed_node(A, requested=UNCORDON, applied="", unschedulable=False)

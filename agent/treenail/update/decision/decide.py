@@ -61,6 +61,13 @@ REBOOTS_ALLOWED = 3
 """Reboots into one target before its quarantine: one may fail by a power cut."""
 _UNCORDON_LIMIT_S = 600.0  # as long as the Machine Config Daemon waits
 _ACKNOWLEDGE_LIMIT_S = 60.0
+_UNACKNOWLEDGED = (
+    "the node is schedulable; waiting for the drain controller to acknowledge the uncordon"
+)
+_ACKNOWLEDGE_REMEDY = (
+    "check that the drain controller runs: treenail-controller status; in a cluster without one, "
+    'set drain = "never" in agent.toml'
+)
 
 _TARGET_CHANGED = "the desired target changed"
 _UNCORDONED = "another client uncordoned the node before its reboot"
@@ -410,9 +417,12 @@ def _decide_uncordon(facts: Facts, update: UpdateRecord, *, is_done: bool) -> De
     if handshake.is_settled:
         return FinishAction(is_done=is_done)
     waited_s = update.compute_wait(facts.moment)
-    if not is_done and not handshake.is_unschedulable and waited_s > _ACKNOWLEDGE_LIMIT_S:
+    is_overdue = waited_s > _UNCORDON_LIMIT_S
+    if not handshake.is_unschedulable and waited_s > _ACKNOWLEDGE_LIMIT_S:
         # The node was never cordoned, or a user uncordoned it. Without a drain controller no
         # acknowledgement follows.
-        return FinishAction(is_done=False)
-    is_overdue = waited_s > _UNCORDON_LIMIT_S
+        if not is_done:
+            return FinishAction(is_done=False)
+        # The MCO's controllers expect the acknowledgement before the state Done of a new target.
+        return WaitAction(_UNACKNOWLEDGED, is_overdue, remedy=_ACKNOWLEDGE_REMEDY)
     return WaitAction("waiting for the uncordon", is_overdue, remedy=DRAIN_REMEDY)
