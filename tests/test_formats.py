@@ -50,6 +50,7 @@ NEWEST = SETS[-1]
 assert COMPLETE.update is not None
 assert COMPLETE.update.impact is not None
 assert COMPLETE.quarantined is not None
+assert COMPLETE.retained is not None
 TRIES = (FailedTry(1763773300.5, "no space left on device"),)
 LEDGER = replace(
     COMPLETE,
@@ -64,6 +65,8 @@ LEDGER = replace(
             paused_s=12.5,
         ),
         failed_tries=TRIES,
+        entered_monotonic=310.25,
+        applied_boot_id="boot-1",
     ),
     quarantined=replace(
         COMPLETE.quarantined,
@@ -73,6 +76,7 @@ LEDGER = replace(
         retry_at=1763774000.0,
     ),
     history=(replace(COMPLETE.history[0], failed_tries=TRIES), *COMPLETE.history[1:]),
+    retained=replace(COMPLETE.retained, boot_id="boot-1", healthy_monotonic=95.5),
     retry="again",
     is_reported=True,
 )
