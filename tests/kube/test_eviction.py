@@ -449,3 +449,52 @@ def test_eviction_without_answer_is_reported_when_the_server_answers_others(node
     with node.drain() as drain:
         (blocker,) = drain.evict_pods().blockers
     assert blocker.reason == BlockerReason.UNANSWERED
+
+
+def test_eviction_that_fails_unexpectedly_is_reported_and_sent_again(node: Node) -> None:
+    node.add("web")
+    send = node.transport.send
+
+    def fail_evictions(request: ApiRequest) -> ApiResponse:
+        if request.path.endswith("/eviction"):
+            raise MemoryError
+        return send(request)
+
+    clock = FakeClock(NOW)
+    with (
+        ThreadPoolExecutor(1) as executor,
+        NodeDrain(node.client, "a", clock, notify=node.rang.set, executor=executor) as drain,
+    ):
+        node.transport.send = fail_evictions  # type: ignore[method-assign]  # the client calls it
+        (blocker,) = drain.evict_pods().blockers
+        assert blocker.reason == BlockerReason.REFUSED
+        assert blocker.message == "the eviction was not sent: MemoryError"
+
+        node.transport.send = send  # type: ignore[method-assign]  # the client calls it
+        clock.move(5)
+        node.emptied(drain)
+
+
+class ThreadlessExecutor(ThreadPoolExecutor):
+    """Cannot start a thread while ``is_exhausted``, as under the limit of a cgroup's tasks."""
+
+    is_exhausted = True
+
+    def submit(self, *arguments: Any, **named: Any) -> Any:
+        if self.is_exhausted:
+            raise RuntimeError("can't start new thread")
+        return super().submit(*arguments, **named)
+
+
+def test_eviction_without_a_thread_is_sent_in_a_later_round(node: Node) -> None:
+    node.add("web")
+    with (
+        ThreadlessExecutor(1) as executor,
+        NodeDrain(
+            node.client, "a", FakeClock(NOW), notify=node.rang.set, executor=executor
+        ) as drain,
+    ):
+        with pytest.raises(ClusterError, match="cannot evict pod shop/web: can't start new"):
+            drain.evict_pods()
+        executor.is_exhausted = False
+        node.emptied(drain)

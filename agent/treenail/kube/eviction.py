@@ -282,14 +282,24 @@ class NodeDrain:
     def _send_eviction(self, pod: Pod) -> None:
         pending = _PendingEviction(pod, self._clock.monotonic(), self._clock.now())
         self._in_flight[pod.uid] = pending
-        self._executor.submit(self._evict_pod, pending)
+        try:
+            self._executor.submit(self._evict_pod, pending)
+        except RuntimeError as error:
+            # No thread could be started. An executor that has another one evicts the pod later.
+            del self._in_flight[pod.uid]
+            raise ClusterError(f"cannot evict pod {pod.key}: {error}") from error
 
     def _evict_pod(self, pending: "_PendingEviction") -> None:
-        pod, answer = pending.pod, None
+        pod = pending.pod
+        answer: ClusterError | None = None
         try:
             self._client.evict(pod.namespace, pod.name, uid=pod.uid)
         except ClusterError as error:
             answer = error
+        except Exception as error:
+            # Without an answer the pod would count as sent without end. The log has the traceback.
+            log.exception("cannot evict pod %s", pod.key)
+            answer = ClusterError(f"evict: the eviction was not sent: {type(error).__name__}")
         self._answers.put((pending, answer))
         if pending.is_slow:
             self._notify()
@@ -302,6 +312,8 @@ class NodeDrain:
                 sent, answer = self._answers.get(timeout=0.0 if answers else wait_s)
             except queue.Empty:
                 return answers
+            if self._in_flight.get(sent.pod.uid) is not sent:
+                continue
             del self._in_flight[sent.pod.uid]
             answers.append(answer)
             self._record_answer(sent, answer, budgets)
