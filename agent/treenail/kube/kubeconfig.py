@@ -92,7 +92,7 @@ def read_kubeconfigs(
         key=_parse_pem(user, "client-key"),
         token=_parse_token(user, "token"),
         token_file=_resolve_path(user.get_text("tokenFile"), user.folder),
-        tls_server_name=cluster.get_text("tls-server-name"),
+        tls_server_name=_parse_server_name(cluster),
         should_verify_tls=not cluster.get_bool("insecure-skip-tls-verify"),
         namespace=chosen.get_text("namespace") or "default",
         source=merged.where,
@@ -311,9 +311,34 @@ def _parse_server(cluster: _KubeconfigSection) -> str:
         usable = False
     else:
         usable = usable and not (address.username or address.query or address.fragment)
+        usable = usable and _is_plain(server) and _is_host(address.hostname or "")
     if not usable:
         raise cluster.make_error("server", "is not an https:// address", "write https://HOST:PORT")
     return server
+
+
+def _parse_server_name(cluster: _KubeconfigSection) -> str:
+    name = cluster.get_text("tls-server-name")
+    if name and not (_is_plain(name) and _is_host(name)):
+        raise cluster.make_error(
+            "tls-server-name", "is not a host name", "write a name of the server's certificate"
+        )
+    return name
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether the text can be sent in the head of a request."""
+    return text.isascii() and text.isprintable() and " " not in text
+
+
+def _is_host(host: str) -> bool:
+    """Return False for a host that `socket` and `ssl` reject with UnicodeError."""
+    try:
+        # An empty label (a..b), or one of more than 63 characters.
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _parse_pem(table: _KubeconfigSection, key: str) -> str | bytes:
