@@ -54,6 +54,7 @@ class BlockerReason(StrEnum):
     WEBHOOK = "webhook"
     TERMINATION = "termination"
     VOLUME = "volume"
+    OVERLOAD = "overload"
     REFUSED = "refused"
     UNANSWERED = "unanswered"
 
@@ -142,8 +143,8 @@ def find_stuck_reason(pod: Pod, now: float) -> tuple[BlockerReason, str] | None:
 
 def classify_refusal(
     pod: Pod, error: ClusterError, budgets: tuple[DisruptionBudget, ...], since: float
-) -> Blocker | None:
-    """Classify a rejected eviction; None if the API server is only overloaded."""
+) -> Blocker:
+    """Classify a rejected eviction."""
     message = str(error).partition(": ")[2]
     if "webhook" in message:
         return Blocker(pod.key, BlockerReason.WEBHOOK, message, (), since)
@@ -151,7 +152,8 @@ def classify_refusal(
         # The eviction API rejects a pod with two budgets with status 500 (eviction.go).
         if budgets or "disruption budget" in message:
             return Blocker(pod.key, BlockerReason.BUDGET, message, budgets, since)
-        return None
+        overload = f"the API server rejects the eviction for now: {message}"
+        return Blocker(pod.key, BlockerReason.OVERLOAD, overload, (), since)
     return Blocker(pod.key, BlockerReason.REFUSED, message, (), since)
 
 
@@ -337,8 +339,7 @@ class NodeDrain:
                 if isinstance(error, TooManyRequestsError):
                     retry_s = max(retry_s, error.retry_after_s)
                 blocker = classify_refusal(pod, error, budgets.find_budgets(pod), since)
-                if blocker is not None:
-                    retry_s = max(retry_s, self._choose_retry_s(blocker))
+                retry_s = max(retry_s, self._choose_retry_s(blocker))
         self._attempts[pod.uid] = _EvictionAttempt(sent.started_at + retry_s, blocker)
 
     def _log_evicted(self) -> None:

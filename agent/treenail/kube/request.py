@@ -21,7 +21,8 @@ JSON_CONTENT_TYPE = "application/json"
 MIB = 1024 * 1024
 MAX_BYTES = 64 * MIB
 CHUNK_BYTES = 65536
-_MAX_RETRY_AFTER_S = 3600.0
+# An API server sends 1 to 10 s. A caller must not wait for longer without a report.
+_MAX_RETRY_AFTER_S = 60.0
 
 # The message may quote the rejected object, which may contain a secret.
 MESSAGE_CHARS = 256
@@ -74,7 +75,7 @@ class ApiResponse:
 
 
 def parse_retry_after_s(header: str | None) -> float:
-    """Return the seconds of a Retry-After header, an hour at most.
+    """Return the seconds of a Retry-After header, 60 at most.
 
     A date, which no API server sends, counts as no header.
     """
