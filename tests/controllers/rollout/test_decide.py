@@ -1,5 +1,6 @@
 """Decisions of a rollout, single ones and over the days of a simulated pool."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 
@@ -259,6 +260,26 @@ def test_resume_acknowledges_only_present_failures() -> None:
     assert again.record.halted_by == NodeFailure("b", "no space left")
 
 
+def test_acknowledged_node_that_recovered_halts_again_when_it_fails() -> None:
+    word = pool({"resume": {"worker": "1"}}, maxUnavailable=3)
+    record = RolloutRecord(NEW, resume_value="1", acknowledged=("a",))
+    for state in (failed("a"), on_its_way("a"), failed("a", reason="no route to host")):
+        found = decide(word, [state, node("b")], record)
+        assert (found.record, found.nodes_to_assign) == (record, ("b",))
+    recovered = decide(word, [node("a", NEW), node("b")], record)
+    assert recovered.record == RolloutRecord(NEW, resume_value="1")
+    found = decide(word, [failed("a", reason="no route to host"), node("b")], recovered.record)
+    assert found.record is not None
+    assert found.record.halted_by == NodeFailure("a", "no route to host")
+
+
+def test_acknowledged_node_that_was_deleted_halts_again_when_it_fails() -> None:
+    word = pool({"resume": {"worker": "1"}}, maxUnavailable=3)
+    record = RolloutRecord(NEW, resume_value="1", acknowledged=("a",))
+    found = decide(word, [node("b")], record)
+    assert found.record == RolloutRecord(NEW, resume_value="1")
+
+
 def test_max_failures_tolerates_that_many_failed_nodes() -> None:
     lenient = pool({"maxFailures": 1}, maxUnavailable=3)
     assert decide(lenient, [failed("a"), node("b"), node("c")]).nodes_to_assign == ("b", "c")
@@ -274,6 +295,28 @@ def test_node_not_ready_after_reboot_timeout_has_failed() -> None:
     assert late.record is not None
     assert late.record.halted_by == NodeFailure(
         "a", "it has not been ready for 10 min (rebootTimeout: 10 min)"
+    )
+
+
+def test_pressure_of_a_ready_node_fails_it_after_reboot_timeout_under_its_own_name() -> None:
+    careful = pool({"rebootTimeout": "10m"}, maxUnavailable=2)
+    conditions = [
+        {"type": "Ready", "status": "True", "lastTransitionTime": "1970-01-01T00:02:00Z"},
+        {"type": "DiskPressure", "status": "True", "lastTransitionTime": "1970-01-01T02:00:00Z"},
+    ]
+    document = {"metadata": {"name": "a"}, "status": {"conditions": conditions}}
+    observed = NodeFacts.from_json(document)
+    full = replace(
+        node("a", NEW, started_at=100.0, ready_changed_at=120.0, is_healthy=False),
+        pressure=observed.pressure,
+        pressure_changed_at=observed.pressure_changed_at,
+    )
+    early = decide_rollout(careful, [full, node("b")], proceed(), None, now=7200.0)
+    assert (early.nodes_to_assign, early.requeue_after_s) == (("b",), 600.0)
+    late = decide_rollout(careful, [full, node("b")], proceed(), early.record, now=7801.0)
+    assert late.record is not None
+    assert late.record.halted_by == NodeFailure(
+        "a", "DiskPressure is True for 10 min (rebootTimeout: 10 min)"
     )
 
 

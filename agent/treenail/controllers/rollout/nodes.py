@@ -65,6 +65,8 @@ class NodeFacts:
     """Ready, without DiskPressure and NetworkUnavailable."""
     pressure: str = ""
     """Condition that makes a ready node unhealthy, such as ``DiskPressure is True``."""
+    pressure_changed_at: float | None = None
+    """Last transition of that condition, in seconds since the epoch."""
     ready_changed_at: float | None = None
     """Last transition of the Ready condition, in seconds since the epoch."""
     unschedulable: bool = False
@@ -128,12 +130,14 @@ class NodeFacts:
         ready_changed_at = parse_rfc3339(changed[0]) if changed else None
         is_healthy = all(map(_is_healthy, conditions))
         started_at = parse_rfc3339(annotations.get(STARTED_AT))
+        pressure = _find_pressure(conditions)
         return cls(
             name=meta.name,
             labels=meta.labels,
             created_at=meta.created,
             is_healthy=is_healthy,
-            pressure=_describe_pressure(conditions),
+            pressure=f"{pressure.type} is {pressure.status}" if pressure else "",
+            pressure_changed_at=parse_rfc3339(pressure.last_transition_time) if pressure else None,
             ready_changed_at=ready_changed_at,
             unschedulable=fields.get_object("spec").get_bool("unschedulable"),
             current_config=annotations.get(key.CURRENT_CONFIG, ""),
@@ -276,12 +280,9 @@ def _parse_drain_blocker(annotations: Mapping[str, str]) -> str:
     return f"pod {pod}{more}: {message}"
 
 
-def _describe_pressure(conditions: Iterable[Condition]) -> str:
-    unhealthy = {each.type: each.status for each in conditions if not _is_healthy(each)}
-    if not unhealthy or "Ready" in unhealthy:
-        return ""
-    kind, status = min(unhealthy.items())
-    return f"{kind} is {status}"
+def _find_pressure(conditions: Iterable[Condition]) -> Condition | None:
+    unhealthy = {each.type: each for each in conditions if not _is_healthy(each)}
+    return None if "Ready" in unhealthy else unhealthy.get(min(unhealthy, default=""))
 
 
 def _is_healthy(condition: Condition) -> bool:

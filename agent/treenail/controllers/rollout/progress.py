@@ -59,7 +59,7 @@ class RolloutRecord:
     blocked_since: float | None = None
     """Since when nodes hold the rollout up although none is updating; None while they do not."""
     acknowledged: tuple[str, ...] = ()
-    """Nodes whose failure the user acknowledged by resuming."""
+    """Nodes whose failure the user acknowledged by resuming, and that have not recovered since."""
     began_at: float | None = field(default=None, compare=False)
     """When the target was first seen; None in the record of an older version."""
     completed_at: float | None = field(default=None, compare=False)
@@ -172,6 +172,7 @@ def advance_record(
         record = replace(
             record, halted_by=None, resume_value=resume_value, acknowledged=acknowledged
         )
+    record = _drop_recovered(record, nodes)
     new = [failure for failure in failed if failure.node not in record.acknowledged]
     has_too_many = policy.max_failures is not None and len(new) > policy.max_failures
     if has_too_many and record.halted_by is None:
@@ -189,6 +190,20 @@ def advance_record(
             return record
         record = replace(record, wave=record.wave + 1, settled_at=None)
     return record
+
+
+def _drop_recovered(record: RolloutRecord, nodes: Sequence[NodeFacts]) -> RolloutRecord:
+    """Return the record without the acknowledgement of nodes that recovered or left the pool.
+
+    Their next failure is another one. A node that only tries again has not recovered.
+    """
+    if not record.acknowledged:
+        return record
+    remaining = {
+        node.name for node in nodes if not (node.is_updated_to(record.target) and node.is_healthy)
+    }
+    acknowledged = tuple(name for name in record.acknowledged if name in remaining)
+    return replace(record, acknowledged=acknowledged)
 
 
 def _archive_rollout(record: RolloutRecord, now: float) -> tuple[PastRollout, ...]:
@@ -298,9 +313,10 @@ def _describe_failure(
         return ""
     if node.is_degraded:
         return (node.reason or f"it is {node.state} without a reason")[:_REASON_LIMIT]
-    unready_s = now - _find_unready_since(node)
+    unhealthy_s = now - _find_unhealthy_since(node)
     allowed = format_limit(policy.reboot_timeout_s or 0.0)
-    return f"it has not been ready for {format_limit(unready_s)} (rebootTimeout: {allowed})"
+    state = node.pressure or "it has not been ready"
+    return f"{state} for {format_limit(unhealthy_s)} (rebootTimeout: {allowed})"[:_REASON_LIMIT]
 
 
 def _compute_image_change(
@@ -321,11 +337,12 @@ def _compute_failure_time(node: NodeFacts, policy: RolloutPolicy) -> float | Non
         return started + GRACE_S if node.was_degraded else started
     if node.is_healthy or policy.reboot_timeout_s is None or node.started_at is None:
         return None
-    return _find_unready_since(node) + policy.reboot_timeout_s
+    return _find_unhealthy_since(node) + policy.reboot_timeout_s
 
 
-def _find_unready_since(node: NodeFacts) -> float:
-    return max(node.started_at or 0.0, node.ready_changed_at or 0.0)
+def _find_unhealthy_since(node: NodeFacts) -> float:
+    changed_at = node.pressure_changed_at if node.pressure else node.ready_changed_at
+    return max(node.started_at or 0.0, changed_at or 0.0)
 
 
 def _compute_capacity(
