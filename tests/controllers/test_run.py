@@ -169,7 +169,9 @@ def test_process_with_lost_lease_fails(server: LabServer, tmp_path: Path, site: 
         spec: Json = {"spec": {"holderIdentity": "them"}}
         site.client.patch(LEASES, NAME, spec, namespace=OPTIONS.namespace)
         assert process.process.wait(LIMIT_S) == 1
-    assert "lost lease treenail-controller to another process" in process.log.read_text()
+    log = process.log.read_text()
+    assert "waiting for lease treenail/treenail-controller, held by them" in log
+    assert "lost lease treenail-controller; exiting" in log
 
 
 @pytest.mark.parametrize(
@@ -197,6 +199,7 @@ def test_bad_argument_is_rejected_in_one_sentence(
         ["--enable", "reboot"],
         ["--enable", "drain", "--drains", "0"],
         ["--enable", "drain", "--image-annotation", "image"],
+        ["--enable", "drain", "--namespace", ".."],
     ],
 )
 def test_unknown_argument_shows_the_usage(

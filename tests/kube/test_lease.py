@@ -1,12 +1,13 @@
 """Leader election of two candidates for one Lease, with fake clocks."""
 
+import logging
 import threading
 
 import pytest
 
 from tests.fakes.clock import FakeClock
 from tests.kube.cluster import Cluster, Json
-from treenail.errors import UnreachableError
+from treenail.errors import ForbiddenError, UnreachableError
 from treenail.kube.client import Client
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 
@@ -183,3 +184,30 @@ def test_release_of_a_foreign_lease_changes_nothing(
     b.election.release_lease()
 
     assert spec(cluster) == before
+
+
+def test_reason_for_a_wait_without_the_lease_is_logged_once(
+    cluster: Cluster,
+    a: Candidate,
+    b: Candidate,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "treenail.kube.lease")
+    a.election.try_acquire_or_renew()
+    for _ in range(3):
+        b.election.try_acquire_or_renew()
+    refusal = ForbiddenError('leases "rollout" is forbidden: User "b" cannot get it')
+    cluster.failures = [refusal] * 3
+    for _ in range(3):
+        b.election.try_acquire_or_renew()
+    clock.move(20)
+    b.election.try_acquire_or_renew()
+    b.election.try_acquire_or_renew()
+    messages = [each.getMessage() for each in caplog.records]
+    assert messages == [
+        "acquired lease rollout as a",
+        "waiting for lease mco/rollout, held by a",
+        f"cannot use lease mco/rollout: {refusal}",
+        "acquired lease rollout as b",
+    ]

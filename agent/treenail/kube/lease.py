@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from treenail.clock import Clock, format_micro_time
-from treenail.errors import ClusterError, NotFoundError
+from treenail.errors import AlreadyExistsError, ClusterError, ConflictError, NotFoundError
 from treenail.kube.backoff import Random
 from treenail.kube.client import Client, Json
 from treenail.kube.resources import LEASES, get_object
@@ -61,6 +61,7 @@ class LeaderElector:
         self._observed_spec: Json = {}
         self._observed_at = 0.0
         self._read_at = float("-inf")
+        self._reported = ""
 
     @property
     def is_leader(self) -> bool:
@@ -91,12 +92,20 @@ class LeaderElector:
         started_at = self._clock.monotonic()
         try:
             holder = self._acquire_or_renew()
-        except ClusterError as error:
+        except (AlreadyExistsError, ConflictError) as error:
+            # Another candidate wrote it first.
             log.debug("lease %s: %s", self._config.name, error)
             holder = None
+        except ClusterError as error:
+            self._report(logging.WARNING, f"cannot use lease {self._lease}: {error}")
+            holder = None
+        else:
+            if holder != self._config.identity:
+                self._report(logging.INFO, f"waiting for lease {self._lease}, held by {holder}")
         if holder == self._config.identity:
             # From before the request: the API server may have stored it at once.
             self._renewed_at = started_at
+            self._reported = ""
             self._start_leading()
         elif (
             holder is not None
@@ -116,6 +125,16 @@ class LeaderElector:
         except ClusterError as error:
             log.warning("lease %s not released, it will expire: %s", self._config.name, error)
         self._stop_leading()
+
+    @property
+    def _lease(self) -> str:
+        return f"{self._config.namespace}/{self._config.name}"
+
+    def _report(self, level: int, text: str) -> None:
+        """Log the text, once until it changes: each attempt finds the same."""
+        if text != self._reported:
+            self._reported = text
+            log.log(level, "%s", text)
 
     def _clear_holder(self) -> None:
         lease = self._read_lease()

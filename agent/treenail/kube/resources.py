@@ -48,8 +48,9 @@ class Resource:
             raise ValueError(f"{self.plural} {name!r} needs a namespace")
         if subresource and not name:
             raise ValueError(f"{self.plural}: the subresource {subresource!r} needs a name")
-        if {name, namespace} & {".", ".."}:
-            raise ValueError(f"{self.plural}: {name or namespace!r} is not a name")
+        for part in (name, namespace):
+            if part in {".", ".."}:
+                raise ValueError(f"{self.plural}: {part!r} is not a name")
 
 
 def get_object(document: Mapping[str, object], name: str) -> dict[str, object]:

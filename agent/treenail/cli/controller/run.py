@@ -259,7 +259,9 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="serve the page also to browsers that use this host name; repeatable (default: "
         "localhost, and IP addresses unless the page is on the loopback interface)",
     )  # fmt: skip
-    parser.add_argument("-n", "--namespace", help="namespace of the Lease (default: the pod's)")
+    parser.add_argument(
+        "-n", "--namespace", type=parse_namespace, help="namespace of the Lease (default: the pod's)"
+    )
     parser.add_argument(
         "--no-leader-election", action="store_true",
         help="start without leader election; ensure that no other controller process runs",
@@ -386,7 +388,7 @@ class ControllerProcess:
         finally:
             self._transport.close()
         if not is_leader:
-            log.error("lost lease %s to another process; exiting", COMPONENT_NAME)
+            log.error("lost lease %s; exiting", COMPONENT_NAME)
             return EXIT_FAILED
         return self._exit_code
 
