@@ -333,12 +333,17 @@ def test_irreconcilable_config_is_rejected_before_the_pool_changes(
         assert target(client) == first
 
 
-def test_edited_rendered_config_is_not_assigned(server: LabServer, client: Client) -> None:
+@pytest.mark.parametrize(
+    "edit", [{"kernelArguments": ["evil"]}, {"config": {"share": 0.5}}, {"config": {"": "x"}}]
+)
+def test_edited_rendered_config_is_not_assigned(
+    server: LabServer, client: Client, edit: Json
+) -> None:
     add_config(client, "00-base")
     add_pool(client)
     with running(server):
         first = wait_until(moved(client, ""))
-        client.patch(MACHINECONFIGS, first, {"spec": {"kernelArguments": ["evil"]}})
+        client.patch(MACHINECONFIGS, first, {"spec": edit})
         wait_until(lambda: degraded(client)[0] == "True")
         assert "a user edited it" in degraded(client)[2]
         client.delete(MACHINECONFIGS, first)

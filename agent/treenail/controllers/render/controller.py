@@ -66,10 +66,10 @@ class ObservedConfig:
         if not is_rendered(config):
             return cls(config)
         owner = next(each.name for each in config.metadata.owner_references if each.controller)
-        spec = document.get("spec")
-        matches = isinstance(spec, dict) and rendered_name(owner, spec) == config.name
         return cls(
-            MachineConfig(metadata=config.metadata), is_rendered=True, has_matching_hash=matches
+            MachineConfig(metadata=config.metadata),
+            is_rendered=True,
+            has_matching_hash=_compute_name(owner, document.get("spec")) == config.name,
         )
 
     @property
@@ -304,6 +304,15 @@ class RenderController:
             except NotFoundError:
                 continue
             log.info("deleted unreferenced %s", name)
+
+
+def _compute_name(pool: str, spec: object) -> str:
+    """Compute the name of a rendered config; empty for a spec that no rendered config can have."""
+    try:
+        return rendered_name(pool, spec) if isinstance(spec, dict) else ""
+    except (ValueError, RecursionError):
+        # A user added, for example, a number with a fraction, which the hash does not cover.
+        return ""
 
 
 def _extract_inputs(pool: MachineConfigPool) -> object:
