@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.controllers.rollout.agents import install_kinds
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
 from treenail.controllers.runtime.informers import Informers, InformerView
@@ -19,7 +20,7 @@ from treenail.kube.client import Client, Json
 from treenail.kube.fence import LateWrites
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector
-from treenail.kube.resources import CONFIGMAPS, LEASES
+from treenail.kube.resources import CONFIGMAPS, LEASES, ROLLOUTPOLICIES
 from treenail.kube.transport import HttpTransport
 from treenail.kube.watch import WatchScope
 from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault
@@ -335,3 +336,24 @@ def test_disconnected_watch_makes_the_process_unready(server: LabServer, client:
         wait_until(lambda: "watch of configmaps is disconnected" in process.runtime.unready_reason)
         assert process.runtime.unsynced_reason == ""
         assert 'watch_silence_seconds{resource="configmaps"}' in process.metrics.render_text()
+
+
+def test_optional_kind_that_is_installed_later_can_be_stale(
+    server: LabServer, client: Client
+) -> None:
+    informers = Informers(client, CLOCK)
+    scope = WatchScope(ROLLOUTPOLICIES)
+    view = informers.add_view(scope, lambda found: found, optional=True)
+    informers.start()
+    try:
+        wait_until(lambda: not informers.unsynced_reason)
+        assert informers.describe_staleness() == ""
+        install_kinds(client)
+        policy = {"apiVersion": scope.resource.api_version, "kind": scope.resource.kind}
+        client.create(ROLLOUTPOLICIES, {**policy, "metadata": {"name": "careful"}, "spec": {}})
+        wait_until(lambda: "careful" in view.get_all())
+        server.inject_fault(RejectFault(503), FaultMatch(resource="rolloutpolicies"))
+        server.cut_watches("rolloutpolicies")
+        wait_until(lambda: "watch of rolloutpolicies is di" in informers.describe_staleness())
+    finally:
+        informers.stop()

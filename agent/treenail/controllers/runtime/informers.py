@@ -107,6 +107,8 @@ class Informers:
                 lambda found: _project_all(projects, found),
                 on_lost=lambda error: self._handle_watch_error(scope, error),
             )
+            # The kind of an optional scope can be installed later.
+            informer.add_list_handler(lambda: self._missing_kinds.discard(scope))
             self._informers[scope] = informer
         return InformerView(informer, len(projects) - 1)
 
