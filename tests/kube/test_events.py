@@ -6,6 +6,7 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from tests.kube.cluster import Cluster, Json
+from treenail.api.meta import is_object_name
 from treenail.errors import ForbiddenError, TooManyRequestsError, UnreachableError
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder, ObjectReference
@@ -33,6 +34,27 @@ def recorder(cluster: Cluster, clock: FakeClock) -> EventRecorder:
 
 def written(cluster: Cluster) -> list[Json]:
     return list(cluster.objects.values())
+
+
+@pytest.mark.parametrize(
+    ("host", "prefix"),
+    [
+        ("worker-0.example.com", "worker-0.example.com"),
+        ("Johns_Laptop.local-12", "johns-laptop.local-12"),
+        ("-a..b_.", "a.b"),
+        ("x" * 300, "x" * 200),
+        ("ü", "treenail"),
+    ],
+)
+def test_event_has_a_valid_name_on_every_host(
+    cluster: Cluster, clock: FakeClock, host: str, prefix: str
+) -> None:
+    EventRecorder(Client(cluster), "treenail", host, clock).record_normal(NODE, "Staged", "B")
+    (event,) = written(cluster)
+    name = event["metadata"]["name"]  # type: ignore[index]  # a dict
+    assert name == f"{prefix}.{1_700_000_000 * 10**9:x}"
+    assert is_object_name(name)
+    assert event["source"] == {"component": "treenail", "host": host}
 
 
 def counted(cluster: Cluster) -> list[tuple[object, object]]:

@@ -1,6 +1,7 @@
 """Records Kubernetes Events with client-go's aggregation and without blocking the caller."""
 
 import logging
+import re
 import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ _REFILL_S = 300.0
 _MESSAGE_CHARS = 1024
 _MAX_REMEMBERED = 256
 _MAX_PENDING = 32
+_UNNAMEABLE = re.compile(r"[^a-z0-9]+")
+_PREFIX_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class EventRecorder:
         self._client = client
         self._component = component
         self._host = host
+        self._name_prefix = _make_name_prefix(host)
         self._clock = clock
         self._lock = threading.Lock()
         self._series: OrderedDict[_EventKey, _EventSeries] = OrderedDict()
@@ -226,9 +230,15 @@ class EventRecorder:
         return True
 
     def _generate_name(self) -> str:
-        """Return ``<host>.<hex>`` as client-go does, unique even within one tick of the clock."""
+        """Return a name with the host and a time, unique even within one tick of the clock."""
         self._last_stamp = max(self._last_stamp + 1, int(self._clock.now() * 1e9))
-        return f"{self._host}.{self._last_stamp:x}"
+        return f"{self._name_prefix}.{self._last_stamp:x}"
+
+
+def _make_name_prefix(host: str) -> str:
+    """Return the host as part of an object's name: the name of a workstation may be ``My_Host``."""
+    labels = (_UNNAMEABLE.sub("-", each).strip("-") for each in host.lower().split("."))
+    return ".".join(filter(None, labels))[:_PREFIX_CHARS].strip("-.") or "treenail"
 
 
 def _remember_entry(table: OrderedDict[K, V], key: K) -> None:
