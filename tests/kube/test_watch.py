@@ -196,6 +196,28 @@ def test_interrupted_watch_resumes_at_its_version(
     assert lost.endswith("the connection ended before the response was complete")
 
 
+def test_list_requested_while_the_watch_connects_reports_no_lost_connection(
+    server: Server, nodes: Nodes
+) -> None:
+    is_held = threading.Event()
+
+    def hold(exchange: Exchange) -> None:
+        is_held.set()
+        exchange.wait_for_the_end()
+
+    nodes.refuse_watches = hold
+    found = Watcher(server)
+    try:
+        assert is_held.wait(10)
+        nodes.refuse_watches = None
+        found.watch.request_list()
+        wait_until(lambda: nodes.watching)
+        assert (found.lost, found.backoff.pauses) == ([], [])
+        assert len(lists(server.seen)) == 2
+    finally:
+        found.stop()
+
+
 def test_version_expired_during_outage_is_listed_again(
     watcher: Watcher, nodes: Nodes, server: Server
 ) -> None:

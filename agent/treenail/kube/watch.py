@@ -349,9 +349,15 @@ class ResourceWatch:
         )
         self._stream = stream
         try:
-            if self._stopped.is_set() or self._needs_list() or self._needs_check:
+            if self._is_interrupted():
                 return True
-            stream.connect()
+            try:
+                stream.connect()
+            except UnreachableError:
+                # `request_list` and `check_if_silent` close a stream that connects, too.
+                if self._is_interrupted():
+                    return True
+                raise
             self._mark_connected()
             for event in stream:
                 has_events = True
@@ -372,6 +378,10 @@ class ResourceWatch:
             return False
         self._backoff.reset()
         return True
+
+    def _is_interrupted(self) -> bool:
+        """Return whether another thread requested the end of the watch."""
+        return self._stopped.is_set() or self._needs_list() or self._needs_check
 
     def _mark_connected(self, *, is_complete: bool = False) -> None:
         """Note a contact; after a complete list nothing is missing."""
