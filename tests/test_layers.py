@@ -21,7 +21,7 @@ PACKAGES = {"agent/treenail": "treenail", "lab/treenail_lab": "treenail_lab"}
 
 # From the lowest up. Imports go downwards only, and never sideways into another name of a row.
 ROWS = (
-    {"allocator", "errors", "clock", "codec", "escape", "text_width", "sanitize"},
+    {"allocator", "errors", "clock", "codec", "escape", "loading", "text_width", "sanitize"},
     {"forked", "label_selector", "log", "process", "retry", "sd_notify", "unit_install"},
     {"api"},
     {"config"},

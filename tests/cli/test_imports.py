@@ -59,9 +59,42 @@ def test_connecting_to_the_bus_in_another_process_loads_no_gi() -> None:
     assert D_BUS & loaded == set()
 
 
+def test_load_modules_collects_no_garbage() -> None:
+    printed = run_program(
+        "import gc\n"
+        "from treenail.loading import load_modules\n"
+        "phases = []\n"
+        "gc.callbacks.append(lambda phase, info: phases.append(phase))\n"
+        "gc.set_threshold(1)\n"
+        "with load_modules():\n"
+        "    phases.clear()\n"
+        "    made = [[] for _ in range(1000)]\n"
+        "    count = len(phases)\n"
+        "print(count, gc.isenabled())"
+    )
+    assert printed.split() == ["0", "True"]
+
+
+def test_modules_of_a_command_are_excluded_from_collections(tmp_path: Path) -> None:
+    printed = run_program(
+        "import gc, sys\n"
+        "from treenail.cli.entry import run_treenail\n"
+        f"sys.argv = ['treenail', 'drift', '--root', {str(tmp_path)!r}]\n"
+        "run_treenail()\n"
+        "import treenail.cli.node.drift as drift, treenail.cli.main as main\n"
+        "collected = {id(each) for each in gc.get_objects()}\n"
+        "print(id(vars(drift)) in collected, id(vars(main)) in collected)"
+    )
+    assert printed.split() == ["False", "False"]
+
+
 def load(statements: str) -> set[str]:
     """Return the modules after the statements, in an interpreter without site."""
-    program = f"{statements}\nimport sys\nprint(*sys.modules)"
+    return set(run_program(f"{statements}\nimport sys\nprint(*sys.modules)").split())
+
+
+def run_program(program: str) -> str:
+    """Run the program in an interpreter without site; return its output."""
     folder = str(Path(str(treenail.__file__)).parents[1])
     path = os.pathsep.join([folder, *filter(None, sys.path)])
     done = subprocess.run(
@@ -71,4 +104,4 @@ def load(statements: str) -> set[str]:
         text=True,
         check=True,
     )
-    return set(done.stdout.split())
+    return done.stdout

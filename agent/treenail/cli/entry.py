@@ -7,6 +7,8 @@ process as it ends a program without a handler.
 import signal
 from collections.abc import Callable
 
+from treenail.loading import load_modules
+
 EXIT_INTERRUPTED = 130
 
 
@@ -58,9 +60,12 @@ def _run_program(load: Callable[[], Callable[[], int]]) -> int:
     # A shell starts background jobs with SIGINT ignored: leave that as it is.
     is_interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not is_interruptible:
-        return load()()
+        with load_modules():
+            main = load()
+        return main()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    main = load()
+    with load_modules():
+        main = load()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return main()

@@ -16,6 +16,7 @@ from treenail.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, run_w
 from treenail.cli.safe_output import guard_output
 from treenail.cli.terminal import print_lines
 from treenail.errors import TreenailError, UsageError
+from treenail.loading import load_modules
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -43,12 +44,17 @@ def _load_command(module: str) -> Command:
     # installed fails with an error instead of a traceback.
     module, _, name = module.partition(":")
     try:
-        return cast("Command", getattr(import_module(module), name or "main"))
+        if module in sys.modules:
+            found = sys.modules[module]
+        else:
+            with load_modules():
+                found = import_module(module)
     except ModuleNotFoundError as error:
         raise UsageError(
             f"cannot run this command: {error.name} is not installed",
             remedy="install the package that contains it",
         ) from error
+    return cast("Command", getattr(found, name or "main"))
 
 
 def _print_error(error: TreenailError, code: int) -> int:

@@ -267,6 +267,7 @@ class Agent:
             worker.start()
         self._machine.notifier.notify_ready()
         # Modules and adapters live as long as the process: exclude them from collections.
+        gc.unfreeze()
         gc.collect()
         gc.freeze()
         try:
