@@ -21,16 +21,21 @@ CONTROLLERS = {"treenail.controllers", "treenail.builder", "treenail.registry", 
 
 FORBIDDEN = {
     "treenail.cli.node.run": D_BUS | HTTP_CLIENTS | OTHERS | CONTROLLERS,
+    "treenail.cli.node.drift": D_BUS
+    | HTTP_CLIENTS
+    | OTHERS
+    | CONTROLLERS
+    | {"shutil", "ssl", "_ssl", "treenail.kube", "treenail.update.impact.os_change"},
     "treenail.cli.node.status": D_BUS
     | HTTP_CLIENTS
     | OTHERS
     | CONTROLLERS
-    | {"ssl", "_ssl", "_hashlib", "treenail.kube", "treenail.config", "treenail.daemon"},
+    | {"shutil", "ssl", "_ssl", "_hashlib", "treenail.kube", "treenail.config", "treenail.daemon"},
     "treenail.cli.node.history": D_BUS
     | HTTP_CLIENTS
     | OTHERS
     | CONTROLLERS
-    | {"ssl", "_ssl", "_hashlib", "treenail.kube", "treenail.config", "treenail.daemon"},
+    | {"shutil", "ssl", "_ssl", "_hashlib", "treenail.kube", "treenail.config", "treenail.daemon"},
 }
 
 

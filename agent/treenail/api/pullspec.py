@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 from treenail.errors import ConfigError
 
-_DIGEST = re.compile(r"sha256:[a-f0-9]{64}")
-_REGISTRY = re.compile(r"(?=.{1,253}(:|$))[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?(:[0-9]{1,5})?")
-_COMPONENT = re.compile(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*")
-_TRANSPORT = re.compile(
-    r".*://|ostree-|(containers-storage|docker-archive|docker-daemon|oci|oci-archive|dir):"
-)
+# Compiled at the first use (re keeps them): most commands read no pull spec.
+_DIGEST = r"sha256:[a-f0-9]{64}"
+_REGISTRY = r"(?=.{1,253}(:|$))[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?(:[0-9]{1,5})?"
+_COMPONENT = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
+_TRANSPORT = r".*://|ostree-|(containers-storage|docker-archive|docker-daemon|oci|oci-archive|dir):"
 _LIMIT = 447  # maximum length in the CRD of the MachineOSConfig
 
 
@@ -33,21 +32,21 @@ def parse_pull_spec(text: str, *, where: str) -> PullSpec:
     two nodes would get different images.
     """
     name, at, digest = text.partition("@")
-    if _TRANSPORT.match(text):
+    if re.match(_TRANSPORT, text):
         raise _make_error(
             where, text, "it starts with a transport, and images come from a registry"
         )
     if not at:
         tagged = ":" in name.rpartition("/")[2]
         raise _make_error(where, text, "it names a tag" if tagged else "it has no digest")
-    if not _DIGEST.fullmatch(digest):
+    if not re.fullmatch(_DIGEST, digest):
         raise _make_error(where, text, "what follows the @ is not sha256: and 64 hex digits")
     registry, slash, repository = name.partition("/")
-    if not slash or not _REGISTRY.fullmatch(registry):
+    if not slash or not re.fullmatch(_REGISTRY, registry):
         raise _make_error(where, text, "it does not start with a registry host and a /")
     if ":" in repository:
         raise _make_error(where, text, "it has a tag beside the digest")
-    if not all(_COMPONENT.fullmatch(part) for part in repository.split("/")):
+    if not all(re.fullmatch(_COMPONENT, part) for part in repository.split("/")):
         raise _make_error(where, text, "its repository is not made of lower-case path components")
     if len(text) > _LIMIT:
         raise _make_error(where, text[:60] + "…", f"it is longer than {_LIMIT} characters")

@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -64,8 +63,12 @@ def create_painter(stream: TextIO, environment: Mapping[str, str]) -> Painter:
 def find_width(stream: TextIO | None) -> int | None:
     """Return the columns of the terminal; None for a pipe or a file, where no line is wrapped."""
     # A process that was started with a closed stream has None, also in sys.stdout.
-    is_terminal = stream is not None and stream.isatty()
-    return shutil.get_terminal_size().columns if is_terminal else None
+    if stream is None or not stream.isatty():
+        return None
+    # Imported late: shutil imports the modules of four archive formats.
+    import shutil
+
+    return shutil.get_terminal_size().columns
 
 
 def wrap_text(

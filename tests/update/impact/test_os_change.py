@@ -16,8 +16,8 @@ from treenail.update.impact.os_change import (
     check_kernel_type,
     compute_os_change,
     is_in_effect,
-    list_required_packages,
 )
+from treenail.update.impact.os_packages import list_required_packages
 
 STOCK = ("kernel", "kernel-core", "kernel-modules", "kernel-modules-core", "kernel-modules-extra")
 EXTENSIONS = f"quay.io/extensions@{DIGEST_A}"

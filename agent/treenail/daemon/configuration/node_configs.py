@@ -8,7 +8,7 @@ from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.configuration.drift import ExpectedState
 from treenail.errors import ClusterError
-from treenail.update.impact.os_change import list_required_packages
+from treenail.update.impact.os_packages import list_required_packages
 from treenail.update.state.record import Target
 
 log = logging.getLogger(__name__)

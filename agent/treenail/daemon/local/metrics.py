@@ -9,7 +9,7 @@ from treenail.clock import Clock
 from treenail.errors import FileError
 from treenail.host.filesystem.files import HostFiles
 from treenail.update.drift.drift_policy import DriftAssessment, DriftReaction
-from treenail.update.impact.os_change import list_unsupported_packages
+from treenail.update.impact.os_packages import list_unsupported_packages
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import PastUpdate, UpdateOutcome
 

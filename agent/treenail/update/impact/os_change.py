@@ -1,12 +1,11 @@
 """The change of the operating system that a config requires, and whether it is booted."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from treenail.api import pullspec
 from treenail.api.machineconfig import (
     DEFAULT_KERNEL,
-    EXTENSIONS,
     KERNEL_ARCHITECTURES,
     KERNEL_PACKAGES,
     STOCK_KERNEL_PACKAGES,
@@ -15,10 +14,7 @@ from treenail.codec import key
 from treenail.config.diff import OSAspect
 from treenail.config.wanted import WantedOS
 from treenail.errors import UnreconcilableError
-
-_LATER_PACKAGES = frozenset({"openvswitch3.5-ipsec"})
-"""Packages that earlier releases of an extension did not have."""
-
+from treenail.update.impact.os_packages import LATER_PACKAGES, list_packages
 
 KERNEL_KEEPING_ASPECTS = frozenset({OSAspect.IMAGE, OSAspect.EXTENSIONS})
 """The aspects that can change without another kernel."""
@@ -114,7 +110,7 @@ def compute_os_change(old: WantedOS, new: WantedOS, running: RunningOS, *, image
     install = after - set(running.packages)
     if not new_image:
         # An earlier release layered the extension without them: they come with the next image.
-        install -= before & _LATER_PACKAGES
+        install -= before & LATER_PACKAGES
     change = OSChange(
         image=new_image,
         append=append,
@@ -183,23 +179,6 @@ def _has_arguments(append: Sequence[str], delete: Sequence[str], booted: Sequenc
         return False
     appended = [argument for argument in booted if argument in append]
     return not append or appended[-len(append) :] == list(append)
-
-
-def list_packages(os: WantedOS) -> frozenset[str]:
-    """Return the packages that a config layers on the image."""
-    extensions = (package for name in os.extensions for package in EXTENSIONS[name])
-    return frozenset(extensions) | KERNEL_PACKAGES.get(os.kernel_type, frozenset())
-
-
-def list_unsupported_packages(layered: Collection[str]) -> tuple[str, ...]:
-    """Return the layered packages that belong to no extension and no kernel type."""
-    known = frozenset(package for packages in EXTENSIONS.values() for package in packages)
-    return _sort_names(frozenset(layered) - known.union(*KERNEL_PACKAGES.values()))
-
-
-def list_required_packages(os: WantedOS) -> frozenset[str]:
-    """Return the packages that the extensions of a config need in every release."""
-    return list_packages(os) - _LATER_PACKAGES
 
 
 def _list_removed_packages(os: WantedOS) -> frozenset[str]:
