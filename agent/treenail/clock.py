@@ -1,7 +1,6 @@
 """The only clock: wall time for reports, monotonic time for limits, and sleep."""
 
 import time
-from datetime import datetime
 from typing import Protocol
 
 # RFC 3339 writes years with four digits.
@@ -59,6 +58,8 @@ def format_micro_time(seconds: float) -> str:
 
 def parse_rfc3339(text: object) -> float | None:
     """Convert an RFC 3339 time to seconds since the epoch; None for anything else."""
+    from datetime import datetime  # noqa: PLC0415  1 ms, and few commands read a time
+
     try:
         moment = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:

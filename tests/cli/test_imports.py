@@ -25,23 +25,44 @@ FORBIDDEN = {
     | HTTP_CLIENTS
     | OTHERS
     | CONTROLLERS
-    | {"shutil", "ssl", "_ssl", "treenail.kube", "treenail.update.impact.os_change"},
+    | {"datetime", "shutil", "ssl", "_ssl", "treenail.kube", "treenail.update.impact.os_change"},
     "treenail.cli.node.status": D_BUS
     | HTTP_CLIENTS
     | OTHERS
     | CONTROLLERS
-    | {"shutil", "ssl", "_ssl", "_hashlib", "treenail.kube", "treenail.config", "treenail.daemon"},
+    | {
+        "datetime",
+        "shutil",
+        "ssl",
+        "_ssl",
+        "_hashlib",
+        "treenail.kube",
+        "treenail.config",
+        "treenail.daemon",
+    },
     "treenail.cli.node.history": D_BUS
     | HTTP_CLIENTS
     | OTHERS
     | CONTROLLERS
-    | {"shutil", "ssl", "_ssl", "_hashlib", "treenail.kube", "treenail.config", "treenail.daemon"},
+    | {
+        "datetime",
+        "shutil",
+        "ssl",
+        "_ssl",
+        "_hashlib",
+        "treenail.kube",
+        "treenail.config",
+        "treenail.daemon",
+    },
 }
 
 
 @pytest.mark.parametrize("module", FORBIDDEN)
 def test_command_loads_no_module_that_costs_too_much(module: str) -> None:
-    loaded = load(f"import treenail.cli.main, {module}")
+    loaded = load(
+        f"import treenail.cli.main, treenail.cli.node.arguments, {module}\n"
+        "treenail.cli.node.arguments.create_parser()"
+    )
     assert {name for name in FORBIDDEN[module] if name in loaded} == set()
 
 

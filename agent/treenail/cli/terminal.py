@@ -1,6 +1,7 @@
 """Output on a terminal: colours, wrapped lines, times, durations, and the format of help texts."""
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ _COLOUR_MARKS = {"+": GREEN, "-": RED, "~": YELLOW, "@": CYAN, "!": BOLD}
 _EXAMPLES = "examples:\n"
 _LABEL_WIDTH = 12
 _MIN_TEXT_WIDTH = 24
+_DEFAULT_COLUMNS = 80
 # Digests and checksums: 12 digits identify an image on a screen; --json has all.
 _LONG_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
@@ -37,6 +39,10 @@ class Painter:
 
 class HelpFormatter(argparse.HelpFormatter):
     """Wrap descriptions, leave the lines of examples as they are, and align commands."""
+
+    def __init__(self, prog: str) -> None:
+        # argparse makes a formatter for each option, also when it prints no help.
+        super().__init__(prog, width=_read_columns() - 2)
 
     def add_argument(self, action: argparse.Action) -> None:
         super().add_argument(action)
@@ -63,12 +69,20 @@ def create_painter(stream: TextIO, environment: Mapping[str, str]) -> Painter:
 def find_width(stream: TextIO | None) -> int | None:
     """Return the columns of the terminal; None for a pipe or a file, where no line is wrapped."""
     # A process that was started with a closed stream has None, also in sys.stdout.
-    if stream is None or not stream.isatty():
-        return None
-    # Imported late: shutil imports the modules of four archive formats.
-    import shutil
+    is_terminal = stream is not None and stream.isatty()
+    return _read_columns() if is_terminal else None
 
-    return shutil.get_terminal_size().columns
+
+def _read_columns() -> int:
+    """Return what ``shutil.get_terminal_size`` does, without its imports of archive formats."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return int(columns)
+    try:
+        descriptor = sys.__stdout__.fileno() if sys.__stdout__ else -1
+        return os.get_terminal_size(descriptor).columns or _DEFAULT_COLUMNS
+    except (ValueError, OSError):  # a closed stream, or no terminal
+        return _DEFAULT_COLUMNS
 
 
 def wrap_text(

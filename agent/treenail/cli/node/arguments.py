@@ -23,7 +23,10 @@ def create_parser() -> CommandParser:
         formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"treenail {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    # Without prog argparse formats the usage, for which it imports shutil.
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=True, prog=parser.prog
+    )
     for add in (
         _add_run,
         _add_firstboot,
