@@ -58,10 +58,12 @@ print(found["writing_s"], time.process_time(), int(peak) / 1024, parts)
 _ONCE = """
 import contextlib, io, time
 begun = time.perf_counter()
-import treenail.daemon.configuration.machine as configuration
-from treenail.cli.main import main
-from treenail.host.filesystem.disk import Disk
-from treenail.host.rollback.transaction import UndoTransaction
+from treenail.loading import load_modules
+with load_modules():
+    import treenail.daemon.configuration.machine as configuration
+    from treenail.cli.main import main
+    from treenail.host.filesystem.disk import Disk
+    from treenail.host.rollback.transaction import UndoTransaction
 writing_s = 0.0
 parts = {{"imports": time.perf_counter() - begun, "flushes": 0.0, "undo": 0.0, "check": 0.0}}
 apply = configuration.apply_steps
