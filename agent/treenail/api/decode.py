@@ -133,7 +133,7 @@ class Fields:
         value = self.values.get(name)
         if value is None:
             return None
-        if isinstance(value, int) and not isinstance(value, bool) and value in _INT64:
+        if type(value) is int and value in _INT64:
             return value
         raise self.make_error(name, "an integer")
 

@@ -3,6 +3,7 @@
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from treenail.api.decode import DEPTH_LIMIT, Fields, Json
 from treenail.api.ignition_model import (
@@ -71,7 +72,11 @@ def parse_owner(fields: Fields, name: str) -> IgnitionOwner:
     number, text = found.get_optional_integer("id"), found.get_optional_text("name")
     if number is not None and not 0 <= number < 2**32 - 1:
         raise found.make_error("id", "the number of a user or group")
-    return IgnitionOwner(number, text)
+    return _make_owner(number, text)
+
+
+# Thousands of files have a few owners.
+_make_owner = lru_cache(maxsize=256)(IgnitionOwner)
 
 
 def parse_unit_name(fields: Fields) -> str:
