@@ -176,6 +176,8 @@ def _encode(value: object) -> object:
 
 
 def _encode_key(value: object) -> str:
+    if type(value) is str:
+        return value
     encoded = _encode(value)
     if not isinstance(encoded, str):
         raise TypeError(f"cannot encode {type(value).__name__} as a key of JSON")
@@ -241,7 +243,11 @@ def _decode_items(
     found: list[object] = []
     for index, (kind, value) in enumerate(zip(kinds, values, strict=True)):
         try:
-            found.append(_decode(kind, value, f"{path}[{index}]", _Options()))
+            # A list may have thousands of texts.
+            if kind is str and type(value) is str:
+                found.append(value)
+            else:
+                found.append(_decode(kind, value, f"{path}[{index}]", _Options()))
         except UnknownMemberError:
             if not options.can_skip:
                 raise

@@ -72,6 +72,15 @@ def test_reading_deployments_loads_no_config_and_no_tls() -> None:
     assert forbidden & loaded == set()
 
 
+def test_comparing_contents_loads_no_patterns_of_secrets() -> None:
+    loaded = load(
+        "from treenail.config.drift import ActualEntry, EntryKind, ExpectedEntry, compare_entry\n"
+        "entry = ExpectedEntry('/etc/a', EntryKind.FILE, 'new', 0o644)\n"
+        "assert compare_entry(entry, ActualEntry(EntryKind.FILE, mode=0o644))"
+    )
+    assert "treenail.config.redact" not in loaded
+
+
 def test_connecting_to_the_bus_in_another_process_loads_no_gi() -> None:
     loaded = load(
         "import os, treenail.host.machine\n"

@@ -8,6 +8,7 @@ from itertools import chain
 
 from treenail.api.contents import Contents
 from treenail.config import node_paths
+from treenail.config.secret_files import WITHHELD, is_secret_file
 from treenail.config.wanted import ROOT, UserOrGroup, WantedFile, WantedState, WantedUnit
 from treenail.escape import escape_line
 
@@ -243,8 +244,6 @@ def _expect_unit_files(unit: WantedUnit) -> Iterator[ExpectedEntry]:
 
 def _find_differences(entry: ExpectedEntry, found: ActualEntry) -> Iterator[Drift]:
     if entry.kind is EntryKind.FILE and (digest := entry.compute_sha256()) != found.sha256:
-        from treenail.config.redact import WITHHELD, is_secret_file  # noqa: PLC0415 - as above
-
         expected, actual = f"sha256:{digest}", f"sha256:{found.sha256}"
         mode = found.mode if entry.mode is None else entry.mode & found.mode
         if is_secret_file(entry.path, mode):

@@ -7,7 +7,8 @@ import re
 
 from treenail.api.contents import Contents
 from treenail.api.decode import Fields, Json
-from treenail.config.redact import WITHHELD, is_secret_file, redact_line
+from treenail.config.redact import redact_line
+from treenail.config.secret_files import WITHHELD, is_secret_file
 from treenail.errors import IgnitionError
 
 DEFAULT_MODE = 0o644

@@ -10,12 +10,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from fnmatch import fnmatchcase
 
 from treenail.api.decode import DEPTH_LIMIT
-from treenail.config import node_paths
-
-WITHHELD = "<withheld>"
+from treenail.config.secret_files import WITHHELD, is_secret_file
 
 LINES_LIMIT = 200
 """Maximum number of lines in the diff of one file."""
@@ -25,15 +22,6 @@ SIZE_LIMIT = 256 * 1024
 _LINE_LIMIT = 300
 _REDACTED_LIMIT = 32 * 1024
 _CONTEXT = 3
-_OTHERS_READ = 0o004
-_SECRET_PATHS = (
-    "/var/lib/kubelet/config.json", "/etc/ostree/auth.json", "/run/ostree/auth.json",
-    "/etc/containers/auth.json", "*/.docker/config.json", "*/.dockercfg", "*/.netrc",
-    "/etc/shadow*", "/etc/gshadow*", "*kubeconfig*", "*/ipsec.secrets", "/etc/ipsec.d/*.secrets",
-    "/etc/NetworkManager/system-connections/*", "/etc/wireguard/*", "*.key", "*-key.pem",
-    "*/ssh_host_*_key", "*/id_rsa", "*/id_ecdsa", "*/id_ed25519", "*.p12", "*.pfx", "*.jks",
-    "*.keytab", "/var/lib/treenail/auth.json",
-)  # fmt: skip
 
 # The words match anywhere in the name of a key: db_password_file, passwordHash.
 _WORDS = (
@@ -150,15 +138,6 @@ def compute_redacted_diff(
         return FileDiff(note=_format_sizes(old, new))
     omitted = len(lines) - LINES_LIMIT
     return FileDiff(tuple(lines[:LINES_LIMIT]), f"{omitted} more lines" if omitted > 0 else "")
-
-
-def is_secret_file(path: str, mode: int) -> bool:
-    """Return whether the file is not world-readable, or its path is a known place of secrets."""
-    return (
-        not mode & _OTHERS_READ
-        or path in node_paths.CREDENTIALS
-        or any(fnmatchcase(path, pattern) for pattern in _SECRET_PATHS)
-    )
 
 
 def redact_text(text: str) -> str:

@@ -145,8 +145,9 @@ def _run_batch(batch: Sequence[ConfigStep], runner: StepRunner, progress: _Apply
                     progress.step = each
                     changes += [(each, change) for change in runner.compute_changes(each)]
             _place_changes(changes, runner, progress)
-    for each in batch:
-        log.debug("done: %s", each)
+    if log.isEnabledFor(logging.DEBUG):
+        for each in batch:
+            log.debug("done: %s", each)
 
 
 def _place_changes(

@@ -176,15 +176,16 @@ class Disk:
 
         Supported on ext4, xfs, btrfs, tmpfs and overlayfs; NFS returns EINVAL.
         """
+        if self._is_safe(path) and self._is_safe(other):
+            _exchange_names(_AT_FDCWD, path, _AT_FDCWD, other)
+            return
         with self._locate(path) as (old, source), self._locate(other) as (new, directory):
-            result = _load_libc().renameat2(
+            _exchange_names(
                 _AT_FDCWD if source is None else source,
-                os.fsencode(old),
+                old,
                 _AT_FDCWD if directory is None else directory,
-                os.fsencode(new),
-                _RENAME_EXCHANGE,
+                new,
             )
-            _raise_errno(result)
 
     def readlink(self, path: StrPath) -> str:
         return os.readlink(path)
@@ -233,6 +234,14 @@ def _is_replaceable(directory: str) -> bool:
         return is_replaceable(directory)
     except OSError:
         return False  # the system call itself fails with the cause
+
+
+def _exchange_names(source: int, old: StrPath, directory: int, new: StrPath) -> None:
+    _raise_errno(
+        _load_libc().renameat2(
+            source, os.fsencode(old), directory, os.fsencode(new), _RENAME_EXCHANGE
+        )
+    )
 
 
 @cache

@@ -41,6 +41,7 @@ from treenail.update.steps.unit_enablement import plan_enablement
 
 _RELEASED = "the config no longer has it"
 # Files with pull secrets: a backup would keep a secret after its rotation.
+_BACKED_UP_KINDS = frozenset({EntryKind.FILE, EntryKind.LINK, EntryKind.DIRECTORY})
 _NEVER_BACKED_UP = node_paths.CREDENTIALS | {"/var/lib/kubelet/config.json"}
 
 
@@ -157,11 +158,7 @@ def _list_entries(new: WantedState, inventory: Inventory) -> Iterator[ExpectedEn
 
 
 def _needs_backup(path: str, found: ActualEntry) -> bool:
-    return path not in _NEVER_BACKED_UP and found.kind in {
-        EntryKind.FILE,
-        EntryKind.LINK,
-        EntryKind.DIRECTORY,
-    }
+    return path not in _NEVER_BACKED_UP and found.kind in _BACKED_UP_KINDS
 
 
 def _make_step(entry: ExpectedEntry, new: WantedState, drifts: Sequence[Drift]) -> EntryStep:

@@ -21,8 +21,8 @@ from tests.controllers.install_time.log_bundle.bundles import (
 )
 from treenail.cli.controller.main import main
 from treenail.clock import SystemClock
-from treenail.config.redact import WITHHELD
 from treenail.config.redacted_parts import format_redacted_ends
+from treenail.config.secret_files import WITHHELD
 from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
 from treenail.controllers.install_time.log_bundle.archive import INDEX_NAME, LogBundle
 from treenail.controllers.install_time.log_bundle.gather import GatherSettings, gather_bundle

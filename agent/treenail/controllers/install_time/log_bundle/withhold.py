@@ -3,7 +3,8 @@
 from treenail.api.decode import Json, load_json
 from treenail.api.documents import dump_document, load_documents
 from treenail.config.ignition_withhold import withhold_secrets
-from treenail.config.redact import WITHHELD, redact_json
+from treenail.config.redact import redact_json
+from treenail.config.secret_files import WITHHELD
 from treenail.errors import ConfigError
 
 # Annotation of `kubectl apply`; has the whole object, with its secrets.
