@@ -187,9 +187,10 @@ class _DocumentChecks:
                 f"{fields.path_of('compression')}: expected gzip or nothing, found "
                 f"{compression!r:.40}"
             )
-        verification = fields.get_object("verification")
-        digest = verification.get_optional_text("hash") if verification.values else None
-        if digest is not None:
+        has_verification = fields.values.get("verification") is not None
+        verification = fields.get_object("verification") if has_verification else None
+        digest = verification.get_optional_text("hash") if verification else None
+        if verification and digest is not None:
             name, _, digits = digest.partition("-")
             known = DIGEST_SIZES if self._version > OLDEST else {"sha512": DIGEST_SIZES["sha512"]}
             if len(digits.encode()) != known.get(name, -1):
@@ -396,8 +397,9 @@ def read_scheme(url: str) -> str:
 def _reject_duplicates(fields: Fields, shape: ObjectShape) -> None:
     """Raise when two entries of a list, or of lists that share their keys, have the same key."""
     found: dict[object, dict[object, tuple[str, int]]] = {}
+    values = fields.values
     for name, part in shape.nested.items():
-        if fields.values.get(name) is None or isinstance(part, ObjectShape):
+        if name not in values or values[name] is None or isinstance(part, ObjectShape):
             continue
         if part.is_appended or not (part.key or not part.entry):
             continue
@@ -416,9 +418,10 @@ def _list_keys(fields: Fields, name: str, part: ListShape) -> Iterator[object]:
     if part.entry is None:
         yield from fields.get_text_list(name)
         return
-    for entry in fields.iter_objects(name):
-        values = (entry.values.get(each) for each in part.key)
-        yield next((value for value in values if value), "")
+    # The types of the entries are checked before their keys.
+    for entry in fields.get_list(name):
+        if isinstance(entry, dict):
+            yield next(filter(None, map(entry.get, part.key)), "")
 
 
 def _check_filesystem2(fields: Fields) -> None:

@@ -44,11 +44,12 @@ class _MergedObject:
         self._lists: dict[str, dict[object, _MergedObject | str]] = {}
 
     def add_fields(self, fields: Fields) -> None:
+        values = fields.values
         for name, kind in self._shape.plain.items():
-            if fields.values.get(name) is not None:
+            if name in values and values[name] is not None:
                 self._plain[name] = _read_plain(fields, name, kind)
         for name, part in self._shape.nested.items():
-            if fields.values.get(name) is None:
+            if name not in values or values[name] is None:
                 continue
             if isinstance(part, ObjectShape):
                 self._objects.setdefault(name, _MergedObject(part)).add_fields(

@@ -102,6 +102,8 @@ def list_named_entries(config: Json) -> Iterator[tuple[str, str]]:
     """Yield section and name of every entry of an Ignition config."""
     fields = Fields.from_json(config, "")
     for section, (parent, key) in _NAMED.items():
+        if fields.values.get(parent) is None:
+            continue
         for entry in fields.get_object(parent).iter_objects(section):
             name = entry.get_text(key)
             yield section, name

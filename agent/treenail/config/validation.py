@@ -51,7 +51,8 @@ def find_ignored_fields(config: MachineConfig) -> Iterator[IgnoredField]:
 
 def check_rendered_size(spec: Json, name: str) -> None:
     """Raise `ConfigError` when a rendered config is too large for the API server."""
-    size = len(json.dumps(spec, ensure_ascii=False, separators=(",", ":")).encode())
+    text = json.dumps(spec, ensure_ascii=False, separators=(",", ":"))
+    size = len(text) if text.isascii() else len(text.encode())
     if size > SIZE_LIMIT:
         raise ConfigError(
             f"cannot store {name}: it has {size} bytes, and the limit is {SIZE_LIMIT}",
@@ -75,8 +76,10 @@ def find_control_character(value: object, place: str = "spec") -> str:
 
     Go's JSON does not escape these characters, and the YAML parser that reads it rejects them.
     """
-    # Python's JSON does not escape them either. One search takes a tenth of the walk's time.
-    if not _CONTROL.search(json.dumps(value, ensure_ascii=False)):
+    # Python's JSON does not escape them either. One search takes a tenth of the walk's time, and
+    # most configs are ASCII, where it is a search for one character.
+    text = json.dumps(value, ensure_ascii=False)
+    if "\x7f" not in text if text.isascii() else not _CONTROL.search(text):
         return ""
     return _locate_control_character(value, place)
 
