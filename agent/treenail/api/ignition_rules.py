@@ -34,6 +34,8 @@ _MAX_MODE = 0o7777
 # NAME_MAX and PATH_MAX of Linux; PATH_MAX includes the null character.
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 4095
+_ID_ALONE = frozenset({"id"})
+_NO_ID = 2**32 - 1  # (uid_t) -1, which chown(2) reads as no change
 _NOT_IN_HASHES = frozenset(":\n\0")
 
 
@@ -66,16 +68,21 @@ def parse_mode(fields: Fields) -> int | None:
 
 def parse_owner(fields: Fields, name: str) -> IgnitionOwner:
     """Read the user or group of a file; it has both an id and a name only in a merged config."""
-    if fields.values.get(name) is None:
+    value = fields.values.get(name)
+    if value is None:
         return UNSET_OWNER
+    # Most owners are an ID alone, and a config may have thousands of files.
+    if isinstance(value, dict) and value.keys() == _ID_ALONE:
+        number = value["id"]
+        if type(number) is int and 0 <= number < _NO_ID:
+            return _make_owner(number)
     found = fields.get_object(name)
     number, text = found.get_optional_integer("id"), found.get_optional_text("name")
-    if number is not None and not 0 <= number < 2**32 - 1:
+    if number is not None and not 0 <= number < _NO_ID:
         raise found.make_error("id", "the number of a user or group")
     return _make_owner(number, text)
 
 
-# Thousands of files have a few owners.
 _make_owner = lru_cache(maxsize=256)(IgnitionOwner)
 
 
