@@ -68,12 +68,18 @@ class MortalTransport:
         self.is_dead = False
         self.hidden = ""
         """Reads of paths with this end fail."""
+        self.forbidden = ""
+        """Requests with this method and end of the path are forbidden, as ``POST /jobs``."""
         self.edit_job: Callable[[Json], object] | None = None
         """Changes each new Job, as an API server that does not know a field drops it."""
 
     def send(self, request: ApiRequest) -> ApiResponse:
         if self.hidden and request.method == "GET" and request.path.endswith(self.hidden):
             raise UnreachableError("the API server does not answer")
+        method, _, path = self.forbidden.partition(" ")
+        if method == request.method and request.path.endswith(path):
+            status = {"kind": "Status", "code": 403, "message": "exceeded quota: small"}
+            return ApiResponse(403, json.dumps(status).encode())
         if self.edit_job and request.method == "POST" and request.path.endswith("/jobs"):
             job = json.loads(request.body)
             self.edit_job(job)

@@ -24,7 +24,6 @@ from treenail.controllers.build.actions import (
     SetReport,
     SetSystems,
 )
-from treenail.controllers.build.controller import find_system_images
 from treenail.controllers.build.decide import BuildDecision, decide_builds
 from treenail.controllers.build.facts import (
     Answer,
@@ -43,6 +42,7 @@ from treenail.controllers.build.facts import (
     WantedSystem,
 )
 from treenail.controllers.build.job_name import make_job_name
+from treenail.controllers.build.system_images import find_system_images
 from treenail.image.build_reason import BuildReason
 
 REPOSITORY = "registry.example.com/os/node"

@@ -1,5 +1,6 @@
 """The render controller with real watches on the lab's API server."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
+from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import (
     CUSTOMRESOURCEDEFINITIONS,
     EVENTS,
@@ -57,8 +59,18 @@ def client(server: LabServer) -> Iterator[Client]:
 
 
 @contextmanager
-def running(server: LabServer) -> Iterator[None]:
+def running(server: LabServer, refused: list[str] | None = None) -> Iterator[None]:
+    """Run the controller; writes to a resource in ``refused`` are forbidden."""
     client, transport = client_of(server.write_kubeconfig(USER, ["system:masters"]))
+    send = transport.send
+
+    def refuse(request: ApiRequest) -> ApiResponse:
+        if request.method != "GET" and request.path.split("/")[4] in (refused or []):
+            status = {"kind": "Status", "code": 403, "message": "denied by policy small"}
+            return ApiResponse(403, json.dumps(status).encode())
+        return send(request)
+
+    transport.send = refuse  # type: ignore[method-assign]  # the client calls it
     controller = RenderController(
         client, CLOCK, EventRecorder(client, "render", "here", CLOCK), settle_s=0.0
     )
@@ -199,6 +211,27 @@ def test_failed_write_or_lost_response_is_retried(
     with running(server):
         wait_until(lambda: degraded(client)[0] == "False")
         assert rendered(client) == {target(client)}
+
+
+def test_refused_write_degrades_the_pool_until_it_succeeds(
+    server: LabServer, client: Client
+) -> None:
+    add_config(client, "00-base")
+    add_pool(client)
+    refused = ["machineconfigs"]
+    with running(server, refused):
+        wait_until(lambda: degraded(client)[0] == "True")
+        assert degraded(client)[1:] == (
+            "WriteRefused",
+            (
+                "Failed to write configuration for pool worker: POST machineconfigs: denied by "
+                "policy small"
+            ),
+        )
+        before = writes(server, "worker")
+        assert before == 1
+        refused.clear()
+        wait_until(lambda: degraded(client)[0] == "False")
 
 
 def report_updated(client: Client) -> None:

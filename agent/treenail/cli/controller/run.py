@@ -259,9 +259,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="serve the page also to browsers that use this host name; repeatable (default: "
         "localhost, and IP addresses unless the page is on the loopback interface)",
     )  # fmt: skip
-    parser.add_argument(
-        "-n", "--namespace", type=parse_namespace, help="namespace of the Lease (default: the pod's)"
-    )
+    parser.add_argument("-n", "--namespace", type=parse_namespace,
+                        help="namespace of the Lease (default: the pod's)")  # fmt: skip
     parser.add_argument(
         "--no-leader-election", action="store_true",
         help="start without leader election; ensure that no other controller process runs",
@@ -305,10 +304,9 @@ def run_controllers(arguments: argparse.Namespace) -> int:
 def parse_controllers(text: str) -> tuple[str, ...]:
     """Parse a comma-separated list of controllers; drop duplicates."""
     names = tuple(dict.fromkeys(filter(None, text.split(","))))
-    for name in names:
-        if name not in CONTROLLER_BUILDERS:
-            known = ", ".join(CONTROLLERS)
-            raise argparse.ArgumentTypeError(f"unknown controller {name!r}, expected {known}")
+    if unknown := [name for name in names if name not in CONTROLLER_BUILDERS]:
+        known = ", ".join(CONTROLLERS)
+        raise argparse.ArgumentTypeError(f"unknown controller {unknown[0]!r}, expected {known}")
     if not names:
         raise argparse.ArgumentTypeError("expected at least one controller")
     return names
@@ -378,8 +376,8 @@ class ControllerProcess:
 
     def run(self) -> int:
         """Run until a signal; finish what is in progress first."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._stop.set())
+        signal.signal(signal.SIGTERM, lambda *_: self._stop.set())
+        signal.signal(signal.SIGINT, lambda *_: self._stop.set())
         threading.excepthook = self._handle_thread_death
         try:
             with self._health, self._page:

@@ -5,10 +5,10 @@ one of them become one turn, and no pool waits for another one's build.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from treenail.api import annotations as key
 from treenail.api.machineosbuild import MachineOSBuild
@@ -41,7 +41,6 @@ from treenail.controllers.build.facts import (
     BuildSituation,
     JobFacts,
     ResolveBase,
-    SystemFacts,
 )
 from treenail.controllers.build.observed import (
     ObservedJob,
@@ -56,9 +55,9 @@ from treenail.controllers.build.pruner import ImagePruner
 from treenail.controllers.build.pushed_images import (
     find_prune_candidates,
     find_unrecorded_images,
-    read_pushed_images,
 )
 from treenail.controllers.build.status import make_prune_condition
+from treenail.controllers.build.system_images import find_pushed_systems, find_system_images
 from treenail.controllers.build.systems import read_architectures
 from treenail.controllers.build.views import BuildViews
 from treenail.controllers.build.writer import BuildWriter, CachedObjects
@@ -68,7 +67,13 @@ from treenail.controllers.rollout.gates.os_image import find_pool_owner
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.own_writes import OwnDeletions, OwnWrites
-from treenail.errors import ConfigError, NotFoundError
+from treenail.errors import (
+    ClusterError,
+    ConfigError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+)
 from treenail.image.inputs.check_config import find_pool_findings
 from treenail.image.inputs.findings import InputFinding, InputReason
 from treenail.kube.client import Client
@@ -86,6 +91,9 @@ MAX_ROUNDS = 12
 """Decisions of one turn. Each sees the writes of the one before."""
 _BUSY_RETRY_S = 0.2
 _STALE_RETRY_S = 1.0
+_ROLE_REMEDY = (
+    "apply the output of treenail-controller manifests again, with the options of the installation"
+)
 _NEEDED_KINDS = frozenset(
     each.plural for each in (MACHINEOSCONFIGS, MACHINEOSBUILDS, MACHINECONFIGPOOLS, JOBS, PODS)
 )
@@ -144,6 +152,8 @@ class BuildController:
         self._metrics = None if metrics is None else BuildMetrics(metrics, self._read_objects)
         self._tag_metrics = None if metrics is None else TagMetrics(metrics, "base_image")
         self._facts: dict[str, tuple[str, BuildFacts]] = {}
+        self._refusals: dict[str, str] = {}
+        """The last refused write of each MachineOSConfig. Only its worker accesses it."""
         self._desk: RegistryDesk
         self._informers: Informers
 
@@ -157,6 +167,18 @@ class BuildController:
 
     def sync_key(self, key: str) -> float | None:
         """Decide and write until nothing is left; raise `ClusterError` to try again."""
+        try:
+            delay_s = self._sync_config(key)
+        except (ForbiddenError, InvalidError) as error:
+            # Of a role, a quota or an admission webhook. Only a user can change that.
+            self._refusals[key] = str(error)
+            self._report_refusal(key)
+            raise
+        if self._refusals.pop(key, ""):
+            return _BUSY_RETRY_S
+        return delay_s
+
+    def _sync_config(self, key: str) -> float | None:
         if reason := self._informers.describe_staleness(_NEEDED_KINDS):
             # A build or Job that a stale list lacks would be created again, or count as deleted.
             # A pool's config from before an etcd restore would interrupt the restored build.
@@ -182,6 +204,17 @@ class BuildController:
                 delays = (decision.requeue_after_s, base.requeue_after_s, self._prune(found))
                 return min((each for each in delays if each is not None), default=None)
         return _BUSY_RETRY_S
+
+    def _report_refusal(self, key: str) -> None:
+        """Write the refusal to the conditions of the MachineOSConfig, if that is permitted."""
+        if (found := self._find_objects(key)) is None or found.config.is_deleting:
+            return
+        self._parts.events.record_refusal(found.config, self._refusals[key])
+        with suppress(ClusterError):
+            _plan, situation = self._observe(found, self._decide_base(found))
+            for action in decide_builds(situation).actions:
+                if isinstance(action, SetConfigStatus):
+                    self._writer.execute(action, found)
 
     def close(self) -> None:
         """Stop the threads that ask registries."""
@@ -230,6 +263,8 @@ class BuildController:
             # Of the ControllerConfig: its CAs are needed before the tag can be resolved.
             message = f"cannot resolve the base image: {error}"
             return BaseDecision(problem=BuildProblem(InputReason.CONFIG_INVALID, message))
+        except ForbiddenError as error:
+            return BaseDecision(problem=_describe_refused_read(error))
         base = decide_base(facts, answers, self._clock.now(), login=login)
         if (question := base.question) is not None:
             architectures = choose_architectures(self._find_architectures(found))
@@ -261,7 +296,7 @@ class BuildController:
         own = tuple(each for each in all_builds if each.image_config == config.name)
         wanted = None if plan is None else plan.wanted
         if plan is not None and problem is None and _needs_secrets(own, plan):
-            problem = self._parts.planner.check_secrets(config)
+            problem = self._check_secrets(config)
         share_keys = frozenset[str]() if wanted is None else wanted.share_keys
         running = [each for each in all_builds if not each.has_ended]
         kept = {each.uid for each in own} | base.kept_answers
@@ -290,10 +325,13 @@ class BuildController:
                 if each.image_config != config.name
                 for share_key in each.share_keys
             ),
-            system_images=find_system_images(all_builds, share_keys, _find_pushed(config, plan)),
+            system_images=find_system_images(
+                all_builds, share_keys, find_pushed_systems(config, plan)
+            ),
             answers=self._desk.get_answers(config.name),
             pool_condition=condition,
             base_condition=base.condition,
+            refusal=self._refusals.get(config.name, ""),
         )
         return plan, situation
 
@@ -323,7 +361,15 @@ class BuildController:
             return None, error.problem
         except (ConfigError, NotFoundError) as error:
             return None, BuildProblem(InputReason.CONFIG_INVALID, f"cannot plan the build: {error}")
+        except ForbiddenError as error:
+            return None, _describe_refused_read(error)
         return plan, next(map(_describe_problem, findings), None)
+
+    def _check_secrets(self, config: MachineOSConfig) -> BuildProblem | None:
+        try:
+            return self._parts.planner.check_secrets(config)
+        except ForbiddenError as error:
+            return _describe_refused_read(error)
 
     def _observe_jobs(
         self,
@@ -438,38 +484,13 @@ class BuildController:
             self._metrics.record_push(config.pool, push_s)
 
 
+def _describe_refused_read(error: ForbiddenError) -> BuildProblem:
+    message = f"cannot plan the build: {error}; {_ROLE_REMEDY}"
+    return BuildProblem(InputReason.REQUEST_REFUSED, message)
+
+
 def _describe_problem(finding: InputFinding) -> BuildProblem:
     return BuildProblem(finding.reason, str(finding))
-
-
-def find_system_images(
-    builds: Iterable[BuildFacts],
-    share_keys: frozenset[str],
-    pushed: Iterable[SystemFacts] = (),
-) -> dict[str, tuple[str, ...]]:
-    """Return the system parts with these share keys, newest first.
-
-    ``pushed`` are those of deleted builds, which come last: the registry may not have them.
-    """
-    found: dict[str, dict[str, None]] = {each: {} for each in share_keys if each}
-    ordered = sorted(builds, key=lambda each: each.created, reverse=True)
-    for system in chain(*(each.systems.values() for each in ordered), pushed):
-        if system.image and system.share_key in found:
-            found[system.share_key].setdefault(system.image)
-    return {share_key: tuple(images) for share_key, images in found.items()}
-
-
-def _find_pushed(config: MachineOSConfig, plan: BuildPlan | None) -> Iterator[SystemFacts]:
-    """Yield the system parts of deleted builds that the wanted build could use again.
-
-    Pruning spares them, because the wanted build may use their tag.
-    """
-    pushed = read_pushed_images(config)[::-1]
-    for system in () if plan is None else (each.wanted for each in plan.systems):
-        repository, _, tag = system.push_spec.rpartition(":")
-        for each in pushed:
-            if each.tag == tag and each.image.startswith(f"{repository}@"):
-                yield replace(system.initial, image=each.image)
 
 
 def _needs_secrets(builds: tuple[BuildFacts, ...], plan: BuildPlan) -> bool:

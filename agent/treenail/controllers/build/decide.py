@@ -361,6 +361,7 @@ class _Decider:
             pull_spec=pull_spec,
             # The image of the installation is for the other MachineOSConfig.
             hold="" if is_taken else situation.hold,
+            refusal=situation.refusal,
         )
         if situation.base_condition is not None:
             conditions += (situation.base_condition,)

@@ -5,6 +5,7 @@ from treenail.api.machineosconfig import MachineOSConfig
 from treenail.controllers.build.actions import SetBuildStatus
 from treenail.controllers.build.observed import make_build_facts
 from treenail.controllers.image_tags.record import TagChange
+from treenail.image.inputs.findings import InputReason
 from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.resources import MACHINEOSCONFIGS
 
@@ -21,6 +22,13 @@ class BuildEvents:
             MACHINEOSCONFIGS.kind, config.name, config.metadata.uid, api_version=API_VERSION
         )
         self._recorder.record_warning(owner, "ImagesNotPruned", message)
+
+    def record_refusal(self, config: MachineOSConfig, message: str) -> None:
+        """Record that the API server refuses a write."""
+        owner = ObjectReference(
+            MACHINEOSCONFIGS.kind, config.name, config.metadata.uid, api_version=API_VERSION
+        )
+        self._recorder.record_warning(owner, InputReason.REQUEST_REFUSED, message)
 
     def record_tag_change(self, config: MachineOSConfig, change: TagChange) -> None:
         """Record that the tag of the base image moved, or is not followed."""

@@ -349,3 +349,5 @@ class BuildSituation:
     """ImageBuildDegraded of the pool."""
     base_condition: Condition | None = None
     """BaseImageResolved of the MachineOSConfig; None leaves the present one."""
+    refusal: str = ""
+    """Why the API server refused the last write; empty when it did not."""

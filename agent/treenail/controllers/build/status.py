@@ -15,6 +15,7 @@ from treenail.controllers.build.facts import (
     JobFacts,
 )
 from treenail.image.build_reason import REMEDIES, BuildReason
+from treenail.image.inputs.findings import InputReason
 
 _WITH_OUTPUT = frozenset({
     BuildReason.INSTRUCTION_FAILED, BuildReason.DISK_FULL, BuildReason.OUT_OF_MEMORY,
@@ -31,6 +32,7 @@ _PRUNE_REMEDY = (
     "permit the push login to delete, or enable deletion in the registry; until then the images of "
     "deleted builds stay"
 )
+_REFUSAL_REMEDY = "change the quota, the admission policy or the role that refuses it"
 _STEP = re.compile(r"(?:\[\d+/\d+\] )?STEP \d+/\d+: ")
 _EXIT = re.compile(r"subprocess exited ")
 _OUTPUT_LINES = 3
@@ -94,10 +96,12 @@ def compute_config_conditions(
     is_served: bool,
     pull_spec: str,
     hold: str = "",
+    refusal: str = "",
 ) -> tuple[Condition, ...]:
     """Compute the conditions of a MachineOSConfig, without times.
 
-    ``hold`` says why the first build waits for the installation.
+    ``hold`` says why the first build waits for the installation, and ``refusal`` why the API server
+    refused a write.
     """
     accepted = Condition(Kind.ACCEPTED, "True", "Accepted", "The build inputs are valid")
     if problem is not None:
@@ -111,10 +115,17 @@ def compute_config_conditions(
             Condition(Kind.IMAGE_READY, "False", INSTALLING, hold),
             Condition(Kind.BUILD_PROGRESSING, "False", INSTALLING, "No build runs"),
         )
-    return (
-        accepted,
-        *_compute_build_conditions(problem, build, is_served=is_served, pull_spec=pull_spec),
+    ready, progressing = _compute_build_conditions(
+        problem, build, is_served=is_served, pull_spec=pull_spec
     )
+    if refusal:
+        progressing = Condition(
+            Kind.BUILD_PROGRESSING,
+            "False",
+            InputReason.REQUEST_REFUSED,
+            _join(f"the API server refuses a request: {refusal}", _REFUSAL_REMEDY),
+        )
+    return accepted, ready, progressing
 
 
 def _compute_build_conditions(

@@ -28,7 +28,14 @@ from treenail.controllers.render.render import (
 from treenail.controllers.render.validated import ValidatedConfigs
 from treenail.controllers.rollout.expected import ExpectedPools
 from treenail.controllers.runtime.informers import Informers, InformerView
-from treenail.errors import AlreadyExistsError, ConfigError, NotFoundError, UnreconcilableError
+from treenail.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    UnreconcilableError,
+)
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.resources import (
@@ -169,9 +176,16 @@ class RenderController:
         except ConfigError as error:
             self._write_condition(pool, _build_failure_condition(pool, error), inputs)
             return None
-        self._create_config(rendered)
-        self._report_ignored_fields(pool, rendered)
-        pool = self._update_pool(pool, rendered)
+        try:
+            self._create_config(rendered)
+            self._report_ignored_fields(pool, rendered)
+            pool = self._update_pool(pool, rendered)
+        except (ForbiddenError, InvalidError) as error:
+            # A role or an admission webhook. The queue retries, and finds the same condition.
+            message = f"Failed to write configuration for pool {pool.name}: {error}"
+            condition = Condition(RENDER_DEGRADED, "True", "WriteRefused", message)
+            self._write_condition(pool, condition, inputs)
+            raise
         message = f"Rendered {rendered.name}"
         condition = Condition(RENDER_DEGRADED, "False", "Rendered", message)
         self._write_condition(pool, condition, inputs)

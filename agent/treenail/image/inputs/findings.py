@@ -25,6 +25,7 @@ class InputReason(StrEnum):
     POOL_NOT_RENDERED = "PoolNotRendered"
     POOL_TAKEN = "PoolTaken"
     PUSH_SPEC_INVALID = "PushSpecInvalid"
+    REQUEST_REFUSED = "RequestRefused"
     # Names of reasons, not passwords.
     SECRET_INVALID = "SecretInvalid"  # noqa: S105
     # Likewise.
