@@ -12,6 +12,7 @@
     │  ├─ CredentialError                                         a pull secret is not usable
     │  ├─ PreflightError                                          the update would fail
     │  ├─ BusError                                                a D-Bus call failed
+    │  │  ├─ BusTimeoutError                                      no answer within the time limit
     │  │  └─ BusyError               (unchanged)                  another transaction is in progress
     │  ├─ TransactionError                                        rpm-ostree or bootc failed
     │  │  └─ CancelledError          (unchanged)                  the transaction was cancelled
@@ -137,6 +138,15 @@ class BusError(HostError):
     def __init__(self, message: str, *, name: str = "", remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
         self.name = name
+
+
+class BusTimeoutError(BusError):
+    """No answer within the time limit of the call, which a service that restarts does not reach.
+
+    The Node shows the first one: the limit of some calls is 5 minutes.
+    """
+
+    report_after_failures = 1
 
 
 class BusyError(BusError):

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import cast
 
-from treenail.errors import BusError, BusyError
+from treenail.errors import BusError, BusTimeoutError, BusyError
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 20
@@ -29,6 +29,9 @@ _PR_SET_PDEATHSIG = 1
 _GRACE_S = 60.0
 """Time for an answer above the time limit of the call: connecting to the bus may take 25 s."""
 _LOST_REMEDY = "see: journalctl -u treenail"
+
+_ERRORS = {"busy": BusyError, "late": BusTimeoutError, "failed": BusError}
+"""The error of each outcome of a request."""
 
 _Address = tuple[str, str, str]
 
@@ -131,8 +134,9 @@ class BusProcess:
             outcome, found = cast("tuple[str, object]", _receive(link))
         except (OSError, EOFError) as error:
             self.close_connection()
-            cause = "it did not answer" if isinstance(error, TimeoutError) else "it ended"
-            raise BusError(
+            is_late = isinstance(error, TimeoutError)
+            cause = "it did not answer" if is_late else "it ended"
+            raise (BusTimeoutError if is_late else BusError)(
                 f"cannot use D-Bus ({operation}): lost the process that talks to it: {cause}",
                 remedy=_LOST_REMEDY,
             ) from error
@@ -143,8 +147,7 @@ class BusProcess:
         if outcome == "returned":
             return found
         text, name, remedy = cast("tuple[str, str, str]", found)
-        kind = BusyError if outcome == "busy" else BusError
-        raise kind(text, name=name, remedy=remedy)
+        raise _ERRORS[outcome](text, name=name, remedy=remedy)
 
     def _add_source(self, number: object) -> int:
         source = cast("int", number)
@@ -226,8 +229,13 @@ def _answer(service: object, operation: str, values: Sequence[object]) -> tuple[
     try:
         return "returned", getattr(service, operation)(*values)
     except BusError as error:
-        outcome = "busy" if isinstance(error, BusyError) else "failed"
-        return outcome, (str(error), error.name, error.remedy)
+        return _name_outcome(error), (str(error), error.name, error.remedy)
+
+
+def _name_outcome(error: BusError) -> str:
+    if isinstance(error, BusyError):
+        return "busy"
+    return "late" if isinstance(error, BusTimeoutError) else "failed"
 
 
 if __name__ == "__main__":

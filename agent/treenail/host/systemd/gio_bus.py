@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 from gi.repository import Gio, GLib
 from pydbus.bus import Bus
 
-from treenail.errors import BusError, BusyError
+from treenail.errors import BusError, BusTimeoutError, BusyError
 from treenail.sanitize import sanitize_text
 
 _Option = bool | int | str | Sequence[str]
@@ -339,15 +339,16 @@ def _make_bus_error(error: GLib.Error, operation: str, service: str, timeout_s: 
     text = sanitize_text(error.message.removeprefix(f"GDBus.Error:{remote}: "), limit=_TEXT_LIMIT)
     if remote in _BUSY:
         return BusyError(f"cannot {operation}: {text}", name=remote)
+    kind = BusError
     if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.TIMED_OUT) and not remote:
-        text = f"no answer within {timeout_s:g} s"
+        kind, text = BusTimeoutError, f"no answer within {timeout_s:g} s"
     if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.CANCELLED) and not remote:
-        text = f"no connection within {timeout_s:g} s"
+        kind, text = BusTimeoutError, f"no connection within {timeout_s:g} s"
     remedy = _REMEDIES.get(remote, _OTHER_REMEDY)
     if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.INVALID_ARGUMENT) and not remote:
         remedy = _TYPE_REMEDY
     remedy = remedy.format(name=service) if service else ""
-    return BusError(f"cannot {operation}: {text}", name=remote, remedy=remedy)
+    return kind(f"cannot {operation}: {text}", name=remote, remedy=remedy)
 
 
 def _find_owner(interface: str) -> str:
