@@ -15,7 +15,7 @@ from treenail.cli.node.arguments import create_parser
 from treenail.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, run_with_output
 from treenail.cli.safe_output import guard_output
 from treenail.cli.terminal import print_lines
-from treenail.errors import TreenailError, UsageError
+from treenail.errors import HostError, TreenailError, UsageError
 from treenail.loading import load_modules
 
 Command = Callable[[argparse.Namespace], int]
@@ -35,6 +35,8 @@ def _run_command_line(arguments: list[str] | None) -> int:
         return _print_error(error, EXIT_USAGE)
     except TreenailError as error:
         return _print_error(error, EXIT_FAILED)
+    except MemoryError:
+        return _print_error(HostError("the command cannot allocate memory"), EXIT_FAILED)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 

@@ -1,4 +1,4 @@
-"""``treenail run`` where there is nothing for it to do."""
+"""``treenail run`` where there is nothing for it to do, or no memory for it."""
 
 import os
 import subprocess
@@ -24,3 +24,45 @@ def test_run_without_ostree_returns_0(
     assert ended.returncode == 0
     assert f"{tmp_path} is not booted from OSTree; nothing to do" in ended.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+# From its start on no allocation succeeds that the allocator maps.
+WITHOUT_MEMORY = """
+import resource, sys
+from treenail.cli.main import main
+import treenail.cli.node.run
+resource.setrlimit(resource.RLIMIT_AS, (1, resource.RLIM_INFINITY))
+sys.exit(main(["run", "--root", sys.argv[1], "--node-name", "n1"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("is_booted", "error"),
+    [
+        (False, "cannot continue: the agent cannot allocate memory"),
+        (True, "cannot start the process that talks to D-Bus: Cannot allocate memory"),
+    ],
+)
+def test_run_without_memory_ends_with_an_error(
+    tmp_path: Path, *, is_booted: bool, error: str
+) -> None:
+    settings = tmp_path / "etc/treenail/agent.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("# a comment\n" * 50_000)
+    boot_id = tmp_path / "proc/sys/kernel/random/boot_id"
+    boot_id.parent.mkdir(parents=True)
+    boot_id.write_text("d1d1a4a7-3f0c-4a3c-9d0a-4a1f3f3a2b1c\n")
+    if is_booted:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run/ostree-booted").touch()
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MEMORY, tmp_path],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert f"treenail: {error}" in ended.stderr
+    assert "Traceback" not in ended.stderr

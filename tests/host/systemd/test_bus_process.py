@@ -1,6 +1,7 @@
 """The process that talks to D-Bus: its start, its end, and what its loss means for the caller."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -106,6 +107,19 @@ def test_interpreter_that_is_missing_is_a_bus_error() -> None:
     bus = SystemBus(service=BusProcess(os.environ, interpreter="/no/such/python"))
     with pytest.raises(BusError, match="cannot start the process that talks to D-Bus: No such"):
         bus.call_method(DRIVER, "GetId", timeout_s=5)
+
+
+def test_process_without_memory_ends_without_a_traceback(
+    bus: SystemBus, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bus.call_method(DRIVER, "GetId", timeout_s=5)
+    (child,) = list_children()
+    resource.prlimit(child, resource.RLIMIT_AS, (1, resource.RLIM_INFINITY))
+    with pytest.raises(BusError, match="lost the process that talks to it: it ended"):
+        bus.call_method(DRIVER, "NameHasOwner", "a" * 1_000_000, timeout_s=5)
+    wait_until(lambda: not is_alive(str(child)))
+    assert capfd.readouterr().err == "the process that talks to D-Bus cannot allocate memory\n"
+    assert bus.call_method(DRIVER, "GetId", timeout_s=5)
 
 
 def list_children() -> list[int]:

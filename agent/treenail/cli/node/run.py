@@ -64,6 +64,7 @@ from treenail.errors import (
     ClusterError,
     FileError,
     ForbiddenError,
+    HostError,
     LedgerError,
     TreenailError,
     UnreachableError,
@@ -86,6 +87,11 @@ from treenail.update.status import format_reason
 
 log = logging.getLogger(__name__)
 
+_MEMORY_REMEDY = (
+    "free memory, or raise the limit of treenail.service: "
+    "systemctl show treenail --property=MemoryMax,LimitAS; the agent starts again and continues"
+)
+
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the agent; return after a signal, or at once on a host that it cannot manage."""
@@ -104,13 +110,19 @@ def run_agent(arguments: argparse.Namespace, bus_process: BusProcess) -> int:
     """Run the agent with this process for D-Bus; return the exit code.
 
     Without systemd the boot ID is unknown, and with it whether the update in progress rebooted.
-    The agent ends then, and the Node shows why.
+    The agent ends then, and also for lack of memory. The Node shows why, and the next start
+    continues.
     """
     try:
         return _run_agent(arguments, bus_process)
     except BusError as error:
-        _report_failed_start(arguments, error)
+        _report_end(arguments, error)
         raise
+    except MemoryError:
+        pass  # its frames hold what needs the memory, until here
+    lack = HostError("cannot continue: the agent cannot allocate memory", remedy=_MEMORY_REMEDY)
+    _report_end(arguments, lack)
+    raise lack
 
 
 def _run_agent(arguments: argparse.Namespace, bus_process: BusProcess) -> int:
@@ -181,14 +193,20 @@ def _roll_back_after_crashes(machine: Machine, arguments: argparse.Namespace) ->
         try:
             return counter.count_start()
         except LedgerError as error:
-            _report_failed_start(arguments, error)
+            _report_end(arguments, error)
             raise
 
 
-def _report_failed_start(arguments: argparse.Namespace, error: TreenailError) -> None:
-    """Annotate the Node with the cause, because no agent starts that could report it."""
+def _report_end(arguments: argparse.Namespace, error: TreenailError) -> None:
+    """Annotate the Node with the cause, because no agent runs that could report it."""
     reason = format_reason(error)
     log.error("%s", reason, extra={"message_id": MessageId.DEGRADED})
+    # After a lack of memory there may be none for the request either.
+    with suppress(MemoryError):
+        _annotate_node(arguments, reason)
+
+
+def _annotate_node(arguments: argparse.Namespace, reason: str) -> None:
     try:
         settings = load_agent_settings(arguments)
         connection = read_kubeconfig(settings.kubeconfig, locate=Root(settings.root).resolve_path)
@@ -217,6 +235,8 @@ class Agent:
         self._wakeup = Wakeup()
         self._stop = threading.Event()
         self._exit_code = 0
+        self._lacks_memory = False
+        """A thread ended with MemoryError."""
         self._status_file = StatusFile(
             write=self._write_status,
             notifier=machine.notifier,
@@ -249,6 +269,7 @@ class Agent:
         """Watch and reconcile until a signal; finish the step in progress first.
 
         Returns the exit code: 1 after a bug in a thread, so that systemd restarts the agent.
+        Raises MemoryError when a thread cannot allocate memory.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle_signal)
@@ -277,6 +298,8 @@ class Agent:
             for worker in workers:
                 worker.stop()
             log.info("agent stopped")
+        if self._lacks_memory:
+            raise MemoryError
         return self._exit_code
 
     def _create_path_watcher(self, event: str) -> InotifyPathWatcher:
@@ -398,7 +421,10 @@ class Agent:
     def _handle_thread_death(self, death: threading.ExceptHookArgs) -> None:
         # Without its watch the agent would never see another request.
         name = death.thread.name if death.thread else "a thread"
-        log.critical("thread %s died", name, exc_info=death.exc_value)
+        if isinstance(death.exc_value, MemoryError):
+            self._lacks_memory = True
+        else:
+            log.critical("thread %s died", name, exc_info=death.exc_value)
         self._exit_code = 1
         self._stop.set()
         self._wakeup.notify(f"{name} died")

@@ -219,10 +219,14 @@ def main() -> None:
     from treenail.host.systemd.gio_bus import GioBus
 
     service = GioBus(address)
-    with suppress(EOFError, ConnectionError):
+    try:
         while True:
             operation, values = cast("tuple[str, Sequence[object]]", _receive(link))
             _send(link, _answer(service, operation, values))
+    except (EOFError, ConnectionError):
+        pass
+    except MemoryError:
+        sys.exit("the process that talks to D-Bus cannot allocate memory")
 
 
 def _answer(service: object, operation: str, values: Sequence[object]) -> tuple[str, object]:
