@@ -4,6 +4,7 @@ systemd, D-Bus, journal, mounts and sandbox are real. rpm-ostreed and the API se
 """
 
 import ctypes
+import json
 import os
 import shlex
 import shutil
@@ -23,7 +24,7 @@ from treenail.api import annotations as key
 from treenail.kube.resources import NODES
 from treenail_lab import images
 from treenail_lab.cluster import Lab, LabPlan, build_rendered_config
-from treenail_lab.images import ImageCatalogue, make_image
+from treenail_lab.images import Image, ImageCatalogue, make_image
 from treenail_lab.lifetime.interpreter import build_script
 from treenail_lab.machine import rootfs, settings
 from treenail_lab.machine.settings import MachineSettings
@@ -64,6 +65,20 @@ _RPM_OSTREED_POLICY = """
   </policy>
 </busconfig>
 """
+# The health check of the container runtime connects to its socket.
+_CRIO_PROGRAM = """
+import signal, socket
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("/run/crio/crio.sock")
+listener.listen()
+signal.pause()
+"""
+_CRIO_UNIT = f"""
+[Service]
+RuntimeDirectory=crio
+ExecStart={sys.executable} /usr/local/bin/crio
+ExecReload=/bin/true
+"""
 # Those of the shipped unit would wait for half a minute before each new start.
 _DROP_IN = "[Service]\nRestartSec=100ms\n"
 
@@ -75,11 +90,12 @@ class SandboxedNode:
         self.container = container
         self.root = Path(f"/proc/{container.leader}/root")
         self._machine = container.shared / "m"
-        self._image = make_image("os/node", "1", 1_000)
+        self.image = make_image("os/node", "1", 1_000)
         # Its machine is the container.
-        self.lab = Lab(container.shared / "lab", LabPlan((), (self._image,)))
+        self.lab = Lab(container.shared / "lab", LabPlan((), (self.image,)))
         self._listener: socket.socket | None = None
         self._retries = 0
+        self._images = self._machine / "images.json"
 
     def __enter__(self) -> Self:
         self.lab.start_api()
@@ -135,36 +151,46 @@ class SandboxedNode:
         config = {"ignition": {"version": "3.5.0"}, "storage": {"files": entries}, **spec}
         return self.lab.add_config(build_rendered_config(name, {"config": config}))
 
-    def request(self, config: str) -> None:
-        notes = {"metadata": {"annotations": {key.DESIRED_CONFIG: config}}}
-        self.lab.client.patch(NODES, NODE, notes)
+    def request(self, config: str, image: Image | None = None) -> None:
+        notes = {key.DESIRED_CONFIG: config}
+        if image is not None:
+            notes[key.DESIRED_OS_IMAGE] = image.pull_spec
+        self.annotate(notes)
+
+    def annotate(self, notes: dict[str, str]) -> None:
+        self.lab.client.patch(NODES, NODE, {"metadata": {"annotations": notes}})
+
+    def read_note(self, name: str) -> str:
+        """Return an annotation of the Node; empty without it."""
+        return self.lab.read_annotations(NODE).get(name, "")
 
     def retry(self) -> None:
         """Let the agent repeat a failed step at once: it waits for minutes before it does."""
         self._retries += 1
-        notes = {"metadata": {"annotations": {key.RETRY: str(self._retries)}}}
-        self.lab.client.patch(NODES, NODE, notes)
+        self.annotate({key.RETRY: str(self._retries)})
 
     def wait_done(self, config: str) -> None:
         """Wait until the Node reports that it has the config."""
         self._wait(lambda notes: is_at(notes, config), f"{config} is not reached")
 
-    def wait_degraded(self, *words: str) -> str:
+    def wait_degraded(self, *words: str, limit_s: float = LIMIT_S) -> str:
         """Wait until the Node is Degraded with a reason that has these words; return the reason."""
 
         def has_words(notes: dict[str, str]) -> bool:
             reason = notes.get(key.REASON, "")
             return notes.get(key.STATE) == "Degraded" and all(word in reason for word in words)
 
-        return self._wait(has_words, f"no reason with {words}").get(key.REASON, "")
+        return self._wait(has_words, f"no reason with {words}", limit_s).get(key.REASON, "")
 
-    def _wait(self, condition: Callable[[dict[str, str]], bool], problem: str) -> dict[str, str]:
+    def _wait(
+        self, condition: Callable[[dict[str, str]], bool], problem: str, limit_s: float = LIMIT_S
+    ) -> dict[str, str]:
         def notes() -> dict[str, str]:
             found = self.lab.read_annotations(NODE)
             return found if condition(found) else {}
 
         try:
-            return wait_until(notes, limit_s=LIMIT_S)
+            return wait_until(notes, limit_s=limit_s)
         except AssertionError as error:
             log = self.run("journalctl", "-n", "80", is_checked=False)
             raise AssertionError(
@@ -183,6 +209,33 @@ class SandboxedNode:
         self.write("/usr/bin/treenail", f"#!/bin/sh\nPYTHONPATH={path} {command}\n", 0o755)
         self.run("systemctl", "restart", "treenail")
 
+    def install_drop_in(self, text: str) -> None:
+        """Change the agent's unit from its next start on; an empty text restores it."""
+        self.write("/etc/systemd/system/treenail.service.d/case.conf", text)
+        self.run("systemctl", "daemon-reload")
+
+    def add_image(self, name: str) -> Image:
+        """Create an image that rpm-ostreed can pull."""
+        image = make_image("os/node", name, 1_000)
+        self.lab.add_image(image)
+        known = images.load_catalogue(self._images)
+        images.save_catalogue(known.with_image(image), self._images)
+        return image
+
+    def start_crio(self) -> None:
+        """Start a service in place of CRI-O, which can be reloaded."""
+        self.write("/usr/local/bin/crio", _CRIO_PROGRAM)
+        self.write("/usr/lib/systemd/system/crio.service", _CRIO_UNIT)
+        self.shell("systemctl daemon-reload; systemctl start crio")
+
+    def read_phase(self) -> str:
+        """Return the phase of the update in the ledger; empty without one."""
+        update = json.loads(self.read("/var/lib/treenail/ledger.json") or "{}").get("update")
+        return str(update["phase"]) if update else ""
+
+    def count_tracebacks(self) -> int:
+        return self.run("journalctl", "-u", "treenail", "-o", "cat").count("Traceback")
+
     def start_agent(self) -> None:
         self.run("systemctl", "start", "treenail")
 
@@ -190,16 +243,16 @@ class SandboxedNode:
         return int(self.show("NRestarts"))
 
     def _install_rpmostreed(self) -> None:
-        catalogue, behaviour = self._machine / "images.json", self._machine / "settings.json"
+        behaviour = self._machine / "settings.json"
         root = self._machine / "root"
         root.mkdir(parents=True)
-        images.save_catalogue(ImageCatalogue((self._image,)), catalogue)
+        images.save_catalogue(ImageCatalogue((self.image,)), self._images)
         settings.save_settings(MachineSettings(), behaviour)
-        rootfs.install_root(root, self._image)
+        rootfs.install_root(root, self.image)
         rootfs.boot_root(root)
         script = build_script(
             "treenail_lab.machine.rpmostree.daemon",
-            *("--root", root, "--images", catalogue, "--settings", behaviour),
+            *("--root", root, "--images", self._images, "--settings", behaviour),
             *("--pid-file", self._machine / "rpm-ostreed.pid"),
         )
         self.write("/usr/local/bin/rpm-ostreed", script, 0o755)
@@ -209,8 +262,8 @@ class SandboxedNode:
         self.write("/etc/dbus-1/system.d/rpm-ostree.conf", _RPM_OSTREED_POLICY)
         self.write("/run/ostree-booted", "")
         self.shell(
-            f"rm -rf /sysroot; ln -s {root}/sysroot /sysroot; systemctl daemon-reload; "
-            "systemctl reload dbus"
+            f"rm -rf /sysroot /run/ostree; ln -s {root}/sysroot /sysroot; "
+            f"ln -s {root}/run/ostree /run/ostree; systemctl daemon-reload; systemctl reload dbus"
         )
 
     def _install_agent(self) -> None:
