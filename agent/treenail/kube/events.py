@@ -123,6 +123,12 @@ class EventRecorder:
         with self._lock:
             self._write_pending()
 
+    def flush_within(self, limit_s: float) -> None:
+        """Write the waiting Events, and return after ``limit_s`` also without an answer."""
+        thread = threading.Thread(target=self.flush_pending, name="events", daemon=True)
+        thread.start()
+        thread.join(limit_s)
+
     def _record_event(self, event: _EventKey) -> None:
         with self._lock:
             if not self._can_record(event.regarding):

@@ -65,9 +65,9 @@ class Informer(Generic[T]):
         """Start to list and watch on a thread of the informer."""
         self._watch.start()
 
-    def stop(self) -> None:
-        """Stop the watch; the cache keeps its contents."""
-        self._watch.stop()
+    def stop(self, *, limit_s: float = 5.0) -> None:
+        """Stop the watch, and wait up to ``limit_s``; the cache keeps its contents."""
+        self._watch.stop(limit_s=limit_s)
 
     def retire(self) -> None:
         """Call no handler any longer; the watch ends when its duration is over."""

@@ -23,7 +23,7 @@ from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 from treenail.kube.resources import CONFIGMAPS, LEASES, ROLLOUTPOLICIES
 from treenail.kube.transport import HttpTransport
 from treenail.kube.watch import WatchScope
-from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault
+from treenail_lab.apiserver.serving.faults import DelayFault, FaultMatch, RejectFault
 from treenail_lab.apiserver.serving.server import LabServer
 
 CLOCK = SystemClock()
@@ -88,14 +88,20 @@ class Process:
     """A runtime on its own thread."""
 
     def __init__(
-        self, client: Client, *controllers: Controller, stand: MakeElector = make_sole_leader
+        self,
+        client: Client,
+        *controllers: Controller,
+        stand: MakeElector = make_sole_leader,
+        stop_limit_s: float = 20.0,
     ) -> None:
         self.metrics = ControllerMetrics()
         informers = Informers(client, CLOCK)
         crews = [
             ControllerSettings(each, first_retry_s=0.01, max_retry_s=0.05) for each in controllers
         ]
-        self.runtime = ControllerRuntime(crews, informers, CLOCK, self.metrics, make_elector=stand)
+        self.runtime = ControllerRuntime(
+            crews, informers, CLOCK, self.metrics, make_elector=stand, stop_limit_s=stop_limit_s
+        )
         self.stop = threading.Event()
         self.ended: list[bool] = []
         self._thread = threading.Thread(
@@ -234,6 +240,27 @@ def test_stop_finishes_running_syncs_and_starts_no_other(client: Client) -> None
         reader.hold.set()
     assert len(reader.seen) == 2
     assert reader.closed
+
+
+def test_stop_has_one_limit_for_all_parts(
+    server: LabServer, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(client, "a", "one")
+    readers = [Reader(f"reader-{number}") for number in range(4)]
+    for reader in readers:
+        reader.hold.clear()
+    process = Process(client, *readers, stand=standing(client, "us"), stop_limit_s=1.0)
+    process.start()
+    wait_until(lambda: all(reader.turns for reader in readers))
+    server.inject_fault(DelayFault(4.0), FaultMatch(resource="leases"))
+    began = CLOCK.monotonic()
+    process.end()
+    assert CLOCK.monotonic() - began < 3.0
+    assert "controller reader-3: a sync did not end in time; stopping without it" in caplog.text
+    server.lift_fault()
+    for reader in readers:
+        reader.hold.set()
+    wait_until(lambda: not process.runtime._election_thread.is_alive())
 
 
 def test_one_of_two_processes_leads_and_hands_over_at_exit(client: Client) -> None:

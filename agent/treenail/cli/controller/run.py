@@ -54,7 +54,7 @@ DEFAULT_WEB_ADDRESS = f"127.0.0.1:{installation.WEB_PORT}"
 """`kubectl port-forward` connects to the loopback interface of the pod."""
 # Longer than the defaults of client-go: a leader survives a restart of the API server.
 _LEASE_S, _RENEW_S, _RETRY_S, _CALL_TIMEOUT_S = 60.0, 40.0, 5.0, 10.0
-_MAX_SECONDS = 3600.0
+_MAX_SECONDS, _FLUSH_LIMIT_S = 3600.0, 5.0
 _HOST_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?\.?")
 _MAX_HOST_LENGTH = 253
 _IMAGE_SETTLE_FACTOR = 2.0
@@ -382,7 +382,7 @@ class ControllerProcess:
         try:
             with self._health, self._page:
                 is_leader = self._runtime.run(self._stop)
-            self._recorder.flush_pending()
+            self._recorder.flush_within(_FLUSH_LIMIT_S)
         finally:
             self._transport.close()
         if not is_leader:

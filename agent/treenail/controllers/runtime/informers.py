@@ -121,10 +121,13 @@ class Informers:
         for informer in self._informers.values():
             informer.start()
 
-    def stop(self) -> None:
-        """Stop the watches; the views keep their contents."""
+    def stop(self, limit_s: float = 5.0) -> None:
+        """Stop the watches, and wait up to ``limit_s``; the views keep their contents."""
         for informer in self._informers.values():
-            informer.stop()
+            informer.stop(limit_s=0.0)
+        end = self._clock.monotonic() + limit_s
+        for informer in self._informers.values():
+            informer.stop(limit_s=max(end - self._clock.monotonic(), 0.0))
 
     def wait_until_synced(self, limit_s: float) -> bool:
         """Wait for the first complete list of each kind; return False after ``limit_s``."""

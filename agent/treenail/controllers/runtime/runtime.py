@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
 _LIST_POLL_S = 0.05
-_STOP_LIMIT_S = 25.0
-"""Less than the default termination grace period of a pod, 30 s."""
+_STOP_LIMIT_S = 20.0
+"""Of all parts together; with the last Events less than the default grace period of a pod, 30 s."""
 _STUCK_S = 600.0
 
 
@@ -64,12 +64,14 @@ class ControllerRuntime:
         metrics: ControllerMetrics,
         *,
         make_elector: MakeElector = make_sole_leader,
+        stop_limit_s: float = _STOP_LIMIT_S,
     ) -> None:
         measured = WorkerMetrics(metrics)
         self._workers = [WorkerPool(crew, clock, measured) for crew in settings]
         self._informers = informers
         self._clock = clock
         self._metrics = metrics
+        self._stop_limit_s = stop_limit_s
         self._elected = threading.Event()
         self._elected_at = 0.0
         self._leadership_lost = threading.Event()
@@ -172,10 +174,11 @@ class ControllerRuntime:
     def _stop_workers(self) -> None:
         for workers in self._workers:
             workers.queue.close()
+        end = self._clock.monotonic() + self._stop_limit_s
         for workers in self._workers:
-            workers.stop(_STOP_LIMIT_S)
-        self._informers.stop()
+            workers.stop(max(end - self._clock.monotonic(), 0.0))
         self._stop_election.set()
+        self._informers.stop(max(end - self._clock.monotonic(), 0.0))
         if self._election_thread.ident is not None:
-            self._election_thread.join(_STOP_LIMIT_S)
+            self._election_thread.join(max(end - self._clock.monotonic(), 0.0))
         log.info("stopped controllers")

@@ -129,9 +129,7 @@ class WorkerPool:
                 thread.join(max(end - self._clock.monotonic(), 0.0))
         if any(thread.is_alive() for thread in self._threads):
             log.warning(
-                "controller %s: a sync did not end within %g s; stopping without it",
-                self._name,
-                limit_s,
+                "controller %s: a sync did not end in time; stopping without it", self._name
             )
         else:
             self._controller.close()
