@@ -72,6 +72,7 @@ PAUSE_FACTOR = 4.0
 Without it a big pool whose nodes all report at once would keep a CPU busy.
 """
 MAX_PAUSE_S = 1.0
+_MAX_PAUSES = 1000
 
 
 class RolloutController:
@@ -255,6 +256,11 @@ class RolloutController:
             ended = self._clock.monotonic()
             with self._lock:
                 self._not_before[key] = ended + min(PAUSE_FACTOR * (ended - began), MAX_PAUSE_S)
+                if len(self._not_before) > _MAX_PAUSES:
+                    # Keys of deleted pools and nodes.
+                    self._not_before = {
+                        each: at for each, at in self._not_before.items() if at > ended
+                    }
 
     def close(self) -> None:
         """Stop the threads that write."""
