@@ -1,6 +1,7 @@
 """Appending a layer to documents of OCI and Docker, and lists of manifests."""
 
 import json
+from contextlib import suppress
 
 import pytest
 
@@ -104,6 +105,20 @@ def test_next_config_replaces_the_config_layer() -> None:
 def test_invalid_base_is_refused(media_type: str, manifest: bytes, config: bytes) -> None:
     with pytest.raises(ConfigError, match="cannot append a layer"):
         append_layer(media_type, manifest, config, LAYER, LABELS)
+
+
+def test_deeply_nested_config_is_kept_or_refused() -> None:
+    manifest = make_manifest(OCI_MANIFEST)
+
+    def append(depth: int) -> bytes:
+        nested = "[" * depth + "]" * depth
+        config = json.dumps({**CONFIG, "config": {"deep": None}}).replace("null", nested)
+        return append_layer(OCI_MANIFEST, manifest, config.encode(), LAYER, LABELS).config
+
+    assert b"[" * 300 in append(300)
+    for depth in range(800, 1100):
+        with suppress(ConfigError):
+            assert b"[" * depth in append(depth)
 
 
 def test_list_is_ordered_and_has_the_type_of_its_images() -> None:

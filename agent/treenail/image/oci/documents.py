@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
 
 from treenail.api.decode import Json
@@ -70,7 +69,7 @@ def append_layer(
         )
     layers, diff_ids = _find_layers(document, described)
     runtime = described.get("config")
-    runtime = deepcopy(runtime) if isinstance(runtime, dict) else {}
+    runtime = dict(runtime) if isinstance(runtime, dict) else {}
     found_labels = runtime.get("Labels")
     base_labels = found_labels if isinstance(found_labels, dict) else {}
     history = described.get("history")
@@ -157,8 +156,17 @@ def compute_digest(content: bytes) -> str:
 
 
 def encode(document: Mapping[str, object]) -> bytes:
-    """Encode a document; equal documents give equal bytes."""
-    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    """Encode a document; equal documents give equal bytes.
+
+    Raises `ConfigError` for a document that is nested too deeply.
+    """
+    try:
+        return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    except RecursionError as error:
+        raise ConfigError(
+            "cannot write the manifest or the config of an image: it is nested too deeply",
+            remedy="use a base image whose documents are nested less",
+        ) from error
 
 
 def _load(content: bytes, what: str) -> Json:
