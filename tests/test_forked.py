@@ -9,6 +9,8 @@ import pytest
 from treenail.errors import ConfigError, HostError
 from treenail.forked import run_forked
 
+pytestmark = pytest.mark.process
+
 MODULE = "antigravity_of_a_test"
 
 

@@ -8,6 +8,7 @@ import pytest
 from tests.records import VARIABLE, write_record
 
 
+@pytest.mark.process
 def test_record_of_the_same_subject_replaces_the_older_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

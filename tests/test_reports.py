@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from bench.baseline import Baseline
 from bench.committed import compare, read_committed, write_committed
 from bench.result import Result
@@ -53,6 +55,7 @@ def test_survival_sums_records_of_one_kind() -> None:
     assert "other: all" not in text
 
 
+@pytest.mark.process
 def test_costs_name_missed_limits_with_their_reason() -> None:
     met = make_figure("import", 90.0, target=100.0)
     missed = make_figure("RSS", 40.0, unit="MiB", target=32.0)
@@ -62,6 +65,7 @@ def test_costs_name_missed_limits_with_their_reason() -> None:
     assert "- modules of the interpreter.\n  - **RSS** (node): 40 MiB, limit 32\n" in text
 
 
+@pytest.mark.process
 def test_figure_is_compared_by_its_ratio(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     write_committed([{**make_figure("import", 50.0), "ratio": 0.2}], path)
@@ -72,6 +76,7 @@ def test_figure_is_compared_by_its_ratio(tmp_path: Path) -> None:
     assert format_row(Result("import", "ms", 100.0), 4.0).endswith("x4.00")
 
 
+@pytest.mark.process
 def test_recording_replaces_the_measured_modules_only(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     write_committed([make_figure("old", 1.0), make_figure("kept", 1.0, module="once")], path)

@@ -58,6 +58,7 @@ def test_version_of_two_lines_is_refused(directory: Path) -> None:
         read(directory)
 
 
+@pytest.mark.process
 def test_copy_keeps_links_to_directories_and_modes(directory: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "usr/lib").mkdir(parents=True)

@@ -17,6 +17,8 @@ from treenail.registry.names import Descriptor, compute_digest
 from treenail.registry.referrers import attach, get_referrers
 from treenail_lab.registry.service import PULLER, RegistryService
 
+pytestmark = pytest.mark.process
+
 SOURCE, TARGET = "example/os", "final/os"
 
 

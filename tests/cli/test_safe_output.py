@@ -158,6 +158,7 @@ def test_every_command_is_tested() -> None:
 
 
 @pytest.mark.parametrize("command", NODE_COMMANDS)
+@pytest.mark.process
 def test_node_command_escapes_text_from_outside(
     command: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -125,6 +125,7 @@ def test_bad_answer_of_the_token_server_is_an_error(
     assert PASSWORD not in str(raised.value)
 
 
+@pytest.mark.process
 def test_token_server_without_tls_gets_no_login_of_a_registry_with_tls() -> None:
     with ScriptedServer(lambda _: make_answer(200)) as tokens:
         with RegistryService(is_real=False) as service:

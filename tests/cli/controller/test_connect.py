@@ -75,6 +75,7 @@ def test_package_connects_through_the_proxy_of_the_environment(
     assert isinstance(transport, kind)
 
 
+@pytest.mark.process
 def test_package_runs_credential_plugins(tmp_path: Path) -> None:
     plugin = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/false"}}
     path = write_kubeconfig(tmp_path / "config", plugin)
@@ -97,6 +98,7 @@ def test_list_of_files_needs_no_package(kubeconfig: str, tmp_path: Path) -> None
     assert isinstance(transport, HttpTransport)
 
 
+@pytest.mark.process
 def test_package_uses_the_current_context_of_a_later_file(tmp_path: Path) -> None:
     plugin = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/false"}}
     path = write_kubeconfig(tmp_path / "config", plugin)

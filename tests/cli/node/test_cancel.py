@@ -152,6 +152,7 @@ def test_unanswered_request_shows_what_the_agent_does(
 
 
 @pytest.mark.parametrize("content", ["", "{pid}"])
+@pytest.mark.process
 def test_request_does_not_signal_process_that_cannot_handle_it(root: Path, content: str) -> None:
     broken = QuarantinedTarget(NEW, "it broke", "fix it")
     given(root, LedgerRecord(OLD, quarantined=broken))

@@ -207,6 +207,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.process
 def test_once_result_equals_result_of_ignition(folder, name, capsys):
     config = folder / "config.json"
     config.write_text(json.dumps({"ignition": {"version": "3.3.0"}, **CONFIGS[name]}))

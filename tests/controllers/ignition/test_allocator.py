@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 from treenail.allocator import limit_allocator, release_freed_memory
 
@@ -20,6 +22,7 @@ print(full - read_resident())
 """
 
 
+@pytest.mark.process
 def test_freed_blocks_are_released_below_a_block_in_use() -> None:
     command = [sys.executable, "-c", PROGRAM]
     found = subprocess.run(command, capture_output=True, check=True, text=True, timeout=60)

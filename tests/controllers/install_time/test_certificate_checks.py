@@ -66,6 +66,7 @@ def test_file_that_is_no_certificate_is_named() -> None:
         check_certificates({"tls.crt": b"no certificate"}, NOW.timestamp())
 
 
+@pytest.mark.process
 def test_missing_files_have_no_certificates(tmp_path: Path) -> None:
     check_host_clock(InstallFiles(), [tmp_path / "missing"], {"empty": b""}, NOW.timestamp())
     old, _ = make_certificate(NOW - 3 * DAY, NOW - 2 * DAY)

@@ -63,6 +63,7 @@ def prepare_again(root: Path, writer: "multiprocessing.connection.Connection") -
         writer.send(f"{error}; {error.remedy}")
 
 
+@pytest.mark.process
 def test_second_run_at_the_same_time_is_refused(root: Path) -> None:
     files = WaitingFiles(root)
     prepare_directory(root, PrepareOptions(), files)

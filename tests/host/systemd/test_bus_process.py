@@ -103,6 +103,7 @@ os.kill(os.getpid(), 9)
     wait_until(lambda: not is_alive(child))
 
 
+@pytest.mark.process
 def test_interpreter_that_is_missing_is_a_bus_error() -> None:
     bus = SystemBus(service=BusProcess(os.environ, interpreter="/no/such/python"))
     with pytest.raises(BusError, match="cannot start the process that talks to D-Bus: No such"):

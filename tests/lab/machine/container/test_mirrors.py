@@ -89,6 +89,7 @@ def test_mirror_answers_for_a_digest_and_not_for_a_tag(
     assert "manifest unknown" in unknown.stderr
 
 
+@pytest.mark.process
 def test_image_of_a_mirror_keeps_its_final_name(registry: RegistryService, tmp_path: Path) -> None:
     pushed = push_image(make_client(registry), repository="example/os", tag="latest")
     prepare_machine(tmp_path, registry)

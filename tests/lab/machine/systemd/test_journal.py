@@ -49,6 +49,7 @@ def sent(entry: JournalEntry) -> JournalEntry:
     return {key: value for key, value in entry.items() if key not in TRUSTED}
 
 
+@pytest.mark.process
 def test_lines_are_fields(root: Path, journal: EmulatedJournal) -> None:
     send(root, b"MESSAGE=staged\nPRIORITY=6\nTREENAIL_PHASE=stage\n")
     wait_until(journal.read_entries)
@@ -56,6 +57,7 @@ def test_lines_are_fields(root: Path, journal: EmulatedJournal) -> None:
     assert sent(entry) == {"MESSAGE": "staged", "PRIORITY": "6", "TREENAIL_PHASE": "stage"}
 
 
+@pytest.mark.process
 def test_entry_has_time_boot_id_and_sender(root: Path, journal: EmulatedJournal) -> None:
     send(root, b"MESSAGE=hello\n")
     wait_until(journal.read_entries)
@@ -85,6 +87,7 @@ def test_truncated_value_is_skipped() -> None:
     }
 
 
+@pytest.mark.process
 def test_large_entry_is_read_from_file(root: Path, journal: EmulatedJournal) -> None:
     text = b"x" * 500_000
     file = os.memfd_create("entry")
@@ -96,6 +99,7 @@ def test_large_entry_is_read_from_file(root: Path, journal: EmulatedJournal) -> 
     assert sent(entry) == {"MESSAGE": text.decode()}
 
 
+@pytest.mark.process
 def test_entries_are_found_by_their_fields(root: Path, journal: EmulatedJournal) -> None:
     send(root, b"MESSAGE=a\nUNIT=x.service\n")
     send(root, b"MESSAGE=b\nUNIT=y.service\nUNIT=x.service\n")
@@ -108,6 +112,7 @@ def test_entries_are_found_by_their_fields(root: Path, journal: EmulatedJournal)
     ]
 
 
+@pytest.mark.process
 def test_entries_survive_reboot(root: Path) -> None:
     boots = []
     journal = EmulatedJournal(root)
@@ -123,6 +128,7 @@ def test_entries_survive_reboot(root: Path) -> None:
     ]
 
 
+@pytest.mark.process
 def test_stopped_journal_has_no_socket(root: Path) -> None:
     journal = EmulatedJournal(root)
     journal.start()
