@@ -340,6 +340,18 @@ def test_retention_ends_after_a_long_boot_with_a_wrong_clock() -> None:
     assert retained.is_expired(Moment(0.0, BOOT_2, DAY_S), retention_s=DAY_S)
 
 
+def test_wait_and_retention_go_on_across_a_soft_reboot() -> None:
+    up_s = 30 * DAY_S
+    after = Moment(up_s + 60.0, f"{BOOT_1}+1", up_s + 60.0)
+    draining = update(Phase.DRAINING, boot_id=BOOT_1, entered=up_s, entered_monotonic=up_s)
+    assert draining.compute_wait(after) == 60.0
+    assert draining.compute_phase_seconds(after) == {Phase.DRAINING: 60.0}
+    retained = RetainedDeployment("os-1").end_trial(Moment(up_s, BOOT_1, up_s), is_healthy=True)
+    assert not retained.is_expired(after, retention_s=DAY_S)
+    later = Moment(0.0, f"{BOOT_1}+1", up_s + DAY_S)
+    assert retained.is_expired(later, retention_s=DAY_S)
+
+
 def test_retention_of_an_older_agent_counts_by_the_wall_clock() -> None:
     retained = RetainedDeployment("os-1", healthy_since=0.0 + 1.0)
     assert not retained.is_expired(Moment(DAY_S, BOOT_1, 9 * DAY_S), retention_s=DAY_S)

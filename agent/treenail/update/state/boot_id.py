@@ -17,6 +17,11 @@ def is_soft_boot(boot_id: str) -> bool:
     return _SOFT in boot_id
 
 
+def has_same_kernel(before: str, after: str) -> bool:
+    """Return whether both boots ran on one kernel, whose monotonic clock goes on."""
+    return extract_kernel_boot_id(before) == extract_kernel_boot_id(after)
+
+
 def is_soft_reboot(before: str, after: str) -> bool:
     """Return whether only soft reboots lie between the two boots."""
-    return before != after and extract_kernel_boot_id(before) == extract_kernel_boot_id(after)
+    return before != after and has_same_kernel(before, after)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from treenail import codec
 from treenail.codec import CodecError, key
 from treenail.errors import LedgerError
-from treenail.update.state.boot_id import is_soft_reboot
+from treenail.update.state.boot_id import has_same_kernel, is_soft_reboot
 from treenail.update.state.boot_trial import BootTrial
 from treenail.update.state.moment import Moment
 from treenail.update.state.phases import Phase
@@ -130,20 +130,21 @@ class UpdateRecord:
         return (self.applied_boot_id or self.boot_id) != boot_id
 
     def compute_wait(self, now: Moment) -> float:
-        """Return the seconds of the current boot in this phase; the wall clock has no part in it.
+        """Return the seconds in this phase since the kernel started, without the wall clock.
 
-        An update of an older agent has only the wall clock's time.
+        A soft reboot keeps the kernel. An update of an older agent has only the wall clock's time.
         """
         if self.entered_monotonic is None:
             return now.wall - self.entered
-        began = self.entered_monotonic if self.boot_id == now.boot_id else 0.0
+        is_same_kernel = has_same_kernel(self.boot_id, now.boot_id)
+        began = self.entered_monotonic if is_same_kernel else 0.0
         return now.monotonic - began
 
     def compute_phase_seconds(self, now: Moment) -> Mapping[Phase, float]:
         """Return the seconds in each phase until now; a clock set back subtracts nothing."""
-        is_same_boot = self.boot_id == now.boot_id
-        # Across a reboot only the wall clock counts.
-        passed = self.compute_wait(now) if is_same_boot else now.wall - self.entered
+        is_same_kernel = has_same_kernel(self.boot_id, now.boot_id)
+        # Across a reboot of the kernel only the wall clock counts.
+        passed = self.compute_wait(now) if is_same_kernel else now.wall - self.entered
         seconds = dict(self.phase_seconds)
         seconds[self.phase] = seconds.get(self.phase, 0.0) + max(passed, 0.0)
         return seconds
@@ -210,11 +211,11 @@ class RetainedDeployment:
     def is_expired(self, now: Moment, *, retention_s: float) -> bool:
         """Return whether the deployment was retained for ``retention_s``.
 
-        In a later boot the wall clock counts, unless that boot alone lasted long enough.
+        After a reboot of the kernel the wall clock counts, unless the time since then is enough.
         """
         if self.healthy_since is None:
             return False
-        if self.boot_id == now.boot_id:
+        if has_same_kernel(self.boot_id, now.boot_id):
             return now.monotonic - self.healthy_monotonic >= retention_s
         is_long_boot = self.boot_id != "" and now.monotonic >= retention_s
         return is_long_boot or now.wall >= self.healthy_since + retention_s
