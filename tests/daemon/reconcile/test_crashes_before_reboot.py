@@ -182,6 +182,25 @@ def test_file_changed_after_a_kill_keeps_the_undo_log() -> None:
     assert not has_kubelet_file(world)
 
 
+@pytest.mark.parametrize("drains", [True, False])
+def test_file_that_needs_a_reboot_after_a_kill_is_not_left_out_of_it(*, drains: bool) -> None:
+    node = started(STOCK)
+    node.drains = drains
+    target, world = make_live_update(node), node.world
+    quiet = FileDisruptionPolicy(KUBELET, (NonePolicyAction(),))
+    world.policy = ClusterDisruptionPolicy(DisruptionPolicy(files=(quiet,)))
+    boots = world.boots
+    stop_when_written(node, target)
+    tree = world.disk.tree()
+    world.disk.replace_by({path: each for path, each in tree.items() if path != TOP + APP})
+    settle_often(node)
+    # A reboot would come before the file is written, and the node would say that it is done.
+    assert world.boots == boots
+    assert world.annotations[key.CURRENT_CONFIG] == STOCK.config
+    assert not has_kubelet_file(world)
+    assert f"differs from {STOCK.config}: {APP}" in world.annotations[key.REASON]
+
+
 def test_finished_update_without_a_restart_leaves_no_undo_log() -> None:
     node = started(STOCK)
     target, world = make_quiet_update(node), node.world

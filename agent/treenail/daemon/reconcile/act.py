@@ -349,6 +349,11 @@ class ActionRunner:
             target, update.origin, impact, staged_id=staged_id
         )
         if pending.impact.level > impact.level:
+            if facts.has_undo:
+                # The written files would count as all of them, and the reboot would come first.
+                reason = f"its impact grew after files were written: {pending.impact.level_name}"
+                closing.cancel_update(self._interfaces, self._ledger, reason, staged_id, None)
+                return
             log.info(
                 "planning %s again, its impact grew: %s", target, "; ".join(pending.impact.reasons)
             )
