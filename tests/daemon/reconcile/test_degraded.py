@@ -17,6 +17,8 @@ from treenail.config import node_paths
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile.loop import START_EXTENSION_S
 from treenail.errors import (
+    BusError,
+    BusTimeoutError,
     ClusterError,
     ConfigError,
     ConfigMissingError,
@@ -45,23 +47,33 @@ FAULTS = (
 
 
 class Failing:
-    """A fault_point in which staging fails a few times."""
+    """A fault_point in which staging fails a few times; the last error comes first."""
 
-    def __init__(self, world: World, times: int) -> None:
-        self.left = times
+    def __init__(self, world: World, *errors: TreenailError) -> None:
+        self._errors = list(errors)
         world.fault_point = self
 
+    @property
+    def left(self) -> int:
+        return len(self._errors)
+
     def __call__(self, step: str) -> None:
-        if step == "staging" and self.left:
-            self.left -= 1
-            raise TransactionError("the registry closed the connection")
+        if step == "staging" and self._errors:
+            raise self._errors.pop()
 
 
-def test_retried_failure_stays_degraded_until_success() -> None:
+@pytest.mark.parametrize(
+    "errors",
+    [
+        (TransactionError("the registry closed the connection"),) * 4,
+        (BusError("rpm-ostreed left the bus"), BusTimeoutError("no answer within 300 s")),
+    ],
+)
+def test_retried_failure_stays_degraded_until_success(errors: tuple[TreenailError, ...]) -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
-    fault_point = Failing(world, 4)
+    fault_point = Failing(world, *errors)
     world.request_target(B)
     seen: list[str] = []
     while fault_point.left or world.staged != B.digest:

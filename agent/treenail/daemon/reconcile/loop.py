@@ -67,11 +67,18 @@ class ActionFailure:
     since: float
     """On the monotonic clock, like ``retry_at``: the wall clock may jump during the wait."""
     retry_at: float
+    is_degraded: bool = False
+    """An earlier attempt degraded the Node."""
 
     @property
     def is_reportable(self) -> bool:
         """True after enough failures: a service that restarts must not degrade the Node."""
-        return self.count >= self.error.report_after_failures
+        return self.is_degraded or self.count >= self.error.report_after_failures
+
+    @property
+    def has_degraded(self) -> bool:
+        """True once an attempt degraded the Node."""
+        return self.is_degraded or (self.is_reportable and self.error.node_state is not None)
 
     def is_overdue(self, now: float) -> bool:
         """Return whether the wait for another program takes longer than its limit."""
@@ -376,6 +383,8 @@ class ReconcileLoop:
             count=count,
             since=last.since if last else facts.monotonic,
             retry_at=self._interfaces.clock.monotonic() + delay_s,
+            # Another error with a higher limit must not end the report before a success.
+            is_degraded=last is not None and last.has_degraded,
         )
         if self._failure.is_reportable:
             self._runner.record_failed_try(error)
