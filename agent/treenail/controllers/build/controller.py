@@ -167,6 +167,11 @@ class BuildController:
 
     def sync_key(self, key: str) -> float | None:
         """Decide and write until nothing is left; raise `ClusterError` to try again."""
+        if reason := self._informers.describe_staleness(_NEEDED_KINDS):
+            # A build or Job that a stale list lacks would be created again, or count as deleted.
+            # A pool's config from before an etcd restore would interrupt the restored build.
+            log.debug("build: waiting: %s", reason)
+            return _STALE_RETRY_S
         try:
             delay_s = self._sync_config(key)
         except (ForbiddenError, InvalidError) as error:
@@ -179,11 +184,6 @@ class BuildController:
         return delay_s
 
     def _sync_config(self, key: str) -> float | None:
-        if reason := self._informers.describe_staleness(_NEEDED_KINDS):
-            # A build or Job that a stale list lacks would be created again, or count as deleted.
-            # A pool's config from before an etcd restore would interrupt the restored build.
-            log.debug("build: waiting: %s", reason)
-            return _STALE_RETRY_S
         for _ in range(MAX_ROUNDS):
             found = self._find_objects(key)
             if found is None or found.config.is_deleting:
