@@ -10,13 +10,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from treenail.cli.node.choose_backend import MAX_STATUS_BYTES, STATUS_PATH
+from treenail.cli.node.choose_backend import read_agent_status
 from treenail.cli.node.local_machine import open_machine
 from treenail.cli.output_format import OutputFormat, print_document
 from treenail.cli.terminal import print_lines
-from treenail.codec import parse_json
 from treenail.daemon.local.requests import RequestFile
-from treenail.errors import FileError, HostError
+from treenail.errors import HostError
 from treenail.host.machine import Machine
 from treenail.host.system.kernel import HostKernel
 from treenail.host.system.resources import handles_signal
@@ -123,13 +122,11 @@ def request_from_agent(machine: Machine, request: UserRequest) -> bool:
 
 def _read_activity(machine: Machine) -> str:
     """Return the activity that the agent shows; empty if it shows none."""
-    try:
-        content = machine.files.read_file(STATUS_PATH, limit=MAX_STATUS_BYTES)
-        document = parse_json(content or b"{}")
-    except (FileError, ValueError):
-        return ""
-    activity = document.get("activity") if isinstance(document, dict) else None
-    return activity if isinstance(activity, str) else ""
+    match read_agent_status(machine):
+        case {"activity": str(activity)}:
+            return activity
+        case _:
+            return ""
 
 
 def _change_record(ledger: Ledger, change: Callable[[LedgerRecord], LedgerRecord]) -> None:

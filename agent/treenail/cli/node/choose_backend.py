@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATUS_PATH = "/run/treenail/status.json"
-MAX_STATUS_BYTES = 1024 * 1024
+_MAX_STATUS_BYTES = 1024 * 1024
 _RPM_OSTREED_UNIT = "/usr/lib/systemd/system/rpm-ostreed.service"
 _BOOTC_PROGRAM = "/usr/bin/bootc"
 _STATUS_TIMEOUT_S = 60.0
@@ -105,12 +105,17 @@ def read_deployments(machine: Machine) -> DeploymentStatus:
 
 def _find_agent_backend(machine: Machine) -> BackendSetting:
     """Return the back end that the agent chose in this boot, AUTO if no agent has run."""
+    match read_agent_status(machine):
+        case {"backend": {"name": str(name)}} if name in list(BackendSetting):
+            return BackendSetting(name)
+        case _:
+            return BackendSetting.AUTO
+
+
+def read_agent_status(machine: Machine) -> object:
+    """Return the document that the agent shows in this boot; None if it cannot be read."""
     try:
-        content = machine.files.read_file(STATUS_PATH, limit=MAX_STATUS_BYTES)
-        match parse_json(content or b"{}"):
-            case {"backend": {"name": str(name)}}:
-                return BackendSetting(name)
-            case _:
-                return BackendSetting.AUTO
+        content = machine.files.read_file(STATUS_PATH, limit=_MAX_STATUS_BYTES)
+        return parse_json(content or b"{}")
     except (FileError, ValueError):
-        return BackendSetting.AUTO
+        return None
