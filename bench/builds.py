@@ -31,8 +31,8 @@ from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import SystemClock
-from treenail.controllers.build.cluster_reader import GLOBAL_PULL_SECRET, ClusterReader
-from treenail.controllers.build.planner import Planner
+from treenail.controllers.image_build.cluster_reader import GLOBAL_PULL_SECRET, ClusterReader
+from treenail.controllers.image_build.planner import Planner
 from treenail.controllers.runtime.informers import Informers
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder

@@ -18,7 +18,7 @@ from treenail.builder.images.prune import (
     is_lasting,
     read_stored_images,
 )
-from treenail.controllers.build.pruner import make_time_check
+from treenail.controllers.image_build.pruner import make_time_check
 from treenail.image.labels import BUILD
 from treenail.image.oci.prune import PrunePlan, plan_pruning
 from treenail.registry.client import RegistryClient

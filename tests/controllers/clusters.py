@@ -17,11 +17,11 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.builder.images.signatures import SigningKey
 from treenail.clock import Clock, SystemClock
-from treenail.controllers.build import assembly
-from treenail.controllers.build.cluster_reader import ClusterReader
-from treenail.controllers.build.controller import BuildController
-from treenail.controllers.build.job import JobSettings
 from treenail.controllers.drain.controller import DrainController
+from treenail.controllers.image_build import assembly
+from treenail.controllers.image_build.cluster_reader import ClusterReader
+from treenail.controllers.image_build.controller import BuildController
+from treenail.controllers.image_build.job import JobSettings
 from treenail.controllers.install import installation
 from treenail.controllers.install.installation import NAME, InstallOptions
 from treenail.controllers.install.permissions import DEFAULT_CONTROLLERS

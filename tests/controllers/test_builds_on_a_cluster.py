@@ -11,8 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.build.site import CONTAINERFILE, BuildSite, Json, Kubelet, read_architecture
 from tests.controllers.clusters import LIMIT_S, Place
+from tests.controllers.image_build.site import (
+    CONTAINERFILE,
+    BuildSite,
+    Json,
+    Kubelet,
+    read_architecture,
+)
 from tests.registry.images import make_client
 from tests.registry.real_registry import lab_registry
 from tests.waiting import wait_until

@@ -1,4 +1,4 @@
-"""Tags of a registry in memory, as `treenail.controllers.build.tag_resolver` resolves them."""
+"""Tags of a registry in memory, as `image_build.tag_resolver` resolves them."""
 
 from dataclasses import dataclass, field
 

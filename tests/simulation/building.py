@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.controllers.build.site import CONFIG, CONTAINERFILE, NAMESPACE, BuildSite, Kubelet
+from tests.controllers.image_build.site import CONFIG, CONTAINERFILE, NAMESPACE, BuildSite, Kubelet
 from tests.simulation.cluster import DirectTransport, SimCluster
 from tests.simulation.controllers import SimControllers
 from tests.simulation.registries import SimRegistry, hold_registries

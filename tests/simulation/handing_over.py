@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.controllers.build.site import NAMESPACE as BUILDS_NAMESPACE
+from tests.controllers.image_build.site import NAMESPACE as BUILDS_NAMESPACE
 from tests.controllers.install_time.handover_site import HandoverSite
 from tests.controllers.install_time.pool_builds import InstallSite
 from tests.registry.real_registry import PULLER, PUSHER

@@ -193,7 +193,7 @@ def test_certificate_that_does_not_exist_is_a_usage_error(
     ("command", "others"),
     [
         ("run", ("treenail.cli.controller.serve",)),
-        ("serve", ("treenail.cli.controller.run", "treenail.controllers.build", "yaml")),
+        ("serve", ("treenail.cli.controller.run", "treenail.controllers.image_build", "yaml")),
     ],
 )
 def test_long_process_loads_no_other_command(command: str, others: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.builder.builds import push_base
-from tests.controllers.build.site import CLOCK, BuildSite, MortalTransport, open_site
+from tests.controllers.image_build.site import CLOCK, BuildSite, MortalTransport, open_site
 from tests.controllers.install_time.adoption import create_rendered_pool
 from tests.controllers.install_time.pool_builds import InstallSite
 from tests.controllers.install_time.registries import make_registry
@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.clock import Clock
-from treenail.controllers.build.cluster_reader import ClusterReader
+from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.install_time.handover.controller import InstallController
 from treenail.controllers.install_time.handover.handover_objects import (
     HANDOVER_SECRET,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.controllers.build.site import MovableClock
+from tests.controllers.image_build.site import MovableClock
 from tests.controllers.install_time.directories import make_config, make_pool, write_manifest
 from tests.controllers.install_time.registries import CLOCK
 from tests.registry.images import make_client, push_image

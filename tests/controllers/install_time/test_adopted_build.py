@@ -9,7 +9,7 @@ import pytest
 from tests.builder.base_image import needs_busybox
 from tests.builder.builds import push_base
 from tests.builder.sandboxing import needs_buildah
-from tests.controllers.build.site import BuildSite, Kubelet, open_site
+from tests.controllers.image_build.site import BuildSite, Kubelet, open_site
 from tests.controllers.install_time.adoption import (
     adopt_build,
     create_image_config,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.controllers.build.site import BuildSite
 from tests.controllers.clusters import LIMIT_S, Place
+from tests.controllers.image_build.site import BuildSite
 from tests.controllers.install_time.adoption import (
     adopt_build,
     create_manifests,

@@ -8,7 +8,7 @@ import pytest
 
 from tests.builder.base_image import needs_busybox
 from tests.builder.sandboxing import needs_buildah
-from tests.controllers.build.site import MovableClock
+from tests.controllers.image_build.site import MovableClock
 from tests.controllers.install_time.handover_site import HandoverSite, open_handover
 from tests.controllers.install_time.registries import needs_skopeo, open_client, run_skopeo
 from tests.registry.images import make_client

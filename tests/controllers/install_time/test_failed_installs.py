@@ -26,7 +26,7 @@ from tests.registry.real_registry import (
     needs_docker_registry,
 )
 from treenail.clock import SystemClock
-from treenail.controllers.build.cluster_reader import ClusterReader
+from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.install_time.handover.controller import InstallController
 from treenail.controllers.install_time.handover.handover_objects import (
     HANDOVER_SECRET,

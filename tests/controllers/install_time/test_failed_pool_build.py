@@ -9,7 +9,7 @@ import pytest
 from tests.builder.base_image import needs_busybox
 from tests.builder.builds import push_base
 from tests.builder.sandboxing import needs_buildah
-from tests.controllers.build.site import MovableClock, RegistryClock
+from tests.controllers.image_build.site import MovableClock, RegistryClock
 from tests.controllers.install_time.pool_builds import InstallSite, RecordingContext
 from tests.controllers.install_time.registries import CLOCK, LIMIT, make_registry
 from tests.registry.images import make_client, make_layer, push_image

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.controllers.build.site import CONTAINERFILE, BuildSite, MovableClock, open_site
+from tests.controllers.image_build.site import CONTAINERFILE, BuildSite, MovableClock, open_site
 from tests.registry.images import make_client, push_image
 from tests.registry.real_registry import RegistryService, lab_registry
 from tests.waiting import wait_until

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.build.site import BuildSite
 from tests.controllers.clusters import LIMIT_S, Place
+from tests.controllers.image_build.site import BuildSite
 from tests.controllers.install_time.adoption import create_manifests
 from tests.controllers.install_time.handover_site import HandoverSite
 from tests.controllers.install_time.pool_builds import InstallSite

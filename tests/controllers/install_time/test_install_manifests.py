@@ -13,7 +13,7 @@ from tests.controllers.install_time.directories import (
 )
 from tests.oracle import ROOT as ORACLE
 from tests.oracle import needs_oracle
-from treenail.controllers.build.offline import FileObjects
+from treenail.controllers.image_build.offline import FileObjects
 from treenail.controllers.install_time.inputs.image_mode import (
     ImageMode,
     ImageModePool,

@@ -17,7 +17,7 @@ from tests.controllers.install_time.directories import (
 from tests.fakes.clock import FakeClock
 from treenail.api import annotations as key
 from treenail.cli.controller.main import main
-from treenail.controllers.build.offline import plan_builds
+from treenail.controllers.image_build.offline import plan_builds
 from treenail.controllers.install_time.inputs.image_mode import ImageMode, RegistryType, WorkerMode
 from treenail.controllers.install_time.inputs.image_mode_codec import build_settings_configmap
 from treenail.controllers.install_time.inputs.install_directory import InstallDirectory

@@ -22,7 +22,7 @@ from tests.oracle import needs_oracle
 from treenail.api import annotations as key
 from treenail.cli.controller.main import main
 from treenail.clock import SystemClock
-from treenail.controllers.build.offline import plan_builds
+from treenail.controllers.image_build.offline import plan_builds
 from treenail.controllers.install_time.checks.manifest_checks import MCO_NAMESPACE
 from treenail.controllers.install_time.checks.prepared_manifests import FILE_NAME
 from treenail.controllers.install_time.inputs.image_mode import WorkerMode

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.build.site import CLOCK, BuildSite, open_site
+from tests.controllers.image_build.site import CLOCK, BuildSite, open_site
 from tests.controllers.rollout.agents import Agents, add_nodes, add_pool, client_of
 from tests.registry.real_registry import RegistryService
 from tests.waiting import wait_until

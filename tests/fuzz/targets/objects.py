@@ -16,7 +16,7 @@ from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.node import Node
 from treenail.api.pullspec import parse_pull_spec
-from treenail.controllers.build.observed import ObservedJob, ObservedPod
+from treenail.controllers.image_build.observed import ObservedJob, ObservedPod
 from treenail.controllers.plan.budgets import find_blocking_reason
 from treenail.controllers.rollout.gates.windows import find_window_state
 from treenail.controllers.rollout.nodes import NodeFacts, NodeReport

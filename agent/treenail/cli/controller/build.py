@@ -21,9 +21,9 @@ from treenail.cli.files import read_documents
 from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments, print_output
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import SystemClock
-from treenail.controllers.build import offline
-from treenail.controllers.build.offline import OfflineBuild
-from treenail.controllers.build.planning import SystemPlan
+from treenail.controllers.image_build import offline
+from treenail.controllers.image_build.offline import OfflineBuild
+from treenail.controllers.image_build.planning import SystemPlan
 from treenail.errors import ConfigError, HostError, TreenailError, UsageError
 from treenail.image.build_reason import REMEDIES
 from treenail.image.build_result import BuildPhase, BuildResult

@@ -29,7 +29,7 @@ from treenail.cli.controller.trust import add_key_argument, load_key
 from treenail.cli.output import EXIT_FAILED
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import BootTimeClock, Clock
-from treenail.controllers.build.job import JobSettings
+from treenail.controllers.image_build.job import JobSettings
 from treenail.controllers.install import installation
 from treenail.controllers.runtime.health import HealthServer
 from treenail.controllers.runtime.http_listener import parse_address
@@ -162,7 +162,7 @@ def _build_drain(context: ControllerContext) -> tuple[ControllerSettings, ...]:
 
 
 def _build_build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
-    from treenail.controllers.build.assembly import BuildOptions, make_build_controller
+    from treenail.controllers.image_build.assembly import BuildOptions, make_build_controller
     from treenail.controllers.install_time.handover.build_hold import InstallHold
     from treenail.registry.proxies import read_proxy_settings
 
@@ -184,7 +184,7 @@ def _build_build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
 
 
 def _build_install(context: ControllerContext) -> tuple[ControllerSettings, ...]:
-    from treenail.controllers.build.cluster_reader import ClusterReader
+    from treenail.controllers.image_build.cluster_reader import ClusterReader
     from treenail.controllers.install_time.handover.controller import InstallController
     from treenail.controllers.install_time.handover.image_mover import ImageMover
     from treenail.registry.proxies import read_proxy_settings

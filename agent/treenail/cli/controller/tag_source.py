@@ -15,8 +15,8 @@ def make_tag_source(
     """Make a source that reads logins from the namespace of the controllers."""
 
     def make() -> TagSource:
-        from treenail.controllers.build.cluster_reader import ClusterReader
-        from treenail.controllers.build.tag_resolver import TagResolver
+        from treenail.controllers.image_build.cluster_reader import ClusterReader
+        from treenail.controllers.image_build.tag_resolver import TagResolver
         from treenail.registry.proxies import read_proxy_settings
 
         try:

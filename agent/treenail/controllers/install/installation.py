@@ -9,7 +9,7 @@ import yaml
 from treenail import __version__
 from treenail.api import annotations as key
 from treenail.api.decode import Json
-from treenail.controllers.build.job import JobSettings
+from treenail.controllers.image_build.job import JobSettings
 from treenail.controllers.install import objects, permissions
 from treenail.controllers.install.objects import (
     CONTAINER_SECURITY,

@@ -9,8 +9,8 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import parse_rfc3339
-from treenail.controllers.build.base_image import is_tag, pin_base_image
-from treenail.controllers.build.planner import DEFAULT_ARCHITECTURE
+from treenail.controllers.image_build.base_image import is_tag, pin_base_image
+from treenail.controllers.image_build.planner import DEFAULT_ARCHITECTURE
 from treenail.controllers.rollout.gates.os_image import (
     GateBlocked,
     GateOpen,

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from treenail.api.decode import Json
-from treenail.controllers.build.cluster_reader import GLOBAL_PULL_SECRET
-from treenail.controllers.build.offline import encode_strings
+from treenail.controllers.image_build.cluster_reader import GLOBAL_PULL_SECRET
+from treenail.controllers.image_build.offline import encode_strings
 from treenail.controllers.install_time.checks.manifest_checks import NAMESPACES
 from treenail.controllers.install_time.inputs.install_manifests import InstallManifests
 from treenail.errors import NotFoundError
@@ -15,7 +15,7 @@ _INSTALLER_PULL_SECRET = ("openshift-config", "pull-secret")
 
 
 class InstallObjects:
-    """A `treenail.controllers.build.cluster_reader.ObjectGetter` over manifests.
+    """A `treenail.controllers.image_build.cluster_reader.ObjectGetter` over manifests.
 
     Objects of builds may be in the namespace of treenail or in that of the Machine Config Operator.
     One without a namespace is in every namespace: ``kubectl apply -n`` chooses it.

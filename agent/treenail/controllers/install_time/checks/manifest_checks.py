@@ -6,7 +6,7 @@ from treenail.api import annotations as key
 from treenail.api import machineosconfig
 from treenail.api.machineconfigpool import ARBITER, MASTER
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.controllers.build.offline import encode_strings
+from treenail.controllers.image_build.offline import encode_strings
 from treenail.controllers.install_time.checks.containerfile_sources import find_source_problems
 from treenail.controllers.install_time.checks.prebuilt_image import parse_prebuilt_image
 from treenail.controllers.install_time.checks.prepared_manifests import (

@@ -16,8 +16,8 @@ from treenail.api.pullspec import PullSpec
 from treenail.clock import SystemClock
 from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors, read_config_mirrors
 from treenail.config.pullsecret import PullSecret, read_login_secret
-from treenail.controllers.build.cluster_reader import ClusterReader
-from treenail.controllers.build.offline import encode_strings
+from treenail.controllers.image_build.cluster_reader import ClusterReader
+from treenail.controllers.image_build.offline import encode_strings
 from treenail.controllers.install_time.checks.install_objects import InstallObjects
 from treenail.controllers.install_time.checks.manifest_checks import (
     DEFAULT_ARCHITECTURE,

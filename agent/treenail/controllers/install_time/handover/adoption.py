@@ -14,15 +14,15 @@ from treenail.api.decode import Fields, Json
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import Condition
-from treenail.controllers.build.observed import make_build_facts
-from treenail.controllers.build.offline import encode_strings
-from treenail.controllers.build.pushed_images import (
+from treenail.controllers.image_build.observed import make_build_facts
+from treenail.controllers.image_build.offline import encode_strings
+from treenail.controllers.image_build.pushed_images import (
     add_pushed_images,
     encode_pushed_images,
     find_unrecorded_images,
     read_pushed_images,
 )
-from treenail.controllers.build.status import compute_config_conditions
+from treenail.controllers.image_build.status import compute_config_conditions
 from treenail.controllers.install_time.handover.handover_objects import Handover
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, SECRETS, Resource
 

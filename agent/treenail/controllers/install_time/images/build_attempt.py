@@ -16,16 +16,16 @@ from treenail.builder.local import BuildFiles, LocalBuild, LocalBuilder, LocalSe
 from treenail.builder.phases.failures import choose_reason
 from treenail.clock import Clock
 from treenail.config.pullsecret import PullSecret, RegistryCredential, encode_pull_secret
-from treenail.controllers.build.facts import (
+from treenail.controllers.image_build.facts import (
     Answer,
     AppendConfig,
     AttemptFailure,
     CheckPush,
     SystemFacts,
 )
-from treenail.controllers.build.layer_builder import AttemptFailed, LayerBuilder
-from treenail.controllers.build.planner import Planner
-from treenail.controllers.build.planning import BuildPlan, SystemPlan
+from treenail.controllers.image_build.layer_builder import AttemptFailed, LayerBuilder
+from treenail.controllers.image_build.planner import Planner
+from treenail.controllers.image_build.planning import BuildPlan, SystemPlan
 from treenail.controllers.install_time.images.base_upload import upload_base
 from treenail.controllers.install_time.images.build_log import AttemptLog
 from treenail.controllers.install_time.inputs.install_files import InstallFiles

@@ -8,11 +8,15 @@ from treenail.api.decode import Json, load_json
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import format_rfc3339
-from treenail.controllers.build.base_image import encode_base_record
-from treenail.controllers.build.build_object import make_build_object
-from treenail.controllers.build.facts import BuildReport, SystemFacts, WantedBuild
-from treenail.controllers.build.report import encode_report
-from treenail.controllers.build.systems import encode_systems, read_architectures, read_systems
+from treenail.controllers.image_build.base_image import encode_base_record
+from treenail.controllers.image_build.build_object import make_build_object
+from treenail.controllers.image_build.facts import BuildReport, SystemFacts, WantedBuild
+from treenail.controllers.image_build.report import encode_report
+from treenail.controllers.image_build.systems import (
+    encode_systems,
+    read_architectures,
+    read_systems,
+)
 from treenail.controllers.image_tags.record import TagRecord
 from treenail.errors import ConfigError
 from treenail.image.build_reason import BUILT_AT_INSTALL

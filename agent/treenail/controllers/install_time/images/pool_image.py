@@ -16,24 +16,28 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import Clock, format_rfc3339
 from treenail.config.image_mirrors import ImageMirrors, MirrorRule
-from treenail.controllers.build.attempts import count_failure
-from treenail.controllers.build.base_image import (
+from treenail.controllers.image_build.attempts import count_failure
+from treenail.controllers.image_build.base_image import (
     decode_base_record,
     encode_base_record,
     is_tag,
     pin_base_image,
 )
-from treenail.controllers.build.cluster_reader import ClusterReader, ObjectGetter
-from treenail.controllers.build.facts import (
+from treenail.controllers.image_build.cluster_reader import ClusterReader, ObjectGetter
+from treenail.controllers.image_build.facts import (
     AttemptFailure,
     BuildProblem,
     BuildReport,
     ResolveBase,
 )
-from treenail.controllers.build.layer_builder import AttemptFailed, LayerBuilder, RegistryEndpoint
-from treenail.controllers.build.offline import read_build_files
-from treenail.controllers.build.planner import Planner
-from treenail.controllers.build.planning import BuildPlan, BuildRefused
+from treenail.controllers.image_build.layer_builder import (
+    AttemptFailed,
+    LayerBuilder,
+    RegistryEndpoint,
+)
+from treenail.controllers.image_build.offline import read_build_files
+from treenail.controllers.image_build.planner import Planner
+from treenail.controllers.image_build.planning import BuildPlan, BuildRefused
 from treenail.controllers.image_tags.record import TagRecord
 from treenail.controllers.install_time.images.build_attempt import (
     AttemptResult,

@@ -122,7 +122,7 @@ class InstallManifests:
         )
 
     def iter_texts(self) -> Iterator[tuple[str, str]]:
-        """Yield location and JSON of each object, for `treenail.controllers.build.offline`."""
+        """Yield location and JSON of each object, as `image_build.offline` reads them."""
         for each in self.objects.values():
             yield each.location, json.dumps(each.document)
 

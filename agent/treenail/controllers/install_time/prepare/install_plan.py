@@ -9,10 +9,10 @@ from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MASTER
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import Clock
-from treenail.controllers.build.base_image import pin_base_image
-from treenail.controllers.build.cluster_reader import ClusterReader
-from treenail.controllers.build.planner import Planner
-from treenail.controllers.build.planning import BuildPlan, BuildRefused
+from treenail.controllers.image_build.base_image import pin_base_image
+from treenail.controllers.image_build.cluster_reader import ClusterReader
+from treenail.controllers.image_build.planner import Planner
+from treenail.controllers.image_build.planning import BuildPlan, BuildRefused
 from treenail.controllers.install_time.checks.manifest_checks import (
     DEFAULT_ARCHITECTURE,
     is_cluster_registry,

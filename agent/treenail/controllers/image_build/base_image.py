@@ -1,0 +1,258 @@
+"""Decides which image the tag in ``treenail.io/base-image`` stands for.
+
+A tag is resolved once. With ``treenail.io/rebuild-schedule`` it is resolved again while a window is
+open, and a new digest is followed. The record in an annotation of the MachineOSConfig is what
+builds use, so that neither a restart nor the registry changes the base of a build.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from treenail.api import annotations as key
+from treenail.api.decode import Fields, load_json
+from treenail.api.machineosconfig import ImageConfigCondition, MachineOSConfig
+from treenail.api.meta import Condition
+from treenail.controllers.image_build.facts import Answer, BuildProblem, Question, ResolveBase
+from treenail.controllers.image_tags.decide import (
+    TagAnswer,
+    TagFacts,
+    TagQuestion,
+    TagTexts,
+    decide_tag,
+)
+from treenail.controllers.image_tags.record import TagRecord, parse_tag_record
+from treenail.controllers.rollout.gates.windows import (
+    MaintenanceWindow,
+    WindowClosed,
+    find_window_state,
+    parse_window,
+)
+from treenail.controllers.rollout.policy import parse_duration_s
+from treenail.errors import ConfigError
+from treenail.image.inputs.findings import InputFinding, InputReason
+from treenail.image.push_spec import parse_push_spec
+
+_MAX_WINDOWS = 20
+_RECORD_LIMIT = 16 * 1024
+_NO_TAG = Condition(
+    ImageConfigCondition.BASE_RESOLVED, "True", "NoTag", "The base image is not named by tag"
+)
+_TEXTS = TagTexts(
+    condition=ImageConfigCondition.BASE_RESOLVED,
+    users="builds",
+    missing_remedy=f"push the tag, or name another image in the annotation {key.BASE_IMAGE}",
+    moved_back_remedy=(
+        f"to follow the tag, set the annotation {key.REBUILD} of the MachineOSConfig"
+    ),
+)
+_SCHEDULE_FORMAT = (
+    'a list such as [{"days": ["Sun"], "start": "02:00", "duration": "4h", "timeZone": "UTC"}]'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BaseFacts:
+    """Facts about the base image of a MachineOSConfig."""
+
+    owner: str
+    """UID of the MachineOSConfig."""
+    tag: str = ""
+    """Empty if the base is named by digest, or by the rendered config."""
+    record: TagRecord | None = None
+    """The stored one; it may be that of another tag."""
+    windows: tuple[MaintenanceWindow, ...] = ()
+    """Empty without a schedule: then the tag is not resolved again."""
+    rebuild_requested: bool = False
+    has_condition: bool = False
+    """The MachineOSConfig has the condition BaseImageResolved."""
+
+    @property
+    def is_unresolved(self) -> bool:
+        """No image of the tag is known."""
+        return bool(self.tag) and (self.record is None or self.record.tag != self.tag)
+
+
+@dataclass(frozen=True, slots=True)
+class BaseDecision:
+    """Writes, questions and conditions for the base image."""
+
+    write: TagRecord | None = None
+    """The record to store before anything else."""
+    drops_record: bool = False
+    question: ResolveBase | None = None
+    is_waiting: bool = False
+    """No image is known before the registry answers."""
+    holds_rebuild: bool = False
+    """A requested rebuild waits for the resolution."""
+    problem: BuildProblem | None = None
+    """Why no build can be planned."""
+    condition: Condition | None = None
+    requeue_after_s: float | None = None
+    kept_answers: frozenset[str] = frozenset()
+    """`ResolveBase.build` of the questions whose answers are still of use."""
+
+
+def make_base_facts(config: MachineOSConfig) -> BaseFacts:
+    """Extract the facts; raise `ConfigError` for an invalid schedule."""
+    image = config.base_image
+    tag = image if is_tag(image) else ""
+    schedule = config.metadata.annotations.get(key.REBUILD_SCHEDULE)
+    if schedule is not None and not tag:
+        raise ConfigError(
+            f"annotation {key.REBUILD_SCHEDULE}: expected a tag in the annotation "
+            f"{key.BASE_IMAGE}, found {image[:100] or 'no annotation'!r}; name the base by tag, or "
+            "remove the schedule"
+        )
+    return BaseFacts(
+        owner=config.metadata.uid,
+        tag=tag,
+        record=decode_base_record(config.metadata.annotations.get(key.RESOLVED_BASE, "")),
+        windows=() if schedule is None else parse_schedule(schedule),
+        rebuild_requested=config.needs_rebuild,
+        has_condition=any(
+            each.type == ImageConfigCondition.BASE_RESOLVED for each in config.conditions
+        ),
+    )
+
+
+def pin_base_image(config: MachineOSConfig) -> MachineOSConfig:
+    """Return the MachineOSConfig with its base by digest, if its tag was resolved."""
+    notes = config.metadata.annotations
+    record = decode_base_record(notes.get(key.RESOLVED_BASE, ""))
+    if record is None or record.tag != config.base_image:
+        return config
+    pinned = {**notes, key.BASE_IMAGE: record.image}
+    return replace(config, metadata=replace(config.metadata, annotations=pinned))
+
+
+def parse_schedule(text: str) -> tuple[MaintenanceWindow, ...]:
+    """Parse the windows of the annotation; raise `ConfigError`."""
+    where = f"annotation {key.REBUILD_SCHEDULE}"
+    try:
+        fields = Fields.from_json({"windows": load_json(text, where=where)}, "")
+        _check_count(len(fields.get_list("windows")))
+        return fields.map_objects(
+            "windows", lambda each: parse_window(each, parse_duration_s(each, "duration"))
+        )
+    except ConfigError as error:
+        # An annotation has one value, and its finding one form.
+        finding = InputFinding(
+            InputReason.ANNOTATION_INVALID,
+            where,
+            _SCHEDULE_FORMAT,
+            f"{text[:100]!r} ({error})",
+            "correct it, or remove the annotation",
+        )
+        raise ConfigError(str(finding)) from error
+
+
+def _check_count(count: int) -> None:
+    # Without windows, a schedule would always be open.
+    if not 1 <= count <= _MAX_WINDOWS:
+        raise ConfigError(f"expected 1 to {_MAX_WINDOWS} windows, found {count}")
+
+
+def decide_base(
+    facts: BaseFacts, answers: Mapping[Question, Answer], now: float, *, login: str = ""
+) -> BaseDecision:
+    """Decide whether to resolve the tag, and whether to follow the answer.
+
+    ``login`` is the version of the login for the base image, while the tag is unresolved.
+    """
+    record = facts.record
+    if not facts.tag:
+        return BaseDecision(
+            drops_record=record is not None,
+            # A merge keeps the conditions of other writers, so it cannot remove one.
+            condition=_NO_TAG if facts.has_condition else None,
+        )
+    state = find_window_state(facts.windows, now)
+    found = decide_tag(
+        TagFacts(
+            facts.tag,
+            record,
+            is_watched=bool(facts.windows),
+            opens_in_s=state.opens_in_s if isinstance(state, WindowClosed) else None,
+            rebuild_requested=facts.rebuild_requested,
+            login=login,
+        ),
+        lambda question: _find_answer(answers, _make_question(facts, question)),
+        now,
+        _TEXTS,
+    )
+    problem = None
+    if found.problem is not None:
+        problem = BuildProblem(InputReason.BASE_IMAGE_UNRESOLVED, found.problem.message)
+    revision = 0 if record is None else record.revision
+    return BaseDecision(
+        write=found.write,
+        question=None if found.question is None else _make_question(facts, found.question),
+        is_waiting=found.is_waiting,
+        holds_rebuild=found.holds_rebuild,
+        problem=problem,
+        condition=found.condition,
+        requeue_after_s=found.requeue_after_s,
+        kept_answers=frozenset({ResolveBase(facts.owner, facts.tag, revision).build}),
+    )
+
+
+def encode_base_record(record: TagRecord) -> str:
+    """Encode a record as JSON."""
+    return json.dumps(record.to_json(), separators=(",", ":"))
+
+
+def decode_base_record(text: str) -> TagRecord | None:
+    """Decode a record; None for an unreadable one, so that the tag is resolved again."""
+    if not text or len(text) > _RECORD_LIMIT:
+        return None
+    try:
+        where = "resolved base"
+        return parse_tag_record(Fields.from_json(load_json(text, where=where), where))
+    except ConfigError:
+        return None
+
+
+def _make_question(facts: BaseFacts, question: TagQuestion) -> ResolveBase:
+    return ResolveBase(
+        facts.owner,
+        question.image,
+        question.revision,
+        is_for_rebuild=question.is_for_rebuild,
+        login=question.login,
+    )
+
+
+def _find_answer(answers: Mapping[Question, Answer], question: ResolveBase) -> TagAnswer | None:
+    found = answers.get(question)
+    if found is None and not question.login:
+        # An image is an image, whichever login found it.
+        found = next(
+            (
+                each
+                for asked, each in answers.items()
+                if isinstance(asked, ResolveBase)
+                and each.failure is None
+                and replace(asked, login="") == question
+            ),
+            None,
+        )
+    if found is None:
+        return None
+    failure = found.failure
+    return TagAnswer(
+        found.at,
+        found.pull_spec,
+        None if failure is None else failure.reason,
+        "" if failure is None else failure.message,
+        found.count,
+    )
+
+
+def is_tag(image: str) -> bool:
+    """Return whether an image is named by a valid tag, with its registry."""
+    try:
+        parse_push_spec(image, where=key.BASE_IMAGE)
+    except ConfigError:
+        return False
+    return True

@@ -1,0 +1,498 @@
+"""Build controller: watches, threads and writes of image builds.
+
+`treenail.controllers.image_build.decide` decides. The keys are MachineOSConfigs, so that two events
+for one of them become one turn, and no pool waits for another one's build.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from treenail.api import annotations as key
+from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.clock import Clock
+from treenail.controllers.image_build.actions import (
+    AdoptJob,
+    AskRegistry,
+    BuildAction,
+    CreateJob,
+    DeleteJob,
+    SetBuildStatus,
+    SetConfigStatus,
+)
+from treenail.controllers.image_build.base_image import (
+    BaseDecision,
+    decide_base,
+    decode_base_record,
+    encode_base_record,
+    make_base_facts,
+)
+from treenail.controllers.image_build.build_metrics import BuildMetrics
+from treenail.controllers.image_build.builders import ConfigLayerBuilder, SystemBuilder
+from treenail.controllers.image_build.decide import decide_builds
+from treenail.controllers.image_build.desk import MAX_PARALLEL, RegistryDesk
+from treenail.controllers.image_build.events import BuildEvents
+from treenail.controllers.image_build.facts import (
+    BuildFacts,
+    BuildProblem,
+    BuildSituation,
+    JobFacts,
+    ResolveBase,
+)
+from treenail.controllers.image_build.observed import (
+    ObservedJob,
+    ObservedPod,
+    make_build_facts,
+    make_config_facts,
+    make_job_facts,
+)
+from treenail.controllers.image_build.planner import choose_architectures
+from treenail.controllers.image_build.planning import BuildPlan, BuildPlanner, BuildRefused
+from treenail.controllers.image_build.pruner import ImagePruner
+from treenail.controllers.image_build.pushed_images import (
+    find_prune_candidates,
+    find_unrecorded_images,
+)
+from treenail.controllers.image_build.status import make_prune_condition
+from treenail.controllers.image_build.system_images import find_pushed_systems, find_system_images
+from treenail.controllers.image_build.systems import read_architectures
+from treenail.controllers.image_build.views import BuildViews
+from treenail.controllers.image_build.writer import BuildWriter, CachedObjects
+from treenail.controllers.image_tags.record import find_tag_change
+from treenail.controllers.image_tags.tag_metrics import TagMetrics
+from treenail.controllers.rollout.gates.os_image import find_pool_owner
+from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.own_writes import OwnDeletions, OwnWrites
+from treenail.errors import (
+    ClusterError,
+    ConfigError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+)
+from treenail.image.inputs.check_config import find_pool_findings
+from treenail.image.inputs.findings import InputFinding, InputReason
+from treenail.kube.client import Client
+from treenail.kube.resources import (
+    JOBS,
+    MACHINECONFIGPOOLS,
+    MACHINEOSBUILDS,
+    MACHINEOSCONFIGS,
+    PODS,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_ROUNDS = 12
+"""Decisions of one turn. Each sees the writes of the one before."""
+_BUSY_RETRY_S = 0.2
+_STALE_RETRY_S = 1.0
+_ROLE_REMEDY = (
+    "apply the output of treenail-controller manifests again, with the options of the installation"
+)
+_NEEDED_KINDS = frozenset(
+    each.plural for each in (MACHINEOSCONFIGS, MACHINEOSBUILDS, MACHINECONFIGPOOLS, JOBS, PODS)
+)
+SOFT_REASONS = frozenset({InputReason.POOL_DEGRADED})
+"""Findings that let a running build continue."""
+
+
+FindHold = Callable[[str], str]
+"""Returns why the first build of a pool must wait; empty if it can begin. Raises `ClusterError`."""
+
+
+def never_hold(_pool: str) -> str:
+    """Let every build begin."""
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildParts:
+    """Collaborators of the controller."""
+
+    planner: BuildPlanner
+    jobs: SystemBuilder
+    layers: ConfigLayerBuilder
+    events: BuildEvents
+    pruner: ImagePruner | None = None
+    """Deletes images that nothing refers to; None leaves all."""
+    find_hold: FindHold = never_hold
+
+
+class BuildController:
+    """A `treenail.controllers.runtime.workers.Controller` whose keys are MachineOSConfigs."""
+
+    name = "build"
+
+    def __init__(
+        self,
+        client: Client,
+        clock: Clock,
+        parts: BuildParts,
+        *,
+        namespace: str,
+        metrics: ControllerMetrics | None = None,
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._parts = parts
+        self._namespace = namespace
+        self._executor = ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="build-registry")
+        self._own_configs: OwnWrites[MachineOSConfig] = OwnWrites(clock)
+        self._own_builds: OwnWrites[MachineOSBuild] = OwnWrites(clock)
+        self._own_job_deletions = OwnDeletions(clock)
+        self._writer = BuildWriter(
+            client, clock, self._own_configs, self._own_builds, namespace=namespace
+        )
+        self._views = BuildViews(namespace)
+        self._metrics = None if metrics is None else BuildMetrics(metrics, self._read_objects)
+        self._tag_metrics = None if metrics is None else TagMetrics(metrics, "base_image")
+        self._facts: dict[str, tuple[str, BuildFacts]] = {}
+        self._refusals: dict[str, str] = {}
+        """The last refused write of each MachineOSConfig. Only its worker accesses it."""
+        self._desk: RegistryDesk
+        self._informers: Informers
+
+    def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
+        """Watch the objects of builds, and the Jobs and pods in the namespace of builds."""
+        self._informers = informers
+        self._desk = RegistryDesk(self._executor, self._clock, enqueue)
+        self._views.register_watches(informers, enqueue)
+        if self._parts.pruner is not None:
+            self._parts.pruner.start(self._executor, enqueue)
+
+    def sync_key(self, key: str) -> float | None:
+        """Decide and write until nothing is left; raise `ClusterError` to try again."""
+        if reason := self._informers.describe_staleness(_NEEDED_KINDS):
+            # A build or Job that a stale list lacks would be created again, or count as deleted.
+            # A pool's config from before an etcd restore would interrupt the restored build.
+            log.debug("build: waiting: %s", reason)
+            return _STALE_RETRY_S
+        try:
+            delay_s = self._sync_config(key)
+        except (ForbiddenError, InvalidError) as error:
+            # Of a role, a quota or an admission webhook. Only a user can change that.
+            self._refusals[key] = str(error)
+            self._report_refusal(key)
+            raise
+        if self._refusals.pop(key, ""):
+            return _BUSY_RETRY_S
+        return delay_s
+
+    def _sync_config(self, key: str) -> float | None:
+        for _ in range(MAX_ROUNDS):
+            found = self._find_objects(key)
+            if found is None or found.config.is_deleting:
+                self._desk.keep_answers(key, frozenset())
+                return None
+            base = self._decide_base(found)
+            if base.write is not None or base.drops_record:
+                self._record_base(found.config, base)
+                continue
+            if base.is_waiting:
+                return None
+            plan, situation = self._observe(found, base)
+            decision = decide_builds(situation)
+            writes = [each for each in decision.actions if not isinstance(each, AskRegistry)]
+            for action in decision.actions:
+                self._execute(action, key, plan)
+            if not writes:
+                delays = (decision.requeue_after_s, base.requeue_after_s, self._prune(found))
+                return min((each for each in delays if each is not None), default=None)
+        return _BUSY_RETRY_S
+
+    def _report_refusal(self, key: str) -> None:
+        """Write the refusal to the conditions of the MachineOSConfig, if that is permitted."""
+        if (found := self._find_objects(key)) is None or found.config.is_deleting:
+            return
+        self._parts.events.record_refusal(found.config, self._refusals[key])
+        with suppress(ClusterError):
+            _plan, situation = self._observe(found, self._decide_base(found))
+            for action in decide_builds(situation).actions:
+                if isinstance(action, SetConfigStatus):
+                    self._writer.execute(action, found)
+
+    def close(self) -> None:
+        """Stop the threads that ask registries."""
+        # A registry that hangs must not delay the end of the process.
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    # Observation
+
+    def _read_objects(
+        self,
+    ) -> tuple[Iterable[MachineOSConfig], Mapping[str, MachineOSBuild]]:
+        return self._views.configs.get_all().values(), self._views.builds.get_all()
+
+    def _make_facts(self, builds: Mapping[str, MachineOSBuild]) -> list[BuildFacts]:
+        """Return the facts of all builds; those of an unchanged one are computed once."""
+        found = []
+        for name, build in builds.items():
+            version = build.metadata.resource_version
+            known = self._facts.get(name)
+            if known is None or known[0] != version:
+                known = (version, make_build_facts(build))
+                self._facts[name] = known
+            found.append(known[1])
+        if len(self._facts) > 2 * len(builds) + 16:
+            self._facts = {name: self._facts[name] for name in builds if name in self._facts}
+        return found
+
+    def _find_objects(self, name: str) -> CachedObjects | None:
+        config = self._own_configs.overlay(self._views.configs).get(name)
+        if config is None:
+            return None
+        builds = self._own_builds.overlay(self._views.builds)
+        return CachedObjects(config, builds, self._views.pools.find(config.pool))
+
+    def _decide_base(self, found: CachedObjects) -> BaseDecision:
+        """Decide about the tag of the base image, and ask its registry if necessary."""
+        config = found.config
+        try:
+            facts = make_base_facts(config)
+        except ConfigError as error:
+            return BaseDecision(problem=BuildProblem(InputReason.ANNOTATION_INVALID, str(error)))
+        planner, answers = self._parts.planner, self._desk.get_answers(config.name)
+        try:
+            login = planner.compute_base_access_version(config) if facts.is_unresolved else ""
+        except ConfigError as error:
+            # Of the ControllerConfig: its CAs are needed before the tag can be resolved.
+            message = f"cannot resolve the base image: {error}"
+            return BaseDecision(problem=BuildProblem(InputReason.CONFIG_INVALID, message))
+        except ForbiddenError as error:
+            return BaseDecision(problem=_describe_refused_read(error))
+        base = decide_base(facts, answers, self._clock.now(), login=login)
+        if (question := base.question) is not None:
+            architectures = choose_architectures(self._find_architectures(found))
+            self._desk.ask(
+                config.name,
+                question,
+                lambda: self._parts.layers.resolve_base(question, architectures, config),
+            )
+        return base
+
+    def _record_base(self, config: MachineOSConfig, base: BaseDecision) -> None:
+        """Store the decision, then report what changed for users."""
+        text = "" if base.write is None else encode_base_record(base.write)
+        self._writer.record_base(config, text)
+        before = config.metadata.annotations.get(key.RESOLVED_BASE, "")
+        change = find_tag_change(decode_base_record(before), base.write)
+        if change is None:
+            return
+        self._parts.events.record_tag_change(config, change)
+        if self._tag_metrics is not None:
+            self._tag_metrics.record_change(change, config.pool)
+
+    def _observe(
+        self, found: CachedObjects, base: BaseDecision
+    ) -> tuple[BuildPlan | None, BuildSituation]:
+        config = found.config
+        plan, problem = self._plan(found, base.problem)
+        all_builds = self._make_facts(found.builds)
+        own = tuple(each for each in all_builds if each.image_config == config.name)
+        wanted = None if plan is None else plan.wanted
+        if plan is not None and problem is None and _needs_secrets(own, plan):
+            problem = self._check_secrets(config)
+        share_keys = frozenset[str]() if wanted is None else wanted.share_keys
+        running = [each for each in all_builds if not each.has_ended]
+        kept = {each.uid for each in own} | base.kept_answers
+        self._desk.keep_answers(config.name, frozenset(kept))
+        condition = next(
+            (
+                each
+                for each in (() if found.pool is None else found.pool.conditions)
+                if each.type == "ImageBuildDegraded"
+            ),
+            None,
+        )
+        uids = frozenset(each.uid for each in all_builds)
+        is_first = not (config.pull_spec or config.pre_built_image)
+        situation = BuildSituation(
+            config=make_config_facts(config, holds_rebuild=base.holds_rebuild),
+            now=self._clock.now(),
+            wanted=wanted,
+            problem=problem,
+            hold=self._parts.find_hold(config.pool) if is_first else "",
+            builds=own,
+            jobs=tuple(self._observe_jobs(config.name, share_keys, own, uids)),
+            needed_keys=frozenset(
+                share_key
+                for each in running
+                if each.image_config != config.name
+                for share_key in each.share_keys
+            ),
+            system_images=find_system_images(
+                all_builds, share_keys, find_pushed_systems(config, plan)
+            ),
+            answers=self._desk.get_answers(config.name),
+            pool_condition=condition,
+            base_condition=base.condition,
+            refusal=self._refusals.get(config.name, ""),
+        )
+        return plan, situation
+
+    def _find_architectures(self, found: CachedObjects) -> frozenset[str]:
+        """Return the architectures of the pool's nodes; without a node, those of its image."""
+        present = self._views.find_architectures(found.config.pool)
+        current = found.builds.get(found.config.current_build)
+        return present or frozenset(() if current is None else read_architectures(current))
+
+    def _plan(
+        self, found: CachedObjects, base: BuildProblem | None
+    ) -> tuple[BuildPlan | None, BuildProblem | None]:
+        """Return the plan, and why it must not begin."""
+        config, pool = found.config, found.pool
+        owner = find_pool_owner(config.pool, self._views.configs.get_all().values())
+        findings = list(find_pool_findings(config, pool, owner))
+        hard = next((each for each in findings if each.reason not in SOFT_REASONS), None)
+        if hard is not None or pool is None:
+            return None, _describe_problem(hard or findings[0])
+        if base is not None:
+            return None, base
+        try:
+            plan = self._parts.planner.plan_build(
+                config, pool, self._find_architectures(found), found.has_ended
+            )
+        except BuildRefused as error:
+            return None, error.problem
+        except (ConfigError, NotFoundError) as error:
+            return None, BuildProblem(InputReason.CONFIG_INVALID, f"cannot plan the build: {error}")
+        except ForbiddenError as error:
+            return None, _describe_refused_read(error)
+        return plan, next(map(_describe_problem, findings), None)
+
+    def _check_secrets(self, config: MachineOSConfig) -> BuildProblem | None:
+        try:
+            return self._parts.planner.check_secrets(config)
+        except ForbiddenError as error:
+            return _describe_refused_read(error)
+
+    def _observe_jobs(
+        self,
+        name: str,
+        share_keys: frozenset[str],
+        builds: tuple[BuildFacts, ...],
+        uids: frozenset[str],
+    ) -> list[JobFacts]:
+        own_uids = {each.uid for each in builds}
+        jobs = {each.facts.name: each for each in self._views.jobs.get_all().values()}
+        for build in builds:
+            # A Job that the watch does not show yet must not count as deleted.
+            for recorded in (each.job for each in build.systems.values() if not each.image):
+                if not build.has_ended and recorded and recorded not in jobs:
+                    self._add_live_job(recorded, jobs)
+        pods = list(self._views.pods.get_all().values())
+        uids_shown = {each.facts.uid for each in jobs.values()}
+        deleted = self._own_job_deletions.find_hidden(self._views.jobs, uids_shown)
+        found = []
+        for job in jobs.values():
+            facts = job.facts
+            is_own = facts.image_config == name or own_uids & set(facts.owners)
+            if is_own or facts.share_key in share_keys:
+                observed = make_job_facts(job, pods, uids)
+                if observed.has_unknown_end:
+                    observed = make_job_facts(job, self._list_live_pods(facts.name), uids)
+                is_deleting = observed.is_deleting or facts.uid in deleted
+                found.append(replace(observed, is_deleting=is_deleting))
+        return found
+
+    def _add_live_job(self, name: str, jobs: dict[str, ObservedJob]) -> None:
+        try:
+            document = self._client.get(JOBS, name, namespace=self._namespace)
+        except NotFoundError:
+            return
+        jobs[name] = ObservedJob.from_json(document)
+
+    def _list_live_pods(self, job: str) -> list[ObservedPod]:
+        """List the pods of a Job that ended before the watch showed the end of its pods."""
+        params = {"labelSelector": f"{key.BUILD_KEY}"}
+        listed = self._client.list(PODS, namespace=self._namespace, params=params).items
+        found = [ObservedPod.from_json(each) for each in listed]
+        return [each for each in found if each.job == job]
+
+    # Writes
+
+    def _prune(self, found: CachedObjects) -> float | None:
+        """Delete images of deleted builds from the registry; return when to try again."""
+        config, pruner = found.config, self._parts.pruner
+        if pruner is None:
+            return None
+        name = config.name
+        builds = [each for each in found.builds.values() if each.image_config == name]
+        if unrecorded := find_unrecorded_images(config, builds):
+            self._writer.record_images(config, unrecorded)
+            return _BUSY_RETRY_S
+        gone = pruner.get_gone_images(name)
+        if gone:
+            self._writer.forget_images(config, gone)
+            pruner.forget_images(name, gone)
+            return _BUSY_RETRY_S
+        condition = make_prune_condition(config.conditions, pruner.get_problem(name))
+        if condition is not None:
+            self._writer.execute(SetConfigStatus((condition,)), found)
+            return _BUSY_RETRY_S
+        return pruner.consider(config, find_prune_candidates(config, builds))
+
+    def _execute(self, action: BuildAction, name: str, plan: BuildPlan | None) -> None:
+        found = self._find_objects(name)
+        if found is None:
+            return
+        match action:
+            case AskRegistry(question):
+                if plan is not None and not isinstance(question, ResolveBase):
+                    ready = plan
+                    self._desk.ask(
+                        name,
+                        question,
+                        lambda: self._parts.layers.answer_question(question, ready, found.config),
+                    )
+            case CreateJob(system, build, attempt):
+                if plan is not None:
+                    is_first = self._views.has_only_control_plane()
+                    self._parts.jobs.start_attempt(
+                        replace(plan, can_use_control_plane=is_first),
+                        plan.get_system(system.name),
+                        found.config,
+                        found.builds[build],
+                        attempt,
+                    )
+            case AdoptJob(job, build):
+                self._parts.jobs.adopt_attempt(job, found.builds[build])
+            case DeleteJob(job, why, has_inputs):
+                self._parts.jobs.end_attempt(job, has_inputs=has_inputs)
+                self._own_job_deletions.record_deletion(job.uid)
+                log.info("deleted Job %s: %s", job.name, why)
+            case _:
+                self._writer.execute(action, found)
+                if isinstance(action, SetBuildStatus):
+                    self._record_status(action, found)
+
+    def _record_status(self, action: SetBuildStatus, found: CachedObjects) -> None:
+        build, config = found.builds[action.build], found.config
+        if action.digest and self._parts.pruner is not None:
+            self._parts.pruner.request(config.name)
+        self._parts.events.record_status(action, build, config)
+        if self._metrics is None:
+            return
+        self._metrics.record_status(action, build, config.pool, self._clock.now())
+        push_s = make_build_facts(build).report.seconds.get("push")
+        if action.digest and push_s is not None:
+            self._metrics.record_push(config.pool, push_s)
+
+
+def _describe_refused_read(error: ForbiddenError) -> BuildProblem:
+    message = f"cannot plan the build: {error}; {_ROLE_REMEDY}"
+    return BuildProblem(InputReason.REQUEST_REFUSED, message)
+
+
+def _describe_problem(finding: InputFinding) -> BuildProblem:
+    return BuildProblem(finding.reason, str(finding))
+
+
+def _needs_secrets(builds: tuple[BuildFacts, ...], plan: BuildPlan) -> bool:
+    build = next((each for each in builds if each.name == plan.wanted.name), None)
+    return build is None or not build.has_ended

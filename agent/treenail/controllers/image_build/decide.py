@@ -1,0 +1,449 @@
+"""Decide the next writes for the image builds of one MachineOSConfig.
+
+All functions are pure. The controller observes, executes the actions in their order, and decides
+again after a change, after an answer of a registry, or after `BuildDecision.requeue_after_s`.
+Nothing is remembered between two decisions: the process may end between any two writes.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from treenail.api.machineosbuild import BuildState
+from treenail.controllers.image_build.actions import (
+    AcceptRebuild,
+    BuildAction,
+    CreateBuild,
+    DeleteBuild,
+    FinishRebuild,
+    ReportPool,
+    SetBuildStatus,
+    SetConfigStatus,
+    SetCurrentBuild,
+    SetReport,
+    SetSystems,
+)
+from treenail.controllers.image_build.attempts import count_failure
+from treenail.controllers.image_build.cleanup import find_build_deletions, find_job_deletions
+from treenail.controllers.image_build.decide_systems import (
+    RegistryQuestions,
+    SystemDecider,
+    SystemStep,
+)
+from treenail.controllers.image_build.facts import (
+    POOL_TAKEN,
+    Answer,
+    AppendConfig,
+    AttemptFailure,
+    BuildFacts,
+    BuildReport,
+    BuildSituation,
+    CheckImage,
+    SystemFacts,
+    WantedBuild,
+)
+from treenail.controllers.image_build.status import (
+    MESSAGE_LIMIT,
+    compute_config_conditions,
+    format_failure,
+    format_retry,
+)
+from treenail.image.build_reason import (
+    BUILT_AT_INSTALL,
+    PRE_BUILT_SEEDED,
+    REMEDIES,
+    BuildReason,
+    RetryClass,
+    classify_retry,
+)
+from treenail.image.job_status import can_change_state
+
+PROBLEM_RETRY_S = 30.0
+"""Delay until a problem is looked at again. Secrets are not watched."""
+HOLD_RETRY_S = 10.0
+"""Delay until the hold of the installation is looked at again. Its ConfigMap is not watched."""
+NO_BUILD = "none"
+"""In place of the UID of a build to replace, when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildDecision:
+    """Writes now, in this order, and when time alone may change the decision."""
+
+    actions: tuple[BuildAction, ...] = ()
+    requeue_after_s: float | None = None
+
+
+def decide_builds(situation: BuildSituation) -> BuildDecision:
+    """Decide the next writes for a MachineOSConfig."""
+    return _Decider(situation).decide()
+
+
+class _Decider:
+    """Collects the actions of one decision."""
+
+    def __init__(self, situation: BuildSituation) -> None:
+        self._situation = situation
+        self._config = situation.config
+        self._builds = {build.name: build for build in situation.builds}
+        self._actions: list[BuildAction] = []
+        self._delays: list[float] = []
+        self._registry = RegistryQuestions(situation, self._actions, self._delays)
+        self._systems = SystemDecider(situation, self._actions, self._registry)
+
+    def decide(self) -> BuildDecision:
+        wanted = self._situation.wanted
+        build = None if wanted is None else self._builds.get(wanted.name)
+        if self._situation.problem is not None:
+            self._delays.append(PROBLEM_RETRY_S)
+            if self._situation.problem.reason == POOL_TAKEN:
+                self._end_superseded("", self._situation.problem.message)
+        if wanted is not None:
+            message = f"MachineOSBuild {wanted.name} of newer inputs replaces it"
+            self._end_superseded(wanted.name, message)
+            build = self._decide_wanted(wanted, build)
+        self._report(build)
+        builds = tuple(self._builds.values())
+        self._actions += find_job_deletions(self._situation, builds, self._actions)
+        kept = "" if build is None else build.name
+        self._actions += find_build_deletions(self._situation.config, builds, kept, self._actions)
+        return BuildDecision(tuple(self._actions), min(self._delays, default=None))
+
+    # The build of the present inputs
+
+    def _decide_wanted(self, wanted: WantedBuild, build: BuildFacts | None) -> BuildFacts | None:
+        """Continue with the wanted build; return it as it is after the actions, or None."""
+        if self._config.rebuild_requested:
+            uid = NO_BUILD if build is None else build.uid
+            self._actions.append(AcceptRebuild(uid))
+            self._config = replace(self._config, rebuild_requested=False, rebuild_of=uid)
+        if build is not None and build.is_deleting:
+            return None
+        if build is None:
+            self._create(wanted)
+            return None
+        if self._config.rebuild_of == build.uid:
+            self._actions.append(DeleteBuild(build.name, build.uid, "a rebuild is requested"))
+            return None
+        if why := find_changed_inputs(wanted, build):
+            self._actions.append(DeleteBuild(build.name, build.uid, why))
+            return None
+        if self._config.rebuild_of:
+            self._actions.append(FinishRebuild())
+        if self._config.current_build != build.name:
+            self._actions.append(SetCurrentBuild(build.name))
+        match build.state:
+            case BuildState.SUCCEEDED:
+                return self._serve(build)
+            case BuildState.INTERRUPTED if build.reason != BuildReason.CANCELLED:
+                # Its inputs are wanted again. A build that has ended cannot begin again.
+                why = "its inputs are requested again"
+                self._actions.append(DeleteBuild(build.name, build.uid, why))
+                return None
+            case BuildState.FAILED | BuildState.INTERRUPTED:
+                return build
+            case _:
+                return self._advance(wanted, build)
+
+    def _create(self, wanted: WantedBuild) -> None:
+        if self._situation.problem is not None:
+            return
+        if self._situation.hold:
+            self._delays.append(HOLD_RETRY_S)
+            return
+        failed = ""
+        if self._config.rebuild_of:
+            failed = next(
+                (
+                    f"{build.reason}: {build.message}"
+                    for build in self._situation.builds
+                    if build.uid == self._config.rebuild_of and build.state is BuildState.FAILED
+                ),
+                "",
+            )
+        self._actions.append(CreateBuild(wanted, self._config.rebuild_of, failed))
+
+    def _serve(self, build: BuildFacts) -> BuildFacts | None:
+        """Give the image of a finished build to the pool, once the registry has it."""
+        if self._config.pull_spec == build.digest or self._is_given(build):
+            return build
+        answer = self._registry.ask(CheckImage(build.uid, build.digest))
+        if answer is None:
+            return build
+        if answer.failure is not None:
+            self._registry.retry(CheckImage(build.uid, build.digest), answer)
+            return build
+        if not answer.pull_spec:
+            why = f"the registry no longer has {build.digest}"
+            self._actions.append(DeleteBuild(build.name, build.uid, why))
+            return None
+        return build
+
+    def _is_given(self, build: BuildFacts) -> bool:
+        """Return whether a finished build has the image that the pool's machines joined with.
+
+        Its final registry may get it only at the hand-over.
+        """
+        if build.reason == BUILT_AT_INSTALL:
+            return not self._config.pull_spec
+        return build.reason == PRE_BUILT_SEEDED and build.digest == self._config.pre_built
+
+    def _advance(self, wanted: WantedBuild, build: BuildFacts) -> BuildFacts:
+        report = build.report
+        if self._config.pre_built and not self._config.pull_spec:
+            # The nodes have it since their first boot. Later inputs get a build of their own, with
+            # the base of the rendered config: the pool is not frozen at this image.
+            return self._set_status(
+                replace(build, digest=self._config.pre_built),
+                BuildState.SUCCEEDED,
+                PRE_BUILT_SEEDED,
+                "The image was built before the installation",
+            )
+        if self._situation.hold and build.state is BuildState.INITIAL:
+            self._delays.append(HOLD_RETRY_S)
+            return build
+        is_waiting = report.retry_at is not None and self._situation.now < report.retry_at
+        if is_waiting and report.retry_at is not None:
+            self._delays.append(report.retry_at - self._situation.now)
+        systems = [each for each in wanted.systems if each.needs_job]
+        if any(not build.get_system(each.name).image for each in systems):
+            return self._build_systems(wanted, build, is_waiting=is_waiting)
+        if is_waiting:
+            return self._set_status(build, BuildState.BUILDING, *format_retry(report))
+        return self._append(wanted, build)
+
+    def _append(self, wanted: WantedBuild, build: BuildFacts) -> BuildFacts:
+        sources = tuple(
+            (each.architecture, build.get_system(each.name).image or wanted.base_image)
+            for each in wanted.systems
+        )
+        attempt = build.report.attempts + 1
+        if build.state is BuildState.INITIAL:
+            build = self._set_status(
+                build, BuildState.BUILDING, "", "adding the config to the image"
+            )
+        question = AppendConfig(build.uid, attempt, sources, build.push_spec, wanted.config)
+        answer = self._registry.ask(question)
+        if answer is None:
+            return build
+        if answer.failure is not None:
+            return self._fail(build, answer.failure)
+        report = replace(
+            build.report,
+            retry_at=None,
+            seconds={**build.report.seconds, **answer.seconds},
+            warning="; ".join(filter(None, (build.report.warning, answer.warning))),
+        )
+        self._set_report(build, report)
+        return self._set_status(
+            replace(build, report=report, digest=answer.pull_spec), BuildState.SUCCEEDED
+        )
+
+    # The system part
+
+    def _build_systems(
+        self, wanted: WantedBuild, build: BuildFacts, *, is_waiting: bool
+    ) -> BuildFacts:
+        """Continue with the system part of each architecture; with all of them, add the config."""
+        steps: dict[str, SystemStep] = {}
+        for system in wanted.systems:
+            if system.needs_job and not build.get_system(system.name).image:
+                steps[system.name] = self._systems.decide(system, build, is_waiting=is_waiting)
+        before = build.systems
+        changed = {name: step.facts for name, step in steps.items()}
+        build = replace(build, systems={**before, **changed}, job=_choose_job(steps) or build.job)
+        build = self._add_results(build, steps.values())
+        if self._needs_record(before, build):
+            self._actions.append(SetSystems(build.name, build.systems))
+        if cancelled := next((each for each in steps.values() if each.is_cancelled), None):
+            reason = BuildReason.CANCELLED
+            remedy = REMEDIES[reason].replace("NAME", self._situation.config.name)
+            message = f"{cancelled.message}; {remedy}"
+            return self._set_status(build, BuildState.INTERRUPTED, reason, message)
+        if any(each.failure is not None for each in steps.values()):
+            return self._fail_systems(build, steps)
+        if is_waiting:
+            return self._set_status(build, BuildState.BUILDING, *format_retry(build.report))
+        if all(each.facts.image for each in steps.values()):
+            if build.state is BuildState.INITIAL:
+                images = ", ".join(each.facts.image for each in steps.values())
+                build = self._set_status(build, BuildState.BUILDING, "", f"reusing {images}")
+            return self._append(wanted, build)
+        return self._report_progress(build, steps)
+
+    def _add_results(self, build: BuildFacts, steps: Iterable[SystemStep]) -> BuildFacts:
+        """Report warnings, and the longest duration of each phase: Jobs run side by side."""
+        longest, warning = dict(build.report.seconds), build.report.warning
+        for each in steps:
+            found = each.seconds.items()
+            longest |= {name: max(value, longest.get(name, 0.0)) for name, value in found}
+            warning = warning or each.warning
+        report = replace(build.report, seconds=longest, warning=warning)
+        self._set_report(build, report)
+        return replace(build, report=report)
+
+    @staticmethod
+    def _needs_record(before: Mapping[str, SystemFacts], build: BuildFacts) -> bool:
+        """Return whether an annotation must change; the status has the Job of the only part."""
+        if "" not in build.systems:
+            return before != build.systems
+        return before.get("", SystemFacts()).image != build.systems[""].image
+
+    def _report_progress(self, build: BuildFacts, steps: Mapping[str, SystemStep]) -> BuildFacts:
+        """Write the state of the Jobs. The build is prepared while none of them runs."""
+        shown = [each for each in steps.values() if each.state is not None]
+        if not shown:
+            return build
+        states = {each.state for each in shown}
+        has_image = any(each.facts.image for each in steps.values())
+        is_building = BuildState.BUILDING in states or has_image
+        state = BuildState.BUILDING if is_building else BuildState.PREPARED
+        reason = next((each.reason for each in shown if each.reason), "")
+        message = "; ".join(each.message for each in shown)[:MESSAGE_LIMIT]
+        return self._set_status(build, state, reason, message)
+
+    def _fail_systems(self, build: BuildFacts, steps: Mapping[str, SystemStep]) -> BuildFacts:
+        """Fail the attempt. A cause that waits for a user counts before one that is retried."""
+        failed = [(each.failure, each.facts.job) for each in steps.values() if each.failure]
+        failures = [failure for failure, _ in failed]
+        chosen = min(failures, key=lambda each: classify_retry(each.reason) is not RetryClass.USER)
+        return self._fail(build, chosen, tuple(job for _, job in failed if job))
+
+    def _fail(
+        self, build: BuildFacts, failure: AttemptFailure, jobs: tuple[str, ...] = ()
+    ) -> BuildFacts:
+        """Count a failed attempt; end the build, or schedule the next attempt."""
+        report = count_failure(build.report, failure, self._situation.now, jobs)
+        self._set_report(build, report)
+        build = replace(build, report=report)
+        if report.retry_at is None:
+            wanted = self._situation.wanted
+            hidden = wanted.instruction_remedy if wanted else ""
+            text = format_failure(failure, report.attempts, hidden, config=self._config.name)
+            return self._set_status(build, BuildState.FAILED, failure.reason, text)
+        self._delays.append(report.retry_at - self._situation.now)
+        return self._set_status(build, BuildState.BUILDING, *format_retry(report))
+
+    # Everything else
+
+    def _end_superseded(self, wanted: str, message: str) -> None:
+        for build in self._situation.builds:
+            if not build.has_ended and not build.is_deleting and build.name != wanted:
+                ended = self._set_status(
+                    build, BuildState.INTERRUPTED, BuildReason.SUPERSEDED, message
+                )
+                self._builds[build.name] = ended
+
+    def _report(self, build: BuildFacts | None) -> None:
+        """Write the status of the MachineOSConfig, and the condition of the pool."""
+        if build is not None:
+            self._builds[build.name] = build
+        situation = self._situation
+        serves = (
+            build is not None
+            and build.state is BuildState.SUCCEEDED
+            and (
+                self._config.pull_spec == build.digest
+                or self._is_given(build)
+                or situation.answers.get(CheckImage(build.uid, build.digest), Answer(0.0)).pull_spec
+                or any(
+                    isinstance(each, SetBuildStatus) and each.digest == build.digest
+                    for each in self._actions
+                )
+            )
+        )
+        pull_spec = build.digest if build is not None and serves else self._config.pull_spec
+        problem = situation.problem
+        is_taken = problem is not None and problem.reason == POOL_TAKEN
+        conditions = compute_config_conditions(
+            problem,
+            build,
+            is_served=bool(serves),
+            pull_spec=pull_spec,
+            # The image of the installation is for the other MachineOSConfig.
+            hold="" if is_taken else situation.hold,
+            refusal=situation.refusal,
+        )
+        if situation.base_condition is not None:
+            conditions += (situation.base_condition,)
+        present = {each.type: each for each in self._config.conditions}
+        changed = tuple(
+            each
+            for each in conditions
+            if each.type not in present
+            or replace(present[each.type], last_transition_time="") != each
+        )
+        name = build.name if build is not None and serves else self._config.pull_spec_build
+        if (
+            changed
+            or (pull_spec, name) != (self._config.pull_spec, self._config.pull_spec_build)
+            or self._config.observed_generation < self._config.generation
+        ):
+            self._actions.append(SetConfigStatus(conditions, pull_spec, name))
+        if build is not None and build.state is BuildState.FAILED:
+            message = f"Failed to build OS image for pool {self._config.pool} (mosb: {build.name})"
+            self._report_pool("BuildFailed", f"{message}: {build.message}")
+        elif (
+            build is None
+            and situation.problem is not None
+            # The first image comes from the installation, whose objects may still be missing.
+            and not situation.hold
+            # The pool is well: it gets the images of the other MachineOSConfig.
+            and situation.problem.reason != POOL_TAKEN
+        ):
+            self._report_pool(situation.problem.reason, situation.problem.message)
+
+    def _report_pool(self, reason: str, message: str) -> None:
+        found = self._situation.pool_condition
+        known = None if found is None else (found.status, found.reason, found.message)
+        if known != ("True", reason, message):
+            self._actions.append(ReportPool(reason, message))
+
+    def _set_report(self, build: BuildFacts, report: BuildReport) -> None:
+        if report != build.report:
+            self._actions.append(SetReport(build.name, report))
+
+    def _set_status(
+        self, build: BuildFacts, state: BuildState, reason: str = "", message: str = ""
+    ) -> BuildFacts:
+        """Request a status that differs from the observed one; return the build with it."""
+        before = next(each for each in self._situation.builds if each.name == build.name)
+        if (build.state, state) == (BuildState.BUILDING, BuildState.PREPARED):
+            state = BuildState.BUILDING
+        if state is not before.state and not can_change_state(before.state, state):
+            return build
+        after = replace(build, state=state, reason=str(reason) or state.value, message=message)
+        if (before.state, before.reason, before.message, before.job, before.digest) != (
+            after.state, after.reason, after.message, after.job, after.digest,
+        ):  # fmt: skip
+            # In place: the deciders of the system parts append to the same list.
+            self._actions[:] = [
+                each
+                for each in self._actions
+                if not (isinstance(each, SetBuildStatus) and each.build == build.name)
+            ]
+            self._actions.append(
+                SetBuildStatus(build.name, state, str(reason), message, after.digest, after.job)
+            )
+        return after
+
+
+def find_changed_inputs(wanted: WantedBuild, build: BuildFacts) -> str:
+    """Return which inputs that its name does not cover make a build useless; empty for none."""
+    if not build.has_ended and build.share_key != wanted.share_key:
+        return "the files or the architectures that it is built for changed"
+    if not build.has_ended or not (build.architectures or len(wanted.systems) > 1):
+        return ""
+    missing = sorted(set(wanted.architectures) - set(build.architectures))
+    if missing:
+        return f"nodes of the pool have the architecture {', '.join(missing)}"
+    if build.state is not BuildState.SUCCEEDED and set(build.architectures) != set(
+        wanted.architectures
+    ):
+        return "the pool has fewer architectures now"
+    return ""
+
+
+def _choose_job(steps: Mapping[str, SystemStep]) -> str:
+    """Return the Job to name in the status: the first one that has not ended well."""
+    jobs = [each.facts.job for each in steps.values() if each.facts.job and not each.facts.image]
+    return next(iter(jobs), "") or next((each.facts.job for each in steps.values()), "")

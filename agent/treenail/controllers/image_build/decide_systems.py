@@ -1,0 +1,249 @@
+"""Decide the next writes for the system part of a build for one architecture. Pure functions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from treenail.api.machineosbuild import BuildState
+from treenail.controllers.image_build.actions import (
+    AdoptJob,
+    AskRegistry,
+    BuildAction,
+    CreateJob,
+    DeleteJob,
+)
+from treenail.controllers.image_build.facts import (
+    Answer,
+    AttemptFailure,
+    BuildFacts,
+    BuildSituation,
+    CheckImage,
+    CheckPush,
+    JobFacts,
+    JobState,
+    Question,
+    SystemFacts,
+    WantedSystem,
+)
+from treenail.controllers.image_build.job_name import make_job_name
+from treenail.controllers.image_build.status import UNSCHEDULABLE, format_job_progress
+from treenail.image.build_reason import (
+    BuildReason,
+    RetryClass,
+    classify_retry,
+    compute_retry_delay,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SystemStep:
+    """Result of one decision about the system part for one architecture."""
+
+    facts: SystemFacts
+    """Of the system part afterwards."""
+    state: BuildState | None = None
+    """None leaves the status of the build."""
+    reason: str = ""
+    message: str = ""
+    failure: AttemptFailure | None = None
+    """Why the attempt failed."""
+    is_cancelled: bool = False
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Duration of each phase of a Job that succeeded."""
+    warning: str = ""
+    """What a Job that succeeded could not attach to its image."""
+
+
+class RegistryQuestions:
+    """Finds the answers of registries, and appends the questions without one to the actions."""
+
+    def __init__(
+        self, situation: BuildSituation, actions: list[BuildAction], delays: list[float]
+    ) -> None:
+        self._situation = situation
+        self._actions = actions
+        self._delays = delays
+
+    def ask(self, question: Question) -> Answer | None:
+        """Return the answer of a registry; None, and a request for it, without one."""
+        answer = self._situation.answers.get(question)
+        if answer is None:
+            self._actions.append(AskRegistry(question))
+        return answer
+
+    def retry(self, question: Question, answer: Answer) -> None:
+        """Ask again after a failure, at once or after the delay."""
+        delay = compute_retry_delay(answer.count)
+        due = answer.at + (3600.0 if delay is None else delay.total_seconds())
+        if due <= self._situation.now:
+            self._actions.append(AskRegistry(question))
+        else:
+            self._delays.append(due - self._situation.now)
+
+
+class SystemDecider:
+    """Decides about the system parts of one build."""
+
+    def __init__(
+        self, situation: BuildSituation, actions: list[BuildAction], registry: RegistryQuestions
+    ) -> None:
+        self._situation = situation
+        self._actions = actions
+        self._registry = registry
+
+    def decide(self, system: WantedSystem, build: BuildFacts, *, is_waiting: bool) -> SystemStep:
+        """Follow the Job of the system part, or start one unless the next attempt is not due."""
+        known = build.get_system(system.name)
+        facts = replace(system.initial, job=known.job)
+        job = self._find_own_job(system, build)
+        if job is not None:
+            return self._follow(system, build, replace(facts, job=job.name), job)
+        if is_waiting:
+            return SystemStep(facts)
+        if not build.rebuild_of and not known.job:
+            for image in self._situation.system_images.get(system.share_key, ()):
+                question = CheckImage(build.uid, image, build.report.attempts + 1)
+                answer = self._registry.ask(question)
+                if answer is None:
+                    return SystemStep(facts)
+                if answer.failure is not None:
+                    return SystemStep(facts, failure=answer.failure)
+                if answer.pull_spec:
+                    return SystemStep(replace(facts, image=image))
+        return self._start(system, build, facts)
+
+    def _find_own_job(self, system: WantedSystem, build: BuildFacts) -> JobFacts | None:
+        """Find the Job of the present attempt: the recorded one, or one that was just created."""
+        attempt = build.report.attempts + 1
+        recorded = build.get_system(system.name).job
+        own = [
+            job
+            for job in self._situation.jobs
+            if build.uid in job.owners
+            and job.share_key == system.share_key
+            and not _is_counted(job, build)
+            and (job.name == recorded or (job.build, job.attempt) == (build.name, attempt))
+        ]
+        return min(own, key=lambda job: job.name != recorded, default=None)
+
+    def _start(self, system: WantedSystem, build: BuildFacts, facts: SystemFacts) -> SystemStep:
+        attempt = build.report.attempts + 1
+        own_name = make_job_name(build.name, attempt, system.name)
+        if facts.job == own_name and facts.job not in build.report.jobs:
+            return _cancel(facts)
+        same = [job for job in self._situation.jobs if job.share_key == system.share_key]
+        unfinished = [job for job in same if job.state in (JobState.PREPARED, JobState.BUILDING)]
+        if any(job.is_deleting or job.is_orphan for job in unfinished):
+            # Two Jobs of the same key must not run; the end of this one is an event.
+            return SystemStep(facts)
+        usable = [
+            job
+            for job in same
+            if job.is_running
+            or (job.state is JobState.SUCCEEDED and job.digest and not build.rebuild_of)
+        ]
+        usable = [
+            job
+            for job in usable
+            if not (_is_counted(job, build) or job.is_deleting or job.is_orphan)
+        ]
+        if usable:
+            found = min(usable, key=lambda job: job.name)
+            if build.uid not in found.owners:
+                self._actions.append(AdoptJob(found, build.name))
+            return self._follow(system, build, replace(facts, job=found.name), found)
+        if any(job.is_running for job in unfinished):
+            # It has the name of a Job that failed: only one of a key may run.
+            return SystemStep(facts)
+        namesake = next((job for job in self._situation.jobs if job.name == own_name), None)
+        if namesake is not None:
+            # It belongs to an earlier build of the same name.
+            if not namesake.is_deleting:
+                self._actions.append(DeleteJob(namesake, f"{build.name} was created again"))
+            return SystemStep(facts)
+        if self._situation.problem is not None:
+            return SystemStep(facts)
+        # One answer for all architectures: they are pushed to one repository.
+        answer = self._registry.ask(CheckPush(build.uid, build.push_spec, attempt))
+        if answer is None:
+            return SystemStep(facts)
+        if answer.failure is not None:
+            return SystemStep(facts, failure=answer.failure)
+        self._actions.append(CreateJob(system, build.name, attempt))
+        message = f"created Job {own_name}"
+        return SystemStep(replace(facts, job=own_name), BuildState.PREPARED, "", message)
+
+    def _follow(
+        self, system: WantedSystem, build: BuildFacts, facts: SystemFacts, job: JobFacts
+    ) -> SystemStep:
+        return _name_architecture(self._observe_job(system, build, facts, job), system)
+
+    def _observe_job(
+        self, system: WantedSystem, build: BuildFacts, facts: SystemFacts, job: JobFacts
+    ) -> SystemStep:
+        if job.state is JobState.SUCCEEDED:
+            return self._accept_system(system, build, facts, job)
+        if job.failure is not None and (
+            job.state is JobState.FAILED
+            or classify_retry(job.failure.reason) is not RetryClass.EXTERNAL
+        ):
+            # Also while the Job runs: the API server may ignore podFailurePolicy.
+            return SystemStep(facts, failure=job.failure)
+        if job.state is JobState.FAILED:
+            message = f"Job {job.name} failed, and its pods are gone"
+            return SystemStep(facts, failure=AttemptFailure(BuildReason.EVICTED, message))
+        if job.is_deleting:
+            return SystemStep(facts) if job.build != build.name else _cancel(facts)
+        state = BuildState(job.state.value)
+        reason = UNSCHEDULABLE if job.unschedulable and not job.phase else ""
+        message = format_job_progress(job, build.report, system.architecture)
+        return SystemStep(facts, state, reason, message)
+
+    def _accept_system(
+        self, system: WantedSystem, build: BuildFacts, facts: SystemFacts, job: JobFacts
+    ) -> SystemStep:
+        """Accept the digest that a pod reported once the registry confirms it."""
+        repository = system.push_spec.rpartition(":")[0]
+        image = f"{repository}@{job.digest}"
+        if not job.digest:
+            message = f"Job {job.name} succeeded, but its pod was deleted with its result"
+            return SystemStep(facts, failure=AttemptFailure(BuildReason.EVICTED, message))
+        question = CheckImage(build.uid, image)
+        answer = self._registry.ask(question)
+        if answer is None:
+            return SystemStep(facts, BuildState.BUILDING, "", f"verifying {image}")
+        if answer.failure is not None:
+            self._registry.retry(question, answer)
+            message = f"cannot verify {image}: {answer.failure.message}; verifying it again"
+            return SystemStep(facts, BuildState.BUILDING, answer.failure.reason, message)
+        if not answer.pull_spec:
+            message = f"Job {job.name} reported {image}, but the registry does not have it"
+            failure = AttemptFailure(BuildReason.DIGEST_MISMATCH, message)
+            return SystemStep(facts, failure=failure)
+        return SystemStep(replace(facts, image=image), seconds=job.seconds, warning=job.warning)
+
+
+def _is_counted(job: JobFacts, build: BuildFacts) -> bool:
+    """Return whether the failure of a Job belongs to an attempt that has failed already."""
+    if job.name in build.report.jobs:
+        return True
+    # The Jobs of one attempt end one after the other. A success, and an error of the user, count.
+    return (
+        build.uid in job.owners
+        and (job.build, job.state) == (build.name, JobState.FAILED)
+        and bool(job.architecture)
+        and job.attempt <= build.report.attempts
+        and (job.failure is None or classify_retry(job.failure.reason) is RetryClass.EXTERNAL)
+    )
+
+
+def _cancel(facts: SystemFacts) -> SystemStep:
+    message = f"Job {facts.job} was deleted while it ran"
+    return SystemStep(facts, message=message, is_cancelled=True)
+
+
+def _name_architecture(step: SystemStep, system: WantedSystem) -> SystemStep:
+    """Name the architecture in a failure, if the build has several."""
+    if not system.name or step.failure is None:
+        return step
+    message = f"for {system.architecture}: {step.failure.message}"
+    return replace(step, failure=replace(step.failure, message=message))

@@ -1,0 +1,428 @@
+"""Adds the config to images through registries alone, and checks images."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
+
+from treenail import __version__
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api.pullspec import parse_pull_spec
+from treenail.builder.append_config import (
+    AppendedImage,
+    ImageDestination,
+    ImageSource,
+    append_config,
+    append_config_to_list,
+)
+from treenail.builder.images.provenance import attach_provenance, copy_packages
+from treenail.builder.images.signatures import SigningKey, sign_image
+from treenail.builder.phases.failures import choose_reason
+from treenail.builder.phases.registries import ImageName, RegistrySettings, pull_from_places
+from treenail.clock import Clock, format_rfc3339
+from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors
+from treenail.config.pullsecret import PullSecret
+from treenail.controllers.image_build.facts import (
+    Answer,
+    AppendConfig,
+    AttemptFailure,
+    CheckImage,
+    CheckPush,
+    ResolveBase,
+)
+from treenail.controllers.image_build.planner import Planner
+from treenail.controllers.image_build.planning import BuildPlan
+from treenail.controllers.image_build.repository_gate import GateClosed, RepositoryGate
+from treenail.errors import ClusterError, TreenailError
+from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildPhase
+from treenail.image.config_layer import ConfigLayer, make_config_layer
+from treenail.image.labels import POOL
+from treenail.image.oci.provenance import BuildProvenance
+from treenail.image.push_spec import PushSpec, parse_push_spec
+from treenail.registry.client import RegistryClient
+from treenail.registry.images import has_complete_image, resolve_image
+from treenail.registry.logins import Login
+from treenail.registry.names import compute_digest
+from treenail.registry.proxies import ProxySettings
+from treenail.registry.transport import RegistryLimits, TlsSettings
+from treenail.registry.uploads import verify_push_access
+
+log = logging.getLogger(__name__)
+
+_MAX_PROBLEMS = 5
+_REFUSALS = frozenset({
+    BuildReason.PUSH_LOGIN_REFUSED, BuildReason.PUSH_DENIED, BuildReason.CERTIFICATE_UNKNOWN,
+})  # fmt: skip
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryEndpoint:
+    """A registry that has a repository in place of the one that its name says."""
+
+    host: str
+    """``HOST:PORT``; the path of the repository is that of its name."""
+    login: Login
+    ca_pem: str = field(repr=False)
+
+
+class AttemptFailed(Exception):
+    """A question cannot be answered."""
+
+    def __init__(self, failure: AttemptFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class LayerBuilder:
+    """A `treenail.controllers.image_build.builders.ConfigLayerBuilder`. Thread-safe.
+
+    Logins are read for each question, because they may rotate.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        clock: Clock,
+        *,
+        proxies: ProxySettings | None = None,
+        signing_key: SigningKey | None = None,
+        gate: RepositoryGate | None = None,
+        limits: RegistryLimits | None = None,
+        endpoints: Mapping[str, RegistryEndpoint] | None = None,
+    ) -> None:
+        """``endpoints`` are by ``REGISTRY/REPOSITORY``. Images and documents never name them."""
+        self._endpoints = endpoints or {}
+        self._planner = planner
+        self._clock = clock
+        self._proxies = proxies
+        self._limits = limits
+        self._signing_key = signing_key
+        self._gate = gate or RepositoryGate()
+
+    def answer_question(
+        self,
+        question: CheckImage | CheckPush | AppendConfig,
+        plan: BuildPlan,
+        config: MachineOSConfig,
+    ) -> Answer:
+        """Do what the question requests; an error becomes part of the answer."""
+        began, warning = self._clock.monotonic(), ""
+        try:
+            if isinstance(question, AppendConfig):
+                image, warning = self._append_config(question, plan, config)
+            elif isinstance(question, CheckPush):
+                image = self._check_push(question.image, config)
+            else:
+                image = self._check_image(question.image, config)
+        except AttemptFailed as error:
+            return Answer(self._clock.now(), error.failure)
+        seconds = {"config": self._clock.monotonic() - began}
+        return Answer(self._clock.now(), pull_spec=image, seconds=seconds, warning=warning)
+
+    def resolve_base(
+        self,
+        question: ResolveBase,
+        architectures: Sequence[str],
+        config: MachineOSConfig,
+        mirrors: ImageMirrors = NO_MIRRORS,
+    ) -> Answer:
+        """Return the image of a tag by digest: that of its list of manifests, if it is one.
+
+        The image must have every architecture.
+        """
+        spec = parse_push_spec(question.image, where="base image")
+        image_name = ImageName(spec.registry, spec.repository, spec.tag)
+
+        def resolve(place: ImageName) -> str:
+            login = self._planner.read_base_login(config)
+            client = self._connect(place.registry, place.repository, login)
+            try:
+                found = client.get_manifest(place.repository, place.reference)
+                for each in architectures:
+                    # By digest: the tag may move meanwhile.
+                    resolve_image(client, place.repository, found.digest, each)
+            finally:
+                client.close()
+            return spec.make_pull_spec(found.digest)
+
+        try:
+            image = self._attempt(
+                BuildPhase.FETCH, lambda: pull_from_places(image_name, mirrors, resolve)
+            )
+        except AttemptFailed as error:
+            return Answer(self._clock.now(), error.failure)
+        return Answer(self._clock.now(), pull_spec=image)
+
+    def measure_base(self, plan: BuildPlan, config: MachineOSConfig) -> int:
+        """Return the compressed bytes of the base for all architectures; 0 if unknown."""
+        count = 0
+        try:
+            with ExitStack() as stack:
+                for each in plan.systems:
+                    source = self._open_source(
+                        stack, (each.architecture, plan.wanted.base_image), plan, config
+                    )
+                    count += sum(layer.size for layer in source.image.layers)
+        except TreenailError as error:
+            log.debug("cannot measure %s: %s", plan.wanted.base_image, error)
+            return 0
+        return count
+
+    def find_system_image(self, image: str, config: MachineOSConfig) -> Answer:
+        """Return the system part with this tag by digest, empty if the registry lacks it."""
+        spec = parse_push_spec(image, where="the system part")
+
+        def find() -> str:
+            login = self._planner.read_push_login(config)
+            client = self._connect(spec.registry, spec.repository, login)
+            try:
+                found = client.head_manifest(spec.repository, spec.tag)
+            finally:
+                client.close()
+            return "" if found is None else spec.make_pull_spec(found.digest)
+
+        try:
+            found = self._attempt(BuildPhase.PUSH, find)
+        except AttemptFailed as error:
+            return Answer(self._clock.now(), error.failure)
+        return Answer(self._clock.now(), pull_spec=found)
+
+    def has_complete_image(self, image: str, config: MachineOSConfig) -> bool:
+        """Return whether the registry has an image with all its blobs; raise `AttemptFailed`.
+
+        A registry that lost power may have a manifest, and lack a blob.
+        """
+        spec = parse_pull_spec(image, where="image")
+
+        def check() -> bool:
+            login = self._planner.read_push_login(config)
+            client = self._connect(spec.registry, spec.repository, login)
+            try:
+                return has_complete_image(client, spec.repository, spec.digest)
+            finally:
+                client.close()
+
+        return self._attempt(BuildPhase.PUSH, check)
+
+    def _check_image(self, image: str, config: MachineOSConfig) -> str:
+        """Return the image, empty when the registry does not have it."""
+        spec = parse_pull_spec(image, where="image")
+
+        def check() -> bool:
+            client = self._connect(
+                spec.registry, spec.repository, self._planner.read_push_login(config)
+            )
+            try:
+                return client.head_manifest(spec.repository, spec.digest) is not None
+            finally:
+                client.close()
+
+        return image if self._attempt(BuildPhase.PUSH, check) else ""
+
+    def _check_push(self, image: str, config: MachineOSConfig) -> str:
+        """Return the push spec; raise `AttemptFailed` if the registry refuses the login.
+
+        Other failures may end before the Job pushes, and its builder retries them.
+        """
+        spec = parse_push_spec(image, where="push spec")
+
+        def check() -> None:
+            login = self._planner.read_push_login(config)
+            client = self._connect(spec.registry, spec.repository, login)
+            try:
+                verify_push_access(client, spec.repository)
+            finally:
+                client.close()
+
+        try:
+            self._attempt(BuildPhase.PUSH, check)
+        except AttemptFailed as error:
+            if error.failure.reason in _REFUSALS:
+                raise
+            log.warning("cannot check the login for pushes: %s", error)
+        return image
+
+    def _append_config(
+        self, question: AppendConfig, plan: BuildPlan, config: MachineOSConfig
+    ) -> tuple[str, str]:
+        """Push the image; return its pull spec, and what is missing beside it."""
+        target = parse_push_spec(question.push_spec, where="push spec")
+
+        def read_layer() -> ConfigLayer:
+            rendered = self._planner.read_rendered(question.config)
+            return make_config_layer(rendered, trust_bundle=self._planner.read_trust_bundle())
+
+        layer = self._attempt(BuildPhase.BUILD, read_layer)
+        if layer.problems:
+            shown = "; ".join(f"{each.path}: {each.why}" for each in layer.problems[:_MAX_PROBLEMS])
+            raise AttemptFailed(
+                AttemptFailure(
+                    BuildReason.CONFIG_NOT_BAKEABLE,
+                    f"no image and no agent can provide parts of {question.config}: {shown}",
+                )
+            )
+        with ExitStack() as stack:
+            sources = [
+                self._attempt(
+                    BuildPhase.FETCH,
+                    partial(self._open_source, stack, each, plan, config),
+                )
+                for each in question.sources
+            ]
+            pusher = self._attempt(
+                BuildPhase.PUSH,
+                lambda: self._connect(
+                    target.registry, target.repository, self._planner.read_push_login(config)
+                ),
+            )
+            stack.callback(pusher.close)
+            destination = ImageDestination(pusher, target.repository, target.tag)
+            try:
+                # Pruning must not delete an equal image between its push and its verification.
+                stack.enter_context(self._gate.enter(f"{target.registry}/{target.repository}"))
+            except GateClosed as error:
+                failure = AttemptFailure(BuildReason.REGISTRY_BUSY, str(error))
+                raise AttemptFailed(failure) from error
+            appended = self._attempt(
+                BuildPhase.PUSH, partial(_push_images, sources, layer, plan.labels, destination)
+            )
+            # Before the rollout: nodes may require the signature. They verify that of an instance.
+            for digest in (*appended.instances, appended.digest):
+                if key := self._signing_key:
+                    self._attempt(
+                        BuildPhase.PUSH,
+                        partial(sign_image, pusher, target.repository, digest, key),
+                    )
+            warning = self._attach_provenances(pusher, target, appended, question, plan)
+        return target.make_pull_spec(appended.digest), warning
+
+    def _open_source(
+        self, stack: ExitStack, source: tuple[str, str], plan: BuildPlan, config: MachineOSConfig
+    ) -> ImageSource:
+        """Return the image of an architecture; the stack closes its client."""
+        architecture, image = source
+        spec = parse_pull_spec(image, where="base image")
+        is_base = image == plan.wanted.base_image
+        login = (
+            self._planner.read_base_login(config)
+            if is_base
+            else self._planner.read_push_login(config)
+        )
+
+        def open_place(place: ImageName) -> ImageSource:
+            client = self._connect(place.registry, place.repository, login)
+            stack.callback(client.close)
+            found = resolve_image(client, place.repository, place.reference, architecture)
+            return ImageSource(client, found)
+
+        name = ImageName(spec.registry, spec.repository, spec.digest)
+        return pull_from_places(name, plan.mirrors if is_base else NO_MIRRORS, open_place)
+
+    def _attach_provenances(
+        self,
+        client: RegistryClient,
+        target: PushSpec,
+        appended: AppendedImage,
+        question: AppendConfig,
+        plan: BuildPlan,
+    ) -> str:
+        """Attach how the image was built; of a list, also to the image of each architecture.
+
+        Returns why that failed.
+        """
+        instances = zip(appended.instances, question.sources, strict=False)
+        subjects = [
+            *((digest, replace(question, sources=(source,))) for digest, source in instances),
+            (appended.digest, question),
+        ]
+        found = [
+            self._attach_provenance(client, target, digest, part, plan) for digest, part in subjects
+        ]
+        return next(filter(None, found), "")
+
+    def _attach_provenance(
+        self,
+        client: RegistryClient,
+        target: PushSpec,
+        digest: str,
+        question: AppendConfig,
+        plan: BuildPlan,
+    ) -> str:
+        """Attach how the image was built, and its packages; return why that failed."""
+        wanted = plan.wanted
+        images = tuple(image for _, image in question.sources)
+        texts = plan.find_containerfiles([name for name, _ in question.sources])
+        provenance = BuildProvenance(
+            name=f"{target.registry}/{target.repository}",
+            digest=digest,
+            materials=tuple(dict.fromkeys((wanted.base_image, *images))),
+            machine_config=question.config,
+            pool=plan.labels.get(POOL, ""),
+            build=target.tag,
+            content_key=wanted.content_key,
+            # The images of a list have a statement of their own, and may differ in this.
+            containerfile_digest=compute_digest(texts[0].encode()) if len(texts) == 1 else "",
+            version=__version__,
+            started="",
+            finished=format_rfc3339(self._clock.now()),
+        )
+        problems = []
+        try:
+            attach_provenance(client, target.repository, provenance)
+        except TreenailError as error:
+            problems.append(f"cannot attach the provenance of the image: {error}")
+        # A list has no packages of its own: its images do.
+        systems = [image for image in images if len(images) == 1 and image != wanted.base_image]
+        for image in systems:
+            source = parse_pull_spec(image, where="the system part")
+            if (source.registry, source.repository) != (target.registry, target.repository):
+                continue
+            try:
+                copy_packages(client, target.repository, source.digest, digest)
+            except TreenailError as error:
+                problems.append(f"cannot attach the packages of the image: {error}")
+        for problem in problems:
+            log.warning("%s: %s", wanted.name, problem)
+        return "; ".join(problems)
+
+    def _connect(self, registry: str, repository: str, login: PullSecret) -> RegistryClient:
+        if endpoint := self._endpoints.get(f"{registry}/{repository}"):
+            return RegistryClient(
+                endpoint.host,
+                self._clock,
+                login=endpoint.login,
+                tls=TlsSettings(ca_pem=endpoint.ca_pem),
+                limits=self._limits,
+            )
+        tls = TlsSettings(ca_pem=self._planner.read_ca(registry))
+        settings = RegistrySettings(login, tls, self._proxies, self._limits)
+        return settings.make_client(registry, repository, self._clock)
+
+    def _attempt(self, phase: BuildPhase, call: Callable[[], T]) -> T:
+        """Call, and convert errors to the reason that they have in this phase."""
+        try:
+            return call()
+        except ClusterError as error:
+            # The API server, not a registry: retry as an outage.
+            failure = AttemptFailure(BuildReason.REGISTRY_UNREACHABLE, f"{error}")
+            raise AttemptFailed(failure) from error
+        except TreenailError as error:
+            failure = AttemptFailure(choose_reason(error, phase), str(error))
+            raise AttemptFailed(failure) from error
+
+
+def _push_images(
+    sources: Sequence[ImageSource],
+    layer: ConfigLayer,
+    labels: Mapping[str, str],
+    destination: ImageDestination,
+) -> AppendedImage:
+    """Push the image, or a list of manifests for several architectures."""
+    if len(sources) == 1:
+        return append_config(sources[0], layer, labels, destination)
+    return append_config_to_list(sources, layer, labels, destination)

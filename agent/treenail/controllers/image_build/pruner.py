@@ -1,0 +1,275 @@
+"""Deletes images of deleted builds from their registry, at a bounded pace.
+
+Candidates are only images that a MachineOSConfig names and that none of its builds has any longer.
+What refers to them is read from the API server for each pass; if anything cannot be read, nothing
+is deleted.
+"""
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.builder.images.prune import (
+    CheckTime,
+    ImageCache,
+    PruneResult,
+    delete_images,
+    is_lasting,
+    never_late,
+    read_stored_images,
+)
+from treenail.builder.phases.registries import RegistrySettings
+from treenail.clock import Clock
+from treenail.controllers.image_build.events import BuildEvents
+from treenail.controllers.image_build.planner import Planner
+from treenail.controllers.image_build.pushed_images import PushedImage
+from treenail.controllers.image_build.references import ImageReferences, ReferenceReader
+from treenail.controllers.image_build.repository_gate import RepositoryGate
+from treenail.errors import TreenailError
+from treenail.image.oci.prune import PrunePlan, StoredImage, plan_pruning
+from treenail.registry.client import RegistryClient
+from treenail.registry.errors import RegistryError
+from treenail.registry.proxies import ProxySettings
+from treenail.registry.transport import TlsSettings
+
+log = logging.getLogger(__name__)
+
+PACE_S = 3600.0
+"""Between two passes for one MachineOSConfig. A build that succeeds causes another one."""
+REFUSED_S = 86400.0
+"""Until the next try where the registry refuses deletions, unless the MachineOSConfig changes."""
+_DIGEST = re.compile(r"@sha256:[0-9a-f]{64}")
+_BUSY_S = 10.0
+_DELETED_LIMIT = 16
+"""Images of one pass."""
+PASS_S = 240.0
+"""Limit of one pass: shorter than pushes to the repository wait for its end."""
+_CACHE_LIMIT = 5000
+
+
+@dataclass(slots=True)
+class _State:
+    next_at: float = 0.0
+    gone: frozenset[str] = frozenset()
+    """Pull specs of images that the registry no longer has."""
+    problem: str | None = None
+    """Why the registry refuses deletions; empty if it does not, None before the first pass."""
+    refused_generation: int = -1
+    """Generation of the MachineOSConfig of the refusal."""
+    cache: ImageCache = field(default_factory=dict)
+
+
+class ImagePruner:
+    """Runs at most one pass at a time, on a thread of the executor. Thread-safe."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        references: ReferenceReader,
+        events: BuildEvents,
+        clock: Clock,
+        gate: RepositoryGate,
+        *,
+        proxies: ProxySettings | None = None,
+    ) -> None:
+        self._planner = planner
+        self._references = references
+        self._events = events
+        self._clock = clock
+        self._gate = gate
+        self._proxies = proxies
+        self._lock = threading.Lock()
+        self._states: dict[str, _State] = {}
+        self._is_running = False
+        self._executor: Executor
+        self._notify: Callable[[str], None]
+
+    def start(self, executor: Executor, notify: Callable[[str], None]) -> None:
+        """Use these threads; ``notify`` gets the MachineOSConfig after each pass."""
+        self._executor, self._notify = executor, notify
+
+    def request(self, name: str) -> None:
+        """Permit the next pass for a MachineOSConfig at once, unless its registry refuses it."""
+        with self._lock:
+            state = self._get_state(name)
+            if not state.problem:
+                state.next_at = 0.0
+
+    def consider(self, config: MachineOSConfig, candidates: Sequence[PushedImage]) -> float | None:
+        """Start a pass if one is due; return the seconds until the next try."""
+        if not candidates:
+            return None
+        with self._lock:
+            state = self._get_state(config.name)
+            now = self._clock.monotonic()
+            is_changed = state.refused_generation != config.metadata.generation
+            if state.next_at > now and not (state.problem and is_changed):
+                return state.next_at - now
+            if self._is_running:
+                return _BUSY_S
+            self._is_running = True
+            state.next_at = now + PACE_S
+        self._executor.submit(self._run, config, tuple(candidates))
+        return PACE_S
+
+    def _postpone(self, name: str) -> None:
+        with self._lock:
+            self._get_state(name).next_at = self._clock.monotonic() + _BUSY_S
+
+    def get_gone_images(self, name: str) -> frozenset[str]:
+        """Return the images that the annotation must no longer name."""
+        with self._lock:
+            return self._get_state(name).gone
+
+    def get_problem(self, name: str) -> str | None:
+        """Return why the registry refuses deletions: empty if it does not, None if unknown."""
+        with self._lock:
+            return self._get_state(name).problem
+
+    def forget_images(self, name: str, gone: frozenset[str]) -> None:
+        """Forget images that the annotation no longer names."""
+        with self._lock:
+            self._get_state(name).gone -= gone
+
+    def _get_state(self, name: str) -> _State:
+        return self._states.setdefault(name, _State())
+
+    def _run(self, config: MachineOSConfig, candidates: Sequence[PushedImage]) -> None:
+        gone: frozenset[str] = frozenset()
+        try:
+            by_repository: dict[str, list[PushedImage]] = {}
+            for each in candidates:
+                by_repository.setdefault(each.image.partition("@")[0], []).append(each)
+            for images in by_repository.values():
+                gone |= self._prune_repository(config, images)
+        except TreenailError as error:
+            log.warning("cannot prune the images of %s: %s", config.name, error)
+        except Exception:
+            # A bug must not end pruning forever.
+            log.exception("cannot prune the images of %s", config.name)
+        with self._lock:
+            self._get_state(config.name).gone |= gone
+            self._is_running = False
+        self._notify(config.name)
+
+    def _prune_repository(
+        self, config: MachineOSConfig, images: Sequence[PushedImage]
+    ) -> frozenset[str]:
+        """Return the images of one repository that it no longer has."""
+        spec = images[0].spec
+        login = self._planner.read_push_login(config)
+        tls = TlsSettings(ca_pem=self._planner.read_ca(spec.registry))
+        settings = RegistrySettings(login, tls, self._proxies)
+        with (
+            settings.open_client(spec.registry, spec.repository, self._clock) as client,
+            self._gate.close(f"{spec.registry}/{spec.repository}") as is_free,
+        ):
+            if not is_free:
+                self._postpone(config.name)
+                return frozenset()
+            return self._delete_candidates(client, spec.repository, config, images)
+
+    def _delete_candidates(
+        self,
+        client: RegistryClient,
+        repository: str,
+        config: MachineOSConfig,
+        images: Sequence[PushedImage],
+    ) -> frozenset[str]:
+        by_digest = {each.spec.digest: each for each in images}
+        with self._lock:
+            cache = self._get_state(config.name).cache
+        if len(cache) > _CACHE_LIMIT:
+            cache.clear()
+        check_time = make_time_check(self._clock, PASS_S)
+        stored = read_candidates(client, repository, by_digest, cache, check_time)
+        present = {each.digest for each in stored}
+        # As late as possible: a reference that appears meanwhile must count.
+        found = self._references.read()
+        references = _protect_tags(found, images)
+        previous = _find_previous(found, config, images)
+        plan = plan_pruning(stored, references, previous)
+        result = delete_images(
+            client, repository, PrunePlan(plan.deleted[:_DELETED_LIMIT], plan.kept), check_time
+        )
+        self._report(result, config, repository)
+        absent = (by_digest.keys() - present) | set(result.deleted)
+        return frozenset(by_digest[digest].image for digest in absent if digest in by_digest)
+
+    def _report(self, result: PruneResult, config: MachineOSConfig, repository: str) -> None:
+        """Record the end of a pass; a lasting refusal is reported once."""
+        begin = f"cannot delete images of {repository}: "
+        if result.problem is None:
+            with self._lock:
+                state = self._get_state(config.name)
+                # A pass that deleted nothing shows nothing about the registry.
+                if result.deleted and (state.problem or begin).startswith(begin):
+                    state.problem = ""
+            return
+        log.warning("%s: %s%s", config.name, begin, result.problem)
+        if not is_lasting(result.problem):
+            return
+        # Without the digest, which would count as a reference where the message is stored.
+        message = begin + _DIGEST.sub("", str(result.problem))
+        with self._lock:
+            state = self._get_state(config.name)
+            is_known, state.problem = state.problem == message, message
+            state.refused_generation = config.metadata.generation
+            state.next_at = self._clock.monotonic() + REFUSED_S
+        if not is_known:
+            self._events.record_prune_problem(config, message)
+
+
+def make_time_check(clock: Clock, limit_s: float) -> CheckTime:
+    """Return a function that raises `RegistryError` when more than ``limit_s`` have passed."""
+    deadline = clock.monotonic() + limit_s
+
+    def check() -> None:
+        if clock.monotonic() > deadline:
+            raise RegistryError(f"the registry did not answer all requests within {limit_s:g} s")
+
+    return check
+
+
+def read_candidates(
+    client: RegistryClient,
+    repository: str,
+    candidates: Mapping[str, PushedImage],
+    cache: ImageCache,
+    check_time: CheckTime = never_late,
+) -> tuple[StoredImage, ...]:
+    """Return all images; only candidates count as treenail's."""
+    tagged = read_stored_images(client, repository, cache, check_time)
+    found = {each.digest: replace(each, build="") for each in tagged}
+    for digest, image in candidates.items():
+        if digest in found:
+            found[digest] = replace(found[digest], build=image.tag)
+            for instance in found[digest].instances:
+                # Only lists name them; the plan keeps those of lists that stay.
+                if instance in found:
+                    found[instance] = replace(found[instance], build=image.tag)
+        elif client.head_manifest(repository, digest) is not None:
+            # Its tag names a newer image.
+            found[digest] = StoredImage(digest, build=image.tag)
+    return tuple(found.values())
+
+
+def _protect_tags(found: ImageReferences, images: Sequence[PushedImage]) -> Mapping[str, str]:
+    """Return the references by digest; builds refer to the tags that they push, too."""
+    by_tag = {each.spec.digest: found.tags[each.tag] for each in images if each.tag in found.tags}
+    return {**by_tag, **found.digests}
+
+
+def _find_previous(
+    found: ImageReferences, config: MachineOSConfig, images: Sequence[PushedImage]
+) -> list[str]:
+    """Return the image before the present one, unless a build names one."""
+    current = found.current.get(config.name, "")
+    if found.succeeded.get(config.name, set()) - {current}:
+        return []
+    complete = [each.spec.digest for each in images if each.is_complete]
+    return [each for each in complete if each != current][-1:]

@@ -1,0 +1,203 @@
+"""Texts and conditions that describe image builds."""
+
+import re
+from collections.abc import Iterable
+
+from treenail.api.machineosbuild import BuildState
+from treenail.api.machineosconfig import ImageConfigCondition as Kind
+from treenail.api.meta import Condition
+from treenail.clock import format_rfc3339
+from treenail.controllers.image_build.facts import (
+    AttemptFailure,
+    BuildFacts,
+    BuildProblem,
+    BuildReport,
+    JobFacts,
+)
+from treenail.image.build_reason import REMEDIES, BuildReason
+from treenail.image.inputs.findings import InputReason
+
+_WITH_OUTPUT = frozenset({
+    BuildReason.INSTRUCTION_FAILED, BuildReason.DISK_FULL, BuildReason.OUT_OF_MEMORY,
+    BuildReason.DEADLINE_EXCEEDED,
+})  # fmt: skip
+# A change of the inputs that the remedy names begins another build.
+_ENDED_BY_CHANGE = frozenset({
+    BuildReason.CONTAINERFILE_INVALID, BuildReason.INSTRUCTION_FAILED,
+    BuildReason.CONFIG_NOT_BAKEABLE,
+})  # fmt: skip
+IMAGES_PRUNED = "ImagesPruned"
+"""Condition of a MachineOSConfig whose registry refused to delete images."""
+_PRUNE_REMEDY = (
+    "permit the push login to delete, or enable deletion in the registry; until then the images of "
+    "deleted builds stay"
+)
+_REFUSAL_REMEDY = "change the quota, the admission policy or the role that refuses it"
+_STEP = re.compile(r"(?:\[\d+/\d+\] )?STEP \d+/\d+: ")
+_EXIT = re.compile(r"subprocess exited ")
+_OUTPUT_LINES = 3
+_CAUSE_LIMIT, _OUTPUT_LIMIT = 1000, 500  # characters; the remedy needs the rest
+
+INSTALLING = "WaitingForInstallation"
+"""Reason while the first build waits for the image of the installation."""
+UNSCHEDULABLE = "Unschedulable"
+"""Reason of a build whose Job no node can run, as in the condition of its pod."""
+MESSAGE_LIMIT = 2000
+"""Maximum characters of a message. The API permits 32768, but users read it in tables."""
+
+
+def format_failure(
+    failure: AttemptFailure, attempts: int, instruction_remedy: str = "", *, config: str = ""
+) -> str:
+    """Format why a build failed, with its line, the last output and the remedy.
+
+    ``instruction_remedy`` is a further one for an instruction that failed. ``config`` names the
+    MachineOSConfig.
+    """
+    tried = f" after {attempts} attempts" if attempts > 1 else ""
+    remedy = REMEDIES[failure.reason]
+    if instruction_remedy and failure.reason is BuildReason.INSTRUCTION_FAILED:
+        remedy += f"; {instruction_remedy}"
+    if failure.reason not in _ENDED_BY_CHANGE:
+        remedy += (
+            f"; then run: kubectl annotate machineosconfig {config or 'NAME'} "
+            "machineconfiguration.openshift.io/rebuild="
+        )
+    return _join(f"{_format_cause(failure)}{tried}", remedy)
+
+
+def format_retry(report: BuildReport) -> tuple[str, str]:
+    """Return reason and message of a build that waits for its next attempt."""
+    failure = report.failure
+    if failure is None or report.retry_at is None:
+        return "", ""
+    wait = f"attempt {report.attempts} failed; next attempt at {format_rfc3339(report.retry_at)}"
+    return failure.reason, _join(f"{_format_cause(failure)}; {wait}", REMEDIES[failure.reason])
+
+
+def format_job_progress(job: JobFacts, report: BuildReport, architecture: str) -> str:
+    """Format what a Job for an architecture does."""
+    what = f"Job {job.name} waits for a node of architecture {architecture}"
+    if job.unschedulable:
+        what += f": {job.unschedulable}"
+    if job.phase:
+        what = f"Job {job.name} runs {job.phase}"
+    if report.attempts:
+        what += f" (attempt {report.attempts + 1})"
+    if job.failure is not None:
+        what += f"; pod {job.retries} failed: {_format_cause(job.failure)}"
+    return what[:MESSAGE_LIMIT]
+
+
+def compute_config_conditions(
+    problem: BuildProblem | None,
+    build: BuildFacts | None,
+    *,
+    is_served: bool,
+    pull_spec: str,
+    hold: str = "",
+    refusal: str = "",
+) -> tuple[Condition, ...]:
+    """Compute the conditions of a MachineOSConfig, without times.
+
+    ``hold`` says why the first build waits for the installation, and ``refusal`` why the API server
+    refused a write.
+    """
+    accepted = Condition(Kind.ACCEPTED, "True", "Accepted", "The build inputs are valid")
+    if problem is not None:
+        accepted = Condition(Kind.ACCEPTED, "False", problem.reason, problem.message)
+    if hold and build is None:
+        if problem is not None:
+            # Not False, which degrades the pool: inputs may reach the cluster after the config.
+            accepted = Condition(Kind.ACCEPTED, "Unknown", problem.reason, problem.message)
+        return (
+            accepted,
+            Condition(Kind.IMAGE_READY, "False", INSTALLING, hold),
+            Condition(Kind.BUILD_PROGRESSING, "False", INSTALLING, "No build runs"),
+        )
+    ready, progressing = _compute_build_conditions(
+        problem, build, is_served=is_served, pull_spec=pull_spec
+    )
+    if refusal:
+        progressing = Condition(
+            Kind.BUILD_PROGRESSING,
+            "False",
+            InputReason.REQUEST_REFUSED,
+            _join(f"the API server refuses a request: {refusal}", _REFUSAL_REMEDY),
+        )
+    return accepted, ready, progressing
+
+
+def _compute_build_conditions(
+    problem: BuildProblem | None, build: BuildFacts | None, *, is_served: bool, pull_spec: str
+) -> tuple[Condition, Condition]:
+    previous = f"; the pool keeps {pull_spec}" if pull_spec else ""
+    if build is None:
+        reason = "Waiting" if problem is None else problem.reason
+        message = f"No image is built for the present inputs{previous}"
+        return (
+            Condition(Kind.IMAGE_READY, "False", reason, message),
+            Condition(Kind.BUILD_PROGRESSING, "False", reason, "No build runs"),
+        )
+    name = f"MachineOSBuild {build.name}"
+    if build.state is BuildState.SUCCEEDED:
+        ready = (
+            Condition(Kind.IMAGE_READY, "True", "Ready", f"{name} built {pull_spec}")
+            if is_served
+            else Condition(Kind.IMAGE_READY, "False", "Verifying", f"{name} is being verified")
+        )
+        return ready, Condition(Kind.BUILD_PROGRESSING, "False", "Succeeded", f"{name} succeeded")
+    reason = build.reason or build.state.value or "Created"
+    message = f"{name}: {build.message}" if build.message else f"{name} was created"
+    if build.has_ended:
+        return (
+            Condition(Kind.IMAGE_READY, "False", reason, f"{message}{previous}"),
+            Condition(Kind.BUILD_PROGRESSING, "False", reason, message),
+        )
+    return (
+        Condition(
+            Kind.IMAGE_READY,
+            "False",
+            "Building",
+            f"{name} is in progress{previous}",
+        ),
+        Condition(Kind.BUILD_PROGRESSING, "True", reason, message),
+    )
+
+
+def _format_cause(failure: AttemptFailure) -> str:
+    line = f"line {failure.line}: " if failure.line else ""
+    output = _find_last_output(failure.log) if failure.reason in _WITH_OUTPUT else ""
+    shown = f"; last output: {output}" if output else ""
+    return f"{line}{failure.message[:_CAUSE_LIMIT]}{shown}"
+
+
+def _find_last_output(log: str) -> str:
+    """Return the last lines that the instruction printed, without those of buildah."""
+    lines = log.splitlines()
+    steps = [number for number, line in enumerate(lines) if _STEP.match(line)]
+    own = [line for line in lines[steps[-1] + 1 if steps else 0 :] if not _EXIT.match(line)]
+    return " | ".join(own[-_OUTPUT_LINES:])[-_OUTPUT_LIMIT:]
+
+
+def _join(cause: str, remedy: str) -> str:
+    room = max(MESSAGE_LIMIT - len(remedy) - 2, 0)
+    return f"{cause[:room]}; {remedy}" if remedy else cause[:MESSAGE_LIMIT]
+
+
+def make_prune_condition(present: Iterable[Condition], problem: str | None) -> Condition | None:
+    """Return the condition of refused deletions if it must be written.
+
+    ``problem`` is None while nothing is known. A registry that never refused gets no condition.
+    """
+    if problem is None:
+        return None
+    known = next((each for each in present if each.type == IMAGES_PRUNED), None)
+    if not problem:
+        if known is None or known.status == "True":
+            return None
+        return Condition(IMAGES_PRUNED, "True", "AsExpected", "the registry deletes images")
+    wanted = ("False", "DeletionRefused", f"{problem}; {_PRUNE_REMEDY}")
+    if known is not None and (known.status, known.reason, known.message) == wanted:
+        return None
+    return Condition(IMAGES_PRUNED, *wanted)

@@ -1,0 +1,36 @@
+"""Inputs of a build that a paused leader creates too late."""
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from treenail.clock import SystemClock
+from treenail.controllers.image_build.job import JobSettings
+from treenail.controllers.image_build.job_builder import JobBuilder
+from treenail.controllers.image_build.planning import BuildPlanner
+from treenail.errors import NotLeaderError
+from treenail.kube.client import Client, Json
+from treenail.kube.fence import LateWrites
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.resources import CONFIGMAPS
+from treenail.kube.transport import HttpTransport
+from treenail_lab.apiserver.serving.server import LabServer
+
+BODY: Json = {"metadata": {"name": "inputs"}, "data": {"Containerfile": "FROM a"}}
+
+
+def test_paused_leader_leaves_inputs_that_the_next_leader_wrote_again(tmp_path: Path) -> None:
+    """The next leader writes equal content, starts its Job, and the paused one goes on."""
+    settings = JobSettings(namespace="default")
+    with LabServer(tmp_path / "server") as server:
+        transport = HttpTransport(read_kubeconfig(str(server.admin_kubeconfig)), SystemClock())
+        client = Client(transport)
+        builders = [JobBuilder(client, cast("BuildPlanner", None), settings) for _ in range(2)]
+        builders[0]._put(CONFIGMAPS, BODY)
+        created = client.get(CONFIGMAPS, "inputs", namespace="default")
+        builders[1]._put(CONFIGMAPS, BODY)
+        with pytest.raises(NotLeaderError):
+            LateWrites(client, lambda: False).check_created(CONFIGMAPS, created)
+        assert client.get(CONFIGMAPS, "inputs", namespace="default")
+        transport.close()

@@ -1,0 +1,352 @@
+"""Pruning by the build controller: docker-registry loses only what nothing refers to."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.controllers.image_build.site import (
+    CONTAINERFILE,
+    BuildSite,
+    Kubelet,
+    MortalTransport,
+    open_site,
+)
+from tests.registry.images import make_client, push_image, push_index
+from tests.registry.real_registry import (
+    FaultKind,
+    RegistryFault,
+    RegistryService,
+    any_registry,
+    lab_registry,
+)
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api.pullspec import parse_pull_spec
+from treenail.controllers.image_build.pruner import read_candidates
+from treenail.controllers.image_build.pushed_images import (
+    MAX_PUSHED,
+    PushedImage,
+    add_pushed_images,
+    encode_pushed_images,
+    find_prune_candidates,
+    find_pushed_images,
+    read_pushed_images,
+)
+from treenail.controllers.image_build.repository_gate import GateClosed, RepositoryGate
+from treenail.image.oci.prune import plan_pruning
+from treenail.kube.resources import EVENTS, MACHINEOSBUILDS, MACHINEOSCONFIGS, NODES
+from treenail.registry.client import RegistryClient
+from treenail.registry.images import copy_blobs, resolve_image
+
+__all__ = ["any_registry", "lab_registry"]
+pytestmark = [pytest.mark.integration]
+
+REPOSITORY = "os/worker"
+DIGEST = f"sha256:{'a' * 64}"
+BUILD = f"worker-{'b' * 32}"
+
+
+@pytest.fixture
+def site(tmp_path: Path, lab_registry: RegistryService) -> Iterator[BuildSite]:
+    with open_site(tmp_path, lab_registry) as found:
+        yield found
+
+
+def build_images(site: BuildSite, first: int, count: int) -> list[str]:
+    """Build images of configs that differ in files only, one after the other."""
+    found = []
+    image = site.image()
+    for number in range(first, first + count):
+        site.add_config(f"rendered-worker-{number}", f"v{number}")
+        site.set_config("worker", f"rendered-worker-{number}")
+        image = site.wait_image(but=image)
+        found.append(image)
+    return found
+
+
+def start(site: BuildSite) -> None:
+    site.add_pool(config="rendered-worker-1")
+    site.add_config("rendered-worker-1", "v1")
+    site.add_image_config()
+
+
+def is_present(site: BuildSite, image: str) -> bool:
+    client = make_client(site.registry)
+    try:
+        return (
+            client.head_manifest(REPOSITORY, parse_pull_spec(image, where="x").digest) is not None
+        )
+    finally:
+        client.close()
+
+
+def find_present(site: BuildSite, images: list[str]) -> set[str]:
+    return {image for image in images if is_present(site, image)}
+
+
+def find_built(site: BuildSite) -> set[str]:
+    """Return the images of the present builds. Builds of the same second end in any order."""
+    builds = [MachineOSBuild.from_json(each) for each in site.client.list(MACHINEOSBUILDS).items]
+    return {each.pull_spec for each in builds} - {""}
+
+
+def wait_pruned(site: BuildSite, images: list[str], *others: str) -> None:
+    """Wait until only the images of builds and of others are left."""
+    wait_until(
+        lambda: (
+            len(find_built(site)) == 4
+            and find_present(site, images) == find_built(site) | set(others)
+        ),
+        limit_s=20,
+    )
+
+
+def read_config(site: BuildSite) -> MachineOSConfig:
+    return MachineOSConfig.from_json(site.image_config())
+
+
+def get_candidates(site: BuildSite) -> list[str]:
+    """Return the recorded images that no build names any longer."""
+    builds = [MachineOSBuild.from_json(each) for each in site.client.list(MACHINEOSBUILDS).items]
+    return [each.image for each in find_prune_candidates(read_config(site), builds)]
+
+
+def add_node(site: BuildSite, image: str) -> None:
+    """Add a Node of another pool that runs an image."""
+    notes = {key.CURRENT_IMAGE: image, key.DESIRED_IMAGE: image}
+    site.client.create(
+        NODES,
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {
+                "name": "other-0",
+                "labels": {"node-role.kubernetes.io/other": ""},
+                "annotations": notes,
+            },
+        },
+    )
+
+
+def find_events(site: BuildSite) -> list[str]:
+    found = site.client.list(EVENTS, namespace="default").items
+    return [str(each["message"]) for each in found if each.get("reason") == "ImagesNotPruned"]
+
+
+def test_image_that_a_node_of_another_pool_has_stays(
+    tmp_path: Path, any_registry: RegistryService
+) -> None:
+    with open_site(tmp_path, any_registry) as site:
+        client = make_client(any_registry)
+        foreign = push_image(client, REPOSITORY, "latest")
+        start(site)
+        with site.controller():
+            images = [site.wait_image(), *build_images(site, 2, 3)]
+            add_node(site, images[0])
+            images += build_images(site, 6, 3)
+            wait_pruned(site, images, images[0])
+            wait_until(lambda: get_candidates(site) == [images[0]])
+        assert client.head_manifest(REPOSITORY, foreign.digest)
+        client.close()
+
+
+def test_image_and_system_part_of_deleted_builds_are_deleted(site: BuildSite) -> None:
+    site.add_pool()
+    site.add_image_config(text=CONTAINERFILE)
+    kubelet = Kubelet(site)
+    image = ""
+    systems, images = [], []
+    with site.controller():
+        for number in range(5):
+            if number:
+                files = [{"containerfileArch": "NoArch", "content": f"{CONTAINERFILE}#{number}\n"}]
+                site.client.patch(MACHINEOSCONFIGS, "worker", {"spec": {"containerFile": files}})
+            digest = kubelet.succeed(kubelet.wait_pod())
+            systems.append(f"{site.registry.host}/{REPOSITORY}@{digest}")
+            image = site.wait_image(but=image)
+            images.append(image)
+        wait_pruned(site, images)
+        wait_until(lambda: len(find_present(site, systems)) == 4, limit_s=20)
+
+
+def test_registry_that_refuses_deletion_is_reported_once(site: BuildSite) -> None:
+    site.registry.faults.add(RegistryFault(FaultKind.STATUS, method="DELETE", status=405, times=0))
+    start(site)
+    with site.controller():
+        images = [site.wait_image(), *build_images(site, 2, 4)]
+        wait_until(lambda: find_events(site), limit_s=20)
+        images += build_images(site, 7, 2)
+        wait_until(lambda: len(get_candidates(site)) == 3)
+        status, reason, shown = site.condition("ImagesPruned")
+    assert find_present(site, images) == set(images)
+    (message,) = find_events(site)
+    assert message.startswith(f"cannot delete images of {REPOSITORY}: ")
+    assert "@sha256:" not in message
+    assert (status, reason) == ("False", "DeletionRefused")
+    assert shown.startswith(f"{message}; permit the push login to delete")
+    tried = [each for each in site.registry.front.requests if each[0] == "DELETE"]
+    assert len(tried) == 1
+
+
+def test_refusal_ends_when_the_registry_deletes_images(site: BuildSite) -> None:
+    refused = RegistryFault(FaultKind.STATUS, method="DELETE", status=405, times=1)
+    site.registry.faults.add(refused)
+    start(site)
+    with site.controller():
+        images = [site.wait_image(), *build_images(site, 2, 4)]
+        wait_until(lambda: site.condition("ImagesPruned")[0] == "False", limit_s=20)
+        assert find_present(site, images) == set(images)
+    with site.controller():
+        wait_pruned(site, images)
+        wait_until(lambda: site.condition("ImagesPruned")[:2] == ("True", "AsExpected"), limit_s=20)
+
+
+def test_image_of_a_build_that_a_user_deleted_is_deleted(site: BuildSite) -> None:
+    start(site)
+    with site.controller():
+        images = [site.wait_image(), *build_images(site, 2, 2)]
+        # Not the newest ones: the image of the pool and the one before it stay.
+        wait_until(lambda: len(read_pushed_images(read_config(site))) == 3)
+        deleted = next(
+            each["metadata"]["name"]
+            for each in site.builds()
+            if each["status"]["digestedImagePushSpec"] == images[0]
+        )
+        site.client.delete(MACHINEOSBUILDS, deleted)
+        wait_until(lambda: get_candidates(site) == [images[0]])
+        images += build_images(site, 5, 1)
+        wait_until(lambda: find_present(site, images) == set(images[1:]), limit_s=20)
+        wait_until(lambda: get_candidates(site) == [])
+
+
+def test_unreadable_references_delete_nothing(
+    site: BuildSite, caplog: pytest.LogCaptureFixture
+) -> None:
+    start(site)
+
+    def forbid(wire: MortalTransport) -> None:
+        wire.hidden = "/machineconfignodes"
+
+    with site.controller(forbid):
+        images = [site.wait_image(), *build_images(site, 2, 4)]
+        wait_until(lambda: "cannot prune the images of worker" in caplog.text, limit_s=20)
+    assert find_present(site, images) == set(images)
+    with site.controller():
+        wait_pruned(site, images)
+
+
+@pytest.mark.parametrize("is_before", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_kill_between_marks_loses_no_image(site: BuildSite, is_before: bool) -> None:
+    start(site)
+    with site.controller():
+        images = [site.wait_image(), *build_images(site, 2, 3)]
+    # The writes of a build with the mark, the deletion of the oldest build and the end of the mark.
+    for number in (5, 6, 7):
+
+        def prepare(wire: MortalTransport, number: int = number) -> None:
+            wire.die_at, wire.dies_before = number, is_before
+
+        config = f"rendered-worker-{10 + number}"
+        site.add_config(config, config)
+        before = site.image()
+        with site.controller(prepare) as wire:
+            site.set_config("worker", config)
+            wait_until(lambda wire=wire: wire.is_dead, limit_s=20)  # type: ignore[misc]
+            assert_builds_have_images(site)
+        with site.controller():
+            wait_until(lambda before=before: site.image() != before, limit_s=20)  # type: ignore[misc]
+            images.append(site.image())
+            wait_pruned(site, images)
+            wait_until(lambda: get_candidates(site) == [])
+        assert_builds_have_images(site)
+
+
+def assert_builds_have_images(site: BuildSite) -> None:
+    builds = [MachineOSBuild.from_json(each) for each in site.client.list(MACHINEOSBUILDS).items]
+    for each in builds:
+        assert not each.pull_spec or is_present(site, each.pull_spec), each.name
+    assert is_present(site, site.image())
+
+
+def test_list_of_architectures_takes_its_instances_along(lab_registry: RegistryService) -> None:
+    client = make_client(lab_registry)
+    instances = {}
+    for name in ("amd64", "arm64"):
+        instances[name] = push_image(client, "os/other", name, architecture=name)
+        found = resolve_image(client, "os/other", name, name)
+        copy_blobs((found.config_blob, *found.layers), client, "os/other", client, REPOSITORY)
+        # By its digest, without a tag.
+        kind, content = found.manifest.media_type, found.manifest.content
+        client.put_manifest(REPOSITORY, found.digest, kind, content)
+    digest = push_index(client, instances, REPOSITORY, BUILD)
+    pushed = PushedImage(f"{lab_registry.host}/{REPOSITORY}@{digest}", BUILD)
+    amd, arm = (each.digest for each in instances.values())
+    assert find_deletions(client, pushed, {}) == {digest, amd, arm}
+    assert find_deletions(client, pushed, {arm: "Node worker-0"}) == set()
+    # content and kind are those of the last architecture.
+    client.put_manifest(REPOSITORY, "release", kind, content)
+    assert find_deletions(client, pushed, {}) == {digest, amd}
+    client.close()
+
+
+def find_deletions(
+    client: RegistryClient, image: PushedImage, references: dict[str, str]
+) -> set[str]:
+    """Return the digests that pruning would delete."""
+    stored = read_candidates(client, REPOSITORY, {image.spec.digest: image}, {})
+    return {each.digest for each in plan_pruning(stored, references, []).deleted}
+
+
+def test_marks_are_bounded_and_keep_their_order() -> None:
+    known = tuple(
+        PushedImage(f"quay.io/os/node@sha256:{number:064x}", BUILD) for number in range(MAX_PUSHED)
+    )
+    new = PushedImage(f"quay.io/os/node@{DIGEST}", BUILD)
+    found = add_pushed_images(known, [new])
+    assert found == (*known[1:], new)
+    assert add_pushed_images(found, [new]) == found
+    notes = {key.PUSHED_IMAGES: encode_pushed_images(found)}
+    document = {"metadata": {"name": "worker", "annotations": notes}}
+    assert read_pushed_images(MachineOSConfig.from_json(document)) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "{", '{"quay.io/os/node:latest":"x"}', f'{{"quay.io/os/node@{DIGEST}":"release"}}'],
+)
+def test_mark_that_no_build_can_have_made_is_ignored(text: str) -> None:
+    document = {"metadata": {"name": "worker", "annotations": {key.PUSHED_IMAGES: text}}}
+    assert read_pushed_images(MachineOSConfig.from_json(document)) == ()
+
+
+def test_system_part_of_another_repository_is_not_marked() -> None:
+    document = {
+        "metadata": {
+            "name": BUILD,
+            "annotations": {
+                key.SYSTEM_IMAGE: f"quay.io/os/base@{DIGEST}",
+                key.CONTENT_KEY: "0" * 16,
+            },
+        },
+        "spec": {"renderedImagePushSpec": f"quay.io/os/node:{BUILD}"},
+        "status": {"digestedImagePushSpec": f"quay.io/os/node@{DIGEST}"},
+    }
+    expected = (PushedImage(f"quay.io/os/node@{DIGEST}", BUILD),)
+    assert find_pushed_images(MachineOSBuild.from_json(document)) == expected
+
+
+def test_push_waits_for_the_end_of_pruning_and_prune_for_that_of_pushes() -> None:
+    gate = RepositoryGate(wait_s=0.01)
+    with gate.enter("a"), gate.close("a") as is_free:
+        assert not is_free
+    with gate.close("a") as is_free:
+        assert is_free
+        with gate.enter("b"):
+            pass
+        with pytest.raises(GateClosed), gate.enter("a"):
+            pass
+    with gate.enter("a"):
+        pass
