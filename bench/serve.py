@@ -40,12 +40,12 @@ from treenail.clock import SystemClock
 from treenail.config.node_paths import KUBECONFIG
 from treenail.controllers.ignition.tokens.token_store import TokenStore
 from treenail.controllers.ignition.tokens.tokens import TokenBook, make_token
-from treenail.controllers.install import installation
-from treenail.controllers.install.ignition_server import NAME, build_server_documents
-from treenail.controllers.install.installation import InstallOptions
 from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.transport import HttpTransport
+from treenail.manifests import installation
+from treenail.manifests.ignition_server import NAME, build_server_documents
+from treenail.manifests.installation import InstallOptions
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 from treenail_lab.apiserver.serving.server import LabServer
 

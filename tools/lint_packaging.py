@@ -40,7 +40,7 @@ def list_commands(folder: Path) -> Iterator[LintCommand]:
     manuals = sorted((ROOT / "rpm/man").iterdir())
     # Below this level mandoc counts the characters of source lines.
     yield LintCommand("mandoc", "mandoc", ("-T", "lint", "-W", "warning", *manuals))
-    monitoring = ROOT / "agent/treenail/controllers/install/monitoring_files"
+    monitoring = ROOT / "agent/treenail/manifests/monitoring_files"
     yield LintCommand("promtool", "prometheus", ("check", "rules", monitoring / "alerts.yaml"))
     units = [_copy_unit(path, folder) for path in sorted((ROOT / "systemd").glob("*.service"))]
     yield LintCommand("systemd-analyze", "systemd", ("verify", "--man=no", *units))

@@ -14,7 +14,6 @@ from typing import Self
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MASTER
 from treenail.clock import SystemClock, format_rfc3339
-from treenail.controllers.install import installation
 from treenail.errors import AlreadyExistsError, ClusterError, ConfigError
 from treenail.kube.client import Client, Json
 from treenail.kube.kubeconfig import read_kubeconfig
@@ -27,6 +26,7 @@ from treenail.kube.resources import (
     Resource,
 )
 from treenail.kube.transport import HttpTransport
+from treenail.manifests import installation
 from treenail_lab import images
 from treenail_lab.apiserver.serving.server import LabServer
 from treenail_lab.image_builds import (

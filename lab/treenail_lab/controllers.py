@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from treenail.controllers.install import installation
-from treenail.controllers.install.installation import NAME, InstallOptions
+from treenail.manifests import installation
+from treenail.manifests.installation import NAME, InstallOptions
 from treenail.process import stop_process
 from treenail_lab.cluster import Lab
 from treenail_lab.lifetime.owner import owner

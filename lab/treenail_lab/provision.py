@@ -16,15 +16,11 @@ from pathlib import Path
 from typing import TextIO
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.install.ignition_server import (
-    NAME,
-    build_approval_access,
-    build_server_documents,
-)
-from treenail.controllers.install.installation import InstallOptions
 from treenail.errors import HostError
 from treenail.kube.client import Json
 from treenail.kube.resources import MACHINECONFIGPOOLS
+from treenail.manifests.ignition_server import NAME, build_approval_access, build_server_documents
+from treenail.manifests.installation import InstallOptions
 from treenail.process import stop_process
 from treenail_lab.apiserver.access.certificates import CertificateAuthority, write_private_file
 from treenail_lab.cluster import POOL, Lab, build_login_ignition

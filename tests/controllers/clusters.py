@@ -22,9 +22,6 @@ from treenail.controllers.image_build import assembly
 from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.image_build.controller import BuildController
 from treenail.controllers.image_build.job import JobSettings
-from treenail.controllers.install import installation
-from treenail.controllers.install.installation import NAME, InstallOptions
-from treenail.controllers.install.permissions import DEFAULT_CONTROLLERS
 from treenail.controllers.install_time.handover.build_hold import InstallHold
 from treenail.controllers.install_time.handover.controller import InstallController
 from treenail.controllers.install_time.handover.image_mover import ImageMover
@@ -55,6 +52,9 @@ from treenail.kube.resources import (
     Resource,
 )
 from treenail.kube.transport import HttpStream, HttpTransport
+from treenail.manifests import installation
+from treenail.manifests.installation import NAME, InstallOptions
+from treenail.manifests.permissions import DEFAULT_CONTROLLERS
 from treenail.registry.transport import RegistryLimits
 
 Json = dict[str, Any]

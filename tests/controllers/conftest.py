@@ -13,10 +13,10 @@ from tests.controllers.clusters import collection_of
 from tests.controllers.objects import Objects
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
-from treenail.controllers.install import installation
 from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.transport import HttpTransport
+from treenail.manifests import installation
 from treenail_lab.apiserver.serving.server import LabServer
 
 KUBECONFIG = os.environ.get("TREENAIL_TEST_KUBECONFIG", "")

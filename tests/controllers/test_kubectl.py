@@ -15,7 +15,7 @@ import pytest
 from tests.contract.client import Cluster
 from tests.controllers.clusters import collection_of
 from tests.controllers.conftest import REAL
-from treenail.controllers.install.installation import NAME, InstallOptions, build_documents
+from treenail.manifests.installation import NAME, InstallOptions, build_documents
 
 KUBECTL = os.environ.get("KUBECTL") or shutil.which("kubectl") or ""
 COMMAND = "import sys; from treenail.cli.controller.main import main; sys.exit(main())"

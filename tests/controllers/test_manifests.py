@@ -6,10 +6,10 @@ import pytest
 
 from treenail.api import documents as yaml_documents
 from treenail.cli.controller.main import create_parser, main
-from treenail.controllers.install import installation
-from treenail.controllers.install.ignition_server import build_server_documents
-from treenail.controllers.install.installation import InstallOptions, build_documents
-from treenail.controllers.install.permissions import iter_granted_verbs
+from treenail.manifests import installation
+from treenail.manifests.ignition_server import build_server_documents
+from treenail.manifests.installation import InstallOptions, build_documents
+from treenail.manifests.permissions import iter_granted_verbs
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:

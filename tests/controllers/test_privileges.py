@@ -25,9 +25,9 @@ from tests.controllers.test_roles import MCO, Agents, run_alone
 from tests.records import write_record
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.controllers.install import installation
-from treenail.controllers.install.installation import NAME
-from treenail.controllers.install.permissions import CONTROLLER_VERBS, GROUP
+from treenail.manifests import installation
+from treenail.manifests.installation import NAME
+from treenail.manifests.permissions import CONTROLLER_VERBS, GROUP
 
 pytestmark = [pytest.mark.integration]
 

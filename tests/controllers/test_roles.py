@@ -12,9 +12,9 @@ from tests.contract.csr import REQUESTS
 from tests.controllers.clusters import LIMIT_S, Place
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.controllers.install.installation import NODE_ROLE_NAME
-from treenail.controllers.install.permissions import CONTROLLER_VERBS
 from treenail.kube.resources import MACHINECONFIGS, NODES
+from treenail.manifests.installation import NODE_ROLE_NAME
+from treenail.manifests.permissions import CONTROLLER_VERBS
 
 pytestmark = [pytest.mark.integration]
 

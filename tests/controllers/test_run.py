@@ -27,13 +27,13 @@ from treenail.cli.controller.run import (
 )
 from treenail.cli.controller.stderr_log import LineFormatter
 from treenail.cli.output import EXIT_USAGE
-from treenail.controllers.install.installation import NAME, build_documents
-from treenail.controllers.install.permissions import CONTROLLER_VERBS
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import NotLeaderError, UsageError
 from treenail.kube.client import Client, Json
 from treenail.kube.resources import LEASES, NODES
+from treenail.manifests.installation import NAME, build_documents
+from treenail.manifests.permissions import CONTROLLER_VERBS
 from treenail_lab.apiserver.serving.server import LabServer
 
 pytestmark = pytest.mark.integration

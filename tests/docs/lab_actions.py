@@ -13,7 +13,6 @@ from tests.docs.lab_shell import LabShells
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.decode import Fields
-from treenail.controllers.install import installation
 from treenail.kube.client import Json
 from treenail.kube.resources import (
     DAEMONSETS,
@@ -22,6 +21,7 @@ from treenail.kube.resources import (
     NAMESPACES,
     NODES,
 )
+from treenail.manifests import installation
 from treenail_lab.cluster import POOL, Lab
 from treenail_lab.demo.pool import build_config
 from treenail_lab.images import Image, derive_image, make_image

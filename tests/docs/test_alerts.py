@@ -3,7 +3,7 @@
 import re
 
 from tests.docs.lab_actions import GUIDES
-from treenail.controllers.install.monitoring import build_rule_groups
+from treenail.manifests.monitoring import build_rule_groups
 
 
 def test_every_alert_has_section_that_says_what_to_do() -> None:

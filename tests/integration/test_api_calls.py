@@ -8,8 +8,8 @@ from tests.integration.site import USER, Options, Site
 from tests.records import write_record
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.controllers.install.installation import build_node_access
-from treenail.controllers.install.permissions import iter_granted_verbs
+from treenail.manifests.installation import build_node_access
+from treenail.manifests.permissions import iter_granted_verbs
 from treenail_lab.cluster import build_rendered_config
 
 pytestmark = pytest.mark.integration

@@ -11,7 +11,6 @@ import pytest
 from tests.waiting import wait_until
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.controllers.install.installation import InstallOptions
 from treenail.kube.client import Json
 from treenail.kube.resources import (
     CONFIGMAPS,
@@ -22,6 +21,7 @@ from treenail.kube.resources import (
     PODS,
     SECRETS,
 )
+from treenail.manifests.installation import InstallOptions
 from treenail.registry.client import RegistryClient
 from treenail.registry.names import parse_descriptor
 from treenail_lab.cluster import Lab, LabPlan

@@ -14,7 +14,6 @@ from tests.controllers.installed import OPTIONS, denied
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
-from treenail.controllers.install.installation import NAME
 from treenail.kube.informer import Informer
 from treenail.kube.resources import (
     LEASES,
@@ -25,6 +24,7 @@ from treenail.kube.resources import (
     ROLLOUTPOLICIES,
 )
 from treenail.kube.watch import WatchScope
+from treenail.manifests.installation import NAME
 from treenail_lab.cluster import POOL, Lab, LabPlan
 from treenail_lab.controllers import ControllerReplicas
 from treenail_lab.demo import pool

@@ -13,13 +13,13 @@ from tests.controllers.clusters import resource_of
 from tests.mco.operator import CONTROLLER_CONFIG, NAMESPACE, Json
 from tests.realcluster import RealCluster
 from treenail.clock import SystemClock
-from treenail.controllers.install import installation
-from treenail.controllers.install.installation import NAME, InstallOptions
 from treenail.errors import AlreadyExistsError
 from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import SECRETS
 from treenail.kube.transport import HttpTransport
+from treenail.manifests import installation
+from treenail.manifests.installation import NAME, InstallOptions
 from treenail.registry.names import Descriptor
 from treenail_lab.controllers import CONTROLLER_COMMAND
 from treenail_lab.image_builds import (

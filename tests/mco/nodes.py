@@ -14,8 +14,8 @@ from tests.realcluster import RealCluster
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock, format_rfc3339
-from treenail.controllers.install import installation
 from treenail.daemon.configuration.mcd_state import FIRST_BOOT_ANNOTATIONS
+from treenail.manifests import installation
 from treenail_lab import images
 from treenail_lab.cluster import build_pull_secret
 from treenail_lab.image_builds import LabRegistry, merge_logins

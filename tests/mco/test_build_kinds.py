@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.mco.programs import KINDS
-from treenail.controllers.install.installation import load_crds
+from treenail.manifests.installation import load_crds
 
 UPPER = ("maxLength", "maxItems", "maximum", "maxProperties")
 LOWER = ("minLength", "minItems", "minimum", "minProperties")

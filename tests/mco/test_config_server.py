@@ -35,7 +35,7 @@ from treenail.api.contents import Contents
 from treenail.api.decode import Fields
 from treenail.config import node_paths
 from treenail.config.ignition_emit import VERSIONS_SERVED
-from treenail.controllers.install import installation
+from treenail.manifests import installation
 from treenail_lab.apiserver.serving.server import LabServer
 from treenail_lab.install.bootstrap_host import find_free_port
 from treenail_lab.kubelet import runtime

@@ -17,8 +17,8 @@ from tests.mco.operator import MCO, build_file, build_ignition
 from tests.realcluster import RealCluster, RealClusterError, find_programs
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.controllers.install import installation
 from treenail.daemon.configuration.mcd_state import FIRST_BOOT_ANNOTATIONS
+from treenail.manifests import installation
 from treenail_lab.controllers import CONTROLLER_COMMAND
 from treenail_lab.lifetime.owner import owner
 

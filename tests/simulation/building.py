@@ -13,10 +13,10 @@ from tests.simulation.cluster import DirectTransport, SimCluster
 from tests.simulation.controllers import SimControllers
 from tests.simulation.registries import SimRegistry, hold_registries
 from tests.simulation.run import PODS, ClusterRun
-from treenail.controllers.install import installation
 from treenail.errors import ClusterError
 from treenail.kube.client import Client
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, NAMESPACES
+from treenail.manifests import installation
 from treenail_lab.apiserver.storage.store import StoreEvent
 
 Json = dict[str, Any]

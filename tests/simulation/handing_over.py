@@ -19,7 +19,6 @@ from tests.simulation.controllers import SimControllers
 from tests.simulation.registries import SimRegistry, hold_registries
 from tests.simulation.run import PODS, ClusterRun
 from treenail.api import annotations as key
-from treenail.controllers.install import installation
 from treenail.controllers.install_time.handover.handover_objects import (
     HANDOVER_SECRET,
     RESULT_CONFIGMAP,
@@ -29,6 +28,7 @@ from treenail.controllers.install_time.handover.handover_state import DONE
 from treenail.controllers.install_time.inputs.image_mode import NAMESPACE
 from treenail.errors import NotFoundError
 from treenail.kube.resources import MACHINEOSBUILDS, NAMESPACES, NODES
+from treenail.manifests import installation
 from treenail.registry.logins import Login
 from treenail_lab.apiserver.storage.store import StoreEvent
 

@@ -23,8 +23,8 @@ from treenail.controllers.ignition.tokens.tokens import (
     compute_digest,
     format_book,
 )
-from treenail.controllers.install import installation
 from treenail.kube.resources import MACHINECONFIGPOOLS
+from treenail.manifests import installation
 from treenail_lab.apiserver.access.authentication import AUTHENTICATED, ApiUser
 from treenail_lab.apiserver.storage.store import StoreEvent
 

@@ -10,8 +10,8 @@ from tests.simulation.controllers import SimControllers
 from tests.simulation.machines import SimMachine, copy_world, set_ready
 from tests.simulation.run import PODS, ClusterRun
 from treenail.api import annotations as key
-from treenail.controllers.install import installation
 from treenail.kube.resources import MACHINECONFIGPOOLS
+from treenail.manifests import installation
 from treenail_lab.apiserver.storage.store import StoreEvent
 
 Json = dict[str, Any]

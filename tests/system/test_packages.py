@@ -20,9 +20,9 @@ DROP_IN = (
 KUBELET = "[Service]\\nType=oneshot\\nRemainAfterExit=yes\\nExecStart=true\\n"
 MODULES = (
     *(f"agent/treenail/{name}" for name in ("", "api", "config", "update", "kube", "cli", "host")),
-    *(f"agent/treenail/{name}" for name in ("daemon", "controllers", "controllers/install")),
+    *(f"agent/treenail/{name}" for name in ("daemon", "controllers", "manifests")),
     *(f"agent/treenail/{name}" for name in ("builder", "image", "registry")),
-    "agent/treenail/controllers/install/monitoring_files",
+    "agent/treenail/manifests/monitoring_files",
     "lab/treenail_lab",
 )
 COMPLETIONS = """
@@ -86,7 +86,7 @@ def build_packages(folder: Path, container: Container, *, is_new: bool) -> None:
         (source / module / "__init__.py").touch()
     for name in ("py.typed", "cli/main.py"):
         (source / "agent/treenail" / name).touch()
-    (source / "agent/treenail/controllers/install/monitoring_files/alerts.yaml").touch()
+    (source / "agent/treenail/manifests/monitoring_files/alerts.yaml").touch()
     for name in ("systemd", "rpm", "tools"):
         shutil.copytree(REPOSITORY / name, source / name)
     (source / "tools/completions.py").write_text(COMPLETIONS)

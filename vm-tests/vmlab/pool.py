@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from treenail.api import annotations as key
-from treenail.controllers.install.installation import InstallOptions
 from treenail.kube.client import PatchType
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
@@ -17,6 +16,7 @@ from treenail.kube.resources import (
     MACHINEOSCONFIGS,
     SECRETS,
 )
+from treenail.manifests.installation import InstallOptions
 from treenail_lab.cluster import POOL
 from treenail_lab.controllers import ControllerReplicas
 from treenail_lab.demo import pool

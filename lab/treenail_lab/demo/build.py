@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.controllers.install.installation import InstallOptions
 from treenail.errors import HostError
 from treenail.kube.client import Json
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, SECRETS
+from treenail.manifests.installation import InstallOptions
 from treenail_lab.cluster import POOL, Lab
 from treenail_lab.image_builds import LabRegistry, build_login_secret, find_build_refusal
 

@@ -18,8 +18,6 @@ from treenail.api import documents
 from treenail.api.machineconfigpool import MASTER, WORKER, MachineConfigPool
 from treenail.codec import parse_json
 from treenail.config.bootstrap_registry import MIRROR_FILE, RECORD_FILE
-from treenail.controllers.install.ignition_server import build_settings_access
-from treenail.controllers.install.installation import InstallOptions
 from treenail.errors import ClusterError, HostError
 from treenail.host.system.state_file import LEDGER_PATH
 from treenail.kube.client import Json
@@ -29,6 +27,8 @@ from treenail.kube.resources import (
     MACHINEOSBUILDS,
     NODES,
 )
+from treenail.manifests.ignition_server import build_settings_access
+from treenail.manifests.installation import InstallOptions
 from treenail_lab.controllers import ALL_CONTROLLERS, ControllerReplicas
 from treenail_lab.demo.demo_text import wrap_line
 from treenail_lab.demo.status_watch import StatusWatch

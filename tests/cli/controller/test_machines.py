@@ -15,9 +15,9 @@ from treenail.clock import SystemClock
 from treenail.controllers.ignition.machines.logged_requests import format_requests, log_request
 from treenail.controllers.ignition.machines.request_log import REQUEST_CONFIGMAP
 from treenail.controllers.ignition.server.access import RequestOutcome, RequestRow
-from treenail.controllers.install.ignition_server import NAME
 from treenail.kube.client import Client
 from treenail.kube.resources import CONFIGMAPS, MACHINECONFIGPOOLS, NAMESPACES, NODES
+from treenail.manifests.ignition_server import NAME
 from treenail_lab.apiserver.serving.server import LabServer
 
 pytestmark = pytest.mark.integration

@@ -15,9 +15,9 @@ from treenail.cli.controller.serve_tokens import DEFAULT_NAMESPACE
 from treenail.cli.output import EXIT_USAGE
 from treenail.controllers.ignition.tokens.token_store import TOKEN_SECRET
 from treenail.controllers.ignition.tokens.tokens import confirm_use, read_name
-from treenail.controllers.install import ignition_server, installation
-from treenail.controllers.install.objects import build_binding, build_role
-from treenail.controllers.install.permissions import build_named_rules
+from treenail.manifests import ignition_server, installation
+from treenail.manifests.objects import build_binding, build_role
+from treenail.manifests.permissions import build_named_rules
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
 pytestmark = pytest.mark.integration

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.controllers.drain.site import Acting, Site
-from treenail.controllers.install import installation
+from treenail.manifests import installation
 from treenail_lab.apiserver.serving.server import LabServer
 
 

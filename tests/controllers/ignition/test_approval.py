@@ -34,11 +34,11 @@ from treenail.controllers.ignition.tokens.bootstrap_tokens import (
     JoinTarget,
     list_groups,
 )
-from treenail.controllers.install.installation import load_crds
-from treenail.controllers.install.join_access import build_join_access
 from treenail.controllers.runtime.informers import Informers
 from treenail.kube.events import EventRecorder
 from treenail.kube.resources import MACHINECONFIGPOOLS
+from treenail.manifests.installation import load_crds
+from treenail.manifests.join_access import build_join_access
 from treenail_lab.apiserver.access.certificates import CertificateIdentity, render_kubeconfig
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

@@ -31,10 +31,6 @@ from treenail.controllers.ignition.tokens.tokens import (
     format_book,
     make_token,
 )
-from treenail.controllers.install.ignition_server import NAME, build_approval_access
-from treenail.controllers.install.installation import InstallOptions
-from treenail.controllers.install.join_access import build_join_access
-from treenail.controllers.install.permissions import CONTROLLER_VERBS, build_rules
 from treenail.controllers.runtime.informers import Informers
 from treenail.errors import ForbiddenError
 from treenail.kube.client import Client
@@ -42,6 +38,10 @@ from treenail.kube.events import EventRecorder
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import SECRETS
 from treenail.kube.transport import HttpTransport
+from treenail.manifests.ignition_server import NAME, build_approval_access
+from treenail.manifests.installation import InstallOptions
+from treenail.manifests.join_access import build_join_access
+from treenail.manifests.permissions import CONTROLLER_VERBS, build_rules
 from treenail_lab.apiserver.access.certificates import CertificateIdentity, render_kubeconfig
 
 pytestmark = [pytest.mark.integration]

@@ -30,13 +30,13 @@ from treenail.controllers.ignition.content.cluster_source import ClusterSource
 from treenail.controllers.ignition.content.source import SourceSettings
 from treenail.controllers.ignition.tokens.token_store import TokenStore
 from treenail.controllers.ignition.tokens.tokens import TokenRecord, make_token
-from treenail.controllers.install import installation
-from treenail.controllers.install.ignition_server import NAME, build_server_documents
-from treenail.controllers.install.installation import InstallOptions
 from treenail.controllers.runtime.informers import Informers
 from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.transport import HttpTransport
+from treenail.manifests import installation
+from treenail.manifests.ignition_server import NAME, build_server_documents
+from treenail.manifests.installation import InstallOptions
 from treenail_lab.apiserver.serving.server import LabServer
 
 pytestmark = [pytest.mark.integration]

@@ -30,13 +30,13 @@ from tests.waiting import wait_until
 from treenail.cli.controller.main import main
 from treenail.controllers.ignition.machines.request_log import REQUEST_CONFIGMAP
 from treenail.controllers.ignition.tokens.tokens import read_name
-from treenail.controllers.install.ignition_server import (
+from treenail.manifests.ignition_server import (
     CERTIFICATE_SECRET,
     NAME,
     TOKEN_SECRET,
     build_server_documents,
 )
-from treenail.controllers.install.installation import InstallOptions
+from treenail.manifests.installation import InstallOptions
 from treenail_lab.apiserver.access.certificates import render_kubeconfig
 
 pytestmark = [pytest.mark.integration]

@@ -37,12 +37,12 @@ from treenail.controllers.ignition.content.source import (
     SourceSettings,
     SourceUnreadyError,
 )
-from treenail.controllers.install import installation
 from treenail.controllers.runtime.informers import Informers
 from treenail.errors import TreenailError
 from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.transport import HttpTransport
+from treenail.manifests import installation
 from treenail_lab.apiserver.serving.server import LabServer
 
 LIMIT_S = 60.0

@@ -17,7 +17,6 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.builder.images.signatures import SigningKey
 from treenail.clock import Clock, SystemClock
-from treenail.controllers.install import installation
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.runtime import ControllerRuntime
@@ -44,6 +43,7 @@ from treenail.kube.resources import (
     get_object,
 )
 from treenail.kube.transport import HttpTransport
+from treenail.manifests import installation
 from treenail.registry.transport import RegistryLimits
 from treenail_lab.apiserver.serving.server import LabServer
 

@@ -11,7 +11,6 @@ from treenail.api.decode import Json
 from treenail.cli.controller.main import main
 from treenail.cli.controller.status_text import format_leader, format_summary
 from treenail.clock import SystemClock, format_micro_time
-from treenail.controllers.install.installation import NAME, InstallOptions
 from treenail.controllers.plan.leader import (
     LeaderReader,
     LeaderReport,
@@ -27,6 +26,7 @@ from treenail.controllers.plan.status_document import build_status_document
 from treenail.controllers.plan.status_table import build_rows
 from treenail.kube.client import Client
 from treenail.kube.resources import LEASES, MACHINECONFIGPOOLS, ROLLOUTPOLICIES, Resource
+from treenail.manifests.installation import NAME, InstallOptions
 from treenail_lab.apiserver.serving.server import LabServer
 
 RBAC = "rbac.authorization.k8s.io"

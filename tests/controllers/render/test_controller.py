@@ -14,7 +14,6 @@ from tests.waiting import wait_until
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.cli.controller.rollout import read_rollouts
 from treenail.clock import SystemClock
-from treenail.controllers.install import installation
 from treenail.controllers.plan.read import read_metadata
 from treenail.controllers.plan.rollout_result import RolloutOutcome
 from treenail.controllers.render.controller import KEPT_CONFIGS, RenderController
@@ -33,6 +32,7 @@ from treenail.kube.resources import (
     MACHINECONFIGS,
     Resource,
 )
+from treenail.manifests import installation
 from treenail_lab.apiserver.serving.faults import FaultMatch, LoseAnswerFault, RejectFault
 from treenail_lab.apiserver.serving.server import LabServer
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from treenail.api import annotations as key
 from treenail.clock import SystemClock, format_rfc3339
-from treenail.controllers.install import installation
 from treenail.errors import ClusterError, ConflictError
 from treenail.kube.client import Client
 from treenail.kube.informer import Informer
@@ -23,6 +22,7 @@ from treenail.kube.resources import (
 )
 from treenail.kube.transport import HttpTransport
 from treenail.kube.watch import WatchScope
+from treenail.manifests import installation
 from treenail_lab.apiserver.serving.server import LabServer
 
 Json = dict[str, Any]

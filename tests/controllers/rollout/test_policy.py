@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from tests.controllers.rollout.builders import pool
-from treenail.controllers.install.installation import load_crds
 from treenail.controllers.rollout.policy import (
     DEFAULT_MAX_PARALLEL,
     KIND,
@@ -23,6 +22,7 @@ from treenail.controllers.rollout.policy import (
 from treenail.controllers.rollout.policy_status import summarize_entries
 from treenail.errors import ConfigError
 from treenail.label_selector import LabelRequirement, LabelSelector, SelectorOperator
+from treenail.manifests.installation import load_crds
 
 WHERE = "RolloutPolicy careful"
 

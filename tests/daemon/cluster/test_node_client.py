@@ -14,7 +14,6 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api import machineconfignode
 from treenail.clock import SystemClock
-from treenail.controllers.install.installation import build_node_access
 from treenail.daemon.cluster.node_client import NodeClient
 from treenail.errors import ClusterError, ConfigMissingError, ConfigRejectedError
 from treenail.kube.client import Client, PatchType
@@ -24,6 +23,7 @@ from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import EVENTS, MACHINECONFIGNODES, NODES
 from treenail.kube.transport import HttpTransport
 from treenail.kube.watch import ResourceWatch, WatchScope
+from treenail.manifests.installation import build_node_access
 from treenail.update.state.record import Target
 from treenail.update.status import NodeEvent, ReportedCondition, StatusReport
 from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault

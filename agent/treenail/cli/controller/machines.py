@@ -43,12 +43,12 @@ from treenail.controllers.ignition.machines.machine_report import (
     build_report_document,
 )
 from treenail.controllers.ignition.machines.request_log import REQUEST_CONFIGMAP, RequestStore
-from treenail.controllers.install.ignition_server import NAME
 from treenail.controllers.plan.read import read_pools
 from treenail.errors import ClusterError, NotFoundError
 from treenail.escape import escape_line
 from treenail.kube.client import Client
 from treenail.kube.resources import NODES
+from treenail.manifests.ignition_server import NAME
 
 DOCUMENT_KIND = "MachineRequestList"
 

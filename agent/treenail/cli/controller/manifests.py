@@ -13,17 +13,17 @@ from treenail.cli.controller.run import CONTROLLERS, parse_controllers
 from treenail.cli.controller.serve import parse_registry
 from treenail.cli.controller.serve_tokens import MODES, parse_server_url
 from treenail.cli.terminal import HelpFormatter, format_examples
-from treenail.controllers.install import ignition_server, installation
-from treenail.controllers.install.ignition_server import (
+from treenail.errors import UsageError
+from treenail.manifests import ignition_server, installation
+from treenail.manifests.ignition_server import (
     ServerOptions,
     build_approval_access,
     build_server_documents,
     build_settings_access,
 )
-from treenail.controllers.install.installation import InstallOptions
-from treenail.controllers.install.monitoring import build_monitoring
-from treenail.controllers.install.permissions import DEFAULT_CONTROLLERS
-from treenail.errors import UsageError
+from treenail.manifests.installation import InstallOptions
+from treenail.manifests.monitoring import build_monitoring
+from treenail.manifests.permissions import DEFAULT_CONTROLLERS
 
 _SECRET_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME_LIMIT = 253

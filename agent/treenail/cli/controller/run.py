@@ -30,7 +30,6 @@ from treenail.cli.output import EXIT_FAILED
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import BootTimeClock, Clock
 from treenail.controllers.image_build.job import JobSettings
-from treenail.controllers.install import installation
 from treenail.controllers.runtime.health import HealthServer
 from treenail.controllers.runtime.http_listener import parse_address
 from treenail.controllers.runtime.informers import Informers
@@ -43,6 +42,7 @@ from treenail.kube.events import EventRecorder
 from treenail.kube.fence import LateWrites, LeaderTransport
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 from treenail.kube.resources import SECRETS
+from treenail.manifests import installation
 
 if TYPE_CHECKING:
     from treenail.controllers.plan.leader import LeaderReport

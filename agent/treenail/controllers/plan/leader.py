@@ -9,10 +9,10 @@ from enum import StrEnum
 
 from treenail.api.decode import Fields, Json
 from treenail.clock import Clock, format_rfc3339, parse_rfc3339
-from treenail.controllers.install.installation import NAME, InstallOptions
 from treenail.errors import ClusterError, ConfigError, ForbiddenError, NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.resources import LEASES
+from treenail.manifests.installation import NAME, InstallOptions
 
 _SKEW_S = 5.0
 """The clock of this machine and that of the controllers may differ by this much."""

@@ -20,9 +20,6 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
 from treenail.controllers.drain.controller import DrainController
-from treenail.controllers.install import installation
-from treenail.controllers.install.installation import NAME, build_documents, load_crds
-from treenail.controllers.install.permissions import iter_granted_verbs
 from treenail.controllers.render.controller import RenderController
 from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.gates.external import GateClient
@@ -53,6 +50,9 @@ from treenail.kube.resources import (
     get_object,
 )
 from treenail.kube.transport import HttpTransport
+from treenail.manifests import installation
+from treenail.manifests.installation import NAME, build_documents, load_crds
+from treenail.manifests.permissions import iter_granted_verbs
 from treenail_lab.apiserver.serving.server import LabServer
 
 CLOCK = SystemClock()

@@ -9,7 +9,7 @@ from treenail.controllers.ignition.tokens.bootstrap_tokens import (
     SECRET_PREFIX,
     SECRET_TYPE,
 )
-from treenail.controllers.install import objects, permissions
+from treenail.manifests import objects, permissions
 
 NAME = "treenail-ignition-join"
 _ADMISSION = "admissionregistration.k8s.io"

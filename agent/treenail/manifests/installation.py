@@ -10,8 +10,8 @@ from treenail import __version__
 from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.controllers.image_build.job import JobSettings
-from treenail.controllers.install import objects, permissions
-from treenail.controllers.install.objects import (
+from treenail.manifests import objects, permissions
+from treenail.manifests.objects import (
     CONTAINER_SECURITY,
     CONTROL_PLANE_TOLERATIONS,
     NONROOT_UID,
@@ -19,12 +19,7 @@ from treenail.controllers.install.objects import (
     build_field_env,
     build_probe,
 )
-from treenail.controllers.install.permissions import (
-    CONTROLLER_VERBS,
-    EVENT_VERBS,
-    GROUP,
-    NODE_VERBS,
-)
+from treenail.manifests.permissions import CONTROLLER_VERBS, EVENT_VERBS, GROUP, NODE_VERBS
 
 NAME = "treenail-controller"
 NODE_ROLE_NAME = "treenail-node"
@@ -101,7 +96,7 @@ def build_documents(options: InstallOptions) -> list[Json]:
 
 def load_crds() -> list[Json]:
     """Load the CustomResourceDefinitions in a fixed order; they are in the MCO's API group."""
-    folder = resources.files("treenail.controllers.install").joinpath("manifests")
+    folder = resources.files("treenail.manifests").joinpath("manifests")
     files = sorted(
         (entry for entry in folder.iterdir() if entry.name.endswith(".yaml")),
         key=lambda entry: entry.name,

@@ -15,21 +15,15 @@ from treenail.cli.controller.main import main
 from treenail.controllers.drain.controller import DrainMetrics
 from treenail.controllers.ignition.machines.request_metrics import RequestMetrics, add_token_metrics
 from treenail.controllers.ignition.tokens.tokens import TokenBook
-from treenail.controllers.install.installation import InstallOptions
-from treenail.controllers.install.monitoring import (
-    build_dashboard,
-    build_monitoring,
-    build_rule_groups,
-)
 from treenail.controllers.rollout.pool_metrics import PoolMetrics, compute_pool_tables
 from treenail.controllers.runtime.metrics import PREFIX, ControllerMetrics
 from treenail.controllers.runtime.workers import WorkerMetrics
 from treenail.daemon.local import metrics as node_metrics
+from treenail.manifests.installation import InstallOptions
+from treenail.manifests.monitoring import build_dashboard, build_monitoring, build_rule_groups
 
 NAME = re.compile(r"\b(?:treenail|mcd)_[a-z_]+")
-ALERTS = (
-    Path(__file__).parents[3] / "agent/treenail/controllers/install/monitoring_files/alerts.yaml"
-)
+ALERTS = Path(__file__).parents[3] / "agent/treenail/manifests/monitoring_files/alerts.yaml"
 # Added by ControllerRuntime, which needs a cluster.
 OF_RUNTIME = {f"{PREFIX}leader", f"{PREFIX}watch_silence_seconds"}
 

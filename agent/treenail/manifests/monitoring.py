@@ -11,14 +11,8 @@ from importlib import resources
 import yaml
 
 from treenail.api.decode import Json
-from treenail.controllers.install import ignition_server
-from treenail.controllers.install.installation import (
-    LABELS,
-    NAME,
-    PORT,
-    SELECTOR,
-    InstallOptions,
-)
+from treenail.manifests import ignition_server
+from treenail.manifests.installation import LABELS, NAME, PORT, SELECTOR, InstallOptions
 
 _MONITORING_API = "monitoring.coreos.com/v1"
 _DASHBOARD = "treenail-dashboard"
@@ -94,7 +88,7 @@ def build_dashboard() -> Json:
 
 
 def _read_file(name: str) -> str:
-    folder = resources.files("treenail.controllers.install").joinpath("monitoring_files")
+    folder = resources.files("treenail.manifests").joinpath("monitoring_files")
     return folder.joinpath(name).read_text("utf-8")
 
 
