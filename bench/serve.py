@@ -33,19 +33,19 @@ from bench.node import read_cpu, read_memory
 from bench.result import Result
 from tests.contract.client import Cluster
 from tests.controllers.clusters import collection_of
-from tests.controllers.ignition.samples import make_pool
-from tests.controllers.ignition.serving import write_certificate
 from tests.controllers.installed import apply
+from tests.provisioning.samples import make_pool
+from tests.provisioning.serving import write_certificate
 from treenail.clock import SystemClock
 from treenail.config.node_paths import KUBECONFIG
-from treenail.controllers.ignition.tokens.token_store import TokenStore
-from treenail.controllers.ignition.tokens.tokens import TokenBook, make_token
 from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.transport import HttpTransport
 from treenail.manifests import installation
 from treenail.manifests.ignition_server import NAME, build_server_documents
 from treenail.manifests.installation import InstallOptions
+from treenail.provisioning.tokens.token_store import TokenStore
+from treenail.provisioning.tokens.tokens import TokenBook, make_token
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 from treenail_lab.apiserver.serving.server import LabServer
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 MAX_ROOMS = 10
-BIG_PACKAGES = {"controllers.ignition", "controllers.install_time"}
+BIG_PACKAGES = {"provisioning", "controllers.install_time"}
 """Packages inside a room that have rooms themselves."""
 
 # The lab is a package of its own; in the rows it is called `lab`.
@@ -54,7 +54,7 @@ OWNERS = {
     # Of the extras controller and lab: no node needs it.
     "cryptography": {
         "builder.images.signatures",
-        "controllers.ignition.approval.request",
+        "provisioning.approval.request",
         "controllers.install_time.certificates.certificate_checks",
         "controllers.install_time.certificates.installation_ca",
         "lab",

@@ -13,14 +13,14 @@ import yaml
 from tests.fakes.clock import FakeClock
 from treenail.cli.controller.main import main
 from treenail.controllers.drain.controller import DrainMetrics
-from treenail.controllers.ignition.machines.request_metrics import RequestMetrics, add_token_metrics
-from treenail.controllers.ignition.tokens.tokens import TokenBook
 from treenail.controllers.rollout.pool_metrics import PoolMetrics, compute_pool_tables
 from treenail.controllers.runtime.metrics import PREFIX, ControllerMetrics
 from treenail.controllers.runtime.workers import WorkerMetrics
 from treenail.daemon.local import metrics as node_metrics
 from treenail.manifests.installation import InstallOptions
 from treenail.manifests.monitoring import build_dashboard, build_monitoring, build_rule_groups
+from treenail.provisioning.machines.request_metrics import RequestMetrics, add_token_metrics
+from treenail.provisioning.tokens.tokens import TokenBook
 
 NAME = re.compile(r"\b(?:treenail|mcd)_[a-z_]+")
 ALERTS = Path(__file__).parents[3] / "agent/treenail/manifests/monitoring_files/alerts.yaml"

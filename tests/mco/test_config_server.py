@@ -18,8 +18,10 @@ import yaml
 
 from tests.contract.client import Cluster
 from tests.controllers.clusters import collection_of
-from tests.controllers.ignition.process import run_server
-from tests.controllers.ignition.samples import (
+from tests.mco import programs
+from tests.oracle import rendered
+from tests.provisioning.process import run_server
+from tests.provisioning.samples import (
     NEW,
     OLD,
     make_config,
@@ -27,9 +29,7 @@ from tests.controllers.ignition.samples import (
     make_file,
     make_pool,
 )
-from tests.controllers.ignition.serving import IGNITION, LIMIT_S
-from tests.mco import programs
-from tests.oracle import rendered
+from tests.provisioning.serving import IGNITION, LIMIT_S
 from tests.waiting import wait_until
 from treenail.api.contents import Contents
 from treenail.api.decode import Fields

@@ -14,17 +14,17 @@ from tests.simulation.controllers import SimControllers
 from tests.simulation.machines import set_ready
 from tests.simulation.run import PODS, ClusterRun
 from tests.simulation.threads import STARTED_AT
-from treenail.controllers.ignition.tokens.bootstrap_tokens import USER_PREFIX, list_groups
-from treenail.controllers.ignition.tokens.token_store import TOKEN_SECRET
-from treenail.controllers.ignition.tokens.tokens import (
+from treenail.kube.resources import MACHINECONFIGPOOLS
+from treenail.manifests import installation
+from treenail.provisioning.tokens.bootstrap_tokens import USER_PREFIX, list_groups
+from treenail.provisioning.tokens.token_store import TOKEN_SECRET
+from treenail.provisioning.tokens.tokens import (
     BookParser,
     TokenBook,
     TokenRecord,
     compute_digest,
     format_book,
 )
-from treenail.kube.resources import MACHINECONFIGPOOLS
-from treenail.manifests import installation
 from treenail_lab.apiserver.access.authentication import AUTHENTICATED, ApiUser
 from treenail_lab.apiserver.storage.store import StoreEvent
 

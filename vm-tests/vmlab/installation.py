@@ -20,7 +20,6 @@ from treenail.api import annotations as key
 from treenail.api import documents
 from treenail.api.machineconfigpool import MASTER
 from treenail.config.bootstrap_registry import MIRROR_FILE, RECORD_FILE
-from treenail.controllers.ignition.content.pointer import build_pointer
 from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
@@ -30,6 +29,7 @@ from treenail.kube.resources import (
     NODES,
     Resource,
 )
+from treenail.provisioning.content.pointer import build_pointer
 from treenail_lab.cluster import build_rendered_config
 from treenail_lab.controllers import CONTROLLER_COMMAND, ControllerReplicas
 from vmlab import registry

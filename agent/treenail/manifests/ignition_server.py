@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treenail.api.decode import Json
-from treenail.controllers.ignition.machines.request_log import REQUEST_CONFIGMAP
-from treenail.controllers.ignition.tokens.token_store import TOKEN_SECRET
 from treenail.controllers.install_time.inputs.image_mode import CONFIGMAP
 from treenail.manifests import objects, permissions
 from treenail.manifests.installation import EVENTS_NAMESPACE, InstallOptions
 from treenail.manifests.installation import NAME as CONTROLLER_NAME
 from treenail.manifests.join_access import build_join_access
+from treenail.provisioning.machines.request_log import REQUEST_CONFIGMAP
+from treenail.provisioning.tokens.token_store import TOKEN_SECRET
 
 NAME = "treenail-ignition"
 PORT = 22623

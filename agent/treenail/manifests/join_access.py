@@ -1,7 +1,8 @@
 """Builds the access with which new machines join: bootstrap tokens, and requests of kubelets."""
 
 from treenail.api.decode import Json
-from treenail.controllers.ignition.tokens.bootstrap_tokens import (
+from treenail.manifests import objects, permissions
+from treenail.provisioning.tokens.bootstrap_tokens import (
     GROUP,
     MANAGER,
     MANAGER_LABEL,
@@ -9,7 +10,6 @@ from treenail.controllers.ignition.tokens.bootstrap_tokens import (
     SECRET_PREFIX,
     SECRET_TYPE,
 )
-from treenail.manifests import objects, permissions
 
 NAME = "treenail-ignition-join"
 _ADMISSION = "admissionregistration.k8s.io"

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.api.decode import Json
-from treenail.controllers.ignition.approval.request import KUBELET_SIGNER
 from treenail.controllers.install_time.handover.handover_objects import (
     HANDOVER_SECRET,
     RESULT_CONFIGMAP,
@@ -19,6 +18,7 @@ from treenail.kube.resources import (
     MACHINECONFIGURATIONS,
     ROLLOUTPOLICIES,
 )
+from treenail.provisioning.approval.request import KUBELET_SIGNER
 
 GROUP = MACHINECONFIGPOOLS.group
 

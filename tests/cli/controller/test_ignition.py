@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.ignition.samples import (
+from tests.provisioning.samples import (
     CLUSTER_IMAGE,
     NEW,
     make_config,
@@ -17,7 +17,7 @@ from tests.controllers.ignition.samples import (
     make_file,
     make_pool,
 )
-from tests.controllers.ignition.serving import IGNITION, Serving, serve, write_json
+from tests.provisioning.serving import IGNITION, Serving, serve, write_json
 from treenail.api.ignition import parse_ignition
 from treenail.cli.controller.main import main
 from treenail.config import node_paths

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.ignition.logged import make_refusal, make_row
-from tests.controllers.ignition.samples import make_pool
 from tests.controllers.rollout.agents import client_of, install_kinds
+from tests.provisioning.logged import make_refusal, make_row
+from tests.provisioning.samples import make_pool
 from treenail.cli.controller.main import main
 from treenail.clock import SystemClock
-from treenail.controllers.ignition.machines.logged_requests import format_requests, log_request
-from treenail.controllers.ignition.machines.request_log import REQUEST_CONFIGMAP
-from treenail.controllers.ignition.server.access import RequestOutcome, RequestRow
 from treenail.kube.client import Client
 from treenail.kube.resources import CONFIGMAPS, MACHINECONFIGPOOLS, NAMESPACES, NODES
 from treenail.manifests.ignition_server import NAME
+from treenail.provisioning.machines.logged_requests import format_requests, log_request
+from treenail.provisioning.machines.request_log import REQUEST_CONFIGMAP
+from treenail.provisioning.server.access import RequestOutcome, RequestRow
 from treenail_lab.apiserver.serving.server import LabServer
 
 pytestmark = pytest.mark.integration

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from tests.controllers.clusters import collection_of
-from tests.controllers.ignition.samples import make_pool
-from tests.controllers.ignition.token_cluster import SECRET, TokenCluster, run_token_cluster
+from tests.provisioning.samples import make_pool
+from tests.provisioning.token_cluster import SECRET, TokenCluster, run_token_cluster
 from treenail.cli.controller.main import main
 from treenail.cli.controller.serve_tokens import DEFAULT_NAMESPACE
 from treenail.cli.output import EXIT_USAGE
-from treenail.controllers.ignition.tokens.token_store import TOKEN_SECRET
-from treenail.controllers.ignition.tokens.tokens import confirm_use, read_name
 from treenail.manifests import ignition_server, installation
 from treenail.manifests.objects import build_binding, build_role
 from treenail.manifests.permissions import build_named_rules
+from treenail.provisioning.tokens.token_store import TOKEN_SECRET
+from treenail.provisioning.tokens.tokens import confirm_use, read_name
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
 pytestmark = pytest.mark.integration

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any
 
-from tests.controllers.ignition.serving import fetch_config
 from tests.controllers.install_time.pool_builds import InstallSite
+from tests.provisioning.serving import fetch_config
 from treenail.config.bootstrap_registry import MIRROR_FILE, RECORD_FILE
 
 LIMIT_S = 120.0

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.controllers.ignition.serving import LIMIT_S, fetch_config
 from tests.controllers.install_time.directories import make_config, make_pool, write_manifest
+from tests.provisioning.serving import LIMIT_S, fetch_config
 from tests.waiting import PATIENCE, wait_until
 
 COMMAND = "import sys; from treenail.cli.controller.main import main; sys.exit(main())"

@@ -13,7 +13,6 @@ from tests.fakes.clock import FakeClock
 from treenail.api.decode import Json
 from treenail.api.ignition_model import IgnitionFile
 from treenail.config.bootstrap_registry import list_node_files
-from treenail.controllers.ignition.content.source import SourceUnreadyError
 from treenail.controllers.install_time.bootstrap.bootstrap import BootstrapSettings, BootstrapStage
 from treenail.controllers.install_time.bootstrap.bootstrap_source import BootstrapSource
 from treenail.controllers.install_time.handover.handover_objects import (
@@ -36,6 +35,7 @@ from treenail.errors import AlreadyExistsError, NotFoundError, TreenailError
 from treenail.image.push_spec import parse_push_spec
 from treenail.kube.client import Client, Listing
 from treenail.kube.resources import NODES, Resource
+from treenail.provisioning.content.source import SourceUnreadyError
 
 PUSH_SPEC = "registry.example.com/os/{pool}:latest"
 REGISTRY = "bootstrap.example.com:22625"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from treenail.controllers.ignition.server.access import RequestOutcome, RequestRow
 from treenail.controllers.install_time.bootstrap.machine_contacts import MachineContacts
+from treenail.provisioning.server.access import RequestOutcome, RequestRow
 
 REGISTRY = "bootstrap.example:22625"
 DIGEST = "sha256:" + "ab" * 32

@@ -13,14 +13,14 @@ from tests.controllers.install_time.dying import DeathError, DyingFiles, Fuse
 from tests.oracle import ROOT, needs_oracle, records
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.ignition.content.directory_source import DirectorySource
-from treenail.controllers.ignition.content.source import SourceSettings
 from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
 from treenail.controllers.install_time.inputs.install_files import InstallFiles
 from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests
 from treenail.controllers.install_time.steps.render_step import RenderedPool, RenderStep
 from treenail.controllers.render.render import ControllerConfig, render_pool
 from treenail.errors import ConfigError
+from treenail.provisioning.content.directory_source import DirectorySource
+from treenail.provisioning.content.source import SourceSettings
 
 BOOTSTRAP = ROOT / "bootstrap"
 IMAGE_CONFIG = "layered-worker.machineosconfig.yaml"

@@ -13,42 +13,43 @@ from io import BytesIO
 from typing import Any
 
 from tests import oracle
-from tests.controllers.ignition.logged import make_logged
-from tests.controllers.ignition.samples import (
+from tests.fuzz.target import FuzzTarget, Grammar
+from tests.fuzz.targets.scratch import make_directory
+from tests.provisioning.logged import make_logged
+from tests.provisioning.samples import (
     NEW,
     make_config,
     make_controller_config,
     make_file,
     make_pool,
 )
-from tests.controllers.ignition.serving import OneToken, Rows, write_certificate, write_json
-from tests.fuzz.target import FuzzTarget, Grammar
-from tests.fuzz.targets.scratch import make_directory
+from tests.provisioning.serving import OneToken, Rows, write_certificate, write_json
 from treenail.codec import parse_json
-from treenail.controllers.ignition.approval.request import KubeletRequest
-from treenail.controllers.ignition.content.accept import choose_version
-from treenail.controllers.ignition.content.directory_source import DirectorySource
-from treenail.controllers.ignition.content.source import (
+from treenail.errors import TreenailError
+from treenail.provisioning.approval.request import KubeletRequest
+from treenail.provisioning.content.accept import choose_version
+from treenail.provisioning.content.directory_source import DirectorySource
+from treenail.provisioning.content.source import (
     ObservedControllerConfig,
     PackedConfig,
     ServedPool,
     SourceSettings,
 )
-from treenail.controllers.ignition.machines.logged_requests import (
+from treenail.provisioning.machines.logged_requests import (
     DATA_KEY,
     format_requests,
     merge_requests,
     parse_requests,
 )
-from treenail.controllers.ignition.server.certificate import ServerCertificate
-from treenail.controllers.ignition.server.listener import ServerLimits, read_address
-from treenail.controllers.ignition.server.server import (
+from treenail.provisioning.server.certificate import ServerCertificate
+from treenail.provisioning.server.listener import ServerLimits, read_address
+from treenail.provisioning.server.server import (
     IgnitionServer,
     _IgnitionListener,
     _IgnitionRequestHandler,
 )
-from treenail.controllers.ignition.server.service import ConfigService
-from treenail.controllers.ignition.tokens.tokens import (
+from treenail.provisioning.server.service import ConfigService
+from treenail.provisioning.tokens.tokens import (
     _DATA_KEY,
     claim_use,
     find_refusal,
@@ -56,7 +57,6 @@ from treenail.controllers.ignition.tokens.tokens import (
     format_book,
     parse_book,
 )
-from treenail.errors import TreenailError
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
 _NOW = 1_800_000_000.0
@@ -246,7 +246,7 @@ def _list_kubelet_requests() -> Iterator[bytes]:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
-    from treenail.controllers.ignition.tokens import bootstrap_tokens as groups
+    from treenail.provisioning.tokens import bootstrap_tokens as groups
 
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name(

@@ -13,11 +13,11 @@ from treenail.cli.files import read_input
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.config.ignition_emit import VERSIONS_SERVED
 from treenail.config.ignition_withhold import withhold_secrets
-from treenail.controllers.ignition.content.pointer import HEADERS_SINCE, build_pointer
 from treenail.errors import ConfigError, UsageError
+from treenail.provisioning.content.pointer import HEADERS_SINCE, build_pointer
 
 if TYPE_CHECKING:
-    from treenail.controllers.ignition.content.document import ServedDocument
+    from treenail.provisioning.content.document import ServedDocument
 
 _VERSIONS = {version.removesuffix(".0"): version for version in VERSIONS_SERVED}
 
@@ -138,9 +138,9 @@ def _format_config(arguments: argparse.Namespace) -> str:
 
 def _build_document(arguments: argparse.Namespace) -> "ServedDocument":
     # Imported late: other commands need no sources of configs.
-    from treenail.controllers.ignition.content.directory_source import DirectorySource
-    from treenail.controllers.ignition.content.document import build_document
-    from treenail.controllers.ignition.content.source import SourceSettings
+    from treenail.provisioning.content.directory_source import DirectorySource
+    from treenail.provisioning.content.document import build_document
+    from treenail.provisioning.content.source import SourceSettings
 
     settings = SourceSettings(
         key.PREFIX + arguments.image_annotation, frozenset(arguments.registry_needs_cluster)

@@ -29,26 +29,26 @@ from treenail.cli.terminal import (
     wrap_text,
 )
 from treenail.clock import Clock, SystemClock
-from treenail.controllers.ignition.approval.request import list_kubelet_requests
-from treenail.controllers.ignition.machines.joined_machines import (
-    EXPECT_S,
-    NodeArrival,
-    join_machines,
-    parse_nodes,
-)
-from treenail.controllers.ignition.machines.logged_requests import select_newest
-from treenail.controllers.ignition.machines.machine_report import (
-    ReportedRequest,
-    build_report,
-    build_report_document,
-)
-from treenail.controllers.ignition.machines.request_log import REQUEST_CONFIGMAP, RequestStore
 from treenail.controllers.plan.read import read_pools
 from treenail.errors import ClusterError, NotFoundError
 from treenail.escape import escape_line
 from treenail.kube.client import Client
 from treenail.kube.resources import NODES
 from treenail.manifests.ignition_server import NAME
+from treenail.provisioning.approval.request import list_kubelet_requests
+from treenail.provisioning.machines.joined_machines import (
+    EXPECT_S,
+    NodeArrival,
+    join_machines,
+    parse_nodes,
+)
+from treenail.provisioning.machines.logged_requests import select_newest
+from treenail.provisioning.machines.machine_report import (
+    ReportedRequest,
+    build_report,
+    build_report_document,
+)
+from treenail.provisioning.machines.request_log import REQUEST_CONFIGMAP, RequestStore
 
 DOCUMENT_KIND = "MachineRequestList"
 

@@ -203,7 +203,7 @@ def _build_install(context: ControllerContext) -> tuple[ControllerSettings, ...]
 
 
 def _build_approve(context: ControllerContext) -> tuple[ControllerSettings, ...]:
-    from treenail.controllers.ignition.approval.controller import ApprovalController
+    from treenail.provisioning.approval.controller import ApprovalController
 
     parts = context.create_client("approve"), context.clock, context.recorder
     controller = ApprovalController(*parts, context.token_namespace)

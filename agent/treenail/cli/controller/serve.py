@@ -36,11 +36,11 @@ from treenail.controllers.runtime.http_listener import parse_address
 from treenail.errors import UsageError
 
 if TYPE_CHECKING:
-    from treenail.controllers.ignition.content.first_image import FirstImageSettings
-    from treenail.controllers.ignition.content.source import PoolSource, SourceSettings
-    from treenail.controllers.ignition.machines.request_recorder import ClusterLog
-    from treenail.controllers.ignition.server.server import IgnitionServer
     from treenail.controllers.runtime.informers import Informers
+    from treenail.provisioning.content.first_image import FirstImageSettings
+    from treenail.provisioning.content.source import PoolSource, SourceSettings
+    from treenail.provisioning.machines.request_recorder import ClusterLog
+    from treenail.provisioning.server.server import IgnitionServer
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class ServeProcess:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         """Load the certificate and the kubeconfig; raise `UsageError`."""
-        from treenail.controllers.ignition.server.certificate import ServerCertificate
+        from treenail.provisioning.server.certificate import ServerCertificate
 
         if arguments.directory is not None and (arguments.kubeconfig or arguments.context):
             raise UsageError(
@@ -182,12 +182,12 @@ class ServeProcess:
     @contextmanager
     def start(self) -> "Iterator[IgnitionServer]":
         """Serve while the context lasts."""
-        from treenail.controllers.ignition.content.source import SourceSettings
-        from treenail.controllers.ignition.machines.request_recorder import open_request_log
-        from treenail.controllers.ignition.server.server import IgnitionServer
-        from treenail.controllers.ignition.server.service import ConfigService
         from treenail.controllers.runtime.health import HealthServer
         from treenail.controllers.runtime.metrics import ControllerMetrics
+        from treenail.provisioning.content.source import SourceSettings
+        from treenail.provisioning.machines.request_recorder import open_request_log
+        from treenail.provisioning.server.server import IgnitionServer
+        from treenail.provisioning.server.service import ConfigService
 
         arguments = self._arguments
         settings = SourceSettings(
@@ -246,11 +246,11 @@ class ServeProcess:
         self, informers: "Informers | None", settings: "SourceSettings"
     ) -> "PoolSource":
         if informers is None or self._transport is None:
-            from treenail.controllers.ignition.content.directory_source import DirectorySource
+            from treenail.provisioning.content.directory_source import DirectorySource
 
             return DirectorySource(self._arguments.directory, settings)
-        from treenail.controllers.ignition.content.cluster_source import ClusterSource
         from treenail.kube.client import Client
+        from treenail.provisioning.content.cluster_source import ClusterSource
 
         client = Client(self._transport, limit_s=REQUEST_LIMIT_S)
         return ClusterSource(informers, settings, client)
@@ -258,9 +258,9 @@ class ServeProcess:
     def _make_first_images(self) -> "FirstImageSettings | None":
         if self._transport is None:
             return None
-        from treenail.controllers.ignition.content.first_image import FirstImageSettings
         from treenail.controllers.install_time.inputs.worker_wait import WorkerWait
         from treenail.kube.client import Client
+        from treenail.provisioning.content.first_image import FirstImageSettings
 
         client = Client(self._transport, limit_s=REQUEST_LIMIT_S)
         wait = WorkerWait(client, self._clock)
@@ -271,9 +271,9 @@ class ServeProcess:
     def _make_log_place(self) -> "ClusterLog | None":
         if self._transport is None:
             return None
-        from treenail.controllers.ignition.machines.request_log import REQUEST_CONFIGMAP
-        from treenail.controllers.ignition.machines.request_recorder import ClusterLog
         from treenail.kube.client import Client
+        from treenail.provisioning.machines.request_log import REQUEST_CONFIGMAP
+        from treenail.provisioning.machines.request_recorder import ClusterLog
 
         return ClusterLog(
             Client(self._transport),

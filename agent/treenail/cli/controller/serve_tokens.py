@@ -15,13 +15,13 @@ from treenail.errors import UsageError
 from treenail.kube.kubeconfig import SERVICE_ACCOUNT
 
 if TYPE_CHECKING:
-    from treenail.controllers.ignition.content.source import PoolSource
-    from treenail.controllers.ignition.server.access import Access
-    from treenail.controllers.ignition.tokens.bootstrap_tokens import JoinTarget
-    from treenail.controllers.ignition.tokens.machine_credentials import SharedCredentials
     from treenail.controllers.runtime.informers import Informers
     from treenail.controllers.runtime.metrics import ControllerMetrics
     from treenail.kube.client import Transport
+    from treenail.provisioning.content.source import PoolSource
+    from treenail.provisioning.server.access import Access
+    from treenail.provisioning.tokens.bootstrap_tokens import JoinTarget
+    from treenail.provisioning.tokens.machine_credentials import SharedCredentials
 
 log = logging.getLogger(__name__)
 
@@ -115,25 +115,21 @@ def open_access(
     clock: Clock,
 ) -> "Access":
     """Return the access that the arguments choose. Call it before the informers start."""
-    from treenail.controllers.ignition.server.access import OpenAccess
+    from treenail.provisioning.server.access import OpenAccess
 
     target = _find_target(arguments)
     shared = _make_shared_credentials(arguments, target)
     if arguments.tokens == "off" or transport is None or informers is None:
         return OpenAccess(shared.make_placeholder)
-    from treenail.controllers.ignition.machines.request_metrics import add_token_metrics
-    from treenail.controllers.ignition.machines.token_settlement import UseSettler
-    from treenail.controllers.ignition.tokens.bootstrap_tokens import BootstrapCredentials
-    from treenail.controllers.ignition.tokens.machine_credentials import MachineCredentials
-    from treenail.controllers.ignition.tokens.pool_events import COMPONENT_NAME, PoolEvents
-    from treenail.controllers.ignition.tokens.token_access import (
-        TokenAccess,
-        TokenMode,
-        TokenSettings,
-    )
-    from treenail.controllers.ignition.tokens.token_store import TokenStore
     from treenail.kube.client import Client
     from treenail.kube.events import EventRecorder
+    from treenail.provisioning.machines.request_metrics import add_token_metrics
+    from treenail.provisioning.machines.token_settlement import UseSettler
+    from treenail.provisioning.tokens.bootstrap_tokens import BootstrapCredentials
+    from treenail.provisioning.tokens.machine_credentials import MachineCredentials
+    from treenail.provisioning.tokens.pool_events import COMPONENT_NAME, PoolEvents
+    from treenail.provisioning.tokens.token_access import TokenAccess, TokenMode, TokenSettings
+    from treenail.provisioning.tokens.token_store import TokenStore
 
     manager = "treenail-serve"
     client = Client(transport, field_manager=manager, limit_s=REQUEST_LIMIT_S)
@@ -172,7 +168,7 @@ def open_access(
 def _make_shared_credentials(
     arguments: argparse.Namespace, target: "JoinTarget | None"
 ) -> "SharedCredentials":
-    from treenail.controllers.ignition.tokens.machine_credentials import SharedCredentials
+    from treenail.provisioning.tokens.machine_credentials import SharedCredentials
 
     if arguments.bootstrap_token is None or target is None:
         return SharedCredentials()
@@ -182,8 +178,8 @@ def _make_shared_credentials(
 
 def _find_target(arguments: argparse.Namespace) -> "JoinTarget | None":
     """Return the API server of new machines; None when no address is known."""
-    from treenail.controllers.ignition.tokens.bootstrap_tokens import JoinTarget
     from treenail.kube.kubeconfig import UnsupportedKubeconfigError, read_kubeconfig
+    from treenail.provisioning.tokens.bootstrap_tokens import JoinTarget
 
     url, file = arguments.api_server or "", arguments.api_server_ca
     authority: str | bytes = f"{SERVICE_ACCOUNT}/ca.crt"

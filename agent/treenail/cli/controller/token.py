@@ -29,12 +29,9 @@ from treenail.cli.output_format import (
 from treenail.cli.terminal import HelpFormatter, format_duration, format_examples, print_lines
 from treenail.clock import SystemClock, format_rfc3339
 from treenail.config.ignition_emit import VERSIONS_SERVED
-from treenail.controllers.ignition.content.pointer import (
-    HEADERS_SINCE,
-    build_pointer,
-    check_server_url,
-)
-from treenail.controllers.ignition.tokens.tokens import (
+from treenail.errors import ClusterError, UsageError
+from treenail.provisioning.content.pointer import HEADERS_SINCE, build_pointer, check_server_url
+from treenail.provisioning.tokens.tokens import (
     MAX_USES,
     TokenBook,
     TokenRecord,
@@ -43,11 +40,10 @@ from treenail.controllers.ignition.tokens.tokens import (
     make_token,
     read_name,
 )
-from treenail.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
-    from treenail.controllers.ignition.tokens.token_store import TokenStore
     from treenail.kube.client import Client
+    from treenail.provisioning.tokens.token_store import TokenStore
 
 _VERSIONS = {version.removesuffix(".0"): version for version in VERSIONS_SERVED}
 _MAX_TTL_S = 365 * 86400.0
@@ -268,7 +264,7 @@ def revoke_tokens(arguments: argparse.Namespace) -> int:
     Raises `UsageError` for a name that does not exist.
     """
     # Imported late: user data need no cluster.
-    from treenail.controllers.ignition.tokens.bootstrap_tokens import (
+    from treenail.provisioning.tokens.bootstrap_tokens import (
         delete_bootstrap_token,
         list_identities,
     )
@@ -305,10 +301,7 @@ def print_token_pointer(arguments: argparse.Namespace) -> int:
 
 def _check_new_token(arguments: argparse.Namespace) -> None:
     # Imported late: user data need no cluster.
-    from treenail.controllers.ignition.tokens.bootstrap_tokens import (
-        MAX_MACHINE_LENGTH,
-        MAX_POOL_LENGTH,
-    )
+    from treenail.provisioning.tokens.bootstrap_tokens import MAX_MACHINE_LENGTH, MAX_POOL_LENGTH
 
     if arguments.output == "user-data" and arguments.server is None:
         raise UsageError(
@@ -362,7 +355,7 @@ def _check_pool(client: "Client", pool: str) -> None:
 
 def _open_store(client: "Client", arguments: argparse.Namespace) -> "TokenStore":
     # Imported late: user data need no cluster.
-    from treenail.controllers.ignition.tokens.token_store import TokenStore
+    from treenail.provisioning.tokens.token_store import TokenStore
 
     return TokenStore(client, arguments.namespace, SystemClock())
 

@@ -13,7 +13,7 @@ from treenail.escape import escape_line
 _SIZE_LIMIT = 16 * 1024 * 1024
 _PRIORITIES = ((50, 2), (40, 3), (30, 4), (20, 6))
 """Of syslog, by the lowest level of logging."""
-_REQUESTS = "treenail.controllers.ignition"
+_REQUESTS = "treenail.provisioning"
 
 
 class BootstrapLog:

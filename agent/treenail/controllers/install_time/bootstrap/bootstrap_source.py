@@ -7,8 +7,9 @@ from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.api.ignition_model import IgnitionFile
 from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
-from treenail.controllers.ignition.content.selection import SelectedImage
-from treenail.controllers.ignition.content.source import (
+from treenail.controllers.install_time.steps.render_step import RenderedPool, compute_digest
+from treenail.provisioning.content.selection import SelectedImage
+from treenail.provisioning.content.source import (
     ObservedControllerConfig,
     PackedConfig,
     PoolMissingError,
@@ -16,7 +17,6 @@ from treenail.controllers.ignition.content.source import (
     SourceError,
     SourceUnreadyError,
 )
-from treenail.controllers.install_time.steps.render_step import RenderedPool, compute_digest
 
 SERVED_POOLS = (MASTER, ARBITER)
 """Pools of the control plane, the only machines that reach the bootstrap host."""

@@ -7,10 +7,6 @@ from pathlib import Path
 
 from treenail.api.decode import Json
 from treenail.clock import Clock
-from treenail.controllers.ignition.server.access import ConfigRequestLog, OpenAccess
-from treenail.controllers.ignition.server.certificate import ServerCertificate
-from treenail.controllers.ignition.server.server import PORT, IgnitionServer
-from treenail.controllers.ignition.server.service import ConfigService
 from treenail.controllers.install_time.bootstrap.bootstrap_source import BootstrapSource
 from treenail.controllers.install_time.certificates.server_certificates import (
     CaFiles,
@@ -20,6 +16,10 @@ from treenail.controllers.install_time.inputs.install_directory import InstallDi
 from treenail.controllers.install_time.inputs.install_files import InstallFiles
 from treenail.controllers.runtime.http_listener import parse_address
 from treenail.errors import FileError
+from treenail.provisioning.server.access import ConfigRequestLog, OpenAccess
+from treenail.provisioning.server.certificate import ServerCertificate
+from treenail.provisioning.server.server import PORT, IgnitionServer
+from treenail.provisioning.server.service import ConfigService
 
 log = logging.getLogger(__name__)
 

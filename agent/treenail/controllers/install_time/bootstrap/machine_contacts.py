@@ -12,7 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 from threading import Lock
 
-from treenail.controllers.ignition.server.access import RequestOutcome, RequestRow
+from treenail.provisioning.server.access import RequestOutcome, RequestRow
 
 _PULL = re.compile(
     rb'^(\S+) \S+ \S+ \[[^\]]*\] "GET /v2/\S+/manifests/sha256:[0-9a-f]{64} \S+" 200 ',
@@ -48,7 +48,7 @@ class RegistryPulls:
 
 
 class MachineContacts:
-    """A `treenail.controllers.ignition.server.access.ConfigRequestLog`. Thread-safe."""
+    """A `treenail.provisioning.server.access.ConfigRequestLog`. Thread-safe."""
 
     def __init__(self, registry_log: Path) -> None:
         self._pulls = RegistryPulls(registry_log)

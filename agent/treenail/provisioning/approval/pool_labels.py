@@ -1,0 +1,179 @@
+"""Labels with which the Node of a new machine becomes a member of its token's pool.
+
+A kubelet may not set labels such as node-role.kubernetes.io/worker on its Node (NodeRestriction),
+and without them no pool selects the Node.
+"""
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from treenail.api.decode import Fields, Json
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.meta import ObjectMeta
+from treenail.api.node import Node
+from treenail.clock import Clock, parse_rfc3339
+from treenail.controllers.rollout.pools import find_membership
+from treenail.errors import ClusterError, ConfigError, NotFoundError
+from treenail.kube.client import Client
+from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.resources import NODES
+from treenail.label_selector import SelectorOperator
+from treenail.provisioning.approval.request import KubeletRequest
+
+log = logging.getLogger(__name__)
+
+MAX_AGE_S = 600.0
+"""Age up to which a Node is labelled. A user may remove the labels of an older one."""
+_MAX_DECIDED = 10_000
+T = TypeVar("T")
+_SKEW_S = 5.0
+"""Tolerated difference between the clocks of this controller and of the API server."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredNode:
+    """The parts of a Node that a decision depends on."""
+
+    name: str
+    uid: str = ""
+    created_at: float = 0.0
+    """Seconds since the epoch."""
+    labels: tuple[tuple[str, str], ...] = ()
+    is_ready: bool = False
+
+    @classmethod
+    def from_json(cls, document: Json) -> "RegisteredNode":
+        """Read a Node; raise `ConfigError`."""
+        node = Node.from_json(document)
+        meta = ObjectMeta.from_fields(Fields.from_json(document, "Node").get_object("metadata"))
+        created_at = parse_rfc3339(meta.created) or 0.0
+        return cls(node.name, node.uid, created_at, tuple(meta.labels.items()), node.is_ready)
+
+
+class PoolLabeler:
+    """Labels each new Node once."""
+
+    def __init__(self, client: Client, clock: Clock, recorder: EventRecorder) -> None:
+        self._client = client
+        self._clock = clock
+        self._recorder = recorder
+        self._decided: dict[str, None] = {}
+        """UIDs of the Nodes that were decided about, oldest first."""
+        self._seen: dict[str, float] = {}
+        """Monotonic time at which Nodes appeared after the first list, by UID, oldest first."""
+        self._has_list = False
+
+    def note_list(self) -> None:
+        """Record that all Nodes of before this process are known."""
+        self._has_list = True
+
+    def note_node(self, node: RegisteredNode) -> None:
+        """Record that the Node appeared now: the wall clocks of two hosts may differ."""
+        if self._has_list:
+            _remember(self._seen, node.uid, self._clock.monotonic())
+
+    def forget_decisions(self) -> None:
+        """Decide about each Node again: a restore of etcd took labels away."""
+        self._decided.clear()
+
+    def label_node(
+        self,
+        request: KubeletRequest,
+        node: RegisteredNode | None,
+        pools: Collection[MachineConfigPool],
+    ) -> None:
+        """Label the Node of an approved request, if it is new; raise `ClusterError`."""
+        if node is None or not node.uid or node.uid in self._decided:
+            return
+        _remember(self._decided, node.uid, None)
+        try:
+            labels = choose_labels(
+                node,
+                request.pool,
+                pools,
+                requested_at=request.created_at,
+                age_s=self._measure_age_s(node),
+            )
+        except ConfigError as error:
+            log.warning("%s", error)
+            reference = ObjectReference(NODES.kind, node.name, node.uid)
+            self._recorder.record_warning(reference, "NotLabelled", str(error))
+            return
+        if not labels:
+            return
+        try:
+            # The UID keeps the labels from another Node of this name.
+            body: Json = {"metadata": {"uid": node.uid, "labels": dict(labels)}}
+            self._client.patch(NODES, node.name, body)
+        except NotFoundError:
+            return
+        except ClusterError:
+            # Also a conflict: another client changed this Node meanwhile, or replaced it, which
+            # the watch shows before the next try.
+            self._decided.pop(node.uid, None)
+            raise
+        names = ", ".join(sorted(labels))
+        log.info("labelled Node %s as a member of pool %s: %s", node.name, request.pool, names)
+
+    def _measure_age_s(self, node: RegisteredNode) -> float:
+        """Return the age of a Node; only one of before this process depends on the wall clock."""
+        seen_at = self._seen.get(node.uid)
+        if seen_at is not None:
+            return self._clock.monotonic() - seen_at
+        return self._clock.now() - node.created_at
+
+
+def _remember(known: dict[str, T], uid: str, value: T) -> None:
+    known[uid] = value
+    while len(known) > _MAX_DECIDED:
+        del known[next(iter(known))]
+
+
+def choose_labels(
+    node: RegisteredNode,
+    pool: str,
+    pools: Collection[MachineConfigPool],
+    *,
+    requested_at: float,
+    age_s: float,
+) -> Mapping[str, str]:
+    """Return the labels that a Node lacks; empty when it needs none.
+
+    ``requested_at`` is the time of the certificate request. A Node from before it, a Node that a
+    pool selects already, and a Node that is older than `MAX_AGE_S` get none. Raises `ConfigError`
+    when labels cannot make it a member of the pool.
+    """
+    if node.created_at < requested_at - _SKEW_S or age_s > MAX_AGE_S:
+        return {}
+    labels = dict(node.labels)
+    if find_membership(node.name, labels, pools) is not None:
+        return {}
+    found = next((each for each in pools if each.name == pool), None)
+    if found is None:
+        raise ConfigError(f"cannot label Node {node.name}: MachineConfigPool {pool} does not exist")
+    needed = _read_labels(found)
+    if not needed:
+        raise ConfigError(
+            f"cannot label Node {node.name}: the nodeSelector of MachineConfigPool {pool} has "
+            "requirements other than matchLabels",
+            remedy=f"label it: kubectl label node {node.name} LABEL=VALUE",
+        )
+    membership = find_membership(node.name, labels | needed, pools)
+    if membership is None or membership.primary != pool:
+        other = membership.primary if membership else "no pool"
+        raise ConfigError(
+            f"cannot label Node {node.name}: with the labels of MachineConfigPool {pool} it would "
+            f"be a member of {other}"
+        )
+    return {name: value for name, value in needed.items() if labels.get(name) != value}
+
+
+def _read_labels(pool: MachineConfigPool) -> dict[str, str] | None:
+    """Return the labels of the pool's members; None if its selector says more than labels."""
+    requirements = pool.node_selector.requirements if pool.node_selector else ()
+    is_exact = all(
+        each.operator is SelectorOperator.IN and len(each.values) == 1 for each in requirements
+    )
+    return {each.key: each.values[0] for each in requirements} if is_exact else None

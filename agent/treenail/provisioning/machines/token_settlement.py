@@ -1,0 +1,161 @@
+"""Settles the uses of access tokens: the Node of the machine is Ready, or never became so."""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from treenail.clock import Clock
+from treenail.errors import ConfigError
+from treenail.kube.client import Client
+from treenail.kube.resources import NODES
+from treenail.provisioning.approval.request import KubeletRequest, list_kubelet_requests
+from treenail.provisioning.machines.joined_machines import ArrivedNode
+from treenail.provisioning.tokens.bootstrap_tokens import (
+    LIFETIME_S,
+    compute_identity,
+    list_identities,
+)
+from treenail.provisioning.tokens.machine_credentials import MachineCredentials
+from treenail.provisioning.tokens.token_store import TokenStore
+from treenail.provisioning.tokens.tokens import (
+    TokenBook,
+    TokenRecord,
+    TokenUse,
+    UseState,
+    settle_use,
+)
+
+log = logging.getLogger(__name__)
+
+LIST_S = 30.0
+"""Interval between lists of the Nodes, while a machine is expected."""
+_SKEW_S = 60.0
+"""Tolerated difference between the clocks of this server and of the API server."""
+
+
+class UseSettler:
+    """Revokes the kubelet's credential when the Node is Ready or the credential has ended."""
+
+    def __init__(
+        self,
+        store: TokenStore,
+        client: Client,
+        clock: Clock,
+        credentials: MachineCredentials,
+        *,
+        retry_window_s: float,
+    ) -> None:
+        self._store = store
+        self._client = client
+        self._clock = clock
+        self._credentials = credentials
+        self._lifetime_s = LIFETIME_S + retry_window_s
+        self._listed_at = float("-inf")
+
+    def settle_uses(self) -> None:
+        """Settle what can be settled; raise `TreenailError`. Lists Nodes at most every 30 s."""
+        observed = self._store.observed
+        book = observed.book if observed else None
+        waiting = [each for each in book.tokens.values() if _is_waiting(each)] if book else []
+        if not waiting or self._clock.monotonic() < self._listed_at + LIST_S:
+            return
+        self._listed_at = self._clock.monotonic()
+        now, nodes = self._clock.now(), self._list_nodes()
+        requests = list_kubelet_requests(self._client)
+        settled = [
+            (before, after)
+            for before in waiting
+            if (after := settle_record(before, nodes, requests, now, self._lifetime_s)) != before
+        ]
+        for _, after in settled:
+            # Before the state: a server that is killed here repeats it.
+            for identity in list_finished_identities(after, now, self._lifetime_s):
+                self._credentials.revoke(identity)
+        if settled:
+            self._store.change(partial(_store_states, settled))
+        for _, after in settled:
+            log.info("settled token %s: %s", after.name, _describe_uses(after))
+
+    def _list_nodes(self) -> list[ArrivedNode]:
+        found = []
+        for document in self._client.list(NODES).items:
+            try:
+                found.append(ArrivedNode.from_json(document))
+            except ConfigError as error:
+                log.debug("cannot read a Node: %s", error)
+        return found
+
+
+def settle_record(
+    record: TokenRecord,
+    nodes: Sequence[ArrivedNode],
+    requests: Sequence[KubeletRequest],
+    now: float,
+    lifetime_s: float,
+) -> TokenRecord:
+    """Return the record with the final state of uses that were sent.
+
+    ``requests`` are those of kubelets for their certificates. Machines behind one address share a
+    use and a bootstrap token, which the last of them needs after the first one is Ready.
+    """
+    for use in record.used:
+        if use.state is not UseState.SENT:
+            continue
+        names = _list_node_names(record, use, requests)
+        joined = sum(_is_node_of(use, node, names) for node in nodes)
+        if joined >= use.responses or (joined and now >= use.at + lifetime_s):
+            record = settle_use(record, use, UseState.JOINED)
+        elif now >= use.at + lifetime_s:
+            record = settle_use(record, use, UseState.ENDED)
+    return record
+
+
+def list_finished_identities(record: TokenRecord, now: float, lifetime_s: float) -> list[str]:
+    """Return the IDs of the bootstrap tokens that no machine needs any longer.
+
+    Uses of one address share a bootstrap token. All uses of an access token for one machine do,
+    which have several addresses when two servers accepted it.
+    """
+    needed = {
+        compute_identity(record.name, record.uses, use.address)
+        for use in record.used
+        if use.state not in (UseState.JOINED, UseState.ENDED) and now < use.at + lifetime_s
+    }
+    return [each for each in list_identities(record) if each not in needed]
+
+
+def _is_waiting(record: TokenRecord) -> bool:
+    return any(use.state is UseState.SENT for use in record.used)
+
+
+def _list_node_names(
+    record: TokenRecord, use: TokenUse, requests: Sequence[KubeletRequest]
+) -> frozenset[str]:
+    """Return the names that the Node of a machine may have; empty when none is known."""
+    if record.machine:
+        return frozenset({record.machine})
+    identity = compute_identity(record.name, record.uses, use.address)
+    return frozenset(
+        each.node for each in requests if each.identity == identity and each.is_approved
+    )
+
+
+def _is_node_of(use: TokenUse, node: ArrivedNode, names: frozenset[str]) -> bool:
+    if node.ready_at is None or not node.has_arrived(use.at - _SKEW_S):
+        return False
+    # The names in their certificates distinguish machines behind one address.
+    return node.name in names if names else use.address in node.addresses
+
+
+def _store_states(
+    settled: Sequence[tuple[TokenRecord, TokenRecord]], book: TokenBook
+) -> tuple[TokenBook, None]:
+    for before, after in settled:
+        # A use that changed meanwhile is settled next time.
+        if book.tokens.get(before.name) == before:
+            book = book.put(after)
+    return book, None
+
+
+def _describe_uses(record: TokenRecord) -> str:
+    return ", ".join(f"{use.address} {use.state}" for use in record.used)

@@ -1,0 +1,386 @@
+"""HTTPS server of Ignition configs: ``GET|HEAD /config/<pool>``, ``/healthz`` and ``/status``.
+
+Paths and status codes are those of the Machine Config Operator's server (api.go), except that an
+unknown pool is 404 and that every error has a body. Only the bootstrap host of an installation has
+``/status``.
+"""
+
+import http.client
+import io
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Self
+from urllib.parse import parse_qs
+
+from treenail.api.decode import Json
+from treenail.api.meta import is_object_name
+from treenail.clock import Clock, SystemClock
+from treenail.controllers.runtime.http_listener import LimitedRequestHandler
+from treenail.controllers.runtime.server_thread import ServerThread
+from treenail.errors import UsageError
+from treenail.provisioning.content.document import ServedDocument
+from treenail.provisioning.content.source import RETRY_AFTER_S
+from treenail.provisioning.server.access import ConfigRequestLog, RequestOutcome, RequestRow
+from treenail.provisioning.server.certificate import ServerCertificate
+from treenail.provisioning.server.listener import ServerLimits, TlsListener, read_address
+from treenail.provisioning.server.service import ConfigRequest, ConfigResponse, ConfigService
+from treenail.provisioning.server.unexpected import withhold_message
+
+log = logging.getLogger(__name__)
+
+PORT = 22623
+"""The port of the Machine Config Operator's server."""
+
+_CONFIG_PATH = "/config/"
+_HEALTH_PATH = "/healthz"
+_STATUS_PATH = "/status"
+_CHUNK = 64 * 1024
+_END_S = 10.0
+"""A pod has 30 s until it is killed."""
+_METHODS = ("GET", "HEAD")
+_SENTENCES: Mapping[int, str] = {
+    HTTPStatus.BAD_REQUEST: "cannot read the request: expected HTTP/1.1",
+    HTTPStatus.REQUEST_URI_TOO_LONG: "the head of the request is too long",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "the head of the request is too long",
+    HTTPStatus.HTTP_VERSION_NOT_SUPPORTED: "cannot read the request: expected HTTP/1.1",
+}
+
+
+class IgnitionServer(ServerThread):
+    """Serves configs while entered; a context manager."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        certificate: ServerCertificate,
+        service: ConfigService,
+        requests: ConfigRequestLog,
+        *,
+        limits: ServerLimits = ServerLimits(),  # noqa: B008  # frozen
+        clock: Clock | None = None,
+        describe_status: Callable[[], Json] | None = None,
+    ) -> None:
+        """Listen; raise `UsageError`.
+
+        ``describe_status`` returns the document of ``/status``, which every client may read.
+        """
+        host, port = address
+        try:
+            self._server = _IgnitionListener(
+                address,
+                certificate,
+                service,
+                requests,
+                limits,
+                clock or SystemClock(),
+                describe_status,
+            )
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on {host or '*'}:{port}: {error.strerror or error}",
+                remedy="choose another address: --listen HOST:PORT",
+            ) from error
+        super().__init__(self._server, "ignition")
+        self._host = f"[{host}]" if ":" in host else host or "*"
+
+    def __enter__(self) -> Self:
+        log.info("serving Ignition configs at https://%s:%d/config/POOL", self._host, self.port)
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        """Accept no further connection, and wait for responses in progress."""
+        super().__exit__(*error)
+        if not self._server.wait_for_responses(_END_S):
+            log.warning("ending with responses in progress")
+
+    @property
+    def port(self) -> int:
+        """The port in use, also after a request for port 0."""
+        return self._server.server_port
+
+
+class _IgnitionListener(TlsListener):
+    def __init__(
+        self,
+        address: tuple[str, int],
+        certificate: ServerCertificate,
+        service: ConfigService,
+        requests: ConfigRequestLog,
+        limits: ServerLimits,
+        clock: Clock,
+        describe_status: Callable[[], Json] | None,
+    ) -> None:
+        self.service = service
+        self.describe_status = describe_status
+        self.requests = requests
+        self.clock = clock
+        super().__init__(address, _IgnitionRequestHandler, certificate, limits, clock=clock)
+
+
+class _HeadTooLargeError(http.client.HTTPException):
+    """The head of a request is longer than the limit."""
+
+
+class _HeadReader(io.BufferedIOBase):
+    """Reads lines of a request's head, up to a limit in all."""
+
+    def __init__(self, stream: io.BufferedIOBase, limit: int) -> None:
+        self._stream = stream
+        self._rest = limit
+
+    def readline(self, size: int | None = -1, /) -> bytes:  # noqa: ARG002  # of the base class
+        line = self._stream.readline(self._rest + 1)
+        self._rest -= len(line)
+        if self._rest < 0:
+            raise _HeadTooLargeError
+        return line
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+class _IgnitionRequestHandler(LimitedRequestHandler):
+    """Handles one request of a connection, then closes it."""
+
+    protocol_version = "HTTP/1.1"
+    # http.server would send errors without a head to clients whose request line it cannot read.
+    default_request_version = "HTTP/1.1"
+    # The listener ends a slow head or response. One write to a slow client may take more than 10 s.
+    timeout = 60.0
+    # The body follows the head in another write, which would wait for an acknowledgement.
+    disable_nagle_algorithm = True
+    server: _IgnitionListener
+
+    def setup(self) -> None:
+        """Finish the handshake, in the thread of the connection."""
+        self.request.settimeout(self.timeout)
+        self.request.do_handshake()
+        super().setup()
+        self.rfile = _HeadReader(self.rfile, self.server.limits.head_bytes)
+        self._began = self.server.clock.monotonic()
+        self._address = read_address(self.client_address)
+        self._sent = 0
+
+    def handle(self) -> None:
+        """Read one request and send the response."""
+        self.close_connection = True
+        # An error before these are parsed needs them.
+        self.command, self.requestline, self.request_version = "", "", self.protocol_version
+        try:
+            self.raw_requestline = self.rfile.readline()
+            is_valid = bool(self.raw_requestline) and self.parse_request()
+        except _HeadTooLargeError:
+            self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            return
+        if not is_valid:
+            if self.raw_requestline and not self.requestline.split():
+                self.send_error(HTTPStatus.BAD_REQUEST)  # http.server ignores an empty line
+            return
+        self._began = self.server.clock.monotonic()
+        if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
+            self.server.expect_rest(self.request)
+        words = self.requestline.split()
+        if len(words) != 3:  # method, target and version
+            self.send_error(HTTPStatus.BAD_REQUEST)
+            return
+        # `path` would begin with one slash where the target begins with two.
+        path, _, query = words[1].partition("?")
+        self._route(path, query)
+
+    def handle_expect_100(self) -> bool:
+        """Send no "100 Continue": the server reads no body."""
+        return True
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base's name
+        """Log nothing: the request line may contain a token."""
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002  # of the base class
+        """Send an error of http.server, without its texts: they repeat the request."""
+        status = HTTPStatus(code)
+        # The request was not read to its end.
+        self.server.expect_rest(self.request)
+        self._refuse(status, _SENTENCES.get(status, status.phrase))
+
+    def _route(self, path: str, query: str) -> None:
+        pool = path.removeprefix(_CONFIG_PATH)
+        is_config = path.startswith(_CONFIG_PATH) and is_object_name(pool)
+        describe_status = self.server.describe_status if path == _STATUS_PATH else None
+        if not is_config and path != _HEALTH_PATH and describe_status is None:
+            expected = "expected /config/POOL or /healthz, and POOL is the name of a pool"
+            self._refuse(HTTPStatus.NOT_FOUND, f"unknown path: {expected}")
+        elif self.command not in _METHODS:
+            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "expected GET or HEAD", allow=True)
+        elif describe_status is not None:
+            self._send_json(HTTPStatus.OK, describe_status())
+        elif not is_config:
+            self._send_head(HTTPStatus.OK, 0)
+        elif limit := self.server.find_limit(self.request):
+            response = ConfigResponse(
+                HTTPStatus.SERVICE_UNAVAILABLE, RequestOutcome.BUSY, f"too many requests: {limit}"
+            )
+            self._send_response(pool, response)
+        else:
+            accept = ",".join(self.headers.get_all("Accept", []))
+            is_head = self.command == "HEAD"
+            request = ConfigRequest(pool, self._address, self._read_token(query), accept, is_head)
+            self._send_response(pool, self.server.service.answer(request))
+
+    def _read_token(self, query: str) -> str:
+        """Return the token of the Authorization header, or else of the query.
+
+        Ignition before 3.1 cannot send headers.
+        """
+        scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return token.strip()
+        try:
+            return parse_qs(query, max_num_fields=8).get("token", [""])[0]
+        except ValueError:
+            return ""
+
+    def _send_response(self, pool: str, response: ConfigResponse) -> None:
+        try:
+            self._send_config(response)
+        except OSError as error:
+            ended = f"the connection ended: {error.strerror or type(error).__name__}"
+            response = replace(
+                response,
+                outcome=RequestOutcome.DISCONNECTED,
+                error=self.server.describe_end(self.request) or ended,
+            )
+        finally:
+            self._record(pool, response)
+
+    def _send_config(self, response: ConfigResponse) -> None:
+        if response.document is None:
+            self._send_json_error(
+                response.status, response.error, retry_after_s=response.retry_after_s
+            )
+            return
+        if self.command == "HEAD":
+            self._send_document(response, response.document)
+            return
+        try:
+            self._send_document(response, response.document)
+        except BaseException:
+            self.server.service.release(response.verdict)
+            raise
+        self.server.service.confirm_sent(response.verdict)
+
+    def _send_document(self, response: ConfigResponse, document: ServedDocument) -> None:
+        parts = document.list_parts(response.verdict.kubeconfig)
+        later = {"X-Treenail-Image": "later"} if document.is_image_later else {}
+        self._send_head(response.status, sum(map(len, parts)), later)
+        if self.command == "HEAD":
+            return
+        for part in parts:
+            view = memoryview(part)
+            for begin in range(0, len(view), _CHUNK):
+                self._sent += self.wfile.write(view[begin : begin + _CHUNK])
+
+    def _refuse(self, status: HTTPStatus, error: str, *, allow: bool = False) -> None:
+        if self.server.describe_end(self.request):
+            return  # the listener ended a slow request, whose rest is unknown
+        log.info("refused request from %s: %d: %s", self._address, status, error)
+        self._send_json_error(status, error, {"Allow": ", ".join(_METHODS)} if allow else {})
+
+    def _send_json_error(
+        self,
+        status: HTTPStatus,
+        error: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        retry_after_s: int = RETRY_AFTER_S,
+    ) -> None:
+        more = dict(headers or {})
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            more["Retry-After"] = str(retry_after_s)
+        if status == HTTPStatus.UNAUTHORIZED:
+            more["WWW-Authenticate"] = "Bearer"
+        self._send_json(status, {"error": error}, more)
+
+    def _send_json(
+        self, status: HTTPStatus, document: Json, headers: Mapping[str, str] | None = None
+    ) -> None:
+        body = json.dumps(document).encode() + b"\n"
+        self._send_head(status, len(body), headers)
+        if self.command != "HEAD":
+            self._sent += self.wfile.write(body)
+
+    def _send_head(
+        self, status: HTTPStatus, length: int, headers: Mapping[str, str] | None = None
+    ) -> None:
+        # http.server sends no head for HTTP/0.9.
+        self.request_version = self.protocol_version
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(length))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Connection", "close")
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _record(self, pool: str, response: ConfigResponse) -> None:
+        clock = self.server.clock
+        document, verdict = response.document, response.verdict
+        outcome = response.outcome
+        if outcome == RequestOutcome.SERVED and self.command == "HEAD":
+            outcome = RequestOutcome.CHECKED
+        row = RequestRow(
+            at=clock.now(),
+            address=self._address,
+            pool=pool,
+            token=verdict.token_name,
+            machine=verdict.machine,
+            version=response.version,
+            outcome=outcome,
+            image=response.image,
+            status=int(response.status),
+            bytes=self._sent,
+            seconds=clock.monotonic() - self._began,
+            rendered=document.rendered if document else "",
+            reason=response.error,
+            is_cached=response.is_cached,
+        )
+        _log_row(row, self.server.service.describe_staleness())
+        try:
+            self.server.requests.record(row)
+        except Exception as error:  # the client has its response
+            log.error(  # noqa: TRY400  # without the message
+                "cannot record a request of %s", row.address, exc_info=withhold_message(error)
+            )
+
+
+def _log_row(row: RequestRow, staleness: str) -> None:
+    by = f" with token {row.token}" if row.token else ""
+    if row.outcome in (RequestOutcome.SERVED, RequestOutcome.CHECKED):
+        log.info(
+            "%s config of pool %s to %s%s: %s in Ignition %s, %d bytes in %.3f s%s",
+            row.outcome,
+            row.pool,
+            row.address,
+            by,
+            row.rendered,
+            row.version,
+            row.bytes,
+            row.seconds,
+            f"; {staleness}" if staleness else "",
+        )
+    else:
+        log.warning(
+            "request of %s for pool %s%s failed (%s, status %d, %d bytes in %.3f s): %s%s",
+            row.address,
+            row.pool,
+            by,
+            row.outcome,
+            row.status,
+            row.bytes,
+            row.seconds,
+            row.reason,
+            f"; {staleness}" if staleness else "",
+        )

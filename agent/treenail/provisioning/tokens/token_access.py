@@ -1,0 +1,360 @@
+"""Decides with access tokens which machines receive a config, and counts the uses of tokens."""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from http import HTTPStatus
+from typing import Self
+
+from treenail.clock import Clock
+from treenail.errors import TreenailError, UnreachableError
+from treenail.escape import escape_line
+from treenail.provisioning.server.access import AccessVerdict
+from treenail.provisioning.tokens.bootstrap_tokens import compute_identity, list_identities
+from treenail.provisioning.tokens.machine_credentials import MachineCredentials, SharedCredentials
+from treenail.provisioning.tokens.offline_uses import OfflineUses, merge_uses
+from treenail.provisioning.tokens.pool_events import describe_overuse
+from treenail.provisioning.tokens.token_store import TokenStore
+from treenail.provisioning.tokens.tokens import (
+    Refusal,
+    TokenBook,
+    TokenRecord,
+    TokenUse,
+    UseState,
+    claim_use,
+    confirm_use,
+    find_own_use,
+    find_refusal,
+    read_name,
+    release_use,
+)
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 5.0
+"""Interval of the upkeep."""
+_KEEP_EXPIRED_S = 86_400.0
+"""Time for which lists show an expired token."""
+_STATUS = {
+    Refusal.UNKNOWN: HTTPStatus.UNAUTHORIZED,
+    Refusal.EXPIRED: HTTPStatus.UNAUTHORIZED,
+    Refusal.OTHER_POOL: HTTPStatus.FORBIDDEN,
+    Refusal.USED_UP: HTTPStatus.FORBIDDEN,
+}
+
+
+class TokenMode(StrEnum):
+    """Whether machines need a token."""
+
+    OFF = "off"
+    """Serve every request."""
+    ASK = "ask"
+    """Serve machines without a token too; a metric counts them. Refuse invalid tokens."""
+    REQUIRE = "require"
+    """Refuse requests without a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSettings:
+    """How the server treats tokens."""
+
+    mode: TokenMode = TokenMode.REQUIRE
+    retry_window_s: float = 600.0
+    """Time for which the address that used a token may use it again."""
+    grace_s: float = 600.0
+    """Time without the API server for which the server accepts tokens by its own knowledge."""
+
+
+class TokenAccess:
+    """Allows requests with a token that permits them; a context manager that runs the upkeep.
+
+    A use is claimed in the Secret before the config is sent, so two servers never serve one token
+    to two machines. While the API server is unreachable each server decides by what it knows.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        clock: Clock,
+        settings: TokenSettings,
+        credentials: MachineCredentials,
+        *,
+        is_watch_current: Callable[[], bool] = lambda: False,
+        open_credentials: MachineCredentials | None = None,
+        settle_uses: Callable[[], None] = lambda: None,
+        report_overuse: Callable[[TokenRecord], None] = lambda _: None,
+    ) -> None:
+        """``open_credentials`` are those of machines without a token.
+
+        The upkeep calls ``settle_uses``, which may raise `TreenailError`. ``report_overuse`` gets
+        a token that more machines used than it permits, when the API server is reachable again.
+        """
+        self._store = store
+        self._clock = clock
+        self._settings = settings
+        self._credentials = credentials
+        self._open_credentials = open_credentials or SharedCredentials()
+        self._is_watch_current = is_watch_current
+        self._settle_uses = settle_uses
+        self._report_overuse = report_overuse
+        self._last_problems: tuple[str, ...] = ()
+        self._offline = OfflineUses()
+        self._offline_lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run_upkeep, name="tokens", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def check(self, token: str, pool: str, address: str) -> AccessVerdict:
+        """Decide about a request by what is in memory; read the Secret for an unknown token."""
+        if not token:
+            return self._check_open(pool, address)
+        observed = self._store.observed
+        if observed is None:
+            return _refuse(HTTPStatus.SERVICE_UNAVAILABLE, "the access tokens cannot be read yet")
+        if observed.book is None:
+            return _refuse(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "the access tokens cannot be read: the log of the server has the error",
+            )
+        found = self._find_record(observed.book, token)
+        if found is None and read_name(token):
+            # Ignition gives up at 401; the token may have been created a moment ago.
+            if not self._store.confirm_copy():
+                return _refuse(
+                    HTTPStatus.SERVICE_UNAVAILABLE,
+                    "the token is unknown, and the API server does not answer",
+                )
+            latest = self._store.observed or observed
+            found = self._find_record(latest.book or observed.book, token)
+        refusal = self._find_refusal(found, pool, address)
+        if found is None or refusal is not None:
+            return _refuse_token(found, refusal or Refusal.UNKNOWN)
+        return AccessVerdict(
+            token_name=found.name,
+            machine=found.machine,
+            kubeconfig=self._credentials.make_placeholder(),
+            pool=pool,
+            address=address,
+            token=token,
+        )
+
+    def claim(self, verdict: AccessVerdict) -> AccessVerdict:
+        """Reserve a use in the Secret, and issue the kubeconfig."""
+        if not verdict.token:
+            return verdict
+        is_offline = False
+        try:
+            self._record_offline_uses()
+            found = self._store.change(partial(self._claim_in_book, verdict))
+        except UnreachableError as error:
+            is_offline = True
+            found = self._claim_offline(verdict, error)
+        except TreenailError as error:
+            return self._refuse_for_error("cannot record the use of the token", error, verdict)
+        if isinstance(found, AccessVerdict):
+            return found
+        try:
+            kubeconfig = self._credentials.issue(
+                verdict.token, found, verdict.address, is_offline=is_offline
+            )
+        except TreenailError as error:
+            self.release(verdict)
+            return self._refuse_for_error("cannot create the kubelet's credential", error, verdict)
+        return replace(verdict, kubeconfig=kubeconfig)
+
+    def confirm_sent(self, verdict: AccessVerdict) -> None:
+        """Count the use. It waits in memory when the API server does not accept it now."""
+        name, address, now = verdict.token_name, verdict.address, self._clock.now()
+        if not verdict.token:
+            return
+        if not self._offline.has(name, address):
+            try:
+                is_known = self._store.change(partial(_confirm_in_book, name, address, now))
+            except TreenailError as error:
+                log.warning("cannot record the use of token %s yet: %s", name, error)
+            else:
+                if not is_known:
+                    self._revoke_credential(verdict)
+                return
+        self._offline.add(name, TokenUse(address, now, UseState.SENT))
+
+    def release(self, verdict: AccessVerdict) -> None:
+        """Give the use back. If that fails, the address of the request may still use it."""
+        name, address = verdict.token_name, verdict.address
+        if not verdict.token or self._offline.remove(name, address):
+            return
+        try:
+            is_known = self._store.change(partial(_release_in_book, name, address))
+        except TreenailError as error:
+            log.warning("cannot release the use of token %s by %s: %s", name, address, error)
+        else:
+            if not is_known:
+                self._revoke_credential(verdict)
+
+    def run_upkeep(self) -> None:
+        """Complete what waits for the API server, and settle and drop tokens; never raises."""
+        if self._is_watch_current():
+            self._store.note_contact()
+        steps = (
+            self._record_offline_uses,
+            self._create_pending_credentials,
+            self._settle_uses,
+            self._drop_expired,
+        )
+        problems: list[str] = []
+        for step in steps:
+            try:
+                step()
+            except TreenailError as error:
+                problems.append(str(error))
+                if str(error) not in self._last_problems:
+                    log.warning("upkeep of access tokens failed: %s", error)
+                if isinstance(error, UnreachableError):
+                    # The other steps would wait for the API server, too.
+                    break
+        self._last_problems = tuple(problems)
+
+    def _revoke_credential(self, verdict: AccessVerdict) -> None:
+        """Delete what was issued while a user revoked the access token."""
+        name = verdict.token_name
+        log.warning("token %s was revoked while %s used it", name, verdict.address)
+        try:
+            # The record is gone: it may have been a token for one machine or for several.
+            for uses in (1, 2):
+                self._credentials.revoke(compute_identity(name, uses, verdict.address))
+        except TreenailError as error:
+            log.error("cannot delete the bootstrap token of revoked token %s: %s", name, error)  # noqa: TRY400  # no traceback
+
+    def _create_pending_credentials(self) -> None:
+        observed = self._store.observed
+        if observed is not None and observed.book is not None:
+            self._credentials.create_pending(observed.book.tokens.keys())
+
+    def _drop_expired(self) -> None:
+        observed = self._store.observed
+        book = (observed and observed.book) or TokenBook()
+        oldest = self._clock.now() - _KEEP_EXPIRED_S
+        kept = book.prune(oldest)
+        for name in book.tokens.keys() - kept.tokens.keys():
+            for identity in list_identities(book.tokens[name]):
+                self._credentials.revoke(identity)
+        if kept != book:
+            self._store.change(lambda current: (current.prune(oldest), None))
+
+    def _run_upkeep(self) -> None:
+        while not self._stopped.wait(CHECK_S):
+            self.run_upkeep()
+
+    def _check_open(self, pool: str, address: str) -> AccessVerdict:
+        if self._settings.mode is TokenMode.REQUIRE:
+            return _refuse(
+                HTTPStatus.UNAUTHORIZED,
+                "the request has no token; create one with: treenail-controller token create",
+            )
+        return AccessVerdict(
+            kubeconfig=self._open_credentials.make_placeholder(), pool=pool, address=address
+        )
+
+    def _find_record(self, book: TokenBook, token: str) -> TokenRecord | None:
+        found = book.find(token)
+        return None if found is None else self._offline.complete_record(found)
+
+    def _find_refusal(self, record: TokenRecord | None, pool: str, address: str) -> Refusal | None:
+        window_s = self._settings.retry_window_s
+        return find_refusal(record, pool, address, self._clock.now(), retry_window_s=window_s)
+
+    def _claim_in_book(
+        self, verdict: AccessVerdict, book: TokenBook
+    ) -> tuple[TokenBook, TokenRecord | AccessVerdict]:
+        found = book.find(verdict.token)
+        refusal = self._find_refusal(found, verdict.pool, verdict.address)
+        if found is None or refusal is not None:
+            return book, _refuse_token(found, refusal or Refusal.UNKNOWN)
+        claimed = claim_use(
+            found,
+            verdict.address,
+            self._clock.now(),
+            retry_window_s=self._settings.retry_window_s,
+        )
+        return book.put(claimed), claimed
+
+    def _claim_offline(
+        self, verdict: AccessVerdict, error: UnreachableError
+    ) -> TokenRecord | AccessVerdict:
+        """Claim by what this server knows: at most as often as the token permits."""
+        observed, silence_s = self._store.observed, self._store.silence_s
+        now = self._clock.now()
+        with self._offline_lock:
+            book = (observed and observed.book) or TokenBook()
+            found = self._find_record(book, verdict.token)
+            refusal = self._find_refusal(found, verdict.pool, verdict.address)
+            if found is None or refusal is not None:
+                return _refuse_token(found, refusal or Refusal.UNKNOWN)
+            own = find_own_use(found, verdict.address, now, self._settings.retry_window_s)
+            if own is None and silence_s > self._settings.grace_s:
+                what = f"the API server has been unreachable for {silence_s:.0f} s"
+                return self._refuse_for_error(what, error, verdict)
+            if own is None:
+                self._offline.add(found.name, TokenUse(verdict.address, now, UseState.CLAIMED))
+                log.warning(
+                    "accepting token %s from %s, although the API server has been unreachable for "
+                    "%.0f s",
+                    found.name,
+                    verdict.address,
+                    silence_s,
+                )
+            return found
+
+    def _record_offline_uses(self) -> None:
+        waiting = self._offline.get_all()
+        if not waiting:
+            return
+        excess = self._store.change(lambda book: merge_uses(book, waiting))
+        self._offline.discard(waiting)
+        log.info("recorded %d uses of tokens from the time without the API server", len(waiting))
+        for record in excess:
+            log.error("%s", describe_overuse(record))
+            self._report_overuse(record)
+
+    def _refuse_for_error(
+        self, what: str, error: TreenailError, verdict: AccessVerdict
+    ) -> AccessVerdict:
+        # The client does not learn names of objects and addresses of the cluster.
+        log.error("%s (token %s): %s", what, verdict.token_name, escape_line(str(error)))
+        return AccessVerdict(
+            HTTPStatus.SERVICE_UNAVAILABLE, what, verdict.token_name, verdict.machine
+        )
+
+
+def _confirm_in_book(
+    name: str, address: str, now: float, book: TokenBook
+) -> tuple[TokenBook, bool]:
+    """Return the book, and whether it has the token."""
+    found = book.tokens.get(name)
+    return (book, False) if found is None else (book.put(confirm_use(found, address, now)), True)
+
+
+def _release_in_book(name: str, address: str, book: TokenBook) -> tuple[TokenBook, bool]:
+    """Return the book, and whether it has the token."""
+    found = book.tokens.get(name)
+    return (book, False) if found is None else (book.put(release_use(found, address)), True)
+
+
+def _refuse_token(record: TokenRecord | None, refusal: Refusal) -> AccessVerdict:
+    # The name in an unknown token is that of the client.
+    name, machine = (record.name, record.machine) if record else ("", "")
+    return AccessVerdict(_STATUS[refusal], refusal.value, name, machine)
+
+
+def _refuse(status: HTTPStatus, reason: str) -> AccessVerdict:
+    return AccessVerdict(status, reason)

@@ -1,0 +1,294 @@
+"""The Secret with access tokens: a cached copy, and changes by compare-and-set."""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
+
+from treenail.api.decode import Fields, Json
+from treenail.clock import Clock
+from treenail.controllers.runtime.informers import Informers
+from treenail.errors import (
+    AlreadyExistsError,
+    ClusterError,
+    ConfigError,
+    ConflictError,
+    NotFoundError,
+    TreenailError,
+)
+from treenail.kube.client import Client
+from treenail.kube.resources import SECRETS
+from treenail.kube.watch import WatchScope
+from treenail.provisioning.tokens.tokens import BookParser, TokenBook, format_book
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TOKEN_SECRET = "treenail-ignition-tokens"  # noqa: S105  # a name
+"""Name of the Secret."""
+CONFIRM_S = 5.0
+"""Interval between reads of the Secret for tokens that the copy does not have: any client can send
+one."""
+_ATTEMPTS = 20
+"""Attempts of one change. Each conflict means that another process succeeded."""
+
+BookChange = Callable[[TokenBook], tuple[TokenBook, T]]
+"""Returns the changed book and a result. It may run more than once, so it has no other effects."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedTokens:
+    """The Secret as it was last seen."""
+
+    book: TokenBook | None = None
+    """None when the Secret cannot be read."""
+    problem: str = ""
+    resource_version: str = ""
+    """Empty when the Secret does not exist."""
+
+
+@dataclass(slots=True)
+class _PendingChange(Generic[T]):
+    apply: BookChange[T]
+    result: T | None = None
+    error: TreenailError | None = None
+    is_done: bool = False
+
+
+class TokenStore:
+    """Reads the Secret from memory, and changes it in the cluster. Thread-safe.
+
+    Changes of many threads are written together: while one write is in progress, further changes
+    wait and become the next write. Correctness does not depend on how current the copy is, because
+    the API server refuses a write that is based on another version.
+    """
+
+    def __init__(
+        self, client: Client, namespace: str, clock: Clock, name: str = TOKEN_SECRET
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._contact_at = clock.monotonic()
+        self._namespace = namespace
+        self._name = name
+        self._lock = threading.Lock()
+        self._commit_lock = threading.Lock()
+        self._pending: list[_PendingChange[object]] = []
+        self._observed: ObservedTokens | None = None
+        self._confirm_lock = threading.Lock()
+        self._confirmed_at = float("-inf")
+        self._is_confirmed = False
+        self._parser = BookParser(self.where)
+
+    def add_to_informers(self, informers: Informers) -> None:
+        """Watch the Secret. Call it before the informers start."""
+        scope = WatchScope(SECRETS, self._namespace, field_selector=f"metadata.name={self._name}")
+        key = f"{self._namespace}/{self._name}"
+
+        def observe_watched(secret: Json) -> ObservedTokens:
+            found = self.observe_secret(secret)
+            if found.problem:
+                log.error("%s", found.problem)
+            return found
+
+        view = informers.add_view(scope, observe_watched)
+
+        def observe_absence() -> None:
+            if view.find(key) is not None:
+                return
+            known = self._observed
+            self.observe_secret(None)
+            if known is None or known.resource_version:
+                log.warning("%s does not exist: every access token is unknown", self.where)
+
+        def observe_list() -> None:
+            observe_absence()
+            if (found := view.find(key)) is not None:
+                # Versions begin lower after etcd was restored from a backup.
+                with self._lock:
+                    self._observed = found
+
+        view.add_handler(lambda *_: observe_absence())
+        view.add_list_handler(observe_list)
+
+    @property
+    def where(self) -> str:
+        """The Secret, for messages."""
+        return f"Secret {self._namespace}/{self._name}"
+
+    @property
+    def observed(self) -> ObservedTokens | None:
+        """The last known content; None before the first read."""
+        return self._observed
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the API server last showed the Secret, or since the start."""
+        return self._clock.monotonic() - self._contact_at
+
+    def note_contact(self) -> None:
+        """Record that the watch of the Secret is current."""
+        self._contact_at = self._clock.monotonic()
+
+    def confirm_copy(self) -> bool:
+        """Read the Secret, at most every `CONFIRM_S`; return False when that is impossible.
+
+        A watch lags, and may be silent for 90 s before it counts as outdated. While one thread
+        reads, others get the result before.
+        """
+        is_due = self._clock.monotonic() >= self._confirmed_at + CONFIRM_S
+        if is_due and self._confirm_lock.acquire(blocking=False):
+            try:
+                self._is_confirmed = self._can_fetch()
+                self._confirmed_at = self._clock.monotonic()
+            finally:
+                self._confirm_lock.release()
+        return self._is_confirmed
+
+    def observe_secret(self, secret: Json | None) -> ObservedTokens:
+        """Store what a watch or a response shows; None when the Secret does not exist."""
+        self.note_contact()
+        with self._lock:
+            found = self._parse_secret(secret)
+            if not _is_older(found, self._observed):
+                self._observed = found
+        return found
+
+    def load(self) -> TokenBook:
+        """Read the Secret from the cluster; raise `ClusterError` or `ConfigError`."""
+        return _get_book(self._fetch())
+
+    def change(self, apply: BookChange[T]) -> T:
+        """Change the book and return the result of the change.
+
+        Nothing is written when the book stays equal; then the result is that of a read from the
+        cluster. Raises `ClusterError`, `ConfigError` for an unreadable or full Secret, and what
+        ``apply`` raises.
+        """
+        change: _PendingChange[T] = _PendingChange(apply)
+        with self._lock:
+            self._pending.append(cast("_PendingChange[object]", change))
+        with self._commit_lock:
+            if not change.is_done:
+                with self._lock:
+                    batch, self._pending = self._pending, []
+                self._commit_batch(batch)
+        if change.error is not None:
+            raise change.error
+        return cast("T", change.result)
+
+    def _commit_batch(self, batch: list[_PendingChange[object]]) -> None:
+        """Complete every change of the batch."""
+        try:
+            self._write_batch(batch)
+        except TreenailError as error:
+            for change in batch:
+                change.error = change.error or error
+        except BaseException:
+            # The other threads must not take a missing result for a success.
+            for change in batch:
+                change.error = change.error or ClusterError(
+                    f"cannot change {self.where}: another change of the same write failed"
+                )
+            raise
+        finally:
+            for change in batch:
+                change.is_done = True
+
+    def _write_batch(self, batch: list[_PendingChange[object]]) -> None:
+        base, is_copy = self._observed, True
+        if base is None or base.book is None or not base.resource_version:
+            base, is_copy = self._fetch(), False
+        for _ in range(_ATTEMPTS):
+            before = _get_book(base)
+            book = _apply_changes(batch, before)
+            if book == before and base.resource_version:
+                if not is_copy:
+                    return
+                # No write shows whether the copy is old: a revoked token may still be in it.
+                base, is_copy = self._fetch(), False
+                continue
+            try:
+                self.observe_secret(self._write_book(book, base.resource_version))
+            except NotFoundError as error:
+                if not base.resource_version:
+                    raise ClusterError(
+                        f"cannot create {self.where}: namespace {self._namespace} does not exist",
+                        remedy="name the namespace of the server with --namespace, or install it: "
+                        "treenail-controller manifests --enable serve | kubectl apply -f -",
+                    ) from error
+                base, is_copy = self._fetch(), False
+            except (ConflictError, AlreadyExistsError):
+                base, is_copy = self._fetch(), False
+            else:
+                return
+        raise ClusterError(
+            f"cannot change {self.where}: other processes changed it {_ATTEMPTS} times meanwhile"
+        )
+
+    def _write_book(self, book: TokenBook, resource_version: str) -> Json:
+        data: Json = {"data": format_book(book)}
+        metadata: Json = {"name": self._name, "namespace": self._namespace}
+        if not resource_version:
+            body: Json = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, **data}
+            return self._client.create(SECRETS, body, namespace=self._namespace)
+        # The API server refuses the patch with 409 when the version differs.
+        body = {"metadata": {"resourceVersion": resource_version}, **data}
+        return self._client.patch(SECRETS, self._name, body, namespace=self._namespace)
+
+    def _can_fetch(self) -> bool:
+        try:
+            self._fetch()
+        except TreenailError as error:
+            log.debug("cannot read %s: %s", self.where, error)
+            return False
+        return True
+
+    def _fetch(self) -> ObservedTokens:
+        try:
+            found = self._client.get(SECRETS, self._name, namespace=self._namespace)
+        except NotFoundError:
+            return ObservedTokens(TokenBook())
+        return self.observe_secret(found)
+
+    def _parse_secret(self, secret: Json | None) -> ObservedTokens:
+        if secret is None:
+            return ObservedTokens(TokenBook())
+        metadata = Fields.from_json(secret, self.where).get_object("metadata")
+        version = metadata.get_text("resourceVersion")
+        try:
+            return ObservedTokens(self._parser.parse(secret), "", version)
+        except ConfigError as error:
+            return ObservedTokens(None, str(error), version)
+
+
+def _apply_changes(batch: list[_PendingChange[object]], book: TokenBook) -> TokenBook:
+    for change in batch:
+        try:
+            book, change.result = change.apply(book)
+            change.error = None
+        except TreenailError as error:
+            change.error = error
+    return book
+
+
+def _get_book(observed: ObservedTokens) -> TokenBook:
+    if observed.book is None:
+        raise ConfigError(
+            observed.problem,
+            remedy="restore the Secret from a backup, or delete it and create new tokens",
+        )
+    return observed.book
+
+
+def _is_older(found: ObservedTokens, known: ObservedTokens | None) -> bool:
+    """Return whether the watch shows a version that a write of this process has replaced.
+
+    An old copy would only cost a conflict.
+    """
+    versions = (found.resource_version, known.resource_version if known else "")
+    if not all(each.isascii() and each.isdigit() and len(each) <= 20 for each in versions):
+        return False
+    return int(versions[0]) < int(versions[1])
