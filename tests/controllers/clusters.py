@@ -18,13 +18,13 @@ from treenail.api import annotations as key
 from treenail.builder.images.signatures import SigningKey
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.drain.controller import DrainController
+from treenail.controllers.handover.build_hold import InstallHold
+from treenail.controllers.handover.controller import InstallController
+from treenail.controllers.handover.image_mover import ImageMover
 from treenail.controllers.image_build import assembly
 from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.image_build.controller import BuildController
 from treenail.controllers.image_build.job import JobSettings
-from treenail.controllers.install_time.handover.build_hold import InstallHold
-from treenail.controllers.install_time.handover.controller import InstallController
-from treenail.controllers.install_time.handover.image_mover import ImageMover
 from treenail.controllers.install_time.inputs.image_mode import NAMESPACE as INSTALLATION
 from treenail.controllers.render.controller import RenderController
 from treenail.controllers.rollout.controller import RolloutController

@@ -19,12 +19,12 @@ from tests.simulation.controllers import SimControllers
 from tests.simulation.registries import SimRegistry, hold_registries
 from tests.simulation.run import PODS, ClusterRun
 from treenail.api import annotations as key
-from treenail.controllers.install_time.handover.handover_objects import (
+from treenail.controllers.handover.handover_objects import (
     HANDOVER_SECRET,
     RESULT_CONFIGMAP,
     read_result_configmap,
 )
-from treenail.controllers.install_time.handover.handover_state import DONE
+from treenail.controllers.handover.handover_state import DONE
 from treenail.controllers.install_time.inputs.image_mode import NAMESPACE
 from treenail.errors import NotFoundError
 from treenail.kube.resources import MACHINEOSBUILDS, NAMESPACES, NODES

@@ -16,9 +16,8 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.clock import Clock
-from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.controllers.install_time.handover.controller import InstallController
-from treenail.controllers.install_time.handover.handover_objects import (
+from treenail.controllers.handover.controller import InstallController
+from treenail.controllers.handover.handover_objects import (
     HANDOVER_SECRET,
     RESULT_CONFIGMAP,
     Handover,
@@ -27,8 +26,9 @@ from treenail.controllers.install_time.handover.handover_objects import (
     build_handover_secret,
     read_result_configmap,
 )
-from treenail.controllers.install_time.handover.handover_state import HANDED_OVER
-from treenail.controllers.install_time.handover.image_mover import ImageMover
+from treenail.controllers.handover.handover_state import HANDED_OVER
+from treenail.controllers.handover.image_mover import ImageMover
+from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.install_time.images.built_image import BuiltPoolImage
 from treenail.controllers.install_time.inputs.image_mode import NAMESPACE, ImageMode
 from treenail.controllers.install_time.inputs.image_mode_codec import build_settings_configmap

@@ -13,9 +13,7 @@ from tests.fakes.clock import FakeClock
 from treenail.api.decode import Json
 from treenail.api.ignition_model import IgnitionFile
 from treenail.config.bootstrap_registry import list_node_files
-from treenail.controllers.install_time.bootstrap.bootstrap import BootstrapSettings, BootstrapStage
-from treenail.controllers.install_time.bootstrap.bootstrap_source import BootstrapSource
-from treenail.controllers.install_time.handover.handover_objects import (
+from treenail.controllers.handover.handover_objects import (
     HANDOVER_SECRET,
     RESULT_CONFIGMAP,
     Handover,
@@ -25,6 +23,8 @@ from treenail.controllers.install_time.handover.handover_objects import (
     make_node_record,
     read_handover_secret,
 )
+from treenail.controllers.install_time.bootstrap.bootstrap import BootstrapSettings, BootstrapStage
+from treenail.controllers.install_time.bootstrap.bootstrap_source import BootstrapSource
 from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
 from treenail.controllers.install_time.inputs.install_files import InstallFiles
 from treenail.controllers.install_time.inputs.install_manifests import InstallManifests

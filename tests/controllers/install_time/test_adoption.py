@@ -6,7 +6,7 @@ from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.controllers.install_time.handover.adoption import (
+from treenail.controllers.handover.adoption import (
     AdoptionAction,
     AnnotateConfig,
     CreateObject,
@@ -17,7 +17,7 @@ from treenail.controllers.install_time.handover.adoption import (
     clean_document,
     decide_adoption,
 )
-from treenail.controllers.install_time.handover.handover_objects import Handover
+from treenail.controllers.handover.handover_objects import Handover
 from treenail.kube.resources import SECRETS, get_object
 
 IMAGE = f"quay.io/example/os@sha256:{64 * 'a'}"

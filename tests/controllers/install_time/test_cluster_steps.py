@@ -8,7 +8,7 @@ import pytest
 
 from tests.controllers.install_time.pool_builds import RecordingContext
 from treenail.clock import SystemClock
-from treenail.controllers.install_time.handover.handover_objects import (
+from treenail.controllers.handover.handover_objects import (
     HANDOVER_SECRET,
     RESULT_CONFIGMAP,
     Handover,

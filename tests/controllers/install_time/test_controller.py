@@ -25,7 +25,7 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.builder.images.copies import ImageCopier, Place
-from treenail.controllers.install_time.handover.handover_objects import HANDOVER_SECRET
+from treenail.controllers.handover.handover_objects import HANDOVER_SECRET
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,

@@ -26,15 +26,15 @@ from tests.registry.real_registry import (
     needs_docker_registry,
 )
 from treenail.clock import SystemClock
-from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.controllers.install_time.handover.controller import InstallController
-from treenail.controllers.install_time.handover.handover_objects import (
+from treenail.controllers.handover.controller import InstallController
+from treenail.controllers.handover.handover_objects import (
     HANDOVER_SECRET,
     HandoverResult,
     build_result_configmap,
     read_handover_secret,
 )
-from treenail.controllers.install_time.handover.image_mover import ImageMover
+from treenail.controllers.handover.image_mover import ImageMover
+from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.install_time.inputs.image_mode import NAMESPACE
 from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests
 from treenail.controllers.runtime.informers import Informers

@@ -13,11 +13,8 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import format_rfc3339
-from treenail.controllers.install_time.handover.build_hold import InstallHold
-from treenail.controllers.install_time.handover.handover_objects import (
-    HandoverResult,
-    build_result_configmap,
-)
+from treenail.controllers.handover.build_hold import InstallHold
+from treenail.controllers.handover.handover_objects import HandoverResult, build_result_configmap
 from treenail.controllers.install_time.inputs.image_mode import CONFIGMAP, NAMESPACE, ImageMode
 from treenail.controllers.install_time.inputs.image_mode_codec import build_settings_configmap
 from treenail.errors import AlreadyExistsError

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from treenail.api.decode import Json
-from treenail.controllers.install_time.handover.handover_objects import (
+from treenail.controllers.handover.handover_objects import (
     Handover,
     HandoverImage,
     HandoverResult,
@@ -15,7 +15,7 @@ from treenail.controllers.install_time.handover.handover_objects import (
     read_handover_secret,
     read_result_configmap,
 )
-from treenail.controllers.install_time.handover.handover_state import has_result
+from treenail.controllers.handover.handover_state import has_result
 from treenail.errors import ConfigError
 from treenail.image.push_spec import parse_push_spec
 

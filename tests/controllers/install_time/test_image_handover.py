@@ -25,7 +25,7 @@ from treenail.api import annotations as key
 from treenail.clock import SystemClock
 from treenail.config import node_paths
 from treenail.config.bootstrap_registry import MIRROR_FILE, RECORD_FILE, decode_record
-from treenail.controllers.install_time.handover.handover_objects import (
+from treenail.controllers.handover.handover_objects import (
     HANDOVER_SECRET,
     RESULT_CONFIGMAP,
     Handover,

@@ -12,12 +12,12 @@ from tests.controllers.install_time.registries import CLOCK
 from tests.registry.real_registry import RegistryService, lab_registry, needs_docker_registry
 from treenail.cli.controller.install.bootstrap import parse_size
 from treenail.config.bootstrap_registry import MIRROR_FILE, RECORD_FILE
-from treenail.controllers.install_time.bootstrap.install_images import ImageSettings, InstallImages
-from treenail.controllers.install_time.checks.prepared_manifests import FILE_NAME
-from treenail.controllers.install_time.handover.handover_objects import (
+from treenail.controllers.handover.handover_objects import (
     build_handover_secret,
     read_handover_secret,
 )
+from treenail.controllers.install_time.bootstrap.install_images import ImageSettings, InstallImages
+from treenail.controllers.install_time.checks.prepared_manifests import FILE_NAME
 from treenail.controllers.install_time.inputs.image_mode import ImageMode, RegistryType
 from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests
 from treenail.controllers.install_time.registry.bootstrap_registry import BootstrapRegistrySettings

@@ -9,10 +9,7 @@ from tests.controllers.install_time.directories import make_pool, write_manifest
 from tests.controllers.install_time.joined_nodes import make_node
 from treenail.api import annotations as key
 from treenail.api.decode import Json
-from treenail.controllers.install_time.handover.handover_state import (
-    RegistryNode,
-    describe_missing_nodes,
-)
+from treenail.controllers.handover.handover_state import RegistryNode, describe_missing_nodes
 from treenail.controllers.install_time.inputs.install_config import parse_install_config
 from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
 from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests

@@ -16,11 +16,8 @@ from tests.controllers.rollout.agents import client_of, install_kinds
 from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.api.machineosbuild import BuildState
-from treenail.controllers.install_time.handover.handover_objects import (
-    HandoverResult,
-    build_result_configmap,
-)
-from treenail.controllers.install_time.handover.pool_progress import parse_objects
+from treenail.controllers.handover.handover_objects import HandoverResult, build_result_configmap
+from treenail.controllers.handover.pool_progress import parse_objects
 from treenail.controllers.install_time.inputs.image_mode import NAMESPACE
 from treenail.image.job_status import compute_build_conditions
 from treenail.kube.client import Client

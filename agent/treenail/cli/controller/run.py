@@ -162,8 +162,8 @@ def _build_drain(context: ControllerContext) -> tuple[ControllerSettings, ...]:
 
 
 def _build_build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
+    from treenail.controllers.handover.build_hold import InstallHold
     from treenail.controllers.image_build.assembly import BuildOptions, make_build_controller
-    from treenail.controllers.install_time.handover.build_hold import InstallHold
     from treenail.registry.proxies import read_proxy_settings
 
     client = context.create_client("build")
@@ -184,9 +184,9 @@ def _build_build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
 
 
 def _build_install(context: ControllerContext) -> tuple[ControllerSettings, ...]:
+    from treenail.controllers.handover.controller import InstallController
+    from treenail.controllers.handover.image_mover import ImageMover
     from treenail.controllers.image_build.cluster_reader import ClusterReader
-    from treenail.controllers.install_time.handover.controller import InstallController
-    from treenail.controllers.install_time.handover.image_mover import ImageMover
     from treenail.registry.proxies import read_proxy_settings
 
     client = context.create_client("install")

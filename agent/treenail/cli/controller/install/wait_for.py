@@ -132,7 +132,7 @@ def _find_kubeconfig(arguments: argparse.Namespace) -> Path:
 def _read_pools(kubeconfig: str, clock: Clock) -> tuple[str, str]:
     """Return what pools still lack, and why the images of pools cannot be built."""
     from treenail.cli.controller.connect import create_transport
-    from treenail.controllers.install_time.handover.pool_progress import parse_objects
+    from treenail.controllers.handover.pool_progress import parse_objects
     from treenail.errors import ClusterError, ConfigError, NotFoundError, UsageError
     from treenail.kube.client import Client
     from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINEOSBUILDS, MACHINEOSCONFIGS

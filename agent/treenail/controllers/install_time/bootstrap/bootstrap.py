@@ -15,13 +15,13 @@ from treenail.api import controllerconfig
 from treenail.api.decode import Json
 from treenail.api.ignition_model import IgnitionFile
 from treenail.clock import Clock
+from treenail.controllers.handover.handover_objects import Handover
 from treenail.controllers.install_time.bootstrap.bootstrap_source import (
     SERVED_POOLS,
     BootstrapSource,
     choose_controller_config,
     make_served_inputs,
 )
-from treenail.controllers.install_time.handover.handover_objects import Handover
 from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
 from treenail.controllers.install_time.inputs.install_files import InstallFiles
 from treenail.controllers.install_time.inputs.install_manifests import (

@@ -10,13 +10,9 @@ from treenail.api.decode import Json, load_json
 from treenail.api.ignition_model import IgnitionFile
 from treenail.clock import Clock
 from treenail.config.bootstrap_registry import list_node_files
+from treenail.controllers.handover.handover_objects import Handover, HandoverImage, make_node_record
 from treenail.controllers.install_time.bootstrap.bootstrap_source import SERVED_POOLS
 from treenail.controllers.install_time.checks.manifest_checks import MCO_NAMESPACE, find_namespaced
-from treenail.controllers.install_time.handover.handover_objects import (
-    Handover,
-    HandoverImage,
-    make_node_record,
-)
 from treenail.controllers.install_time.images.build_attempt import PoolBuildSettings
 from treenail.controllers.install_time.images.build_step import make_build_inputs
 from treenail.controllers.install_time.images.image_export import export_pool_image

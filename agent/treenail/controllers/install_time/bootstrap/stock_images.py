@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Self
 
 from treenail.api.ignition_model import IgnitionFile
-from treenail.controllers.install_time.handover.handover_objects import Handover
+from treenail.controllers.handover.handover_objects import Handover
 from treenail.controllers.install_time.steps.image_step import PoolImage, PoolImageProvider
 from treenail.controllers.install_time.steps.render_step import RenderedPool
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 from treenail.api.decode import Json
-from treenail.controllers.install_time.handover.pool_progress import parse_objects
+from treenail.controllers.handover.pool_progress import parse_objects
 from treenail.controllers.install_time.log_bundle.archive import LogBundle
 from treenail.controllers.install_time.log_bundle.withhold import format_objects
 from treenail.errors import ClusterError, ConfigError, NotFoundError, UsageError

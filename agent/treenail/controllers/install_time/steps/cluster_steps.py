@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from treenail.api.decode import Fields, Json
-from treenail.controllers.install_time.handover.handover_objects import (
+from treenail.controllers.handover.handover_objects import (
     HANDOVER_SECRET,
     RESULT_CONFIGMAP,
     Handover,

@@ -4,14 +4,8 @@ import logging
 from collections.abc import Iterable
 
 from treenail.api.decode import Json
-from treenail.controllers.install_time.handover.handover_objects import (
-    RESULT_CONFIGMAP,
-    read_result_configmap,
-)
-from treenail.controllers.install_time.handover.handover_state import (
-    RegistryNode,
-    describe_missing_nodes,
-)
+from treenail.controllers.handover.handover_objects import RESULT_CONFIGMAP, read_result_configmap
+from treenail.controllers.handover.handover_state import RegistryNode, describe_missing_nodes
 from treenail.controllers.install_time.inputs.image_mode import NAMESPACE
 from treenail.controllers.install_time.steps.cluster_steps import (
     ConnectCluster,

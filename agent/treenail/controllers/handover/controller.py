@@ -18,9 +18,9 @@ from treenail.api.machineosconfig import API_VERSION, MachineOSConfig
 from treenail.api.meta import Condition
 from treenail.builder.images.copies import CopyStopped
 from treenail.clock import Clock, format_rfc3339, parse_rfc3339
-from treenail.controllers.install_time.handover.adoption import decide_adoption, describe_action
-from treenail.controllers.install_time.handover.adoption_writer import AdoptionWriter
-from treenail.controllers.install_time.handover.handover_objects import (
+from treenail.controllers.handover.adoption import decide_adoption, describe_action
+from treenail.controllers.handover.adoption_writer import AdoptionWriter
+from treenail.controllers.handover.handover_objects import (
     HANDOVER_SECRET,
     RESULT_CONFIGMAP,
     Handover,
@@ -30,7 +30,7 @@ from treenail.controllers.install_time.handover.handover_objects import (
     read_handover_secret,
     read_result_configmap,
 )
-from treenail.controllers.install_time.handover.handover_state import (
+from treenail.controllers.handover.handover_state import (
     HANDED_OVER,
     MoveState,
     RegistryNode,
@@ -40,8 +40,8 @@ from treenail.controllers.install_time.handover.handover_state import (
     has_result,
     merge_results,
 )
-from treenail.controllers.install_time.handover.image_mover import ImageMove, ImageMover, MoveFailed
-from treenail.controllers.install_time.handover.repeats import Repeats
+from treenail.controllers.handover.image_mover import ImageMove, ImageMover, MoveFailed
+from treenail.controllers.handover.repeats import Repeats
 from treenail.controllers.install_time.inputs.image_mode import NAMESPACE
 from treenail.controllers.rollout.gates.os_image import find_pool_owner
 from treenail.controllers.runtime.informers import Informers, InformerView

@@ -8,7 +8,7 @@ from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import Condition, merge_conditions
 from treenail.clock import Clock, format_rfc3339
-from treenail.controllers.install_time.handover.adoption import (
+from treenail.controllers.handover.adoption import (
     AdoptionAction,
     AnnotateConfig,
     CreateObject,

@@ -14,6 +14,7 @@ from treenail.api.decode import Fields, Json
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import Condition
+from treenail.controllers.handover.handover_objects import Handover
 from treenail.controllers.image_build.observed import make_build_facts
 from treenail.controllers.image_build.offline import encode_strings
 from treenail.controllers.image_build.pushed_images import (
@@ -23,7 +24,6 @@ from treenail.controllers.image_build.pushed_images import (
     read_pushed_images,
 )
 from treenail.controllers.image_build.status import compute_config_conditions
-from treenail.controllers.install_time.handover.handover_objects import Handover
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, SECRETS, Resource
 
 _RESOURCES = {each.kind: each for each in (SECRETS, MACHINEOSCONFIGS, MACHINEOSBUILDS)}
