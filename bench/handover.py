@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.result import Result
-from tests.controllers.install_time.registries import (
+from tests.installer.registries import (
     make_registry,
     open_client,
     write_auth_file,
@@ -22,7 +22,7 @@ from tests.controllers.install_time.registries import (
 )
 from tests.registry.images import make_layer, push_image
 from treenail.builder.images.copies import ImageCopier, Place
-from treenail.controllers.install_time.registry.bootstrap_registry import BootstrapRegistry
+from treenail.installer.registry.bootstrap_registry import BootstrapRegistry
 from treenail_lab.registry.docker_registry import find_docker_registry
 
 RATIO = 1.2

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from bench.node import read_memory
 from bench.result import Result
-from tests.controllers.install_time.directories import make_config, make_pool, write_manifest
-from tests.controllers.install_time.pool_builds import InstallSite
-from tests.controllers.install_time.processes import Bootstrapping, bootstrap
+from tests.installer.directories import make_config, make_pool, write_manifest
+from tests.installer.pool_builds import InstallSite
+from tests.installer.processes import Bootstrapping, bootstrap
 from tests.registry.real_registry import RegistryService
-from treenail.controllers.install_time.inputs.image_mode import NAMESPACE
+from treenail.installer.inputs.image_mode import NAMESPACE
 
 CONFIG_BYTES = 165_000
 FILES = 50

@@ -18,13 +18,9 @@ from bench.build import MIB
 from bench.result import Result
 from tests.builder.base_image import BUSYBOX
 from tests.builder.builds import push_base
-from tests.controllers.install_time.pool_builds import InstallSite, RecordingContext
-from tests.controllers.install_time.registries import (
-    make_registry,
-    write_auth_file,
-    write_certificates,
-)
-from treenail.controllers.install_time.registry.bootstrap_registry import BootstrapRegistry
+from tests.installer.pool_builds import InstallSite, RecordingContext
+from tests.installer.registries import make_registry, write_auth_file, write_certificates
+from treenail.installer.registry.bootstrap_registry import BootstrapRegistry
 from treenail_lab.registry.docker_registry import find_docker_registry
 from treenail_lab.registry.service import PULLER, RegistryService
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 MAX_ROOMS = 10
-BIG_PACKAGES = {"provisioning", "controllers.install_time"}
+BIG_PACKAGES = {"provisioning", "installer"}
 """Packages inside a room that have rooms themselves."""
 
 # The lab is a package of its own; in the rows it is called `lab`.
@@ -55,8 +55,8 @@ OWNERS = {
     "cryptography": {
         "builder.images.signatures",
         "provisioning.approval.request",
-        "controllers.install_time.certificates.certificate_checks",
-        "controllers.install_time.certificates.installation_ca",
+        "installer.certificates.certificate_checks",
+        "installer.certificates.installation_ca",
         "lab",
     },
     "gi": {"host.systemd.gio_bus", "lab"},
@@ -69,7 +69,7 @@ OWNERS = {
     "subprocess": {
         "process",
         "builder",
-        "controllers.install_time.registry.registry_process",
+        "installer.registry.registry_process",
         "lab",
     },
     "tenacity": {"retry"},

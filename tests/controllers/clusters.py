@@ -25,7 +25,6 @@ from treenail.controllers.image_build import assembly
 from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.image_build.controller import BuildController
 from treenail.controllers.image_build.job import JobSettings
-from treenail.controllers.install_time.inputs.image_mode import NAMESPACE as INSTALLATION
 from treenail.controllers.render.controller import RenderController
 from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.gates.external import GateClient
@@ -37,6 +36,7 @@ from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
 from treenail.controllers.runtime.workers import Controller, ControllerSettings
 from treenail.errors import AlreadyExistsError, ClusterError, NotFoundError
+from treenail.installer.inputs.image_mode import NAMESPACE as INSTALLATION
 from treenail.kube.client import Client, PatchType
 from treenail.kube.events import EventRecorder
 from treenail.kube.kubeconfig import read_kubeconfig

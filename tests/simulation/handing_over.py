@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.controllers.image_build.site import NAMESPACE as BUILDS_NAMESPACE
-from tests.controllers.install_time.handover_site import HandoverSite
-from tests.controllers.install_time.pool_builds import InstallSite
+from tests.installer.handover_site import HandoverSite
+from tests.installer.pool_builds import InstallSite
 from tests.registry.real_registry import PULLER, PUSHER
 from tests.simulation.building import SimBuildSite
 from tests.simulation.cluster import ClusterState, SimCluster
@@ -25,8 +25,8 @@ from treenail.controllers.handover.handover_objects import (
     read_result_configmap,
 )
 from treenail.controllers.handover.handover_state import DONE
-from treenail.controllers.install_time.inputs.image_mode import NAMESPACE
 from treenail.errors import NotFoundError
+from treenail.installer.inputs.image_mode import NAMESPACE
 from treenail.kube.resources import MACHINEOSBUILDS, NAMESPACES, NODES
 from treenail.manifests import installation
 from treenail.registry.logins import Login

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.install_time.processes import make_directory
+from tests.installer.processes import make_directory
 from tests.system.nspawn import REPOSITORY, Container, missing
 from tests.waiting import wait_until
 

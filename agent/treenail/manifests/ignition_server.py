@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treenail.api.decode import Json
-from treenail.controllers.install_time.inputs.image_mode import CONFIGMAP
+from treenail.installer.inputs.image_mode import CONFIGMAP
 from treenail.manifests import objects, permissions
 from treenail.manifests.installation import EVENTS_NAMESPACE, InstallOptions
 from treenail.manifests.installation import NAME as CONTROLLER_NAME

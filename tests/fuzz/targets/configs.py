@@ -31,12 +31,12 @@ from treenail.config.registries import is_safe_change
 from treenail.config.trust_anchors import find_certificates
 from treenail.config.validation import find_ignored_fields, validate_config
 from treenail.config.wanted import read_wanted_state
-from treenail.controllers.install_time.inputs import install_config
 from treenail.controllers.render import offline
 from treenail.errors import ConfigError, IgnitionError
 from treenail.image.build_result import BuildResult
 from treenail.image.containerfile import expand_variables, parse_containerfile
 from treenail.image.inputs.containerfile_problems import find_containerfile_problems
+from treenail.installer.inputs import install_config
 
 Json = dict[str, Any]
 _LONG_NUMBER = re.compile("[0-9]{18}")

@@ -17,9 +17,6 @@ from treenail.codec import parse_json
 from treenail.config.bootstrap_registry import decode_record
 from treenail.config.credential_history import decode_history, encode_history
 from treenail.config.provenance import Provenance
-from treenail.controllers.install_time.inputs.image_mode_codec import read_settings_configmap
-from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
-from treenail.controllers.install_time.steps import install_state
 from treenail.controllers.rollout.progress import RolloutRecord
 from treenail.daemon.configuration.mcd_state import read_first_boot_annotations
 from treenail.daemon.local.requests import RequestFile
@@ -31,6 +28,9 @@ from treenail.host.machine import Machine
 from treenail.host.rollback.undo_log import LOG_PATH, UndoLog
 from treenail.host.system import state_file
 from treenail.host.system.state_file import CrashRecordFile, Ledger
+from treenail.installer.inputs.image_mode_codec import read_settings_configmap
+from treenail.installer.inputs.install_directory import InstallDirectory
+from treenail.installer.steps import install_state
 from treenail.update.state import crash_record, record
 from treenail.update.steps import ownership
 

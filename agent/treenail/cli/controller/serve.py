@@ -258,7 +258,7 @@ class ServeProcess:
     def _make_first_images(self) -> "FirstImageSettings | None":
         if self._transport is None:
             return None
-        from treenail.controllers.install_time.inputs.worker_wait import WorkerWait
+        from treenail.installer.inputs.worker_wait import WorkerWait
         from treenail.kube.client import Client
         from treenail.provisioning.content.first_image import FirstImageSettings
 

@@ -17,9 +17,9 @@ from treenail.controllers.handover.adoption import (
     ServeImage,
     can_replace,
 )
-from treenail.controllers.install_time.inputs.image_mode import NAMESPACE
 from treenail.controllers.runtime.own_writes import OwnWrites
 from treenail.errors import AlreadyExistsError, ForbiddenError, NotFoundError
+from treenail.installer.inputs.image_mode import NAMESPACE
 from treenail.kube.client import Client
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, SECRETS, get_object
 

@@ -10,9 +10,9 @@ from treenail.api.decode import Json
 from treenail.api.machineconfigpool import ARBITER, MASTER
 from treenail.clock import Clock, parse_rfc3339
 from treenail.controllers.handover.handover_objects import RESULT_CONFIGMAP, read_result_configmap
-from treenail.controllers.install_time.inputs.image_mode import CONFIGMAP, NAMESPACE
-from treenail.controllers.install_time.inputs.image_mode_codec import read_settings_configmap
 from treenail.errors import ConfigError, ForbiddenError, NotFoundError
+from treenail.installer.inputs.image_mode import CONFIGMAP, NAMESPACE
+from treenail.installer.inputs.image_mode_codec import read_settings_configmap
 from treenail.kube.client import Client
 from treenail.kube.resources import CONFIGMAPS
 

@@ -42,11 +42,11 @@ from treenail.controllers.handover.handover_state import (
 )
 from treenail.controllers.handover.image_mover import ImageMove, ImageMover, MoveFailed
 from treenail.controllers.handover.repeats import Repeats
-from treenail.controllers.install_time.inputs.image_mode import NAMESPACE
 from treenail.controllers.rollout.gates.os_image import find_pool_owner
 from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.errors import AlreadyExistsError, ConfigError, NotFoundError
+from treenail.installer.inputs.image_mode import NAMESPACE
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.resources import (

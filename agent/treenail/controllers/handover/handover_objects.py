@@ -17,9 +17,9 @@ from treenail.config.bootstrap_registry import (
     decode_record,
     encode_record,
 )
-from treenail.controllers.install_time.inputs.image_mode import NAMESPACE
 from treenail.errors import ConfigError
 from treenail.image.push_spec import PushSpec, parse_push_spec
+from treenail.installer.inputs.image_mode import NAMESPACE
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, SECRETS
 from treenail.registry.names import check_digest
 

@@ -23,9 +23,9 @@ from treenail.errors import TreenailError, UsageError
 
 if TYPE_CHECKING:
     from treenail.cli.controller.install.bootstrap_log import BootstrapLog
-    from treenail.controllers.install_time.bootstrap.bootstrap import BootstrapStage, ImageStore
-    from treenail.controllers.install_time.bootstrap.config_server import ConfigServerSettings
-    from treenail.controllers.install_time.inputs.install_manifests import InstallManifests
+    from treenail.installer.bootstrap.bootstrap import BootstrapStage, ImageStore
+    from treenail.installer.bootstrap.config_server import ConfigServerSettings
+    from treenail.installer.inputs.install_manifests import InstallManifests
     from treenail.kube.client import Client, Transport
     from treenail.sd_notify import SystemdNotifier
 
@@ -163,8 +163,8 @@ def run_bootstrap(arguments: argparse.Namespace) -> int:
         if (getattr(arguments, one) is None) != (getattr(arguments, other) is None):
             names = f"--{one.replace('_', '-')} and --{other.replace('_', '-')}"
             raise UsageError(f"expected both {names}, or neither")
-    from treenail.controllers.install_time.inputs.install_files import require_directory
-    from treenail.controllers.install_time.steps.install_state import InstallLockedError
+    from treenail.installer.inputs.install_files import require_directory
+    from treenail.installer.steps.install_state import InstallLockedError
 
     require_directory(arguments.directory, "install from")
 
@@ -185,8 +185,8 @@ class BootstrapProcess:
     """The process of the stage."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
-        from treenail.controllers.install_time.inputs.install_files import InstallFiles
+        from treenail.installer.inputs.install_directory import InstallDirectory
+        from treenail.installer.inputs.install_files import InstallFiles
 
         self._arguments = arguments
         self._directory = InstallDirectory(arguments.directory.resolve())
@@ -197,7 +197,7 @@ class BootstrapProcess:
 
     def require_prepared(self) -> None:
         """Raise `UsageError` for a directory from which no installation can begin."""
-        from treenail.controllers.install_time.prepare.preparation import require_prepared
+        from treenail.installer.prepare.preparation import require_prepared
 
         require_prepared(self._directory)
 
@@ -205,8 +205,8 @@ class BootstrapProcess:
         """Run until the end or a signal; raise `TreenailError`."""
         from treenail.allocator import limit_allocator
         from treenail.cli.controller.install.bootstrap_log import BootstrapLog
-        from treenail.controllers.install_time.bootstrap.host_services import StopRequested
-        from treenail.controllers.install_time.steps.install_state import hold_install_lock
+        from treenail.installer.bootstrap.host_services import StopRequested
+        from treenail.installer.steps.install_state import hold_install_lock
         from treenail.sd_notify import SystemdNotifier
 
         limit_allocator()
@@ -245,14 +245,8 @@ class BootstrapProcess:
 
     def _make_stage(self, notifier: "SystemdNotifier", journal: "BootstrapLog") -> "BootstrapStage":
         from treenail.api import annotations as key
-        from treenail.controllers.install_time.bootstrap.bootstrap import (
-            BootstrapSettings,
-            BootstrapStage,
-        )
-        from treenail.controllers.install_time.bootstrap.host_services import (
-            HostAdapters,
-            HostServices,
-        )
+        from treenail.installer.bootstrap.bootstrap import BootstrapSettings, BootstrapStage
+        from treenail.installer.bootstrap.host_services import HostAdapters, HostServices
 
         arguments = self._arguments
         adapters = HostAdapters(
@@ -282,17 +276,12 @@ class BootstrapProcess:
     def _open_images(self, manifests: "InstallManifests") -> "AbstractContextManager[ImageStore]":
         if not manifests.image_configs:
             # The modules of builds and of the registry need 10 MB.
-            from treenail.controllers.install_time.bootstrap.stock_images import StockImages
+            from treenail.installer.bootstrap.stock_images import StockImages
 
             return StockImages()
-        from treenail.controllers.install_time.bootstrap.install_images import (
-            ImageSettings,
-            InstallImages,
-        )
-        from treenail.controllers.install_time.images.build_attempt import PoolBuildSettings
-        from treenail.controllers.install_time.registry.bootstrap_registry import (
-            BootstrapRegistrySettings,
-        )
+        from treenail.installer.bootstrap.install_images import ImageSettings, InstallImages
+        from treenail.installer.images.build_attempt import PoolBuildSettings
+        from treenail.installer.registry.bootstrap_registry import BootstrapRegistrySettings
 
         arguments = self._arguments
         registry = BootstrapRegistrySettings(
@@ -315,7 +304,7 @@ class BootstrapProcess:
         return tuple(self._arguments.hosts or (platform.node(),))
 
     def _make_server_settings(self) -> "ConfigServerSettings":
-        from treenail.controllers.install_time.bootstrap.config_server import ConfigServerSettings
+        from treenail.installer.bootstrap.config_server import ConfigServerSettings
 
         arguments = self._arguments
         node_kubeconfig = self._directory.root / "auth" / "kubeconfig-kubelet"
@@ -365,7 +354,7 @@ class ClusterConnection:
 
 
 def _request_stop(number: int, _: object) -> NoReturn:
-    from treenail.controllers.install_time.bootstrap.host_services import StopRequested
+    from treenail.installer.bootstrap.host_services import StopRequested
 
     # The end must not be interrupted.
     for each in (signal.SIGTERM, signal.SIGINT):

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from logging.handlers import RotatingFileHandler
 
 from treenail.cli.controller.stderr_log import LineFormatter
-from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
-from treenail.controllers.install_time.inputs.install_files import InstallFiles
 from treenail.escape import escape_line
+from treenail.installer.inputs.install_directory import InstallDirectory
+from treenail.installer.inputs.install_files import InstallFiles
 
 _SIZE_LIMIT = 16 * 1024 * 1024
 _PRIORITIES = ((50, 2), (40, 3), (30, 4), (20, 6))

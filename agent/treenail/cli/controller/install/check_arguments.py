@@ -10,13 +10,13 @@ from treenail.builder.phases.registries import RegistrySettings
 from treenail.cli.output import EXIT_FAILED
 from treenail.cli.terminal import print_lines
 from treenail.clock import SystemClock
-from treenail.controllers.install_time.checks.online_checks import OnlineChecks
-from treenail.controllers.install_time.checks.prepared_manifests import BUILT_IN_POOLS
-from treenail.controllers.install_time.checks.registry_checks import RegistryChecker
-from treenail.controllers.install_time.inputs.install_problem import InstallDirectoryError
-from treenail.controllers.install_time.prepare.prepare import PrepareOptions
 from treenail.errors import UsageError
 from treenail.image.inputs.build_inputs import ARCHITECTURES
+from treenail.installer.checks.online_checks import OnlineChecks
+from treenail.installer.checks.prepared_manifests import BUILT_IN_POOLS
+from treenail.installer.checks.registry_checks import RegistryChecker
+from treenail.installer.inputs.install_problem import InstallDirectoryError
+from treenail.installer.prepare.prepare import PrepareOptions
 
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:

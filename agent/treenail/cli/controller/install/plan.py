@@ -16,23 +16,20 @@ from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments, print
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import SystemClock
 from treenail.codec import parse_json
-from treenail.controllers.install_time.checks.manifest_checks import DEFAULT_ARCHITECTURE
-from treenail.controllers.install_time.images.build_step import BOOTSTRAP_POOLS
-from treenail.controllers.install_time.inputs.image_mode import ImageMode
-from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
-from treenail.controllers.install_time.inputs.install_files import InstallFiles
-from treenail.controllers.install_time.prepare.host_checks import HostChecker
-from treenail.controllers.install_time.prepare.install_plan import (
+from treenail.errors import TreenailError
+from treenail.installer.checks.manifest_checks import DEFAULT_ARCHITECTURE
+from treenail.installer.images.build_step import BOOTSTRAP_POOLS
+from treenail.installer.inputs.image_mode import ImageMode
+from treenail.installer.inputs.install_directory import InstallDirectory
+from treenail.installer.inputs.install_files import InstallFiles
+from treenail.installer.prepare.host_checks import HostChecker
+from treenail.installer.prepare.install_plan import (
     InstallImageSource,
     PlanFacts,
     PoolInstallPlan,
     plan_install,
 )
-from treenail.controllers.install_time.prepare.prepare import (
-    CheckedDirectory,
-    check_directory,
-)
-from treenail.errors import TreenailError
+from treenail.installer.prepare.prepare import CheckedDirectory, check_directory
 
 _BUILT = (InstallImageSource.BUILD, InstallImageSource.LAYER)
 

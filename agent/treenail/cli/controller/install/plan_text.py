@@ -3,11 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from treenail.cli.terminal import format_duration
-from treenail.controllers.install_time.prepare.install_plan import (
-    InstallImageSource,
-    PoolInstallPlan,
-)
-from treenail.controllers.install_time.prepare.prepare import CheckedDirectory
+from treenail.installer.prepare.install_plan import InstallImageSource, PoolInstallPlan
+from treenail.installer.prepare.prepare import CheckedDirectory
 
 _SOURCES = {
     InstallImageSource.NONE: "none: the pool boots the stock image",

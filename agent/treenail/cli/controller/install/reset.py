@@ -31,13 +31,10 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def run_reset(arguments: argparse.Namespace) -> int:
     """Remove the state; print what was removed."""
-    from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
-    from treenail.controllers.install_time.inputs.install_files import (
-        InstallFiles,
-        require_directory,
-    )
-    from treenail.controllers.install_time.steps.install_state import hold_install_lock
-    from treenail.controllers.install_time.steps.reset import reset_installation
+    from treenail.installer.inputs.install_directory import InstallDirectory
+    from treenail.installer.inputs.install_files import InstallFiles, require_directory
+    from treenail.installer.steps.install_state import hold_install_lock
+    from treenail.installer.steps.reset import reset_installation
 
     require_directory(arguments.directory, "reset")
     directory, files = InstallDirectory(arguments.directory.resolve()), InstallFiles()

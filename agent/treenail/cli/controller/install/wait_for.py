@@ -13,8 +13,8 @@ from treenail.clock import Clock, SystemClock
 from treenail.errors import TreenailError
 
 if TYPE_CHECKING:
-    from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
-    from treenail.controllers.install_time.steps.install_status import InstallStatus
+    from treenail.installer.inputs.install_directory import InstallDirectory
+    from treenail.installer.steps.install_status import InstallStatus
 
 _BOOTSTRAP, _INSTALL = "bootstrap-complete", "install-complete"
 _POLL_S = 1.0
@@ -64,7 +64,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def run_wait_for(arguments: argparse.Namespace) -> int:
     """Wait; return the exit code of the result."""
-    from treenail.controllers.install_time.inputs.install_files import require_directory
+    from treenail.installer.inputs.install_files import require_directory
 
     require_directory(arguments.directory, "wait for an installation from")
     clock = SystemClock()
@@ -76,18 +76,15 @@ def run_wait_for(arguments: argparse.Namespace) -> int:
 
 
 def _wait_for_bootstrap(arguments: argparse.Namespace, watch: "_InstallWatch", clock: Clock) -> int:
-    from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
-    from treenail.controllers.install_time.inputs.install_files import InstallFiles
-    from treenail.controllers.install_time.prepare.preparation import require_prepared
-    from treenail.controllers.install_time.steps.install_state import (
+    from treenail.installer.inputs.install_directory import InstallDirectory
+    from treenail.installer.inputs.install_files import InstallFiles
+    from treenail.installer.prepare.preparation import require_prepared
+    from treenail.installer.steps.install_state import (
         InstallStateError,
         check_install_state,
         find_lock_holder,
     )
-    from treenail.controllers.install_time.steps.install_status import (
-        InstallPhase,
-        read_install_status,
-    )
+    from treenail.installer.steps.install_status import InstallPhase, read_install_status
 
     directory = InstallDirectory(arguments.directory.resolve())
     files = InstallFiles()
@@ -123,7 +120,7 @@ def _wait_for_pools(arguments: argparse.Namespace, watch: "_InstallWatch", clock
 
 
 def _find_kubeconfig(arguments: argparse.Namespace) -> Path:
-    from treenail.controllers.install_time.inputs.install_directory import InstallDirectory
+    from treenail.installer.inputs.install_directory import InstallDirectory
 
     directory = InstallDirectory(arguments.directory.resolve())
     return Path(arguments.kubeconfig or directory.kubeconfig)
@@ -160,14 +157,11 @@ def _print_unusable_state(error: TreenailError) -> int:
 def _read_cluster(kubeconfig: str, directory: "InstallDirectory") -> str:
     """Return what the cluster still lacks; empty when it needs no bootstrap host."""
     from treenail.cli.controller.connect import create_transport
-    from treenail.controllers.install_time.inputs.install_manifests import read_install_manifests
-    from treenail.controllers.install_time.inputs.machine_count import (
-        find_machine_count,
-        read_install_config,
-    )
-    from treenail.controllers.install_time.steps.cluster_steps import describe_missing_handover
-    from treenail.controllers.install_time.steps.node_step import find_missing_nodes, read_registry
     from treenail.errors import ClusterError, UsageError
+    from treenail.installer.inputs.install_manifests import read_install_manifests
+    from treenail.installer.inputs.machine_count import find_machine_count, read_install_config
+    from treenail.installer.steps.cluster_steps import describe_missing_handover
+    from treenail.installer.steps.node_step import find_missing_nodes, read_registry
     from treenail.kube.client import Client
 
     manifests = read_install_manifests(directory.root)
@@ -196,7 +190,7 @@ class _InstallWatch:
 
     def handle_status(self, status: "InstallStatus | None", *, has_process: bool) -> int | None:
         """Return the exit code; None to continue."""
-        from treenail.controllers.install_time.steps.install_status import InstallPhase
+        from treenail.installer.steps.install_status import InstallPhase
 
         if status is not None:
             self._print_progress(status)

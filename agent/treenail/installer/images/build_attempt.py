@@ -1,0 +1,309 @@
+"""One attempt to build and push the image of a pool on this host."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.builder.build_spec import BuildSpec
+from treenail.builder.buildah.namespaces import choose_own_id_maps
+from treenail.builder.local import BuildFiles, LocalBuild, LocalBuilder, LocalSettings
+from treenail.builder.phases.failures import choose_reason
+from treenail.clock import Clock
+from treenail.config.pullsecret import PullSecret, RegistryCredential, encode_pull_secret
+from treenail.controllers.image_build.facts import (
+    Answer,
+    AppendConfig,
+    AttemptFailure,
+    CheckPush,
+    SystemFacts,
+)
+from treenail.controllers.image_build.layer_builder import AttemptFailed, LayerBuilder
+from treenail.controllers.image_build.planner import Planner
+from treenail.controllers.image_build.planning import BuildPlan, SystemPlan
+from treenail.errors import TreenailError
+from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.image.push_spec import parse_push_spec
+from treenail.installer.images.base_upload import upload_base
+from treenail.installer.images.build_log import AttemptLog
+from treenail.installer.inputs.install_files import InstallFiles
+from treenail.registry.client import RegistryClient
+from treenail.registry.logins import Login
+from treenail.registry.transport import RegistryLimits, TlsSettings
+
+log = logging.getLogger(__name__)
+
+_DAMAGED = frozenset({BuildReason.DIGEST_MISMATCH, BuildReason.BUILDER_FAILED})
+"""Reasons of a build or push that used damaged layers."""
+
+
+class PushRegistry(Protocol):
+    """The bootstrap registry as a build uses it."""
+
+    @property
+    def push_address(self) -> str: ...
+
+    @property
+    def push_login(self) -> Login: ...
+
+    @property
+    def ca_pem(self) -> str: ...
+
+    def find_problem(self) -> str:
+        """Return why the registry accepts no push; empty if it does."""
+
+    def check_room(self, image_bytes: int) -> None:
+        """Raise `HostError` unless the registry may have an image of this size."""
+
+    def sync_storage(self) -> None:
+        """Flush what was pushed: a power cut loses none of it. Raises `FileError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolBuildSettings:
+    """Options of builds on this host."""
+
+    build_timeout_s: float = 3600.0
+    push_timeout_s: float = 1800.0
+    driver: str = "overlay"
+    """Storage driver of buildah; another one than the cluster's changes content keys."""
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
+    """With the proxies of registries."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptResult:
+    """Result of an attempt that succeeded."""
+
+    image: str
+    """Final pull spec."""
+    systems: dict[str, SystemFacts]
+    seconds: dict[str, float]
+    warning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedImage:
+    """A planned build, and what it reads."""
+
+    plan: BuildPlan
+    config: MachineOSConfig
+    """With its base by digest."""
+    planner: Planner = field(repr=False)
+    context: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """The user's files for COPY."""
+    mounts: Mapping[str, tuple[str, Mapping[str, bytes]]] = field(default_factory=dict, repr=False)
+    """Entitlements by name: where instructions see them, and their files."""
+
+
+class BuildAttempt:
+    """Runs one attempt. Everything that it finished is used again by the next one."""
+
+    def __init__(
+        self, planned: PlannedImage, layers: LayerBuilder, builder: "SystemImageBuilder"
+    ) -> None:
+        self._planned = planned
+        self._layers = layers
+        self._builder = builder
+
+    def run(self, number: int, attempt_log: AttemptLog) -> AttemptResult:
+        """Build and push what is missing; raise `AttemptFailed`, or `FileError` for its log."""
+        plan, config = self._planned.plan, self._planned.config
+        seconds: dict[str, float] = {}
+        warning = ""
+        if plan.wanted.needs_job:
+            self._answer(
+                self._layers.answer_question(
+                    CheckPush("", plan.wanted.push_spec, number), plan, config
+                )
+            )
+        systems: dict[str, SystemFacts] = {}
+        for system in plan.systems:
+            facts = system.wanted.initial
+            if system.wanted.needs_job:
+                pushed = system.wanted.push_spec
+                answer = self._answer(self._layers.find_system_image(pushed, config))
+                image = answer.pull_spec
+                if image and not self._layers.has_complete_image(image, config):
+                    log.warning("building %s again: the registry lost a part of it", pushed)
+                    image = ""
+                if not image:
+                    result = self._builder.build(self._planned, system, attempt_log)
+                    seconds |= result.seconds
+                    warning = result.message
+                    spec = parse_push_spec(pushed, where="the system part")
+                    image = spec.make_pull_spec(result.digest)
+                facts = replace(facts, image=image)
+            systems[system.wanted.name] = facts
+        sources = tuple(
+            (each.architecture, systems[each.wanted.name].image or plan.wanted.base_image)
+            for each in plan.systems
+        )
+        question = AppendConfig("", number, sources, plan.wanted.push_spec, plan.wanted.config)
+        answer = self._answer(self._layers.answer_question(question, plan, config))
+        warning = "; ".join(filter(None, (warning, answer.warning)))
+        return AttemptResult(answer.pull_spec, systems, {**seconds, **answer.seconds}, warning)
+
+    @staticmethod
+    def _answer(answer: Answer) -> Answer:
+        if answer.failure is not None:
+            raise AttemptFailed(answer.failure)
+        return answer
+
+
+class SystemImageBuilder:
+    """Builds the system part of an image with processes of this host, and pushes it.
+
+    A killed or failed build leaves the images that it pulled and built to the next one of equal
+    inputs.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: PoolBuildSettings,
+        registry: PushRegistry | None,
+        clock: Clock,
+        files: InstallFiles,
+    ) -> None:
+        """``directory`` is for files of builds; without a registry, push to the final one."""
+        self._directory = directory
+        self._settings = settings
+        self._registry = registry
+        self._clock = clock
+        self._files = files
+
+    def build(
+        self, planned: PlannedImage, system: SystemPlan, attempt_log: AttemptLog
+    ) -> BuildResult:
+        """Return the result of the push; raise `AttemptFailed`, or `FileError` for the log."""
+        attempt_log.write_containerfile(system.containerfile)
+        try:
+            with self._write_logins(planned) as (pull, push):
+                builder = self._make_builder(pull, push, attempt_log.write_line)
+                result = self._build(builder, planned, system)
+        except TreenailError as error:
+            failure = AttemptFailure(choose_reason(error, BuildPhase.BUILD), str(error))
+            raise AttemptFailed(failure) from error
+        if result.reason is not None:
+            head, _, output = result.message.partition("\n")
+            failure = AttemptFailure(result.reason, head, result.line, output, result.seconds)
+            raise AttemptFailed(failure)
+        return result
+
+    def discard(self, planned: PlannedImage) -> None:
+        """Remove what builds of this pool left."""
+        builder = self._make_builder(None, None, lambda _: None)
+        for system in planned.plan.systems:
+            builder.discard_build(_make_name(planned.config, system))
+
+    def _build(
+        self, builder: LocalBuilder, planned: PlannedImage, system: SystemPlan
+    ) -> BuildResult:
+        plan, registry = planned.plan, self._registry
+        spec = BuildSpec(
+            push_spec=system.wanted.push_spec,
+            architecture=system.architecture,
+            user_line=system.user_line,
+            push_registry=registry.push_address if registry is not None else "",
+            mirrors=plan.mirrors,
+        )
+        ca_pem = "\n".join(filter(None, (plan.ca_pem, registry.ca_pem if registry else "")))
+        limit_s = min(float(plan.deadline_s), self._settings.build_timeout_s)
+        with builder.continue_build(
+            _make_name(planned.config, system),
+            system.wanted.share_key,
+            system.containerfile,
+            spec,
+            BuildFiles({**system.own_files, **planned.context}, planned.mounts, ca_pem),
+            timeout_s=limit_s,
+        ) as build:
+            has_layers = build.has_layers
+            uploads = partial(self._upload_base, planned, build)
+            result = (
+                self._push(build) if build.has_image else self._run_phases(build, limit_s, uploads)
+            )
+            if has_layers and result.reason in _DAMAGED:
+                # A power cut may have damaged what the earlier attempt left.
+                log.warning("building %s again: %s", system.wanted.push_spec, result.message)
+                build.forget_images()
+                result = self._run_phases(build, limit_s, uploads)
+            return result
+
+    def _run_phases(
+        self,
+        build: LocalBuild,
+        limit_s: float,
+        upload_base: Callable[[], AbstractContextManager[None]],
+    ) -> BuildResult:
+        end = self._clock.monotonic() + limit_s
+        seconds: dict[str, float] = {}
+        for phase in (BuildPhase.FETCH, BuildPhase.BUILD):
+            left_s = max(end - self._clock.monotonic(), 1.0)
+            build.start_phase(BuildPhase.PUSH if phase is BuildPhase.BUILD else BuildPhase.BUILD)
+            with upload_base() if phase is BuildPhase.BUILD else nullcontext():
+                result = build.run_phase(phase, timeout_s=left_s)
+            seconds |= result.seconds
+            if not result.has_succeeded:
+                return replace(result, seconds=seconds)
+        result = self._push(build)
+        return replace(result, seconds={**seconds, **result.seconds})
+
+    def _upload_base(
+        self, planned: PlannedImage, build: LocalBuild
+    ) -> AbstractContextManager[None]:
+        """Return the upload of the base; nothing with an external registry, which mounts it."""
+        registry, base_image = self._registry, planned.plan.wanted.base_image
+        if registry is None:
+            return nullcontext()
+        target = parse_push_spec(planned.plan.wanted.push_spec, where="the push spec")
+        client = RegistryClient(
+            registry.push_address,
+            self._clock,
+            login=registry.push_login,
+            tls=TlsSettings(registry.ca_pem),
+            # The push tries again.
+            limits=RegistryLimits(attempts=1),
+        )
+        return upload_base(client, target.repository, build.directories, base_image)
+
+    def _push(self, build: LocalBuild) -> BuildResult:
+        return build.run_phase(BuildPhase.PUSH, timeout_s=self._settings.push_timeout_s)
+
+    def _make_builder(
+        self, pull: Path | None, push: Path | None, show_line: Callable[[str], None]
+    ) -> LocalBuilder:
+        settings = LocalSettings(
+            self._directory, pull_secret=pull, push_secret=push, driver=self._settings.driver
+        )
+        maps = choose_own_id_maps()
+        return LocalBuilder(settings, self._settings.environ, self._clock, maps, show_line)
+
+    @contextmanager
+    def _write_logins(self, planned: PlannedImage) -> Iterator[tuple[Path, Path]]:
+        """Write the logins for the processes of the build, and remove them afterwards."""
+        registry, planner, config = self._registry, planned.planner, planned.config
+        if registry is None:
+            push_login = planner.read_push_login(config)
+        else:
+            auth = registry.push_login.basic.removeprefix("Basic ")
+            push_login = PullSecret({registry.push_address: RegistryCredential(auth)})
+        pull, push = self._directory / "pull.json", self._directory / "push.json"
+        try:
+            self._files.write(pull, encode_pull_secret(planner.read_base_login(config)))
+            self._files.write(push, encode_pull_secret(push_login))
+            yield pull, push
+        finally:
+            for path in (pull, push):
+                self._files.remove(path)
+
+
+def _make_name(config: MachineOSConfig, system: SystemPlan) -> str:
+    """Return the name of the build's directory, which has layers for the next Containerfile."""
+    return f"{config.pool}-{system.architecture}"

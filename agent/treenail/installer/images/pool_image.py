@@ -1,0 +1,438 @@
+"""Builds the images of the control plane on the bootstrap host.
+
+The plan is that of the build controller, so that names, content keys, layers and labels are those
+of the future cluster, which adopts the image. With a Containerfile, extensions or a kernel type,
+processes of this host build the system part; the config is one layer on top, added in the registry.
+"""
+
+import logging
+import platform
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from treenail.api import annotations as key
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.clock import Clock, format_rfc3339
+from treenail.config.image_mirrors import ImageMirrors, MirrorRule
+from treenail.controllers.image_build.attempts import count_failure
+from treenail.controllers.image_build.base_image import (
+    decode_base_record,
+    encode_base_record,
+    is_tag,
+    pin_base_image,
+)
+from treenail.controllers.image_build.cluster_reader import ClusterReader, ObjectGetter
+from treenail.controllers.image_build.facts import (
+    AttemptFailure,
+    BuildProblem,
+    BuildReport,
+    ResolveBase,
+)
+from treenail.controllers.image_build.layer_builder import (
+    AttemptFailed,
+    LayerBuilder,
+    RegistryEndpoint,
+)
+from treenail.controllers.image_build.offline import read_build_files
+from treenail.controllers.image_build.planner import Planner
+from treenail.controllers.image_build.planning import BuildPlan, BuildRefused
+from treenail.controllers.image_tags.record import TagRecord
+from treenail.errors import ConfigError, HostError, TreenailError
+from treenail.image.build_reason import REMEDIES, BuildReason
+from treenail.image.inputs.build_inputs import list_builder_options
+from treenail.image.inputs.findings import InputReason
+from treenail.image.push_spec import parse_push_spec
+from treenail.installer.images.build_attempt import (
+    AttemptResult,
+    BuildAttempt,
+    PlannedImage,
+    PoolBuildSettings,
+    PushRegistry,
+    SystemImageBuilder,
+)
+from treenail.installer.images.build_log import AttemptLog
+from treenail.installer.images.built_image import (
+    BuildTimes,
+    BuiltPoolImage,
+    decode_built_image,
+    encode_built_object,
+    make_built_object,
+)
+from treenail.installer.inputs.install_directory import InstallDirectory
+from treenail.installer.inputs.install_files import InstallFiles
+from treenail.installer.registry.registry_storage import format_bytes
+from treenail.installer.steps.steps import StepContext, StepOverdueError
+from treenail.registry.proxies import read_proxy_settings
+
+log = logging.getLogger(__name__)
+
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+OBJECT_LIMIT = 1024 * 1024
+"""Bytes of a file of `InstallDirectory.cluster_objects`."""
+_WAIT_S = 5.0
+_CAUSE_LIMIT = 500  # characters
+_HOST_REMEDIES = {
+    BuildReason.DEADLINE_EXCEEDED: "allow more time: --build-timeout TIME, --push-timeout TIME",
+    BuildReason.DISK_FULL: "free disk space below DIR",
+    BuildReason.REGISTRY_FULL: (
+        "free disk space below DIR, or set a higher limit with --registry-storage-limit"
+    ),
+    BuildReason.OUT_OF_MEMORY: "free memory on this host, or reduce what the instruction needs",
+    BuildReason.EVICTED: "free memory on this host: the build was killed",
+    BuildReason.BUILDER_FAILED: (
+        "check that buildah is installed, and that this host allows user namespaces: "
+        "sysctl user.max_user_namespaces"
+    ),
+}
+"""Remedies on this host, where those of Jobs do not help."""
+_FINAL = frozenset({
+    BuildReason.BASE_LOGIN_REFUSED, BuildReason.PUSH_LOGIN_REFUSED, BuildReason.DEADLINE_EXCEEDED,
+})  # fmt: skip
+"""Reasons that no attempt ends: only a user changes Secrets of a directory, and time limits.
+
+In a cluster other programs replace logins, so that the build controller tries again.
+"""
+_BUILD_FACTOR = 4
+"""Space of a build, in sizes of the compressed base: as it is pulled, unpacked and built."""
+
+
+class PoolBuildError(TreenailError):
+    """The image of a pool cannot be built."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolBuildInputs:
+    """The pool, and what its build reads."""
+
+    config: MachineOSConfig
+    pool: MachineConfigPool
+    """Its configuration names the rendered config."""
+    objects: ObjectGetter
+    """Has the rendered config, the ControllerConfig, Secrets and ConfigMaps."""
+    namespace: str = ""
+    """Of Secrets and ConfigMaps; `objects` may look in other ones, too."""
+    architecture: str = ""
+    """Of the pool's nodes; empty for that of this host."""
+    mirror_rules: tuple[MirrorRule, ...] = ()
+    """Mirrors of registries beside those of the rendered config."""
+
+
+def get_host_architecture() -> str:
+    """Return the architecture of this host, as in the label ``kubernetes.io/arch``."""
+    machine = platform.machine()
+    return _MACHINES.get(machine, machine)
+
+
+def get_object_path(directory: InstallDirectory, pool: str) -> Path:
+    """Return the file with the MachineOSBuild of a pool."""
+    return directory.cluster_objects / f"machineosbuild-{pool}.json"
+
+
+def read_built_image(
+    directory: InstallDirectory, files: InstallFiles, pool: str
+) -> BuiltPoolImage | None:
+    """Return the image of a pool that was built; None before. Raises `FileError`, `ConfigError`."""
+    path = get_object_path(directory, pool)
+    content = files.read(path, limit=OBJECT_LIMIT)
+    return None if content is None else decode_built_image(content, where=str(path))
+
+
+class PoolImageBuilder:
+    """Builds images of pools into the bootstrap registry, or into the final one without it."""
+
+    def __init__(
+        self,
+        directory: InstallDirectory,
+        registry: PushRegistry | None,
+        settings: PoolBuildSettings,
+        clock: Clock,
+        files: InstallFiles,
+    ) -> None:
+        self._directory = directory
+        self._registry = registry
+        self._settings = settings
+        self._clock = clock
+        self._files = files
+        self._options = list_builder_options(driver=settings.driver)
+
+    def build_pool_image(self, inputs: PoolBuildInputs, context: StepContext) -> BuiltPoolImage:
+        """Build and push the image of a pool, and write its MachineOSBuild for the cluster.
+
+        An image of equal inputs that the registry has is not built again. A failed attempt is
+        repeated as by the build controller, at the latest until the step's time limit. Raises
+        `PoolBuildError`, and `StepOverdueError` while it waits.
+        """
+        pool, began = inputs.pool.name, self._clock.now()
+        planned, layers, base = self._plan(inputs)
+        if known := self._find_built(planned, layers):
+            log.info("image of pool %s is built already: %s", pool, known.pull_spec)
+            return known
+        self._check_space(planned, layers)
+        builder = SystemImageBuilder(
+            self._directory.builds, self._settings, self._registry, self._clock, self._files
+        )
+        attempt = BuildAttempt(planned, layers, builder)
+        result, report = self._run_attempts(planned, attempt, context)
+        if self._registry is not None:
+            # Before the record of the build: an image that is recorded is not built again.
+            self._registry.sync_storage()
+        document = make_built_object(
+            planned.plan.wanted,
+            planned.config,
+            result.systems,
+            result.image,
+            report,
+            BuildTimes(began, self._clock.now()),
+            base,
+        )
+        path = get_object_path(self._directory, pool)
+        content = encode_built_object(document)
+        self._files.write(path, content)
+        builder.discard(planned)
+        built = decode_built_image(content, where=str(path))
+        log.info("built the image of pool %s: %s", pool, built.pull_spec)
+        return built
+
+    def plan_image(self, inputs: PoolBuildInputs) -> BuildPlan:
+        """Return the plan; raise `PoolBuildError`. The tag of a base is resolved once."""
+        return self._plan(inputs)[0].plan
+
+    def find_image(self, inputs: PoolBuildInputs) -> BuiltPoolImage | None:
+        """Return the image of these inputs if it is built; raise `PoolBuildError`."""
+        planned, layers, _ = self._plan(inputs)
+        return self._find_built(planned, layers)
+
+    # Planning
+
+    def _plan(self, inputs: PoolBuildInputs) -> tuple[PlannedImage, LayerBuilder, TagRecord | None]:
+        """Plan the build; return also how the tag of the base image was resolved."""
+        reader = ClusterReader(inputs.objects, self._clock, namespace=inputs.namespace)
+        planner = Planner(reader, options=self._options, mirror_rules=inputs.mirror_rules)
+        pool = inputs.pool.name
+        architecture = inputs.architecture or get_host_architecture()
+        config, base = inputs.config, None
+        try:
+            layers = self._make_layer_builder(planner, config)
+            if is_tag(config.base_image):
+                mirrors = planner.read_mirrors(inputs.pool.configuration.name)
+                base = self._resolve_base(config, architecture, layers, mirrors)
+                config = _record_base(config, base)
+            plan = planner.plan_build(config, inputs.pool, frozenset({architecture}))
+            problem = planner.check_secrets(config)
+            context, mounts = read_build_files(reader, plan)
+        except BuildRefused as error:
+            raise _make_refusal(pool, error.problem) from error
+        except ConfigError as error:
+            raise _make_error(pool, InputReason.CONFIG_INVALID, str(error), error.remedy) from error
+        if problem is not None:
+            raise _make_refusal(pool, problem)
+        return PlannedImage(plan, config, planner, context, mounts), layers, base
+
+    def _make_layer_builder(self, planner: Planner, config: MachineOSConfig) -> LayerBuilder:
+        """Make the builder of the config layer; the bootstrap registry has the final names."""
+        endpoints = {}
+        if (registry := self._registry) is not None:
+            spec = parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
+            endpoints[f"{spec.registry}/{spec.repository}"] = RegistryEndpoint(
+                registry.push_address, registry.push_login, registry.ca_pem
+            )
+        return LayerBuilder(
+            planner,
+            self._clock,
+            proxies=read_proxy_settings(self._settings.environ),
+            endpoints=endpoints,
+        )
+
+    def _resolve_base(
+        self,
+        config: MachineOSConfig,
+        architecture: str,
+        layers: LayerBuilder,
+        mirrors: ImageMirrors,
+    ) -> TagRecord:
+        """Resolve the tag of the base image, once: later runs use the record of the first one."""
+        pool = config.pool
+        path = self._directory.builds / f"base-{pool}.json"
+        known = self._files.read(path, limit=OBJECT_LIMIT)
+        if known is not None:
+            record = decode_base_record(known.decode("utf-8", "replace"))
+            if record is not None and record.tag == config.base_image:
+                return record
+        question = ResolveBase(config.metadata.uid, config.base_image)
+        answer = layers.resolve_base(question, (architecture,), config, mirrors)
+        if answer.failure is not None:
+            failure = answer.failure
+            raise _make_error(pool, failure.reason, failure.message, REMEDIES[failure.reason])
+        now = format_rfc3339(self._clock.now())
+        record = TagRecord(config.base_image, answer.pull_spec, now)
+        self._files.write(path, encode_base_record(record).encode())
+        return record
+
+    def _find_built(self, planned: PlannedImage, layers: LayerBuilder) -> BuiltPoolImage | None:
+        """Return the image of an earlier run with equal inputs, if the registry has it."""
+        wanted = planned.plan.wanted
+        try:
+            known = read_built_image(self._directory, self._files, planned.config.pool)
+        except ConfigError as error:
+            log.warning("building the image of pool %s again: %s", planned.config.pool, error)
+            return None
+        if known is None or (known.build_name, known.key, known.push_spec, known.architectures) != (
+            wanted.name, wanted.content_key, wanted.push_spec, wanted.architectures,
+        ):  # fmt: skip
+            return None
+        try:
+            is_complete = layers.has_complete_image(known.pull_spec, planned.config)
+        except AttemptFailed as error:
+            log.warning("cannot look up %s: %s", known.pull_spec, error.failure.message)
+            return None
+        return known if is_complete else None
+
+    def _check_space(self, planned: PlannedImage, layers: LayerBuilder) -> None:
+        """Raise `PoolBuildError` before a build that cannot have enough space."""
+        pool, base_bytes = planned.config.pool, layers.measure_base(planned.plan, planned.config)
+        if self._registry is not None:
+            try:
+                self._registry.check_room(base_bytes)
+            except HostError as error:
+                raise _make_error(
+                    pool, BuildReason.REGISTRY_FULL, str(error), error.remedy
+                ) from error
+        if not planned.plan.wanted.needs_job:
+            return
+        path = self._directory.builds
+        self._files.make_directory(path)
+        free, needed = shutil.disk_usage(path).free, base_bytes * _BUILD_FACTOR
+        if free < needed:
+            raise _make_error(
+                pool,
+                BuildReason.DISK_FULL,
+                f"the file system of {path} has {format_bytes(free)} free, and a build on this "
+                f"base image needs {format_bytes(needed)}",
+                f"free space below {path}",
+            )
+
+    # Attempts
+
+    def _run_attempts(
+        self, planned: PlannedImage, attempt: BuildAttempt, context: StepContext
+    ) -> tuple[AttemptResult, BuildReport]:
+        """Run attempts until one succeeds, or until none is left."""
+        report = BuildReport()
+        while True:
+            outcome = self._run_attempt(planned, attempt, report.attempts + 1, context)
+            if isinstance(outcome, AttemptResult):
+                kept = replace(
+                    report, retry_at=None, seconds=outcome.seconds, warning=outcome.warning
+                )
+                return outcome, kept
+            report = count_failure(report, outcome, self._clock.now())
+            if report.retry_at is None or outcome.reason in _FINAL:
+                raise self._make_failure(planned, outcome, report.attempts)
+            context.report(self._format_retry(outcome, report.attempts, report.retry_at))
+            try:
+                while (left_s := report.retry_at - self._clock.now()) > 0:
+                    context.wait(min(left_s, _WAIT_S))
+            except StepOverdueError as error:
+                # Users need the reason more than the time limit.
+                failed = self._make_failure(planned, outcome, report.attempts)
+                remedy = "; ".join(filter(None, (failed.remedy, error.remedy)))
+                text = f"{failed}, and the time limit has passed"
+                raise PoolBuildError(text, remedy=remedy) from error
+
+    def _run_attempt(
+        self, planned: PlannedImage, attempt: BuildAttempt, number: int, context: StepContext
+    ) -> AttemptResult | AttemptFailure:
+        plan, pool = planned.plan, planned.config.pool
+        attempt_log = AttemptLog(self._directory, self._files, pool)
+        began = self._clock.now()
+        what = "building" if plan.wanted.needs_job else "adding the config to the base image"
+        context.report(f"{what}: log in {attempt_log.path}")
+        outcome: AttemptResult | AttemptFailure
+        try:
+            outcome = attempt.run(number, attempt_log)
+        except AttemptFailed as error:
+            outcome = self._check_registry(error.failure)
+        finally:
+            attempt_log.close()
+        failure = outcome if isinstance(outcome, AttemptFailure) else None
+        attempt_log.write_report({
+            "attempt": number,
+            "pool": pool,
+            "machineOSBuild": plan.wanted.name,
+            "contentKey": plan.wanted.content_key,
+            "began": format_rfc3339(began),
+            "ended": format_rfc3339(self._clock.now()),
+            "image": outcome.image if isinstance(outcome, AttemptResult) else "",
+            "reason": failure.reason.value if failure else "",
+            "message": failure.message if failure else "",
+            "line": failure.line if failure else 0,
+            "output": failure.log if failure else "",
+            "seconds": {name: round(value, 3) for name, value in outcome.seconds.items()},
+        })  # fmt: skip
+        return outcome
+
+    def _check_registry(self, failure: AttemptFailure) -> AttemptFailure:
+        """Name the cause if the bootstrap registry refuses pushes."""
+        problem = self._registry.find_problem() if self._registry is not None else ""
+        if not problem:
+            return failure
+        return AttemptFailure(
+            BuildReason.REGISTRY_FULL, f"the bootstrap registry is full: {problem}"
+        )
+
+    def _format_retry(self, failure: AttemptFailure, attempts: int, retry_at: float) -> str:
+        cause = f"{failure.reason}: {_format_place(failure)}{failure.message}"
+        return (
+            f"attempt {attempts} failed: {cause[:_CAUSE_LIMIT]}; next attempt at "
+            f"{format_rfc3339(retry_at)}; {self._find_remedy(failure.reason)}"
+        )
+
+    def _find_remedy(self, reason: BuildReason) -> str:
+        """Return the remedy on this host, which differs from that of a Job."""
+        if reason is BuildReason.REGISTRY_FULL and self._registry is None:
+            return REMEDIES[reason]
+        found = _HOST_REMEDIES.get(reason)
+        if found is None:
+            return REMEDIES[reason]
+        return found.replace("DIR", str(self._directory.private))
+
+    def _make_failure(
+        self, planned: PlannedImage, failure: AttemptFailure, attempts: int
+    ) -> PoolBuildError:
+        tried = f" after {attempts} attempts" if attempts > 1 else ""
+        remedy = self._find_remedy(failure.reason)
+        if (hidden := planned.plan.wanted.instruction_remedy) and (
+            failure.reason is BuildReason.INSTRUCTION_FAILED
+        ):
+            remedy += f"; {hidden}"
+        again = f"treenail-controller install bootstrap --dir {self._directory.root}"
+        return _make_error(
+            planned.config.pool,
+            failure.reason,
+            f"{_format_place(failure)}{failure.message}{tried}",
+            f"{remedy}; then run: {again}",
+        )
+
+
+def _format_place(failure: AttemptFailure) -> str:
+    return f"line {failure.line} of the Containerfile: " if failure.line else ""
+
+
+def _record_base(config: MachineOSConfig, record: TagRecord) -> MachineOSConfig:
+    """Return the MachineOSConfig with the record that the build controller would write."""
+    meta = config.metadata
+    notes = {**meta.annotations, key.RESOLVED_BASE: encode_base_record(record)}
+    recorded = replace(config, metadata=replace(meta, annotations=notes))
+    return pin_base_image(recorded)
+
+
+def _make_refusal(pool: str, problem: BuildProblem) -> PoolBuildError:
+    return _make_error(pool, problem.reason, problem.message, "")
+
+
+def _make_error(pool: str, reason: str, cause: str, remedy: str) -> PoolBuildError:
+    return PoolBuildError(
+        f"cannot build the image of pool {pool}: {reason}: {cause}", remedy=remedy
+    )
