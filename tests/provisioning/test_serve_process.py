@@ -207,7 +207,7 @@ print(*sorted(sys.modules))
     others = (
         *others,
         "treenail.builder",
-        "treenail.controllers.plan",
+        "treenail.controllers.status",
         "treenail.cli.controller.build",
     )
     found_others = [

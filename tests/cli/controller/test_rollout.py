@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.controllers.plan.test_leader import allow_reading
 from tests.controllers.rollout.agents import client_of, install_kinds
+from tests.controllers.status.test_leader import allow_reading
 from tests.fakes.clock import FakeClock
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import ObjectMeta
 from treenail.cli.controller.connect import find_kubeconfigs
 from treenail.cli.controller.main import main
 from treenail.cli.controller.rollout import await_rollouts, compute_exit_code
-from treenail.controllers.plan.rollout_result import (
+from treenail.controllers.render.inputs import hash_render_inputs
+from treenail.controllers.status.rollout_result import (
     RolloutOutcome,
     RolloutResult,
     check_render_inputs,
     compute_rollout_result,
 )
-from treenail.controllers.render.inputs import hash_render_inputs
 from treenail.errors import UnreachableError
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail_lab.apiserver.serving.server import LabServer

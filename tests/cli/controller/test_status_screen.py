@@ -20,8 +20,8 @@ from treenail.cli.controller.status_screen import (
 )
 from treenail.cli.controller.styled_line import StyledLine
 from treenail.clock import SystemClock
-from treenail.controllers.plan.leader import LeaderReport, LeaderState
-from treenail.controllers.plan.status_table import PoolRow, build_rows
+from treenail.controllers.status.leader import LeaderReport, LeaderState
+from treenail.controllers.status.status_table import PoolRow, build_rows
 from treenail.errors import ClusterError, UnreachableError, UsageError
 from treenail.kube.resources import NODES
 from treenail_lab.apiserver.serving.server import LabServer

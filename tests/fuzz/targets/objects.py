@@ -17,11 +17,11 @@ from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.node import Node
 from treenail.api.pullspec import parse_pull_spec
 from treenail.controllers.image_build.observed import ObservedJob, ObservedPod
-from treenail.controllers.plan.budgets import find_blocking_reason
 from treenail.controllers.rollout.gates.windows import find_window_state
 from treenail.controllers.rollout.nodes import NodeFacts, NodeReport
 from treenail.controllers.rollout.policy import parse_policy
 from treenail.controllers.rollout.pools import ObservedPool
+from treenail.controllers.status.budgets import find_blocking_reason
 from treenail.errors import TreenailError
 from treenail.kube.pod import parse_pod
 from treenail.label_selector import LabelSelector

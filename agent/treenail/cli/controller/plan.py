@@ -9,8 +9,8 @@ from treenail.cli.output import EXIT_FAILED
 from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments, print_output
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import SystemClock
-from treenail.controllers.plan import plan, read, text
 from treenail.controllers.render import offline
+from treenail.controllers.status import plan, read, text
 from treenail.errors import UsageError
 
 

@@ -29,9 +29,10 @@ from treenail.cli.terminal import (
     wrap_text,
 )
 from treenail.clock import Clock, SystemClock
-from treenail.controllers.plan import read
-from treenail.controllers.plan.leader import LeaderReader, LeaderState
-from treenail.controllers.plan.rollout_result import (
+from treenail.controllers.rollout.pools import ObservedPool
+from treenail.controllers.status import read
+from treenail.controllers.status.leader import LeaderReader, LeaderState
+from treenail.controllers.status.rollout_result import (
     RolloutOutcome,
     RolloutResult,
     check_leader,
@@ -40,7 +41,6 @@ from treenail.controllers.plan.rollout_result import (
     mark_unknown,
     needs_render_inputs,
 )
-from treenail.controllers.rollout.pools import ObservedPool
 from treenail.errors import ConfigError, ForbiddenError, UnreachableError, UsageError
 from treenail.kube.client import Client
 from treenail.kube.resources import CONTROLLERCONFIGS, MACHINECONFIGPOOLS, MACHINECONFIGS

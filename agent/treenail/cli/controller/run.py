@@ -45,7 +45,7 @@ from treenail.kube.resources import SECRETS
 from treenail.manifests import installation
 
 if TYPE_CHECKING:
-    from treenail.controllers.plan.leader import LeaderReport
+    from treenail.controllers.status.leader import LeaderReport
 
 log = logging.getLogger(__name__)
 
@@ -412,7 +412,7 @@ class ControllerProcess:
 
     def _read_leader(self) -> "LeaderReport":
         """Return who leads, as this candidate knows without another request."""
-        from treenail.controllers.plan.leader import LeaderReport, LeaderState, evaluate_lease
+        from treenail.controllers.status.leader import LeaderReport, LeaderState, evaluate_lease
 
         if self._runtime.is_leader:
             return LeaderReport(LeaderState.LEADING)
@@ -455,8 +455,8 @@ def _create_page(
             remedy="add rollout to --enable, or leave --web out",
         )
     from treenail.api import annotations as key
-    from treenail.controllers.plan.statuspage.server import StatusPageServer
-    from treenail.controllers.plan.statuspage.source import StatusSource
+    from treenail.controllers.status.statuspage.server import StatusPageServer
+    from treenail.controllers.status.statuspage.source import StatusSource
 
     host, port = parse_address(arguments.web)
     source = StatusSource(

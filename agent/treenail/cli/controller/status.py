@@ -24,14 +24,14 @@ from treenail.cli.output_format import (
 )
 from treenail.cli.terminal import HelpFormatter, find_width, format_examples
 from treenail.clock import Clock, SystemClock
-from treenail.controllers.plan import read, status_table
-from treenail.controllers.plan.leader import LeaderReader, LeaderReport
-from treenail.controllers.plan.pool_build import BuildRow, find_pool_builds
-from treenail.controllers.plan.status_document import build_status_document
-from treenail.controllers.plan.status_table import PoolRow
 from treenail.controllers.rollout.policy import ObservedPolicy
 from treenail.controllers.rollout.pools import ObservedPool
 from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.status import read, status_table
+from treenail.controllers.status.leader import LeaderReader, LeaderReport
+from treenail.controllers.status.pool_build import BuildRow, find_pool_builds
+from treenail.controllers.status.status_document import build_status_document
+from treenail.controllers.status.status_table import PoolRow
 from treenail.errors import ClusterError, UsageError
 from treenail.kube.client import Client
 from treenail.kube.resources import (

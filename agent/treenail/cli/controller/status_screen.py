@@ -19,8 +19,8 @@ from treenail.cli.controller.styled_line import RICH_STYLES, StyledLine
 from treenail.cli.safe_output import GuardedStream
 from treenail.cli.terminal import wrap_text
 from treenail.clock import format_rfc3339
-from treenail.controllers.plan.leader import LeaderReport
-from treenail.controllers.plan.status_table import PoolRow
+from treenail.controllers.status.leader import LeaderReport
+from treenail.controllers.status.status_table import PoolRow
 from treenail.escape import escape_line, escape_text
 
 if TYPE_CHECKING:

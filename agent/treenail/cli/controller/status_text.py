@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from treenail.cli.controller.styled_line import StyledLine, style_text
 from treenail.cli.terminal import format_duration, wrap_text
-from treenail.controllers.plan.blockers import RolloutBlocker
-from treenail.controllers.plan.leader import LeaderReport, LeaderState
-from treenail.controllers.plan.pool_build import REJECTED, BuildRow
-from treenail.controllers.plan.status_table import CONFLICT, PHASE_WIDTH, NodeRow, PoolRow
 from treenail.controllers.rollout.gates.image_tag import TAG_RESOLVED
 from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.controllers.rollout.wait_reasons import WAIT_REASONS
+from treenail.controllers.status.blockers import RolloutBlocker
+from treenail.controllers.status.leader import LeaderReport, LeaderState
+from treenail.controllers.status.pool_build import REJECTED, BuildRow
+from treenail.controllers.status.status_table import CONFLICT, PHASE_WIDTH, NodeRow, PoolRow
 from treenail.escape import escape_line
 from treenail.text_width import measure_text, pad_text, shorten_middle, shorten_text
 

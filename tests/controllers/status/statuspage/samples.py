@@ -6,10 +6,10 @@ import zlib
 from tests.controllers.rollout.world import World
 from treenail.api import annotations as key
 from treenail.api.decode import Json
-from treenail.controllers.plan.pool_build import BuildRow
-from treenail.controllers.plan.status_document import build_status_document
-from treenail.controllers.plan.status_table import build_rows
-from treenail.controllers.plan.statuspage.source import EncodedDocument
+from treenail.controllers.status.pool_build import BuildRow
+from treenail.controllers.status.status_document import build_status_document
+from treenail.controllers.status.status_table import build_rows
+from treenail.controllers.status.statuspage.source import EncodedDocument
 
 IMAGE = "quay.io/example/os@sha256:" + "ab12" * 16
 BUDGET = '[{"pod": "shop/web-1", "message": "no", "budgets": [{"name": "web"}]}]'

@@ -7,21 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.plan.test_plan import (
-    CHRONY,
-    config,
-    files,
-    planned,
-    pool,
-    snapshot,
-)
 from tests.controllers.rollout.agents import client_of, install_kinds
+from tests.controllers.status.test_plan import CHRONY, config, files, planned, pool, snapshot
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.cli.controller import main as command
-from treenail.controllers.plan import plan
-from treenail.controllers.plan.plan import PlanInput, plan_pools
 from treenail.controllers.render import offline
+from treenail.controllers.status import plan
+from treenail.controllers.status.plan import PlanInput, plan_pools
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail_lab.apiserver.serving.server import LabServer
 

@@ -4,26 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.controllers.plan.test_status_table import build, make_world, set_conditions
 from tests.controllers.rollout.agents import client_of, install_kinds
+from tests.controllers.status.test_status_table import build, make_world, set_conditions
 from tests.fakes.clock import FakeClock
 from treenail.api.decode import Json
 from treenail.cli.controller.main import main
 from treenail.cli.controller.status_text import format_leader, format_summary
 from treenail.clock import SystemClock, format_micro_time
-from treenail.controllers.plan.leader import (
+from treenail.controllers.status.leader import (
     LeaderReader,
     LeaderReport,
     LeaderState,
     evaluate_lease,
 )
-from treenail.controllers.plan.rollout_result import (
-    RolloutOutcome,
-    RolloutResult,
-    check_leader,
-)
-from treenail.controllers.plan.status_document import build_status_document
-from treenail.controllers.plan.status_table import build_rows
+from treenail.controllers.status.rollout_result import RolloutOutcome, RolloutResult, check_leader
+from treenail.controllers.status.status_document import build_status_document
+from treenail.controllers.status.status_table import build_rows
 from treenail.kube.client import Client
 from treenail.kube.resources import LEASES, MACHINECONFIGPOOLS, ROLLOUTPOLICIES, Resource
 from treenail.manifests.installation import NAME, InstallOptions

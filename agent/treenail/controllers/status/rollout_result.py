@@ -7,9 +7,9 @@ from enum import StrEnum
 from treenail.api.decode import Fields
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import ObjectMeta
-from treenail.controllers.plan.leader import LeaderReport, LeaderState
 from treenail.controllers.render.inputs import RENDER_INPUTS, hash_render_inputs, select_sources
 from treenail.controllers.rollout.status import RENDER_DEGRADED, read_reported_counts
+from treenail.controllers.status.leader import LeaderReport, LeaderState
 
 _LEADER_LIMIT_S = 300.0
 

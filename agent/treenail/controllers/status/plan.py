@@ -13,14 +13,6 @@ from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import ObjectMeta
 from treenail.config.reconcilable import find_read_only_paths
-from treenail.controllers.plan.budgets import BlockingBudget
-from treenail.controllers.plan.change import NodeChange, plan_change
-from treenail.controllers.plan.planned_build import (
-    PlannedBuild,
-    PoolBuildInput,
-    apply_image_config,
-    plan_pool_build,
-)
 from treenail.controllers.render.offline import InputManifests
 from treenail.controllers.render.render import ControllerConfig, is_rendered, render_pool
 from treenail.controllers.rollout import progress, select
@@ -36,6 +28,14 @@ from treenail.controllers.rollout.policy import (
 from treenail.controllers.rollout.pools import ObservedPool, check_supported_fields, group_nodes
 from treenail.controllers.rollout.progress import find_wave_members
 from treenail.controllers.rollout.select import compute_max_unavailable, limit_to_quorum
+from treenail.controllers.status.budgets import BlockingBudget
+from treenail.controllers.status.change import NodeChange, plan_change
+from treenail.controllers.status.planned_build import (
+    PlannedBuild,
+    PoolBuildInput,
+    apply_image_config,
+    plan_pool_build,
+)
 from treenail.errors import ConfigError
 
 NODE_WITHOUT_DRAIN_S = 60.0

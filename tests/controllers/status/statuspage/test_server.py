@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.controllers.plan.statuspage.samples import encode, make_document
+from tests.controllers.status.statuspage.samples import encode, make_document
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
-from treenail.controllers.plan.statuspage.server import (
+from treenail.controllers.runtime.http_listener import HEAD_LIMIT_S, RESPONSE_LIMIT_S
+from treenail.controllers.status.statuspage.server import (
     MAX_CONNECTIONS,
     MAX_REQUESTS,
     StatusPageServer,
@@ -22,8 +23,7 @@ from treenail.controllers.plan.statuspage.server import (
     is_expected_host,
     load_page,
 )
-from treenail.controllers.plan.statuspage.source import EncodedDocument, limit_nodes
-from treenail.controllers.runtime.http_listener import HEAD_LIMIT_S, RESPONSE_LIMIT_S
+from treenail.controllers.status.statuspage.source import EncodedDocument, limit_nodes
 from treenail.errors import UsageError
 
 

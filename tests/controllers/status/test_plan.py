@@ -15,12 +15,12 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import PoolConfiguration
 from treenail.cli.controller import main as command
 from treenail.cli.controller.status_text import format_table
-from treenail.controllers.plan import plan, status_table, text
-from treenail.controllers.plan.budgets import BlockingBudget, find_blocking_budget
-from treenail.controllers.plan.plan import PlanInput
 from treenail.controllers.render import offline
 from treenail.controllers.rollout.policy import ObservedPolicy, parse_policy
 from treenail.controllers.rollout.pools import ObservedPool
+from treenail.controllers.status import plan, status_table, text
+from treenail.controllers.status.budgets import BlockingBudget, find_blocking_budget
+from treenail.controllers.status.plan import PlanInput
 from treenail.errors import ConfigError
 from treenail.kube.client import Client
 from treenail.kube.resources import (

@@ -8,9 +8,6 @@ from dataclasses import dataclass, replace
 
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import Condition
-from treenail.controllers.plan.blockers import RolloutBlocker, find_pool_blockers
-from treenail.controllers.plan.leader import LeaderReport, LeaderState
-from treenail.controllers.plan.pool_build import BuildRow
 from treenail.controllers.rollout.decide import build_config_problem
 from treenail.controllers.rollout.gates.windows import WindowClosed, find_window_state
 from treenail.controllers.rollout.history import PastRollout
@@ -27,6 +24,9 @@ from treenail.controllers.rollout.progress import (
 )
 from treenail.controllers.rollout.select import compute_max_unavailable, limit_to_quorum
 from treenail.controllers.rollout.status import PoolCounts, read_reported_counts
+from treenail.controllers.status.blockers import RolloutBlocker, find_pool_blockers
+from treenail.controllers.status.leader import LeaderReport, LeaderState
+from treenail.controllers.status.pool_build import BuildRow
 from treenail.errors import ConfigError
 
 # Percent of an update at which each phase begins; staging fills its part by its own percentage.

@@ -12,9 +12,9 @@ from ipaddress import ip_address
 from typing import Self
 
 from treenail.clock import Clock
-from treenail.controllers.plan.statuspage.source import EncodedDocument
 from treenail.controllers.runtime.http_listener import HttpListener, LimitedRequestHandler
 from treenail.controllers.runtime.server_thread import ServerThread
+from treenail.controllers.status.statuspage.source import EncodedDocument
 from treenail.errors import UsageError
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class StatusPageServer(ServerThread):
 def load_page() -> str:
     """Load the static file."""
     return (
-        resources.files("treenail.controllers.plan.statuspage")
+        resources.files("treenail.controllers.status.statuspage")
         .joinpath("page.html")
         .read_text("utf-8")
     )

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.controllers.plan.test_status_table import build, make_world
+from tests.controllers.status.test_status_table import build, make_world
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.cli.controller.status_text import format_table
-from treenail.controllers.plan.blockers import RolloutBlocker
-from treenail.controllers.plan.pool_build import BuildRow, find_pool_builds
-from treenail.controllers.plan.status_document import build_status_document
+from treenail.controllers.status.blockers import RolloutBlocker
+from treenail.controllers.status.pool_build import BuildRow, find_pool_builds
+from treenail.controllers.status.status_document import build_status_document
 
 NOW = 1_767_225_630.0
 

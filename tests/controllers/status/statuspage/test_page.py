@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.plan.statuspage.browser import BROWSER, Browser
-from tests.controllers.plan.statuspage.samples import encode, make_document
+from tests.controllers.status.statuspage.browser import BROWSER, Browser
+from tests.controllers.status.statuspage.samples import encode, make_document
 from tests.waiting import wait_until
-from treenail.controllers.plan.leader import LeaderReport, LeaderState
-from treenail.controllers.plan.statuspage.server import StatusPageServer
-from treenail.controllers.plan.statuspage.source import EncodedDocument
+from treenail.controllers.status.leader import LeaderReport, LeaderState
+from treenail.controllers.status.statuspage.server import StatusPageServer
+from treenail.controllers.status.statuspage.source import EncodedDocument
 
 pytestmark = [
     pytest.mark.process,

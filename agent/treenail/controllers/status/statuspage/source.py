@@ -11,14 +11,14 @@ from treenail.api.decode import Json
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import Clock
-from treenail.controllers.plan.leader import LeaderReport
-from treenail.controllers.plan.pool_build import find_pool_builds
-from treenail.controllers.plan.status_document import build_status_document
-from treenail.controllers.plan.status_table import build_rows
 from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.controllers.rollout.policy import ObservedPolicy
 from treenail.controllers.rollout.pools import ObservedPool
 from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.status.leader import LeaderReport
+from treenail.controllers.status.pool_build import find_pool_builds
+from treenail.controllers.status.status_document import build_status_document
+from treenail.controllers.status.status_table import build_rows
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     MACHINEOSBUILDS,

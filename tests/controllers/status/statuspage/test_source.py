@@ -8,9 +8,9 @@ from tests.controllers.rollout.agents import add_nodes, add_pool, start_client
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
-from treenail.controllers.plan.leader import LeaderReport, LeaderState
-from treenail.controllers.plan.statuspage.source import StatusSource
 from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.status.leader import LeaderReport, LeaderState
+from treenail.controllers.status.statuspage.source import StatusSource
 from treenail.kube.client import Json
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, NODES
 from treenail_lab.apiserver.serving.server import LabServer
