@@ -11,7 +11,7 @@ import pytest
 from tests.controllers.rollout.world import Killed, World, build_reconciler
 from treenail.api import annotations as key
 from treenail.controllers.rollout.gates.background import PENDING_RETRY_S, BackgroundGates
-from treenail.controllers.rollout.gates.external import LockHolder, LockServer, PrometheusAlerts
+from treenail.controllers.rollout.gates.external import LockHolder
 from treenail.controllers.rollout.gates.os_image import (
     GateAnswer,
     GateBlocked,
@@ -19,6 +19,7 @@ from treenail.controllers.rollout.gates.os_image import (
     GateWaiting,
 )
 from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED, RolloutTarget
+from treenail.controllers.rollout.policy import LockServer, PrometheusAlerts
 from treenail.controllers.rollout.progress import ROLLOUT_STATUS
 from treenail.controllers.rollout.reconcile import (
     CONFLICT_RETRY_S,

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.rollout.expected import ExpectedPools
 from treenail.controllers.rollout.gates.background import Gates
-from treenail.controllers.rollout.gates.external import LockServer
 from treenail.controllers.rollout.gates.os_image import GateAnswer, GatePending
 from treenail.controllers.rollout.locks import (
     NodeLock,
@@ -20,6 +19,7 @@ from treenail.controllers.rollout.locks import (
     read_locks,
 )
 from treenail.controllers.rollout.nodes import NodeFacts
+from treenail.controllers.rollout.policy import LockServer
 from treenail.controllers.rollout.writer import RolloutWriter
 from treenail.errors import ClusterError, ConfigError, NotFoundError
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.gates.external import LockHolder, LockServer
+from treenail.controllers.rollout.gates.external import LockHolder
 from treenail.controllers.rollout.nodes import NodeFacts
+from treenail.controllers.rollout.policy import LockServer
 
 LOCKS_STATUS = "fleetLocks"
 """Field of a pool's status. Only the rollout controller may write it."""

@@ -29,13 +29,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import ObjectMeta
 from treenail.api.unknown_fields import reject_unknown_fields
-from treenail.controllers.rollout.gates import external
-from treenail.controllers.rollout.gates.external import LockServer, PrometheusAlerts
 from treenail.controllers.rollout.gates.windows import MaintenanceWindow, parse_window
 from treenail.errors import ConfigError
 from treenail.label_selector import LabelSelector, parse_optional_selector
@@ -217,8 +216,8 @@ def _parse_spec(fields: Fields) -> RolloutPolicy:
         order=_parse_order(fields),
         prestage_max_parallel=_parse_max_parallel(fields),
         windows=_parse_windows(fields),
-        lock_server=_parse_optional(fields, "fleetLock", external.parse_lock_server),
-        alerts=_parse_optional(fields, "alerts", external.parse_alerts),
+        lock_server=_parse_optional(fields, "fleetLock", parse_lock_server),
+        alerts=_parse_optional(fields, "alerts", parse_alerts),
         health_mode=_parse_health_mode(fields),
         resume=_parse_resume(fields),
     )
@@ -347,3 +346,81 @@ def _parse_choice(fields: Fields, name: str, choices: type[_Choice]) -> _Choice 
         raise fields.error(
             f"{fields.path_of(name)}: expected one of {', '.join(choices)}, found {text!r:.40}"
         ) from error
+
+
+MAX_ALERTS = 50
+# The schema of the CRD has the same limits. The FleetLock protocol allows these characters.
+_GROUP = re.compile(r"[a-zA-Z0-9.-]{1,253}")
+_URL = re.compile(r"https?://[^/@?#\s]+(/[^?#\s]*)?")
+_MAX_NAME_CHARS, _MAX_URL_CHARS = 253, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LockServer:
+    """A FleetLock server, which grants a lock for each node."""
+
+    url: str
+    group: str
+
+    @property
+    def text(self) -> str:
+        """Format for an annotation, as `from_text` parses it."""
+        return f"{self.group} {self.url}"
+
+    @classmethod
+    def from_text(cls, text: str) -> "LockServer | None":
+        """Parse an annotation value; None when it names no server."""
+        group, _, url = text.partition(" ")
+        return cls(url, group) if group and url else None
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusAlerts:
+    """Prometheus alerts that pause a rollout while one of them fires."""
+
+    url: str
+    names: tuple[str, ...]
+    secret: str = ""
+    """Name of the Secret with the bearer token and the certificate authority; empty for none."""
+
+
+def parse_lock_server(fields: Fields) -> LockServer:
+    """Parse the lock server of a policy; raises `ConfigError`."""
+    reject_unknown_fields(fields, {"url", "group"})
+    group = fields.get_required_text("group")
+    if not _GROUP.fullmatch(group):
+        raise fields.make_error("group", "letters, digits, dots and dashes")
+    return LockServer(_parse_url(fields), group)
+
+
+def parse_alerts(fields: Fields) -> PrometheusAlerts:
+    """Parse the alerts of a policy; raises `ConfigError`."""
+    reject_unknown_fields(fields, {"url", "names", "secret"})
+    names = fields.get_text_list("names")
+    is_list = 0 < len(names) <= MAX_ALERTS and len(set(names)) == len(names)
+    if not is_list or not all(0 < len(name) <= _MAX_NAME_CHARS for name in names):
+        raise fields.error(
+            f"{fields.path_of('names')}: expected 1 to {MAX_ALERTS} different names of alerts"
+        )
+    url, secret = _parse_url(fields), fields.get_text("secret")
+    if fields.values.get("secret") is not None and not 0 < len(secret) <= _MAX_NAME_CHARS:
+        raise fields.make_error("secret", "the name of a Secret")
+    if secret and not url.startswith("https://"):
+        raise fields.make_error("url", "an https URL, because a token is sent there")
+    return PrometheusAlerts(url, names, secret)
+
+
+def _parse_url(fields: Fields) -> str:
+    text = fields.get_required_text("url")
+    try:
+        parts = urlsplit(text)
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        # The resolver rejects empty labels (http://a..b) and labels of more than 63 characters.
+        (parts.hostname or "").encode("idna")
+    except ValueError:
+        is_usable = False
+        parts = urlsplit("")
+    is_plain = text.isprintable() and _URL.fullmatch(text) is not None
+    if not (is_usable and is_plain) or len(text) > _MAX_URL_CHARS:
+        raise fields.make_error("url", "an http or https URL without user, query and fragment")
+    return text.rstrip("/")

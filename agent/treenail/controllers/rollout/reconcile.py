@@ -29,7 +29,6 @@ from treenail.controllers.rollout.gates.background import (
     Gates,
     find_retry_s,
 )
-from treenail.controllers.rollout.gates.external import LockServer
 from treenail.controllers.rollout.gates.os_image import (
     NO_BUILD,
     GateBlocked,
@@ -43,7 +42,12 @@ from treenail.controllers.rollout.image_tag_keeper import ImageTagKeeper, TagPar
 from treenail.controllers.rollout.lock_keeper import LockKeeper
 from treenail.controllers.rollout.node_settings import build_settings, find_settings_changes
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.policy import ObservedPolicy, RolloutPolicy, find_policy
+from treenail.controllers.rollout.policy import (
+    LockServer,
+    ObservedPolicy,
+    RolloutPolicy,
+    find_policy,
+)
 from treenail.controllers.rollout.policy_reporter import PolicyReporter
 from treenail.controllers.rollout.policy_status import PolicyStatusInput
 from treenail.controllers.rollout.pools import (

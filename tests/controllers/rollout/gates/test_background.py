@@ -10,13 +10,14 @@ from treenail.controllers.rollout.gates.background import (
     OPEN_FOR_S,
     BackgroundGates,
 )
-from treenail.controllers.rollout.gates.external import LockHolder, LockServer, PrometheusAlerts
+from treenail.controllers.rollout.gates.external import LockHolder
 from treenail.controllers.rollout.gates.os_image import (
     GateAnswer,
     GateBlocked,
     GatePending,
     GateWaiting,
 )
+from treenail.controllers.rollout.policy import LockServer, PrometheusAlerts
 
 ALERTS = PrometheusAlerts("http://prometheus.example.com", ("ApiErrors",))
 SERVER = LockServer("http://locks.example.com", "workers")

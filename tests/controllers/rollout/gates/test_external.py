@@ -16,10 +16,9 @@ from treenail.controllers.rollout.gates.external import (
     GateClient,
     GateCredentials,
     LockHolder,
-    LockServer,
-    PrometheusAlerts,
 )
 from treenail.controllers.rollout.gates.os_image import GateAnswer, GateBlocked, GateWaiting
+from treenail.controllers.rollout.policy import LockServer, PrometheusAlerts
 from treenail.controllers.runtime.web import WebClient
 from treenail.errors import ForbiddenError, NotFoundError
 
