@@ -13,8 +13,8 @@ import pytest
 import treenail
 from treenail.api import annotations as key
 from treenail.cli.output import EXIT_INSTALL_FAILED, EXIT_USAGE
-from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED
-from treenail.controllers.rollout.policy import POLICY_FIELDS
+from treenail.controllers.pools.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED
+from treenail.controllers.pools.policy import POLICY_FIELDS
 from treenail.daemon.settings.settings import (
     DriftSettings,
     FirstBootSettings,

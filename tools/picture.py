@@ -17,9 +17,9 @@ from typing import Any
 from treenail.cli.controller.status_screen import render_svg
 from treenail.cli.controller.status_text import format_table
 from treenail.clock import SystemClock
-from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.policy import ObservedPolicy
-from treenail.controllers.rollout.pools import ObservedPool
+from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.policy import ObservedPolicy
+from treenail.controllers.pools.pools import ObservedPool
 from treenail.controllers.status.status_table import PoolRow, build_rows
 from treenail.errors import ClusterError
 from treenail.kube.resources import MACHINECONFIGPOOLS, NODES, ROLLOUTPOLICIES

@@ -11,20 +11,20 @@ from tests.api.fuzzing import damaged, fuzz
 from tests.controllers.rollout.builders import NEW, pool, proceed
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.render import offline
-from treenail.controllers.rollout.decide import RolloutContext, decide_rollout
-from treenail.controllers.rollout.gates.os_image import (
+from treenail.controllers.pools.nodes import NodeFacts, NodeReport
+from treenail.controllers.pools.os_image import (
     MachineOSBuild,
     MachineOSConfig,
     compute_build_target,
     decide_built_image,
     read_pool_image,
 )
-from treenail.controllers.rollout.nodes import NodeFacts, NodeReport
-from treenail.controllers.rollout.policy import ObservedPolicy
-from treenail.controllers.rollout.pools import find_membership
-from treenail.controllers.rollout.progress import RolloutRecord
-from treenail.controllers.rollout.status import PoolStatusInput, compute_status
+from treenail.controllers.pools.policy import ObservedPolicy
+from treenail.controllers.pools.pool_status import PoolStatusInput, compute_status
+from treenail.controllers.pools.pools import find_membership
+from treenail.controllers.pools.rollout_record import RolloutRecord
+from treenail.controllers.render import offline
+from treenail.controllers.rollout.decide import RolloutContext, decide_rollout
 from treenail.errors import ConfigError
 
 ROLE = "machineconfiguration.openshift.io/role"

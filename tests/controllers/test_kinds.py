@@ -14,7 +14,7 @@ from tests.controllers.rollout.test_schema import (
     VALID_POLICIES,
 )
 from treenail.api.disruptionpolicy import ClusterDisruptionPolicy, RestartPolicyAction
-from treenail.controllers.rollout.policy import ObservedPolicy
+from treenail.controllers.pools.policy import ObservedPolicy
 from treenail.errors import InvalidError
 from treenail.kube.client import Json
 from treenail.kube.resources import (

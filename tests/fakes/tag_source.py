@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from treenail.controllers.image_tags.decide import TagAnswer
+from treenail.controllers.pools.image_tags import TagAnswer
 from treenail.errors import TreenailError
 from treenail.image.build_reason import BuildReason
 

@@ -14,7 +14,7 @@ from tests.provisioning.samples import (
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.controllers.rollout.gates.os_image import NO_BUILD, PoolBuild
+from treenail.controllers.pools.os_image import NO_BUILD, PoolBuild
 from treenail.provisioning.content.selection import SelectedImage, select_image, select_rendered
 
 

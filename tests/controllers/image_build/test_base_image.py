@@ -25,8 +25,7 @@ from treenail.controllers.image_build.facts import (
     Question,
     ResolveBase,
 )
-from treenail.controllers.image_tags.decide import CHECK_INTERVAL_S
-from treenail.controllers.image_tags.record import TagRecord
+from treenail.controllers.pools.image_tags import CHECK_INTERVAL_S, TagRecord
 from treenail.errors import ConfigError
 from treenail.image.build_reason import BuildReason
 

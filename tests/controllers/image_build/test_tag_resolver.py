@@ -12,7 +12,7 @@ from tests.registry.images import make_client, push_image, push_index
 from tests.registry.real_registry import RegistryService
 from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.image_build.tag_resolver import TagResolver
-from treenail.controllers.image_tags.desk import TagSource
+from treenail.controllers.pools.image_tags import TagSource
 from treenail.image.build_reason import BuildReason
 
 pytestmark = pytest.mark.integration

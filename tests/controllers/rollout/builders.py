@@ -9,11 +9,11 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import Condition, ObjectMeta
+from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.os_image import GateOpen
+from treenail.controllers.pools.policy import RolloutPolicy, parse_policy
 from treenail.controllers.rollout import decide
 from treenail.controllers.rollout.decide import RolloutContext, RolloutDecision
-from treenail.controllers.rollout.gates.os_image import GateOpen
-from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.policy import RolloutPolicy, parse_policy
 
 OLD, NEW, NEWER = RolloutTarget("old"), RolloutTarget("new"), RolloutTarget("newer")
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from tests.controllers.rollout.builders import OLD, decide_rollout, node, proceed
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.rollout_record import RolloutRecord
 from treenail.controllers.rollout.decide import RolloutDecision
-from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.progress import RolloutRecord
 
 REACTION_S = 1.0
 

@@ -20,12 +20,12 @@ from tests.controllers.rollout.agents import (
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
+from treenail.controllers.pools.nodes import LOCKED_BY
+from treenail.controllers.pools.policy import LockServer, PrometheusAlerts
 from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.gates.background import Gates
 from treenail.controllers.rollout.gates.external import GateClient, LockHolder
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
-from treenail.controllers.rollout.nodes import LOCKED_BY
-from treenail.controllers.rollout.policy import LockServer, PrometheusAlerts
 from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics

@@ -19,12 +19,12 @@ from tests.controllers.rollout.builders import (
     proceed,
 )
 from tests.controllers.rollout.simulation import all_have, fleet
+from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.os_image import GateBlocked, GateWaiting
+from treenail.controllers.pools.pool_status import PoolProblem
+from treenail.controllers.pools.rollout_record import NodeFailure, RolloutRecord
+from treenail.controllers.pools.windows import DAYS
 from treenail.controllers.rollout.decide import RolloutDecision
-from treenail.controllers.rollout.gates.os_image import GateBlocked, GateWaiting
-from treenail.controllers.rollout.gates.windows import DAYS
-from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.progress import NodeFailure, RolloutRecord
-from treenail.controllers.rollout.status import PoolProblem
 
 HOUR = 3600.0
 

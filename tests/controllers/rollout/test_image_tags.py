@@ -12,9 +12,8 @@ from tests.fakes.tag_source import FakeTagSource
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool, reject_unknown_pool_fields
 from treenail.clock import parse_rfc3339
-from treenail.controllers.image_tags.decide import CHECK_INTERVAL_S
-from treenail.controllers.image_tags.tag_metrics import TagMetrics
-from treenail.controllers.rollout.gates.image_tag import UNRESOLVED_CHECK_S
+from treenail.controllers.pools.image_tags import CHECK_INTERVAL_S, TagMetrics
+from treenail.controllers.pools.os_image import UNRESOLVED_CHECK_S
 from treenail.controllers.rollout.image_tag_keeper import TagParts
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.errors import ConfigError, UnreachableError

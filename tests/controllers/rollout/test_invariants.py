@@ -13,9 +13,9 @@ import pytest
 
 from tests.controllers.rollout.builders import decide_rollout, image, pool, proceed
 from tests.controllers.rollout.simulation import Simulation, all_have
-from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget, overlay_written
-from treenail.controllers.rollout.progress import RolloutRecord
-from treenail.controllers.rollout.status import PoolStatusInput, compute_status
+from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget, overlay_written
+from treenail.controllers.pools.pool_status import PoolStatusInput, compute_status
+from treenail.controllers.pools.rollout_record import RolloutRecord
 
 NAMES = [f"n{number}" for number in range(8)]
 TARGETS = [

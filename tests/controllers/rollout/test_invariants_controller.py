@@ -28,19 +28,19 @@ from tests.controllers.rollout.world import ROLE, Json, Killed, World, build_rec
 from tests.daemon.walk_budget import exhaustive, sample
 from treenail.api import annotations as key
 from treenail.clock import format_rfc3339
-from treenail.controllers.rollout.gates.os_image import GateOpen
-from treenail.controllers.rollout.nodes import (
+from treenail.controllers.pools.nodes import (
     STARTED_AT,
     WAS_DEGRADED,
     ZONE_LABEL,
     NodeFacts,
     RolloutTarget,
 )
-from treenail.controllers.rollout.policy import RolloutPolicy
+from treenail.controllers.pools.os_image import GateOpen
+from treenail.controllers.pools.policy import RolloutPolicy
+from treenail.controllers.pools.pool_status import RENDER_DEGRADED as RENDERED
+from treenail.controllers.pools.rollout_record import ROLLOUT_STATUS
 from treenail.controllers.rollout.prestage import is_prestage_done
-from treenail.controllers.rollout.progress import ROLLOUT_STATUS
 from treenail.controllers.rollout.reconcile import RolloutReconciler, RolloutSettings
-from treenail.controllers.rollout.status import RENDER_DEGRADED as RENDERED
 from treenail.errors import ClusterError, TooManyRequestsError, UnreachableError
 
 NAMES = [f"n{number}" for number in range(6)]

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from treenail.controllers.rollout.expected import ExpectedPools
-from treenail.controllers.rollout.gates.os_image import GateAnswer, GatePending
+from treenail.controllers.pools.expected import ExpectedPools
+from treenail.controllers.pools.nodes import LOCKED_BY, NodeFacts
+from treenail.controllers.pools.os_image import GateAnswer, GatePending
+from treenail.controllers.pools.policy import LockServer
 from treenail.controllers.rollout.lock_keeper import LockKeeper
 from treenail.controllers.rollout.locks import LockHolder
-from treenail.controllers.rollout.nodes import LOCKED_BY, NodeFacts
-from treenail.controllers.rollout.policy import LockServer
 from treenail.errors import ConflictError
 
 

@@ -10,23 +10,18 @@ import pytest
 
 from tests.controllers.rollout.world import Killed, World, build_reconciler
 from treenail.api import annotations as key
+from treenail.controllers.pools.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED, RolloutTarget
+from treenail.controllers.pools.os_image import GateAnswer, GateBlocked, GatePending, GateWaiting
+from treenail.controllers.pools.policy import LockServer, PrometheusAlerts
+from treenail.controllers.pools.pool_status import COUNTS_INTERVAL_S
+from treenail.controllers.pools.rollout_record import ROLLOUT_STATUS
 from treenail.controllers.rollout.gates.background import PENDING_RETRY_S, BackgroundGates
 from treenail.controllers.rollout.gates.external import LockHolder
-from treenail.controllers.rollout.gates.os_image import (
-    GateAnswer,
-    GateBlocked,
-    GatePending,
-    GateWaiting,
-)
-from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED, RolloutTarget
-from treenail.controllers.rollout.policy import LockServer, PrometheusAlerts
-from treenail.controllers.rollout.progress import ROLLOUT_STATUS
 from treenail.controllers.rollout.reconcile import (
     CONFLICT_RETRY_S,
     RolloutReconciler,
     RolloutSettings,
 )
-from treenail.controllers.rollout.status import COUNTS_INTERVAL_S
 from treenail.errors import ClusterError, ForbiddenError, UnreachableError
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS
 

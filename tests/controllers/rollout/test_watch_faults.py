@@ -21,9 +21,9 @@ from tests.controllers.rollout.world import ROLE, Json, World, build_reconciler
 from tests.daemon.walk_budget import seeds, walk
 from tests.kube.cluster import Cluster
 from treenail.api import annotations as key
-from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.policy import ObservedPolicy
-from treenail.controllers.rollout.pools import ObservedPool
+from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.policy import ObservedPolicy
+from treenail.controllers.pools.pools import ObservedPool
 from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.errors import ClusterError, NotLeaderError
 from treenail.kube.client import Client

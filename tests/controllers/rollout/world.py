@@ -13,17 +13,17 @@ import yaml
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import format_rfc3339
-from treenail.controllers.rollout.gates.os_image import (
+from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.os_image import (
     NO_BUILD,
     MachineOSBuild,
     MachineOSConfig,
     PoolBuild,
     find_pool_build,
 )
-from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.policy import ObservedPolicy
-from treenail.controllers.rollout.pool_index import PoolIndex
-from treenail.controllers.rollout.pools import ObservedPool, PoolSnapshot
+from treenail.controllers.pools.policy import ObservedPolicy
+from treenail.controllers.pools.pool_index import PoolIndex
+from treenail.controllers.pools.pools import ObservedPool, PoolSnapshot
 from treenail.controllers.rollout.reconcile import (
     RolloutCaches,
     RolloutReconciler,

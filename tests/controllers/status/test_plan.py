@@ -15,9 +15,9 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import PoolConfiguration
 from treenail.cli.controller import main as command
 from treenail.cli.controller.status_text import format_table
+from treenail.controllers.pools.policy import ObservedPolicy, parse_policy
+from treenail.controllers.pools.pools import ObservedPool
 from treenail.controllers.render import offline
-from treenail.controllers.rollout.policy import ObservedPolicy, parse_policy
-from treenail.controllers.rollout.pools import ObservedPool
 from treenail.controllers.status import plan, status_table, text
 from treenail.controllers.status.budgets import BlockingBudget, find_blocking_budget
 from treenail.controllers.status.plan import PlanInput

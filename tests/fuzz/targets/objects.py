@@ -17,10 +17,10 @@ from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.node import Node
 from treenail.api.pullspec import parse_pull_spec
 from treenail.controllers.image_build.observed import ObservedJob, ObservedPod
-from treenail.controllers.rollout.gates.windows import find_window_state
-from treenail.controllers.rollout.nodes import NodeFacts, NodeReport
-from treenail.controllers.rollout.policy import parse_policy
-from treenail.controllers.rollout.pools import ObservedPool
+from treenail.controllers.pools.nodes import NodeFacts, NodeReport
+from treenail.controllers.pools.policy import parse_policy
+from treenail.controllers.pools.pools import ObservedPool
+from treenail.controllers.pools.windows import find_window_state
 from treenail.controllers.status.budgets import find_blocking_reason
 from treenail.errors import TreenailError
 from treenail.kube.pod import parse_pod

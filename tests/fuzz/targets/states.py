@@ -17,7 +17,7 @@ from treenail.codec import parse_json
 from treenail.config.bootstrap_registry import decode_record
 from treenail.config.credential_history import decode_history, encode_history
 from treenail.config.provenance import Provenance
-from treenail.controllers.rollout.progress import RolloutRecord
+from treenail.controllers.pools.rollout_record import RolloutRecord
 from treenail.daemon.configuration.mcd_state import read_first_boot_annotations
 from treenail.daemon.local.requests import RequestFile
 from treenail.errors import TreenailError

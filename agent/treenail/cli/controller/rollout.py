@@ -29,7 +29,7 @@ from treenail.cli.terminal import (
     wrap_text,
 )
 from treenail.clock import Clock, SystemClock
-from treenail.controllers.rollout.pools import ObservedPool
+from treenail.controllers.pools.pools import ObservedPool
 from treenail.controllers.status import read
 from treenail.controllers.status.leader import LeaderReader, LeaderState
 from treenail.controllers.status.rollout_result import (

@@ -24,8 +24,8 @@ from treenail.cli.output_format import (
 )
 from treenail.cli.terminal import HelpFormatter, find_width, format_examples
 from treenail.clock import Clock, SystemClock
-from treenail.controllers.rollout.policy import ObservedPolicy
-from treenail.controllers.rollout.pools import ObservedPool
+from treenail.controllers.pools.policy import ObservedPolicy
+from treenail.controllers.pools.pools import ObservedPool
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.status import read, status_table
 from treenail.controllers.status.leader import LeaderReader, LeaderReport

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from treenail.cli.controller.styled_line import StyledLine, style_text
 from treenail.cli.terminal import format_duration, wrap_text
-from treenail.controllers.rollout.gates.image_tag import TAG_RESOLVED
-from treenail.controllers.rollout.nodes import RolloutTarget
-from treenail.controllers.rollout.wait_reasons import WAIT_REASONS
+from treenail.controllers.pools.holders import WAIT_REASONS
+from treenail.controllers.pools.nodes import RolloutTarget
+from treenail.controllers.pools.os_image import TAG_RESOLVED
 from treenail.controllers.status.blockers import RolloutBlocker
 from treenail.controllers.status.leader import LeaderReport, LeaderState
 from treenail.controllers.status.pool_build import REJECTED, BuildRow

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 
 from treenail.clock import Clock
-from treenail.controllers.image_tags.desk import LazyTagSource, TagSource
+from treenail.controllers.pools.image_tags import LazyTagSource, TagSource
 from treenail.errors import UsageError
 from treenail.kube.client import Client
 

@@ -42,7 +42,7 @@ from treenail.controllers.handover.handover_state import (
 )
 from treenail.controllers.handover.image_mover import ImageMove, ImageMover, MoveFailed
 from treenail.controllers.handover.repeats import Repeats
-from treenail.controllers.rollout.gates.os_image import find_pool_owner
+from treenail.controllers.pools.os_image import find_pool_owner
 from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.errors import AlreadyExistsError, ConfigError, NotFoundError

@@ -7,7 +7,7 @@ from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json
 from treenail.api.meta import Condition, ObjectMeta
 from treenail.controllers.handover.handover_objects import Handover, HandoverImage, HandoverResult
-from treenail.controllers.rollout.select import CONTROL_PLANE_LABELS
+from treenail.controllers.pools.select import CONTROL_PLANE_LABELS
 from treenail.escape import escape_text
 
 HANDED_OVER = "ImageHandedOver"

@@ -7,8 +7,8 @@ from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.controllers.rollout.gates.os_image import find_pool_owner
-from treenail.controllers.rollout.status import DEGRADED, read_reported_counts
+from treenail.controllers.pools.os_image import find_pool_owner
+from treenail.controllers.pools.pool_status import DEGRADED, read_reported_counts
 
 
 @dataclass(frozen=True, slots=True)

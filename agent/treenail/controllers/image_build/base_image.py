@@ -14,21 +14,22 @@ from treenail.api.decode import Fields, load_json
 from treenail.api.machineosconfig import ImageConfigCondition, MachineOSConfig
 from treenail.api.meta import Condition
 from treenail.controllers.image_build.facts import Answer, BuildProblem, Question, ResolveBase
-from treenail.controllers.image_tags.decide import (
+from treenail.controllers.pools.image_tags import (
     TagAnswer,
     TagFacts,
     TagQuestion,
+    TagRecord,
     TagTexts,
     decide_tag,
+    parse_tag_record,
 )
-from treenail.controllers.image_tags.record import TagRecord, parse_tag_record
-from treenail.controllers.rollout.gates.windows import (
+from treenail.controllers.pools.policy import parse_duration_s
+from treenail.controllers.pools.windows import (
     MaintenanceWindow,
     WindowClosed,
     find_window_state,
     parse_window,
 )
-from treenail.controllers.rollout.policy import parse_duration_s
 from treenail.errors import ConfigError
 from treenail.image.inputs.findings import InputFinding, InputReason
 from treenail.image.push_spec import parse_push_spec

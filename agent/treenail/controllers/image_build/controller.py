@@ -61,9 +61,8 @@ from treenail.controllers.image_build.system_images import find_pushed_systems, 
 from treenail.controllers.image_build.systems import read_architectures
 from treenail.controllers.image_build.views import BuildViews
 from treenail.controllers.image_build.writer import BuildWriter, CachedObjects
-from treenail.controllers.image_tags.record import find_tag_change
-from treenail.controllers.image_tags.tag_metrics import TagMetrics
-from treenail.controllers.rollout.gates.os_image import find_pool_owner
+from treenail.controllers.pools.image_tags import TagMetrics, find_tag_change
+from treenail.controllers.pools.os_image import find_pool_owner
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.own_writes import OwnDeletions, OwnWrites

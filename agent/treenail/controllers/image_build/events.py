@@ -4,7 +4,7 @@ from treenail.api.machineosbuild import API_VERSION, KIND, BuildState, MachineOS
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.controllers.image_build.actions import SetBuildStatus
 from treenail.controllers.image_build.observed import make_build_facts
-from treenail.controllers.image_tags.record import TagChange
+from treenail.controllers.pools.image_tags import TagChange
 from treenail.image.inputs.findings import InputReason
 from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.resources import MACHINEOSCONFIGS

@@ -14,7 +14,7 @@ from treenail.api.decode import Json
 from treenail.api.machineosbuild import API_VERSION, KIND
 from treenail.controllers.image_build.job_name import make_job_name
 from treenail.controllers.image_build.planning import BuildPlan, EntitlementMount, SystemPlan
-from treenail.controllers.rollout.select import CONTROL_PLANE_LABELS
+from treenail.controllers.pools.select import CONTROL_PLANE_LABELS
 from treenail.image.build_result import EXIT_USER
 
 BACKOFF_LIMIT = 3

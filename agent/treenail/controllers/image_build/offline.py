@@ -16,9 +16,9 @@ from treenail.controllers.image_build.base_image import is_tag, pin_base_image
 from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.image_build.planner import Planner
 from treenail.controllers.image_build.planning import BuildPlan, BuildRefused
+from treenail.controllers.pools.os_image import find_pool_owner
 from treenail.controllers.render import offline
 from treenail.controllers.render.render import RenderedConfig
-from treenail.controllers.rollout.gates.os_image import find_pool_owner
 from treenail.errors import ConfigError, NotFoundError, UsageError
 from treenail.image.config_layer import ConfigLayer, make_config_layer
 from treenail.image.inputs.check_config import find_pool_findings

@@ -4,7 +4,7 @@ from treenail.builder.phases.failures import choose_reason
 from treenail.builder.phases.registries import RegistrySettings
 from treenail.clock import Clock
 from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.controllers.image_tags.decide import TagAnswer
+from treenail.controllers.pools.image_tags import TagAnswer
 from treenail.errors import ClusterError, TreenailError
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase
@@ -15,7 +15,7 @@ from treenail.registry.transport import RegistryLimits, TlsSettings
 
 
 class TagResolver:
-    """A `treenail.controllers.image_tags.desk.TagSource`. Thread-safe.
+    """A `treenail.controllers.pools.image_tags.TagSource`. Thread-safe.
 
     Logins are read for each question, because they may rotate.
     """

@@ -12,9 +12,9 @@ from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import ObjectMeta
 from treenail.controllers.image_build.observed import ObservedJob, ObservedPod
 from treenail.controllers.image_build.systems import read_systems
-from treenail.controllers.rollout.pool_index import SelectedPools
-from treenail.controllers.rollout.pools import ObservedPool
-from treenail.controllers.rollout.select import CONTROL_PLANE_LABELS
+from treenail.controllers.pools.pool_index import SelectedPools
+from treenail.controllers.pools.pools import ObservedPool
+from treenail.controllers.pools.select import CONTROL_PLANE_LABELS
 from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.kube.resources import (
     CONFIGMAPS,

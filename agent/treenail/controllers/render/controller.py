@@ -17,6 +17,7 @@ from treenail.api.machineconfigpool import API_VERSION, KIND, MachineConfigPool
 from treenail.api.meta import Condition, merge_conditions
 from treenail.clock import Clock, format_rfc3339
 from treenail.config.rendered_name import rendered_name
+from treenail.controllers.pools.expected import ExpectedPools
 from treenail.controllers.render.inputs import RENDER_INPUTS, hash_render_inputs
 from treenail.controllers.render.render import (
     ControllerConfig,
@@ -26,7 +27,6 @@ from treenail.controllers.render.render import (
     render_pool,
 )
 from treenail.controllers.render.validated import ValidatedConfigs
-from treenail.controllers.rollout.expected import ExpectedPools
 from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.errors import (
     AlreadyExistsError,

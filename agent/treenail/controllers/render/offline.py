@@ -10,10 +10,10 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.config.validation import validate_config
+from treenail.controllers.pools import policy
+from treenail.controllers.pools.policy import ObservedPolicy
 from treenail.controllers.render import render
 from treenail.controllers.render.render import ControllerConfig, RenderedConfig
-from treenail.controllers.rollout import policy
-from treenail.controllers.rollout.policy import ObservedPolicy
 from treenail.errors import ConfigError, UsageError
 
 _KINDS = (

@@ -10,25 +10,20 @@ from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import Clock
-from treenail.controllers.image_tags.desk import TagSource
-from treenail.controllers.image_tags.tag_metrics import TagMetrics
+from treenail.controllers.pools.image_tags import TagMetrics, TagSource
+from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.os_image import NO_BUILD, PoolBuild, find_pool_build
+from treenail.controllers.pools.policy import ObservedPolicy
+from treenail.controllers.pools.pool_index import PoolIndex
+from treenail.controllers.pools.pools import ObservedPool, PoolSnapshot
 from treenail.controllers.rollout.disruption_budgets import BudgetWatcher
 from treenail.controllers.rollout.gates.background import (
     MAX_PARALLEL_REQUESTS,
     BackgroundGates,
     Gates,
 )
-from treenail.controllers.rollout.gates.os_image import (
-    NO_BUILD,
-    PoolBuild,
-    find_pool_build,
-)
 from treenail.controllers.rollout.image_tag_keeper import TagParts
-from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.policy import ObservedPolicy
-from treenail.controllers.rollout.pool_index import PoolIndex
 from treenail.controllers.rollout.pool_metrics import PoolMetrics
-from treenail.controllers.rollout.pools import ObservedPool, PoolSnapshot
 from treenail.controllers.rollout.reconcile import (
     RolloutCaches,
     RolloutReconciler,

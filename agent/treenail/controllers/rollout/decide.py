@@ -9,34 +9,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout import progress, select
-from treenail.controllers.rollout.gates import windows
-from treenail.controllers.rollout.gates.os_image import (
-    GateBlocked,
-    GateOpen,
-    GateVerdict,
-    GateWaiting,
-)
-from treenail.controllers.rollout.holders import (
+from treenail.controllers.pools import rollout_record, select, windows
+from treenail.controllers.pools.holders import (
     check_progress,
     describe_holder,
     find_holders,
     format_holders,
     format_unexpected,
 )
-from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.policy import (
-    MissingPolicyError,
-    NodeOrder,
-    RolloutPolicy,
-    Wave,
-)
-from treenail.controllers.rollout.prestage import (
-    PrestageRequests,
-    decide_prestage_requests,
-    is_prestage_done,
-)
-from treenail.controllers.rollout.progress import (
+from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.os_image import GateBlocked, GateOpen, GateVerdict, GateWaiting
+from treenail.controllers.pools.policy import MissingPolicyError, NodeOrder, RolloutPolicy, Wave
+from treenail.controllers.pools.pool_status import PoolProblem, format_target
+from treenail.controllers.pools.rollout_record import (
     NodeFailure,
     RolloutRecord,
     advance_record,
@@ -48,13 +33,17 @@ from treenail.controllers.rollout.progress import (
     find_wave_members,
     format_duration,
 )
-from treenail.controllers.rollout.select import (
+from treenail.controllers.pools.select import (
     compute_max_unavailable,
     find_candidates,
     find_redirectable,
     limit_to_quorum,
 )
-from treenail.controllers.rollout.status import PoolProblem, format_target
+from treenail.controllers.rollout.prestage import (
+    PrestageRequests,
+    decide_prestage_requests,
+    is_prestage_done,
+)
 from treenail.errors import ConfigError
 
 STALE_RETRY_S = 2.0
@@ -216,7 +205,7 @@ class _RolloutState:
 
     @property
     def node_duration_s(self) -> float:
-        return progress.estimate_node_s(self.nodes, self.target)
+        return rollout_record.estimate_node_s(self.nodes, self.target)
 
     def build_decision(
         self,
@@ -257,7 +246,7 @@ class _RolloutState:
             return ""
         if not has_estimate:
             return f"{quorum}{done} of {total} nodes are updated"
-        left_s = progress.estimate_remaining_s(
+        left_s = rollout_record.estimate_remaining_s(
             total - done, self.max_unavailable, self.node_duration_s, self.policy.windows, self.now
         )
         if left_s is None:
@@ -266,7 +255,7 @@ class _RolloutState:
                 f"the {format_duration(self.node_duration_s)} that a node takes: lengthen the "
                 "windows"
             )
-        left_s += progress.compute_remaining_soaks_s(self.record, self.policy, self.now)
+        left_s += rollout_record.compute_remaining_soaks_s(self.record, self.policy, self.now)
         left = format_duration(left_s)
         return f"{quorum}{done} of {total} nodes are updated, about {left} left"
 
@@ -378,7 +367,7 @@ def _format_wave_progress(state: _RolloutState) -> str:
         holders = find_holders(state.nodes, state.target, state.now)
         return "; ".join(filter(None, (f"{wave} is in progress", format_unexpected(holders))))
     left_s = compute_soak_end(state.record, state.policy) - state.now
-    return f"{wave} is soaking; the next wave starts in {progress.format_limit(left_s)}"
+    return f"{wave} is soaking; the next wave starts in {rollout_record.format_limit(left_s)}"
 
 
 def _format_unavailability(state: _RolloutState) -> str:

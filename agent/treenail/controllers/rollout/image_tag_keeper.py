@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from treenail.api.machineconfigpool import API_VERSION, KIND, MachineConfigPool
 from treenail.api.meta import Condition
 from treenail.clock import Clock
-from treenail.controllers.image_tags.decide import TagQuestion
-from treenail.controllers.image_tags.desk import TagDesk, TagSource
-from treenail.controllers.image_tags.record import TagChange
-from treenail.controllers.image_tags.tag_metrics import TagMetrics
-from treenail.controllers.rollout.expected import ExpectedPools
-from treenail.controllers.rollout.gates.image_tag import (
-    check_tag,
-    decide_pool_tag,
-    is_tag_unresolved,
+from treenail.controllers.pools.expected import ExpectedPools
+from treenail.controllers.pools.image_tags import (
+    TagChange,
+    TagDesk,
+    TagMetrics,
+    TagQuestion,
+    TagSource,
 )
-from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.policy import ObservedPolicy, find_policy
+from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.os_image import check_tag, decide_pool_tag, is_tag_unresolved
+from treenail.controllers.pools.policy import ObservedPolicy, find_policy
 from treenail.controllers.rollout.writer import RolloutWriter
 from treenail.errors import ConfigError, TreenailError
 from treenail.kube.events import EventRecorder, ObjectReference

@@ -6,9 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.expected import ExpectedPools
+from treenail.controllers.pools.expected import ExpectedPools
+from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.os_image import GateAnswer, GatePending
+from treenail.controllers.pools.policy import LockServer
 from treenail.controllers.rollout.gates.background import Gates
-from treenail.controllers.rollout.gates.os_image import GateAnswer, GatePending
 from treenail.controllers.rollout.locks import (
     NodeLock,
     add_locks,
@@ -18,8 +20,6 @@ from treenail.controllers.rollout.locks import (
     is_at_rest,
     read_locks,
 )
-from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.policy import LockServer
 from treenail.controllers.rollout.writer import RolloutWriter
 from treenail.errors import ClusterError, ConfigError, NotFoundError
 

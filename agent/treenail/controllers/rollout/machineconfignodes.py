@@ -14,8 +14,8 @@ from treenail.api.decode import Fields, Json
 from treenail.api.machineconfignode import NOT_YET_SET
 from treenail.api.meta import ObjectMeta
 from treenail.clock import Clock
-from treenail.controllers.rollout.pool_index import SelectedPools
-from treenail.controllers.rollout.pools import ObservedPool
+from treenail.controllers.pools.pool_index import SelectedPools
+from treenail.controllers.pools.pools import ObservedPool
 from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.controllers.runtime.workers import Enqueue
 from treenail.errors import ConfigError, NotFoundError

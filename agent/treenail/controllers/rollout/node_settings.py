@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.nodes import NodeFacts, NodeSettings, RolloutTarget
-from treenail.controllers.rollout.policy import RolloutPolicy
+from treenail.controllers.pools.nodes import NodeFacts, NodeSettings, RolloutTarget
+from treenail.controllers.pools.policy import RolloutPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from treenail.api.decode import Json
-from treenail.controllers.rollout.policy import ObservedPolicy
+from treenail.controllers.pools.policy import ObservedPolicy
 from treenail.controllers.rollout.policy_status import (
     PolicyStatusInput,
     build_pool_entry,

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import Clock, parse_rfc3339
-from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.pools import PoolSnapshot
-from treenail.controllers.rollout.status import read_reported_status
-from treenail.controllers.rollout.wait_reasons import WAIT_REASONS, classify_wait
+from treenail.controllers.pools.holders import WAIT_REASONS, classify_wait
+from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.pool_status import read_reported_status
+from treenail.controllers.pools.pools import PoolSnapshot
 from treenail.controllers.runtime.metrics import SLOW_BUCKETS_S, ControllerMetrics, MetricTable
 from treenail.errors import ConfigError
 

@@ -12,24 +12,10 @@ from treenail.api import annotations as key
 from treenail.api.machineconfigpool import API_VERSION, ARBITER, KIND, MASTER, MachineConfigPool
 from treenail.api.meta import Condition
 from treenail.clock import Clock, format_rfc3339
-from treenail.controllers.rollout import status
-from treenail.controllers.rollout.config_check import ConfigChecker
-from treenail.controllers.rollout.decide import (
-    NO_POLICY,
-    RolloutContext,
-    RolloutDecision,
-    build_config_problem,
-    decide_rollout,
-)
-from treenail.controllers.rollout.expected import ExpectedNodes, ExpectedPools
-from treenail.controllers.rollout.gates import os_image
-from treenail.controllers.rollout.gates.background import (
-    GATE_RETRY_S,
-    PENDING_RETRY_S,
-    Gates,
-    find_retry_s,
-)
-from treenail.controllers.rollout.gates.os_image import (
+from treenail.controllers.pools import os_image, pool_status
+from treenail.controllers.pools.expected import ExpectedNodes, ExpectedPools
+from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.os_image import (
     NO_BUILD,
     GateBlocked,
     GateOpen,
@@ -38,31 +24,38 @@ from treenail.controllers.rollout.gates.os_image import (
     GateWaiting,
     PoolBuild,
 )
-from treenail.controllers.rollout.image_tag_keeper import ImageTagKeeper, TagParts
-from treenail.controllers.rollout.lock_keeper import LockKeeper
-from treenail.controllers.rollout.node_settings import build_settings, find_settings_changes
-from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.policy import (
-    LockServer,
-    ObservedPolicy,
-    RolloutPolicy,
-    find_policy,
-)
-from treenail.controllers.rollout.policy_reporter import PolicyReporter
-from treenail.controllers.rollout.policy_status import PolicyStatusInput
-from treenail.controllers.rollout.pools import (
-    PoolSnapshot,
-    check_supported_fields,
-    is_unusable,
-    validate_pool,
-)
-from treenail.controllers.rollout.progress import ROLLOUT_STATUS, RolloutRecord
-from treenail.controllers.rollout.status import (
+from treenail.controllers.pools.policy import LockServer, ObservedPolicy, RolloutPolicy, find_policy
+from treenail.controllers.pools.pool_status import (
     NODE_IN_TWO_POOLS,
     PoolProblem,
     PoolStatus,
     PoolStatusInput,
 )
+from treenail.controllers.pools.pools import (
+    PoolSnapshot,
+    check_supported_fields,
+    is_unusable,
+    validate_pool,
+)
+from treenail.controllers.pools.rollout_record import ROLLOUT_STATUS, RolloutRecord
+from treenail.controllers.rollout.decide import (
+    NO_POLICY,
+    RolloutContext,
+    RolloutDecision,
+    build_config_problem,
+    decide_rollout,
+)
+from treenail.controllers.rollout.gates.background import (
+    GATE_RETRY_S,
+    PENDING_RETRY_S,
+    Gates,
+    find_retry_s,
+)
+from treenail.controllers.rollout.image_tag_keeper import ImageTagKeeper, TagParts
+from treenail.controllers.rollout.lock_keeper import LockKeeper
+from treenail.controllers.rollout.node_settings import build_settings, find_settings_changes
+from treenail.controllers.rollout.policy_reporter import PolicyReporter
+from treenail.controllers.rollout.policy_status import PolicyStatusInput
 from treenail.controllers.rollout.writer import ParallelMap, RolloutWriter
 from treenail.errors import (
     ClusterError,
@@ -70,9 +63,42 @@ from treenail.errors import (
     ConflictError,
     ForbiddenError,
     InvalidError,
+    NotFoundError,
 )
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.resources import MACHINECONFIGS
+
+
+class ConfigChecker:
+    """Remembers the config of each pool that exists. Thread-safe for different pools."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._existing: dict[str, str] = {}
+
+    def check_config(self, pool: MachineConfigPool) -> GateBlocked | None:
+        """Block the rollout of a rendered config that does not exist."""
+        config = pool.configuration.name
+        if self._existing.get(pool.name) == config:
+            return None
+        try:
+            self._client.get(MACHINECONFIGS, config)
+        except NotFoundError:
+            return GateBlocked(
+                f"cannot assign MachineConfig {config}: it does not exist; create it, or correct "
+                f"spec.configuration of pool {pool.name}",
+                "MissingMachineConfig",
+            )
+        except ClusterError as error:
+            return GateBlocked(f"cannot read MachineConfig {config}: {error}", "ClusterError")
+        self._existing[pool.name] = config
+        return None
+
+    def forget_pool(self, name: str) -> None:
+        """Forget a deleted pool."""
+        self._existing.pop(name, None)
+
 
 log = logging.getLogger(__name__)
 
@@ -424,7 +450,7 @@ class RolloutReconciler:
         desired = self._compute_status(sync)
         written_at = self._status_written_at.get(sync.pool.name, float("-inf"))
         since_last_s = self._clock.monotonic() - written_at
-        delay_s = status.compute_write_delay_s(sync.pool, desired, since_last_s)
+        delay_s = pool_status.compute_write_delay_s(sync.pool, desired, since_last_s)
         if delay_s is None:
             return
         if delay_s > 0:
@@ -454,7 +480,7 @@ class RolloutReconciler:
         problem = sync.decision.problem or _find_problem(sync)
         now = format_rfc3339(sync.now)
         if problem is not None and is_unusable(sync.snapshot):
-            return status.build_unusable_status(sync.pool, problem, now=now)
+            return pool_status.build_unusable_status(sync.pool, problem, now=now)
         status_input = PoolStatusInput(
             pool=sync.pool,
             target=sync.target,
@@ -467,12 +493,12 @@ class RolloutReconciler:
             problem=problem,
             image_tag=sync.image_tag,
         )
-        return status.compute_status(status_input, now=now)
+        return pool_status.compute_status(status_input, now=now)
 
     def _emit_warnings(self, pool: MachineConfigPool, written: PoolStatus) -> None:
         """Emit an Event for a problem that is new or has another message."""
         regarding = ObjectReference(KIND, pool.name, uid=pool.metadata.uid, api_version=API_VERSION)
-        for condition in status.find_new_problems(pool, written):
+        for condition in pool_status.find_new_problems(pool, written):
             self._events.record_warning(regarding, condition.reason, condition.message)
 
 

@@ -11,11 +11,8 @@ from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import Clock, format_rfc3339
-from treenail.controllers.rollout.expected import ExpectedNodes
-from treenail.controllers.rollout.gates.image_tag import TAG_STATUS
-from treenail.controllers.rollout.locks import LOCKS_STATUS, NodeLock
-from treenail.controllers.rollout.node_settings import SettingsChange, build_target_annotations
-from treenail.controllers.rollout.nodes import (
+from treenail.controllers.pools.expected import ExpectedNodes
+from treenail.controllers.pools.nodes import (
     LOCKED_BY,
     STARTED_AT,
     WAS_DEGRADED,
@@ -23,10 +20,13 @@ from treenail.controllers.rollout.nodes import (
     NodeSettings,
     RolloutTarget,
 )
-from treenail.controllers.rollout.policy import ObservedPolicy
-from treenail.controllers.rollout.pools import ObservedPool
-from treenail.controllers.rollout.progress import ROLLOUT_STATUS, RolloutRecord
-from treenail.controllers.rollout.status import PoolStatus
+from treenail.controllers.pools.os_image import TAG_STATUS
+from treenail.controllers.pools.policy import ObservedPolicy
+from treenail.controllers.pools.pool_status import PoolStatus
+from treenail.controllers.pools.pools import ObservedPool
+from treenail.controllers.pools.rollout_record import ROLLOUT_STATUS, RolloutRecord
+from treenail.controllers.rollout.locks import LOCKS_STATUS, NodeLock
+from treenail.controllers.rollout.node_settings import SettingsChange, build_target_annotations
 from treenail.errors import (
     ClusterError,
     ConflictError,

@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from treenail.api.meta import Condition
-from treenail.controllers.rollout.holders import describe_holder
-from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.pools import ObservedPool
-from treenail.controllers.rollout.progress import NodeFailure, RolloutRecord
-from treenail.controllers.rollout.wait_reasons import classify_wait
+from treenail.controllers.pools.holders import classify_wait, describe_holder
+from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.pools import ObservedPool
+from treenail.controllers.pools.rollout_record import NodeFailure, RolloutRecord
 
 MAX_NODE_BLOCKERS = 50
 """Nodes that are named as blockers of a pool; the rows of the others have their reasons too."""

@@ -7,7 +7,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.config.diff import compare_configs
 from treenail.config.image_content import assume_provided, drop_provided, list_provided
 from treenail.config.wanted import WantedState, read_wanted_state
-from treenail.controllers.rollout.nodes import RolloutTarget
+from treenail.controllers.pools.nodes import RolloutTarget
 from treenail.errors import ConfigError
 from treenail.update.impact.disruption import (
     ConfigSources,

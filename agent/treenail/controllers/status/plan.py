@@ -13,21 +13,20 @@ from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import ObjectMeta
 from treenail.config.reconcilable import find_read_only_paths
-from treenail.controllers.render.offline import InputManifests
-from treenail.controllers.render.render import ControllerConfig, is_rendered, render_pool
-from treenail.controllers.rollout import progress, select
-from treenail.controllers.rollout.gates import windows
-from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.policy import (
+from treenail.controllers.pools import rollout_record, select, windows
+from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.policy import (
     NodeOrder,
     ObservedPolicy,
     RolloutPolicy,
     Wave,
     find_policy,
 )
-from treenail.controllers.rollout.pools import ObservedPool, check_supported_fields, group_nodes
-from treenail.controllers.rollout.progress import find_wave_members
-from treenail.controllers.rollout.select import compute_max_unavailable, limit_to_quorum
+from treenail.controllers.pools.pools import ObservedPool, check_supported_fields, group_nodes
+from treenail.controllers.pools.rollout_record import find_wave_members
+from treenail.controllers.pools.select import compute_max_unavailable, limit_to_quorum
+from treenail.controllers.render.offline import InputManifests
+from treenail.controllers.render.render import ControllerConfig, is_rendered, render_pool
 from treenail.controllers.status.budgets import BlockingBudget
 from treenail.controllers.status.change import NodeChange, plan_change
 from treenail.controllers.status.planned_build import (
@@ -294,8 +293,8 @@ def _estimate_duration_s(
 ) -> float | None:
     if not batches:
         return 0.0
-    each_s = progress.estimate_node_s(nodes, target) if needs_drain else NODE_WITHOUT_DRAIN_S
-    took_s = progress.estimate_remaining_s(len(batches), 1, each_s, policy.windows, now)
+    each_s = rollout_record.estimate_node_s(nodes, target) if needs_drain else NODE_WITHOUT_DRAIN_S
+    took_s = rollout_record.estimate_remaining_s(len(batches), 1, each_s, policy.windows, now)
     return None if took_s is None else took_s + sum(wave.soak_s for wave in policy.waves)
 
 

@@ -11,7 +11,8 @@ from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import parse_rfc3339
 from treenail.controllers.image_build.base_image import is_tag, pin_base_image
 from treenail.controllers.image_build.planner import DEFAULT_ARCHITECTURE
-from treenail.controllers.rollout.gates.os_image import (
+from treenail.controllers.pools.nodes import RolloutTarget
+from treenail.controllers.pools.os_image import (
     GateBlocked,
     GateOpen,
     PoolBuild,
@@ -19,7 +20,6 @@ from treenail.controllers.rollout.gates.os_image import (
     find_pool_build,
     read_pool_target,
 )
-from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.errors import ConfigError
 from treenail.image.build_name import complete_spec, compute_build_name
 from treenail.image.inputs.build_inputs import BuildInputs

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import parse_rfc3339
-from treenail.controllers.rollout.gates.os_image import find_pool_owner
+from treenail.controllers.pools.os_image import find_pool_owner
 
 REJECTED, PENDING = "Rejected", "Pending"
 

@@ -11,10 +11,10 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import ObjectMeta
+from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.policy import ObservedPolicy
+from treenail.controllers.pools.pools import ObservedPool
 from treenail.controllers.render.render import ControllerConfig
-from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.policy import ObservedPolicy
-from treenail.controllers.rollout.pools import ObservedPool
 from treenail.controllers.status.budgets import (
     BlockingBudget,
     find_blocking_budget,

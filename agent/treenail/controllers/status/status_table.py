@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import Condition
-from treenail.controllers.rollout.decide import build_config_problem
-from treenail.controllers.rollout.gates.windows import WindowClosed, find_window_state
-from treenail.controllers.rollout.history import PastRollout
-from treenail.controllers.rollout.holders import describe_holder
-from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.policy import ObservedPolicy, RolloutPolicy
-from treenail.controllers.rollout.pools import DisputedNode, ObservedPool, group_nodes
-from treenail.controllers.rollout.progress import (
+from treenail.controllers.pools.holders import describe_holder
+from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.policy import ObservedPolicy, RolloutPolicy
+from treenail.controllers.pools.pool_status import PoolCounts, read_reported_counts
+from treenail.controllers.pools.pools import DisputedNode, ObservedPool, group_nodes
+from treenail.controllers.pools.rollout_record import (
     ROLLOUT_STATUS,
+    PastRollout,
     RolloutRecord,
     compute_remaining_soaks_s,
     estimate_node_s,
     estimate_remaining_s,
 )
-from treenail.controllers.rollout.select import compute_max_unavailable, limit_to_quorum
-from treenail.controllers.rollout.status import PoolCounts, read_reported_counts
+from treenail.controllers.pools.select import compute_max_unavailable, limit_to_quorum
+from treenail.controllers.pools.windows import WindowClosed, find_window_state
+from treenail.controllers.rollout.decide import build_config_problem
 from treenail.controllers.status.blockers import RolloutBlocker, find_pool_blockers
 from treenail.controllers.status.leader import LeaderReport, LeaderState
 from treenail.controllers.status.pool_build import BuildRow

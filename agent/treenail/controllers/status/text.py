@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from treenail.api.decode import Json
-from treenail.controllers.rollout.nodes import RolloutTarget
-from treenail.controllers.rollout.progress import format_duration, format_limit
+from treenail.controllers.pools.nodes import RolloutTarget
+from treenail.controllers.pools.rollout_record import format_duration, format_limit
 from treenail.controllers.status.change import NodeChange
 from treenail.controllers.status.plan import PoolPlan
 from treenail.update.impact.disruption import DisruptionCause

@@ -17,7 +17,7 @@ from treenail.controllers.image_build.systems import (
     read_architectures,
     read_systems,
 )
-from treenail.controllers.image_tags.record import TagRecord
+from treenail.controllers.pools.image_tags import TagRecord
 from treenail.errors import ConfigError
 from treenail.image.build_reason import BUILT_AT_INSTALL
 from treenail.image.job_status import compute_build_conditions

@@ -38,7 +38,7 @@ from treenail.controllers.image_build.layer_builder import (
 from treenail.controllers.image_build.offline import read_build_files
 from treenail.controllers.image_build.planner import Planner
 from treenail.controllers.image_build.planning import BuildPlan, BuildRefused
-from treenail.controllers.image_tags.record import TagRecord
+from treenail.controllers.pools.image_tags import TagRecord
 from treenail.errors import ConfigError, HostError, TreenailError
 from treenail.image.build_reason import REMEDIES, BuildReason
 from treenail.image.inputs.build_inputs import list_builder_options

@@ -14,11 +14,11 @@ from treenail.api.yaml11 import ValueBudget
 from treenail.api.yaml_positions import FieldPath
 from treenail.config.image_mirrors import MIRROR_KINDS, MirrorRule, read_mirror_object
 from treenail.config.validation import validate_config
+from treenail.controllers.pools import policy
+from treenail.controllers.pools.policy import ObservedPolicy
 from treenail.controllers.render import render
 from treenail.controllers.render.offline import InputManifests
 from treenail.controllers.render.render import ControllerConfig
-from treenail.controllers.rollout import policy
-from treenail.controllers.rollout.policy import ObservedPolicy
 from treenail.errors import ConfigError
 from treenail.installer.inputs.image_mode import ImageMode
 from treenail.installer.inputs.image_mode_codec import (

@@ -43,7 +43,9 @@ class WorkerWait:
             # A cluster without such an installation, or a role of an older version.
             return None
         # Imported late: it loads PyYAML, 2 MiB in the server of a cluster without the ConfigMap.
-        from treenail.installer.inputs.image_mode_codec import read_settings_configmap
+        from treenail.installer.inputs.image_mode_codec import (  # noqa: PLC0415
+            read_settings_configmap,
+        )
 
         settings = read_settings_configmap(document, where=f"ConfigMap {CONFIGMAP}")
         return settings.workers if settings.is_enabled else None

@@ -14,7 +14,7 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import ObjectMeta
 from treenail.api.node import Node
 from treenail.clock import Clock, parse_rfc3339
-from treenail.controllers.rollout.pools import find_membership
+from treenail.controllers.pools.pools import find_membership
 from treenail.errors import ClusterError, ConfigError, NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder, ObjectReference

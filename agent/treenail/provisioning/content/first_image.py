@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
 from treenail.clock import Clock, parse_rfc3339
-from treenail.controllers.rollout.gates.os_image import GateOpen, PoolBuild, decide_pool_image
-from treenail.controllers.rollout.status import read_reported_status
+from treenail.controllers.pools.os_image import GateOpen, PoolBuild, decide_pool_image
+from treenail.controllers.pools.pool_status import read_reported_status
 from treenail.errors import ConfigError
 
 DEFAULT_DEADLINE_S = 3600.0

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.gates.os_image import GateOpen, PoolBuild, decide_pool_image
-from treenail.controllers.rollout.status import read_reported_status
+from treenail.controllers.pools.os_image import GateOpen, PoolBuild, decide_pool_image
+from treenail.controllers.pools.pool_status import read_reported_status
 from treenail.errors import ConfigError
 
 

@@ -17,7 +17,7 @@ from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import ObjectMeta
 from treenail.config.merge import GENERATED_BY
-from treenail.controllers.rollout.gates.os_image import PoolBuild, find_pool_build
+from treenail.controllers.pools.os_image import PoolBuild, find_pool_build
 from treenail.errors import ConfigError, TreenailError
 from treenail.provisioning.content.first_image import RETRY_AFTER_S as RETRY_FIRST_IMAGE_S
 from treenail.provisioning.content.first_image import (

@@ -16,7 +16,7 @@ from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import Condition, ObjectMeta
 from treenail.clock import parse_rfc3339
-from treenail.controllers.rollout.pools import find_membership
+from treenail.controllers.pools.pools import find_membership
 from treenail.errors import ConfigError
 from treenail.provisioning.approval.request import KubeletRequest
 from treenail.provisioning.machines.logged_requests import LoggedRequest

@@ -5,19 +5,14 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from tests.fakes.clock import FakeClock
+from treenail.controllers.pools.os_image import GateAnswer, GateBlocked, GatePending, GateWaiting
+from treenail.controllers.pools.policy import LockServer, PrometheusAlerts
 from treenail.controllers.rollout.gates.background import (
     CLOSED_FOR_S,
     OPEN_FOR_S,
     BackgroundGates,
 )
 from treenail.controllers.rollout.gates.external import LockHolder
-from treenail.controllers.rollout.gates.os_image import (
-    GateAnswer,
-    GateBlocked,
-    GatePending,
-    GateWaiting,
-)
-from treenail.controllers.rollout.policy import LockServer, PrometheusAlerts
 
 ALERTS = PrometheusAlerts("http://prometheus.example.com", ("ApiErrors",))
 SERVER = LockServer("http://locks.example.com", "workers")

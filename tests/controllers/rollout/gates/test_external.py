@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from treenail.controllers.pools.os_image import GateAnswer, GateBlocked, GateWaiting
+from treenail.controllers.pools.policy import LockServer, PrometheusAlerts
 from treenail.controllers.rollout.gates.external import (
     GATE_MISCONFIGURED,
     GATE_UNAVAILABLE,
@@ -17,8 +19,6 @@ from treenail.controllers.rollout.gates.external import (
     GateCredentials,
     LockHolder,
 )
-from treenail.controllers.rollout.gates.os_image import GateAnswer, GateBlocked, GateWaiting
-from treenail.controllers.rollout.policy import LockServer, PrometheusAlerts
 from treenail.controllers.runtime.web import WebClient
 from treenail.errors import ForbiddenError, NotFoundError
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from treenail.clock import Clock
+from treenail.controllers.pools.os_image import GateAnswer, GateBlocked, GatePending
+from treenail.controllers.pools.policy import LockServer, PrometheusAlerts
 from treenail.controllers.rollout.gates.external import GATE_UNAVAILABLE, LockHolder
-from treenail.controllers.rollout.gates.os_image import GateAnswer, GateBlocked, GatePending
-from treenail.controllers.rollout.policy import LockServer, PrometheusAlerts
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from urllib.parse import urlencode
 
 from treenail.api.decode import Fields, Json, load_json
-from treenail.controllers.rollout.gates.os_image import GateAnswer, GateBlocked, GateWaiting
-from treenail.controllers.rollout.policy import LockServer, PrometheusAlerts
+from treenail.controllers.pools.os_image import GateAnswer, GateBlocked, GateWaiting
+from treenail.controllers.pools.policy import LockServer, PrometheusAlerts
 from treenail.controllers.runtime.web import WebClient, WebFailure, WebRequest
 from treenail.errors import ClusterError, ConfigError, NotFoundError
 

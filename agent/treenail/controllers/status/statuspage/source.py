@@ -11,9 +11,9 @@ from treenail.api.decode import Json
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import Clock
-from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.policy import ObservedPolicy
-from treenail.controllers.rollout.pools import ObservedPool
+from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.policy import ObservedPolicy
+from treenail.controllers.pools.pools import ObservedPool
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.status.leader import LeaderReport
 from treenail.controllers.status.pool_build import find_pool_builds

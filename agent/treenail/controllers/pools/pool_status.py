@@ -6,27 +6,129 @@ it; a MachineConfigNode without conditions hides no other node; one that is upda
 degraded; a Degraded condition that is True has a message; a pool without a config, or with a node
 of two pools, is not Updated. The conditions Reconciling and Stalled follow the conventions of
 kstatus.
+
+While the OS image is built in the cluster, `compute_build_updating` and `compute_build_degraded`
+compute the conditions.
 """
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import API_VERSION, MachineConfigPool, PoolConfiguration
-from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import Condition, merge_conditions
-from treenail.controllers.rollout.gates import building
-from treenail.controllers.rollout.nodes import NodeFacts, NodeReport, RolloutTarget
+from treenail.controllers.pools.nodes import NodeFacts, NodeReport, RolloutTarget
 from treenail.errors import ConfigError
+
+IMAGE_BUILD_DEGRADED = "ImageBuildDegraded"
+
+
+def is_build_unfinished(config: MachineOSConfig | None, build: MachineOSBuild | None) -> bool:
+    """True while the image that the pool waits for is not built yet."""
+    if config is None or build is None:
+        return False
+    if build.state is BuildState.SUCCEEDED:
+        return build.pull_spec not in ("", config.pull_spec)
+    return build.state in (BuildState.PREPARED, BuildState.BUILDING, BuildState.FAILED)
+
+
+def compute_build_updating(
+    config: MachineOSConfig | None,
+    build: MachineOSBuild | None,
+    *,
+    is_complete: bool,
+    is_paused: bool,
+    is_degraded: bool,
+) -> tuple[str, str, str] | None:
+    """Compute status, reason and message of Updating; None when no build determines them."""
+    if config is None:
+        return None
+    if not is_paused and is_degraded:
+        return ("False", "Degraded", "Pool update paused due to degraded condition")
+    if build is None:
+        waiting = "waiting for a new OS image build to start"
+        lead = "Pool is paused; " if is_paused else "Pool is "
+        return ("True", "WaitingForBuild", f"{lead}{waiting} (mosc: {config.name})")
+    if build.state is BuildState.SUCCEEDED and is_complete and not is_paused:
+        return None
+    status, reason, message = (_PAUSED_BY_STATE if is_paused else _UPDATING_BY_STATE)[build.state]
+    return (status, reason, f"{message} (mosb: {build.name})")
+
+
+def compute_build_degraded(
+    config: MachineOSConfig | None, build: MachineOSBuild | None, previous: Condition | None
+) -> Iterator[Condition]:
+    """Yield the ImageBuildDegraded condition if it must change.
+
+    The build controller sets it to True. This function resets it when the failed build is over.
+    """
+    has_failed = previous is not None and previous.status == "True"
+    if build is not None and build.state in (BuildState.PREPARED, BuildState.BUILDING):
+        yield Condition(IMAGE_BUILD_DEGRADED, "False", "Building", "New build started")
+    elif build is not None and build.state is BuildState.SUCCEEDED:
+        yield Condition(
+            IMAGE_BUILD_DEGRADED, "False", "BuildSuccess", "Build completed successfully"
+        )
+    elif build is None and has_failed and not (config is not None and config.problem):
+        reason, message = (
+            ("NoLayeredObjects", "No layered pool objects found")
+            if config is None
+            else ("BuildPending", "Waiting for a new OS image build")
+        )
+        yield Condition(IMAGE_BUILD_DEGRADED, "False", reason, message)
+
+
+_UPDATING_BY_STATE = {
+    BuildState.INITIAL: (
+        "True", "WaitingForBuild", "Pool is waiting for OS image build to start",
+    ),
+    BuildState.PREPARED: (
+        "True", "WaitingForBuild", "Pool is waiting for OS image build to start",
+    ),
+    BuildState.BUILDING: (
+        "True", "Building", "Pool is waiting for OS image build to complete",
+    ),
+    BuildState.SUCCEEDED: (
+        "True", "RollingOut", "Pool is waiting for nodes to apply OS image",
+    ),
+    BuildState.FAILED: (
+        "False", "BuildFailed", "Pool update stopped due to OS image build failure",
+    ),
+    BuildState.INTERRUPTED: (
+        "False", "BuildInterrupted", "Pool update stopped due to OS image build being interrupted",
+    ),
+}  # fmt: skip
+
+_PAUSED_BY_STATE = {
+    BuildState.INITIAL: (
+        "True", "Paused", "Pool is paused; OS image build has been created but not yet started",
+    ),
+    BuildState.PREPARED: (
+        "True", "Paused", "Pool is paused; OS image build has been prepared but will not rollout",
+    ),
+    BuildState.BUILDING: (
+        "True", "Paused", "Pool is paused; OS image build in progress",
+    ),
+    BuildState.SUCCEEDED: (
+        "False", "Paused", "Pool is paused; OS image build completed successfully",
+    ),
+    BuildState.FAILED: (
+        "False", "Paused", "Pool is paused; OS image build failed",
+    ),
+    BuildState.INTERRUPTED: (
+        "False", "Paused", "Pool is paused; OS image build was interrupted",
+    ),
+}  # fmt: skip
+
 
 UPDATED = "Updated"
 UPDATING = "Updating"
 NODE_DEGRADED = "NodeDegraded"
 RENDER_DEGRADED = "RenderDegraded"
-IMAGE_BUILD_DEGRADED = building.IMAGE_BUILD_DEGRADED
 PINNED_IMAGE_SETS_DEGRADED = "PinnedImageSetsDegraded"
 DEGRADED = "Degraded"
 RECONCILING = "Reconciling"
@@ -145,7 +247,7 @@ def compute_status(status_input: PoolStatusInput, *, now: str) -> PoolStatus:
         _has_known_goal(status_input)
         and counts.updated == counts.ready == counts.total
         and counts.unavailable == 0
-        and not building.is_build_unfinished(status_input.image_config, status_input.image_build)
+        and not is_build_unfinished(status_input.image_config, status_input.image_build)
     )
     before = {condition.type: condition for condition in status_input.pool.conditions}
     updating = _compute_updating(status_input, is_complete=is_complete)
@@ -153,7 +255,7 @@ def compute_status(status_input: PoolStatusInput, *, now: str) -> PoolStatus:
         _compute_updated(status_input, is_complete=is_complete),
         updating,
         _compute_node_degraded(status_input, counts),
-        *building.compute_build_degraded(
+        *compute_build_degraded(
             status_input.image_config, status_input.image_build, before.get(IMAGE_BUILD_DEGRADED)
         ),
         *(() if status_input.image_tag is None else (status_input.image_tag,)),
@@ -211,7 +313,7 @@ def _compute_updated(status_input: PoolStatusInput, *, is_complete: bool) -> Con
 
 
 def _compute_updating(status_input: PoolStatusInput, *, is_complete: bool) -> Condition:
-    built = building.compute_build_updating(
+    built = compute_build_updating(
         status_input.image_config,
         status_input.image_build,
         is_complete=is_complete,

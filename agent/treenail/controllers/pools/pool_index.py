@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.pools import (
+from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.pools import (
     Membership,
     ObservedPool,
     PoolSnapshot,

@@ -1,16 +1,123 @@
-"""Decides whether to resolve the tag of an image, and whether to follow the answer.
+"""Tags of images: when to resolve them, and whether to follow the answer.
+
+`decide_tag` decides whether to resolve the tag of an image, and whether to follow the answer.
 
 A tag is resolved once. While it is watched, it is resolved again within windows, and a new digest
 is followed. A tag that moves back or disappears is reported, and not followed.
+
+`TagRecord` keeps how a tag was resolved. `TagDesk` asks registries on other threads, so that a slow
+registry delays no pool.
 """
 
+import logging
+import threading
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from typing import Protocol
 
+from treenail.api.decode import Fields, Json
 from treenail.api.meta import Condition
+from treenail.api.pullspec import parse_pull_spec
 from treenail.clock import format_rfc3339
-from treenail.controllers.image_tags.record import MAX_EARLIER, TagProblem, TagRecord
+from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.errors import ConfigError
 from treenail.image.build_reason import REMEDIES, BuildReason, compute_retry_delay
+
+MAX_EARLIER = 20
+"""Images that a record remembers. An older one counts as new when the tag returns to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagProblem:
+    """Why a tag is not followed: a CamelCase reason and a message with the remedy."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TagRecord:
+    """How a tag was resolved."""
+
+    tag: str
+    image: str
+    """Pull spec by digest, which is used."""
+    resolved_at: str
+    """In RFC 3339."""
+    earlier: tuple[str, ...] = ()
+    """Images that the tag stood for before, oldest first."""
+    revision: int = 0
+    """Counts resolutions for rebuilds: each one needs a new answer of the registry."""
+    is_for_rebuild: bool = False
+    """Resolved for the rebuild that is requested now."""
+    problem: TagProblem | None = None
+    """Why the tag was not followed the last time."""
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "TagRecord":
+        """Read a stored record; raise `ConfigError`."""
+        reason = fields.get_text("reason")
+        return cls(
+            tag=fields.get_required_text("tag"),
+            image=str(parse_pull_spec(fields.get_text("image"), where="image")),
+            resolved_at=fields.get_text("resolvedAt"),
+            earlier=fields.get_text_list("earlier")[-MAX_EARLIER:],
+            revision=fields.get_optional_integer("revision") or 0,
+            is_for_rebuild=fields.get_bool("forRebuild"),
+            problem=TagProblem(reason, fields.get_text("message")) if reason else None,
+        )
+
+    def to_json(self) -> Json:
+        found: Json = {
+            "tag": self.tag,
+            "image": self.image,
+            "resolvedAt": self.resolved_at,
+            "earlier": list(self.earlier),
+        }
+        if self.revision:
+            found["revision"] = self.revision
+        if self.is_for_rebuild:
+            found["forRebuild"] = True
+        if self.problem is not None:
+            found |= {"reason": self.problem.reason, "message": self.problem.message}
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class TagChange:
+    """A change that users must see: the tag moved, or it is no longer followed."""
+
+    reason: str
+    message: str
+    is_warning: bool = False
+
+
+TAG_MOVED = "ImageTagMoved"
+"""Reason of a change that is followed."""
+
+
+def find_tag_change(before: TagRecord | None, after: TagRecord | None) -> TagChange | None:
+    """Return what changed between two records of one tag; None for nothing to report."""
+    if after is None:
+        return None
+    is_same = before is not None and before.tag == after.tag
+    if after.problem is not None:
+        is_known = is_same and before is not None and before.problem == after.problem
+        problem = after.problem
+        return None if is_known else TagChange(problem.reason, problem.message, is_warning=True)
+    if before is None or not is_same or before.image == after.image:
+        return None
+    return TagChange(TAG_MOVED, f"{after.tag} moved from {before.image} to {after.image}")
+
+
+def parse_tag_record(fields: Fields) -> TagRecord | None:
+    """Read a stored record; None for an unreadable one, so that the tag is resolved again."""
+    try:
+        return TagRecord.from_fields(fields)
+    except ConfigError:
+        return None
+
 
 CHECK_INTERVAL_S = 900.0
 """Time between two resolutions of one tag while a window is open."""
@@ -232,3 +339,111 @@ def _follow(record: TagRecord, answer: TagAnswer) -> TagRecord:
         earlier=earlier[-MAX_EARLIER:],
         problem=None,
     )
+
+
+log = logging.getLogger(__name__)
+
+
+class TagSource(Protocol):
+    """Finds what tags stand for."""
+
+    def resolve_tag(self, image: str, architectures: frozenset[str], secret: str) -> TagAnswer:
+        """Return the image by digest, within a time limit; an error becomes part of the answer.
+
+        ``secret`` names the login; empty for that of the cluster. The image must exist for each of
+        the architectures.
+        """
+
+    def compute_access_version(self, secret: str) -> str:
+        """Return a text that changes with the login and with the CAs; raise `ClusterError`."""
+
+
+class LazyTagSource:
+    """A `TagSource` that is made when the first pool has a tag: registry clients cost memory."""
+
+    def __init__(self, make: Callable[[], TagSource]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._source: TagSource | None = None
+
+    def resolve_tag(self, image: str, architectures: frozenset[str], secret: str) -> TagAnswer:
+        """See `TagSource`."""
+        return self._find_source().resolve_tag(image, architectures, secret)
+
+    def compute_access_version(self, secret: str) -> str:
+        """See `TagSource`."""
+        return self._find_source().compute_access_version(secret)
+
+    def _find_source(self) -> TagSource:
+        with self._lock:
+            if self._source is None:
+                self._source = self._make()
+            return self._source
+
+
+class TagDesk:
+    """The last question of each owner and its answer. Thread-safe."""
+
+    def __init__(self, executor: Executor, notify: Callable[[str], None]) -> None:
+        self._executor = executor
+        self._notify = notify
+        self._lock = threading.Lock()
+        self._open: set[tuple[str, TagQuestion]] = set()
+        self._answers: dict[str, tuple[TagQuestion, TagAnswer]] = {}
+
+    def ask(self, owner: str, question: TagQuestion, work: Callable[[], TagAnswer]) -> None:
+        """Ask unless the question is open."""
+        with self._lock:
+            if (owner, question) in self._open:
+                return
+            self._open.add((owner, question))
+        self._executor.submit(self._run, owner, question, work)
+
+    def find_answer(self, owner: str, question: TagQuestion) -> TagAnswer | None:
+        """Return the last answer to this question; None without one."""
+        with self._lock:
+            known = self._answers.get(owner)
+        if known is None:
+            return None
+        asked, answer = known
+        if answer.reason is None and not question.login:
+            # An image is an image, whichever login found it.
+            asked = replace(asked, login="")
+        return answer if asked == question else None
+
+    def forget(self, owner: str) -> None:
+        """Forget the answer for an owner without a tag."""
+        with self._lock:
+            self._answers.pop(owner, None)
+
+    def _run(self, owner: str, question: TagQuestion, work: Callable[[], TagAnswer]) -> None:
+        try:
+            answer = work()
+        except Exception:
+            log.exception("cannot resolve %s", question.image)
+            answer = None
+        before = self.find_answer(owner, question)
+        with self._lock:
+            self._open.discard((owner, question))
+            if answer is not None:
+                if answer.reason is not None and before is not None and before.reason is not None:
+                    answer = replace(answer, count=before.count + 1)
+                self._answers[owner] = question, answer
+        if answer is not None:
+            self._notify(owner)
+
+
+class TagMetrics:
+    """Counts changes by the pool that gets the image, or an image built on it."""
+
+    def __init__(self, metrics: ControllerMetrics, use: str) -> None:
+        """``use`` begins the name of the metric: ``base_image`` or ``pool_image``."""
+        self._changes = metrics.add_counter(
+            f"{use}_tag_changes_total",
+            "Tags that moved or are not followed, by the reason in the Event.",
+            ("pool", "reason"),
+        )
+
+    def record_change(self, change: TagChange, pool: str) -> None:
+        """Count a change that was recorded in the cluster."""
+        self._changes.increment(pool, change.reason)

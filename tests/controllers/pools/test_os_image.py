@@ -18,7 +18,8 @@ from tests.controllers.rollout.builders import (
 from tests.oracle import needs_oracle, records
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.controllers.rollout.gates.os_image import (
+from treenail.controllers.pools.nodes import RolloutTarget
+from treenail.controllers.pools.os_image import (
     GateBlocked,
     GateOpen,
     GateWaiting,
@@ -31,7 +32,6 @@ from treenail.controllers.rollout.gates.os_image import (
     find_pool_owner,
     read_pool_image,
 )
-from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.errors import ConfigError
 
 SPEC = "registry.example.com/os@sha256:" + "1" * 64

@@ -35,7 +35,7 @@ from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import ObjectMeta
 from treenail.api.unknown_fields import reject_unknown_fields
-from treenail.controllers.rollout.gates.windows import MaintenanceWindow, parse_window
+from treenail.controllers.pools.windows import MaintenanceWindow, parse_window
 from treenail.errors import ConfigError
 from treenail.label_selector import LabelSelector, parse_optional_selector
 
@@ -65,6 +65,11 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 _DURATION = re.compile(r"(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?")
 _MAX_WAVES, _MAX_WINDOWS, _MAX_RESUMES, _MAX_RESUME_CHARS = 20, 50, 200, 253
 _PERCENTAGE = re.compile(r"(100|[1-9]?[0-9])%")
+MAX_ALERTS = 50
+# The schema of the CRD has the same limits. The FleetLock protocol allows these characters.
+_GROUP = re.compile(r"[a-zA-Z0-9.-]{1,253}")
+_URL = re.compile(r"https?://[^/@?#\s]+(/[^?#\s]*)?")
+_MAX_NAME_CHARS, _MAX_URL_CHARS = 253, 1024
 
 
 class NodeOrder(StrEnum):
@@ -103,6 +108,35 @@ class Wave:
     soak_s: float = 0.0
     selector: LabelSelector | None = None
     """Selects the nodes of the wave; None selects all."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockServer:
+    """A FleetLock server, which grants a lock for each node."""
+
+    url: str
+    group: str
+
+    @property
+    def text(self) -> str:
+        """Format for an annotation, as `from_text` parses it."""
+        return f"{self.group} {self.url}"
+
+    @classmethod
+    def from_text(cls, text: str) -> "LockServer | None":
+        """Parse an annotation value; None when it names no server."""
+        group, _, url = text.partition(" ")
+        return cls(url, group) if group and url else None
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusAlerts:
+    """Prometheus alerts that pause a rollout while one of them fires."""
+
+    url: str
+    names: tuple[str, ...]
+    secret: str = ""
+    """Name of the Secret with the bearer token and the certificate authority; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,42 +380,6 @@ def _parse_choice(fields: Fields, name: str, choices: type[_Choice]) -> _Choice 
         raise fields.error(
             f"{fields.path_of(name)}: expected one of {', '.join(choices)}, found {text!r:.40}"
         ) from error
-
-
-MAX_ALERTS = 50
-# The schema of the CRD has the same limits. The FleetLock protocol allows these characters.
-_GROUP = re.compile(r"[a-zA-Z0-9.-]{1,253}")
-_URL = re.compile(r"https?://[^/@?#\s]+(/[^?#\s]*)?")
-_MAX_NAME_CHARS, _MAX_URL_CHARS = 253, 1024
-
-
-@dataclass(frozen=True, slots=True)
-class LockServer:
-    """A FleetLock server, which grants a lock for each node."""
-
-    url: str
-    group: str
-
-    @property
-    def text(self) -> str:
-        """Format for an annotation, as `from_text` parses it."""
-        return f"{self.group} {self.url}"
-
-    @classmethod
-    def from_text(cls, text: str) -> "LockServer | None":
-        """Parse an annotation value; None when it names no server."""
-        group, _, url = text.partition(" ")
-        return cls(url, group) if group and url else None
-
-
-@dataclass(frozen=True, slots=True)
-class PrometheusAlerts:
-    """Prometheus alerts that pause a rollout while one of them fires."""
-
-    url: str
-    names: tuple[str, ...]
-    secret: str = ""
-    """Name of the Secret with the bearer token and the certificate authority; empty for none."""
 
 
 def parse_lock_server(fields: Fields) -> LockServer:

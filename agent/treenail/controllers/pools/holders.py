@@ -1,11 +1,15 @@
-"""Nodes that hold a rollout up: why, since when, and whether for too long."""
+"""Nodes that hold a rollout up: why, since when, and whether for too long.
 
+`classify_wait` reduces the message of a waiting pool to a word for metrics, tables and pages.
+"""
+
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from treenail.clock import format_rfc3339
-from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.progress import RolloutRecord, format_limit
+from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.rollout_record import RolloutRecord, format_limit
 
 AGENT_RESPONSE_S = 120.0
 """Time in which an agent reports that it saw its target. It usually takes a second."""
@@ -130,3 +134,31 @@ def _describe_update(node: NodeFacts, now: float) -> SlotHolder:
             node.name, f"no agent has responded since the assignment at {format_rfc3339(started)}"
         )
     return SlotHolder(node.name, "updating", is_expected=True)
+
+
+# The first word that the message of a waiting pool contains; see gates and `decide`.
+_WAIT_REASONS = (
+    ("maxUnavailable", re.compile("maxUnavailable")),
+    ("window", re.compile("maintenance window")),
+    ("soak", re.compile("soaking")),
+    ("lock", re.compile(r"\block\b|FleetLock")),
+    ("alert", re.compile(r"\balerts?\b|Prometheus")),
+    ("prestage", re.compile(r"pre-?stag")),
+    ("build", re.compile(r"\bbuil[dt]")),
+    ("stale", re.compile("the watch of|are not listed yet")),
+    ("wave", re.compile(r"\bwave\b")),
+    ("nodes", re.compile(r"^waiting for |^waiting: (?:arbiter|master) ")),
+)
+_UPDATING = "All nodes are updating to "
+WAIT_REASONS = (*(name for name, _ in _WAIT_REASONS), "other")
+
+
+def classify_wait(message: str) -> str:
+    """Return one of `WAIT_REASONS` for the message of a pool that waits."""
+    if message.startswith(_UPDATING):
+        # The names of the config and the image may contain any word.
+        message = message.partition("; ")[2]
+    for name, pattern in _WAIT_REASONS:
+        if pattern.search(message):
+            return name
+    return "other"

@@ -8,12 +8,12 @@ import pytest
 from tests.controllers.rollout.builders import NEW, failed, node, on_its_way, pool, proceed
 from tests.controllers.rollout.world import World, build_reconciler
 from treenail.api import annotations as key
+from treenail.controllers.pools.holders import describe_holder
+from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.policy import PoolShare, RolloutPolicy, Wave
+from treenail.controllers.pools.pool_status import PoolStatusInput, compute_status
+from treenail.controllers.pools.rollout_record import RolloutRecord
 from treenail.controllers.rollout.decide import RolloutContext, RolloutDecision, decide_rollout
-from treenail.controllers.rollout.holders import describe_holder
-from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.policy import PoolShare, RolloutPolicy, Wave
-from treenail.controllers.rollout.progress import RolloutRecord
-from treenail.controllers.rollout.status import PoolStatusInput, compute_status
 
 START = 1_000_000.0
 HOUR = 3600.0

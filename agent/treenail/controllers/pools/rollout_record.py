@@ -2,26 +2,82 @@
 
 The record holds what cannot be read from the nodes. It is stored on the pool, so that another
 controller process continues where this one stopped.
+
+`PastRollout` is one of the last rollouts of a pool, for tables and pages. No decision depends on
+it.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from statistics import median
 
 from treenail.api.decode import Fields, Json
-from treenail.controllers.rollout.gates.windows import (
-    MaintenanceWindow,
-    WindowClosed,
-    find_window_state,
-)
-from treenail.controllers.rollout.history import (
-    MAX_PAST_ROLLOUTS,
-    PastOutcome,
-    PastRollout,
-    add_past_rollout,
-)
-from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.policy import RolloutPolicy, Wave
+from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.policy import RolloutPolicy, Wave
+from treenail.controllers.pools.windows import MaintenanceWindow, WindowClosed, find_window_state
+
+MAX_PAST_ROLLOUTS = 5
+"""Rollouts that the status of a pool keeps: at most 3 KB."""
+_PAST_REASON_LIMIT = 200
+
+
+class PastOutcome(StrEnum):
+    """How a rollout ended."""
+
+    COMPLETE = "Complete"
+    HALTED = "Halted"
+    """Another target came while a failure halted it."""
+    REPLACED = "Replaced"
+    """Another target came before all nodes were updated."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastRollout:
+    """A rollout that another one followed."""
+
+    config: str
+    image: str | None
+    began_at: float
+    ended_at: float
+    outcome: PastOutcome
+    reason: str = ""
+    """Node and reason of the failure that halted it."""
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "PastRollout":
+        """Parse one entry; raises `ConfigError`. An unknown outcome counts as replaced."""
+        outcome = fields.get_text("outcome")
+        return cls(
+            fields.get_text("config"),
+            fields.get_optional_text("image"),
+            float(fields.get_optional_integer("beganAt") or 0),
+            float(fields.get_optional_integer("endedAt") or 0),
+            PastOutcome(outcome) if outcome in list(PastOutcome) else PastOutcome.REPLACED,
+            fields.get_text("reason"),
+        )
+
+    def to_json(self) -> Json:
+        """Format the entry for the status of the pool."""
+        document: Json = {
+            "config": self.config,
+            "beganAt": int(self.began_at),
+            "endedAt": int(self.ended_at),
+            "outcome": str(self.outcome),
+        }
+        if self.image is not None:
+            document["image"] = self.image
+        if self.reason:
+            document["reason"] = self.reason[:_PAST_REASON_LIMIT]
+        return document
+
+
+def add_past_rollout(
+    history: tuple[PastRollout, ...], past: PastRollout
+) -> tuple[PastRollout, ...]:
+    """Return the history with the rollout in front, without the oldest ones."""
+    return (past, *history)[:MAX_PAST_ROLLOUTS]
+
 
 ROLLOUT_STATUS = "rollout"
 """Field of a pool's status with the record. Only the rollout controller may write it."""

@@ -21,13 +21,13 @@ from tests.oracle import needs_oracle, records
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import BuildState
 from treenail.api.meta import Condition
-from treenail.controllers.rollout.gates.os_image import (
+from treenail.controllers.pools.nodes import NodeFacts, NodeReport, RolloutTarget
+from treenail.controllers.pools.os_image import (
     GateBlocked,
     compute_build_target,
     decide_built_image,
 )
-from treenail.controllers.rollout.nodes import NodeFacts, NodeReport, RolloutTarget
-from treenail.controllers.rollout.status import (
+from treenail.controllers.pools.pool_status import (
     PoolCounts,
     PoolProblem,
     PoolStatusInput,

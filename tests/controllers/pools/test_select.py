@@ -14,9 +14,9 @@ from tests.controllers.rollout.builders import (
 )
 from tests.oracle import needs_oracle, records
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.gates.os_image import compute_build_target
-from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.select import (
+from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.os_image import compute_build_target
+from treenail.controllers.pools.select import (
     compute_max_unavailable,
     find_candidates,
     find_redirectable,

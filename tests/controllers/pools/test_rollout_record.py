@@ -13,11 +13,11 @@ from tests.controllers.rollout.builders import (
     pool,
     read_policy,
 )
-from treenail.controllers.rollout.history import PastOutcome
-from treenail.controllers.rollout.nodes import RolloutTarget
-from treenail.controllers.rollout.policy import RolloutPolicy
-from treenail.controllers.rollout.progress import (
+from treenail.controllers.pools.nodes import RolloutTarget
+from treenail.controllers.pools.policy import RolloutPolicy
+from treenail.controllers.pools.rollout_record import (
     NodeFailure,
+    PastOutcome,
     RolloutRecord,
     advance_record,
     compute_next_check_s,

@@ -18,13 +18,8 @@ from tests.oracle import needs_oracle, records
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import parse_rfc3339
-from treenail.controllers.rollout.gates.os_image import compute_build_target
-from treenail.controllers.rollout.nodes import (
-    NodeFacts,
-    NodeReport,
-    RolloutTarget,
-    overlay_written,
-)
+from treenail.controllers.pools.nodes import NodeFacts, NodeReport, RolloutTarget, overlay_written
+from treenail.controllers.pools.os_image import compute_build_target
 
 IMAGE = "quay.example/os@sha256:0"
 # A Degraded node whose image annotations are there, under the config it should have: the
