@@ -5,16 +5,17 @@ A name that is imported for its type counts too: it ties the importer to the mod
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 
-MAX_ROOMS = 10
-BIG_PACKAGES = {"provisioning", "installer"}
-"""Packages inside a room that have rooms themselves."""
+MAX_MODULES = 15
+"""Modules of a package, without those of its sub-packages."""
 
 # The lab is a package of its own; in the rows it is called `lab`.
 PACKAGES = {"agent/treenail": "treenail", "lab/treenail_lab": "treenail_lab"}
@@ -28,6 +29,9 @@ ROWS = (
     {"update", "host", "kube", "registry", "image"},
     {"builder"},
     {"daemon", "controllers"},
+    {"provisioning"},
+    {"installer"},
+    {"manifests"},
     {"cli", "lab"},
     {"__main__"},
 )
@@ -39,7 +43,22 @@ ADAPTERS_MAY_IMPORT = ROWS[0] | ROWS[1]
 
 # Packages that a row allows and a package must not import: the builder runs in a container
 # without a kubelet's machine, and talks to registries only. The RPM of the controllers has no host.
-FORBIDDEN = {"builder": {"host", "kube", "update"}, "controllers": {"host"}}
+FORBIDDEN = {
+    "builder": {"host", "kube", "update"},
+    "controllers": {"host"},
+    "provisioning": {"host", "daemon"},
+    "installer": {"host", "daemon"},
+    "manifests": {"host", "daemon"},
+}
+
+# A controller imports these and no other controller.
+SHARED_BY_CONTROLLERS = ("controllers.pools.", "controllers.runtime.")
+CONTROLLER_EXCEPTIONS = {
+    "image_build": ("controllers.render.render",),
+    "status": ("controllers.render.render",),
+    # It hands over builds that this controller then owns.
+    "handover": ("controllers.image_build.",),
+}
 
 PURE = {"api", "config", "update", "image"}
 IMPURE_MODULES = {
@@ -111,7 +130,7 @@ def test_every_import_goes_downwards() -> None:
         (
             "host/units.py",
             "import subprocess",
-            "imports subprocess, which is builder and controllers.install_time.registry.",
+            "imports subprocess, which is builder and installer.",
         ),
         ("host/logind.py", "from gi.repository import Gio", "imports gi.repository, which is"),
         ("daemon/act.py", "import time", "imports time, which is"),
@@ -159,26 +178,40 @@ def test_what_is_allowed_is_not_found(tmp_path: Path, path: str, source: str) ->
     assert list(broken_rules(tmp_path)) == []
 
 
-def test_no_module_and_no_room_imports_in_a_circle() -> None:
+def test_no_module_and_no_package_imports_in_a_circle() -> None:
     modules = _imports(ROOT)
     assert list(_circles(modules)) == []
-    packages = {module.split(".")[0] for module in modules}
-    for package in sorted(packages | BIG_PACKAGES):
-        assert list(_circles(_room_imports(modules, package))) == [], package
+    packages = {module[:end] for module in modules for end in _dots(module)}
+    for package in sorted(packages):
+        assert list(_circles(_group_imports(modules, partial(_room, package)))) == [], package
 
 
-def test_each_package_has_ten_rooms_at_most() -> None:
-    # api is a vocabulary, config a set of functions and kube a client: each is flat.
-    packages = [
-        package
+def test_each_package_has_fifteen_modules_at_most() -> None:
+    counts = Counter(
+        str(path.parent.relative_to(ROOT))
         for folder in PACKAGES
-        for package in (ROOT / folder).iterdir()
-        if package.is_dir() and package.name not in {"__pycache__", "api", "config", "kube"}
+        for path in (ROOT / folder).rglob("*.py")
+        if path.stem not in {"__init__", "__main__"}
+    )
+    assert {name: count for name, count in counts.items() if count > MAX_MODULES} == {}
+
+
+def test_controllers_import_only_what_they_share() -> None:
+    modules = _imports(ROOT)
+    broken = [
+        f"{module} imports {target}"
+        for module, targets in sorted(modules.items())
+        if module.startswith("controllers.")
+        for target in sorted(targets)
+        if not _may_import(module.split(".")[1], target)
     ]
-    packages += [ROOT / "agent/treenail" / name.replace(".", "/") for name in BIG_PACKAGES]
-    for package in packages:
-        rooms = {path.stem for path in package.iterdir() if path.name[0] != "_"}
-        assert len(rooms) <= MAX_ROOMS, sorted(rooms)
+    assert broken == []
+
+
+def _may_import(controller: str, target: str) -> bool:
+    own = f"controllers.{controller}."
+    allowed = (own, *SHARED_BY_CONTROLLERS, *CONTROLLER_EXCEPTIONS.get(controller, ()))
+    return not target.startswith("controllers.") or target.startswith(allowed)
 
 
 def test_commands_for_clusters_import_nothing_of_the_node_agent() -> None:
@@ -218,17 +251,27 @@ def _imports(root: Path) -> dict[str, set[str]]:
     return found
 
 
-def _room_imports(modules: dict[str, set[str]], package: str) -> dict[str, set[str]]:
-    def room(module: str) -> str | None:
-        inside = module.removeprefix(f"{package}.")
-        return None if inside == module else inside.split(".")[0]
+def _dots(module: str) -> list[int]:
+    """Return where the names of the packages around ``module`` end."""
+    return [index for index, char in enumerate(module) if char == "."]
 
-    found: dict[str, set[str]] = {}
+
+def _room(package: str, module: str) -> str | None:
+    """Return the part of ``package`` that has the module; None for a module of another one."""
+    inside = module.removeprefix(f"{package}.")
+    return None if inside == module else inside.split(".")[0]
+
+
+def _group_imports(
+    modules: dict[str, set[str]], group: Callable[[str], str | None]
+) -> dict[str, set[str]]:
+    """Map each group of modules to the other groups that they import."""
+    grouped: dict[str, set[str]] = {}
     for module, targets in modules.items():
-        if here := room(module):
-            there = {found_room for target in targets if (found_room := room(target))}
-            found.setdefault(here, set()).update(there - {here})
-    return found
+        if here := group(module):
+            there = {name for target in targets if (name := group(target))}
+            grouped.setdefault(here, set()).update(there - {here})
+    return grouped
 
 
 def _circles(imports: dict[str, set[str]]) -> Iterator[str]:

@@ -72,7 +72,17 @@ PROGRAMS = {
         ("treenail",),
         "node.txt",
         "node-girepository-2.0.txt",
-        ("builder", "controllers", "image", "registry", "cli/controller", "kube/official.py"),
+        (
+            "builder",
+            "controllers",
+            "image",
+            "installer",
+            "manifests",
+            "provisioning",
+            "registry",
+            "cli/controller",
+            "kube/official.py",
+        ),
         NODE_FILES,
     ),
     "controller": Program(

@@ -22,6 +22,7 @@ MODULES = (
     *(f"agent/treenail/{name}" for name in ("", "api", "config", "update", "kube", "cli", "host")),
     *(f"agent/treenail/{name}" for name in ("daemon", "controllers", "manifests")),
     *(f"agent/treenail/{name}" for name in ("builder", "image", "registry")),
+    *(f"agent/treenail/{name}" for name in ("provisioning", "installer")),
     "agent/treenail/manifests/monitoring_files",
     "lab/treenail_lab",
 )
