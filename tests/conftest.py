@@ -64,6 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 RUNNING = pytest.StashKey[list[str]]()
+COLLECTED_TESTS = pytest.StashKey[dict[str, set[str]]]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -79,6 +80,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the long tests, and in the fast lane tests that start processes."""
     for item in items:
         item.own_markers[:] = [each for each in item.own_markers if _is_for_case(each, item)]
+    config.stash[COLLECTED_TESTS] = {
+        item.nodeid: {marker.name for marker in item.iter_markers()} for item in items
+    }
     has_long = "long" in config.getoption("markexpr")
     is_fast = config.getoption(WITHOUT_PROCESSES)
     left_out = [
@@ -89,6 +93,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
+
+
+@pytest.fixture(scope="session")
+def collected_tests(pytestconfig: pytest.Config) -> dict[str, set[str]]:
+    """Return all tests of this run with their markers, also those that its lane leaves out."""
+    if pytestconfig.args != pytestconfig.getini("testpaths"):
+        pytest.skip("this run does not collect all tests")
+    return pytestconfig.stash[COLLECTED_TESTS]
 
 
 def _is_for_case(mark: pytest.Mark, item: pytest.Item) -> bool:
