@@ -9,8 +9,8 @@ from treenail.api.ignition_schema import IgnoredField
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.config.validation import validate_config
+from treenail.controllers.render.controller import ValidatedConfigs
 from treenail.controllers.render.render import ControllerConfig, render_pool
-from treenail.controllers.render.validated import ValidatedConfigs
 
 ROLE = "machineconfiguration.openshift.io/role"
 REPEATS = 9

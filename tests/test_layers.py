@@ -165,7 +165,7 @@ def test_a_planted_violation_is_found(tmp_path: Path, path: str, source: str, fi
         ("config/diff.py", "import json\nfrom treenail.config.merge import merge"),
         ("cli/agent.py", "import treenail.daemon.reconcile.loop\nfrom treenail import __version__"),
         ("builder/push.py", "import subprocess\nfrom treenail.registry import client"),
-        ("controllers/image_build/job.py", "from treenail.builder import result"),
+        ("controllers/image_build/job_builder.py", "from treenail.builder import result"),
         ("lab/demo.py", "import aiohttp, time\nfrom gi.repository import Gio"),
         ("api/decode.py", "import datetime\nimport yaml\nx = datetime.datetime.fromtimestamp(0)"),
     ],

@@ -8,7 +8,7 @@ import socketserver
 from collections.abc import Callable
 from pathlib import Path
 
-from treenail.controllers.runtime.server_thread import ServerThread
+from treenail.controllers.runtime.http_server import ServerThread
 from treenail.errors import HostError, UsageError
 
 CONTROL_SOCKET = "control.sock"

@@ -21,13 +21,13 @@ from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.handover.build_hold import InstallHold
 from treenail.controllers.handover.controller import InstallController
 from treenail.controllers.handover.image_mover import ImageMover
-from treenail.controllers.image_build import assembly
+from treenail.controllers.image_build import controller
 from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.image_build.controller import BuildController
-from treenail.controllers.image_build.job import JobSettings
+from treenail.controllers.image_build.job_builder import JobSettings
 from treenail.controllers.render.controller import RenderController
 from treenail.controllers.rollout.controller import RolloutController
-from treenail.controllers.rollout.gates.external import GateClient
+from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.controllers.runtime.informers import Informers
@@ -353,13 +353,13 @@ def make_build_controller(
 
     ``hold_namespace`` has the settings of an installation.
     """
-    return assembly.make_build_controller(
+    return controller.make_build_controller(
         client,
         clock,
         recorder,
         metrics or ControllerMetrics(),
         JobSettings(namespace=namespace),
-        assembly.BuildOptions(
+        controller.BuildOptions(
             signing_key=signing_key,
             limits=limits,
             find_hold=InstallHold(client, clock, namespace=hold_namespace).find_hold,

@@ -23,7 +23,7 @@ from treenail.controllers.pools.policy import ObservedPolicy
 from treenail.controllers.pools.pool_status import PoolStatusInput, compute_status
 from treenail.controllers.pools.pools import find_membership
 from treenail.controllers.pools.rollout_record import RolloutRecord
-from treenail.controllers.render import offline
+from treenail.controllers.render import render
 from treenail.controllers.rollout.decide import RolloutContext, decide_rollout
 from treenail.errors import ConfigError
 
@@ -100,7 +100,7 @@ def test_any_files_are_rendered_or_rejected(found: object, config: object) -> No
     second = {**MACHINE_CONFIG, "metadata": {"name": "01", "labels": LABELS}}
     text = json.dumps({"kind": "List", "items": [found, config, second]})
     with contextlib.suppress(ConfigError):
-        rendered, errors = offline.render_pools(offline.read_manifests([("f", text)]))
+        rendered, errors = render.render_pools(render.read_manifests([("f", text)]))
         for each in rendered:
             assert each.name.startswith("rendered-")
         for error in errors:

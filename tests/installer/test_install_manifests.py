@@ -8,8 +8,8 @@ import pytest
 from tests.installer.directories import make_config, make_image_config, make_pool, write_manifest
 from tests.oracle import ROOT as ORACLE
 from tests.oracle import needs_oracle
-from treenail.controllers.image_build.offline import FileObjects
-from treenail.controllers.render.offline import render_pools
+from treenail.controllers.image_build.cluster_reader import FileObjects
+from treenail.controllers.render.render import render_pools
 from treenail.errors import ConfigError
 from treenail.installer.inputs.image_mode import ImageMode, ImageModePool, RegistryType
 from treenail.installer.inputs.image_mode_codec import (

@@ -17,8 +17,8 @@ from tests.installer.directories import (
 )
 from treenail.api import annotations as key
 from treenail.cli.controller.main import main
-from treenail.controllers.image_build.offline import plan_builds
-from treenail.controllers.render.offline import render_pools
+from treenail.controllers.image_build.planner import plan_builds
+from treenail.controllers.render.render import render_pools
 from treenail.installer.inputs.image_mode import ImageMode, RegistryType, WorkerMode
 from treenail.installer.inputs.image_mode_codec import build_settings_configmap
 from treenail.installer.inputs.install_directory import InstallDirectory

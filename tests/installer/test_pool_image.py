@@ -13,7 +13,7 @@ from tests.installer.registries import make_registry, open_client
 from tests.registry.images import make_client, make_layer, push_image
 from tests.registry.real_registry import RegistryService, lab_registry, needs_docker_registry
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
-from treenail.controllers.image_build.base_image import decode_base_record
+from treenail.controllers.pools.image_tags import decode_base_record
 
 __all__ = ["lab_registry"]
 pytestmark = [pytest.mark.integration, needs_docker_registry]

@@ -22,7 +22,7 @@ from tests.oracle import needs_oracle
 from treenail.api import annotations as key
 from treenail.cli.controller.main import main
 from treenail.clock import SystemClock
-from treenail.controllers.image_build.offline import plan_builds
+from treenail.controllers.image_build.planner import plan_builds
 from treenail.errors import FileError, TreenailError, UsageError
 from treenail.installer.checks.manifest_checks import MCO_NAMESPACE
 from treenail.installer.checks.prepared_manifests import FILE_NAME

@@ -22,7 +22,7 @@ from treenail.clock import SystemClock
 from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.render.controller import RenderController
 from treenail.controllers.rollout.controller import RolloutController
-from treenail.controllers.rollout.gates.external import GateClient
+from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.controllers.runtime.informers import Informers

@@ -26,7 +26,7 @@ from tests.provisioning.serving import (
     write_certificate,
 )
 from tests.waiting import wait_until
-from treenail.controllers.runtime.http_listener import (
+from treenail.controllers.runtime.http_server import (
     HEAD_LIMIT_S,
     HttpListener,
     LimitedRequestHandler,

@@ -14,7 +14,7 @@ from tests.fakes.clock import FakeClock
 from tests.provisioning.samples import NEW, make_config, make_file
 from tests.provisioning.serving import LIMIT_S, OneToken, Serving, read_to_end, serve
 from tests.waiting import wait_until
-from treenail.controllers.runtime.http_listener import HEAD_LIMIT_S
+from treenail.controllers.runtime.http_server import HEAD_LIMIT_S
 
 TOKEN = "tn_abc_secretsecretsecret"
 KUBECONFIG = b"kubeconfig-of-a-machine"

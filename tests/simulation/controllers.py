@@ -14,7 +14,7 @@ from treenail.cli.controller.run import (
     CONTROLLER_BUILDERS,
     ControllerContext,
 )
-from treenail.controllers.image_build.job import JobSettings
+from treenail.controllers.image_build.job_builder import JobSettings
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.kube.client import Client

@@ -9,7 +9,8 @@ import yaml
 from treenail import __version__
 from treenail.api import annotations as key
 from treenail.api.decode import Json
-from treenail.controllers.image_build.job import JobSettings
+from treenail.controllers.image_build.job_builder import JobSettings
+from treenail.controllers.status.leader import DEFAULT_NAMESPACE, LEASE_NAME
 from treenail.manifests import objects, permissions
 from treenail.manifests.objects import (
     CONTAINER_SECURITY,
@@ -21,7 +22,7 @@ from treenail.manifests.objects import (
 )
 from treenail.manifests.permissions import CONTROLLER_VERBS, EVENT_VERBS, GROUP, NODE_VERBS
 
-NAME = "treenail-controller"
+NAME = LEASE_NAME
 NODE_ROLE_NAME = "treenail-node"
 PORT = 8080
 WEB_PORT = 8081
@@ -41,7 +42,7 @@ class InstallOptions:
     """Controllers, namespace and image to install."""
 
     controllers: Sequence[str] = permissions.DEFAULT_CONTROLLERS
-    namespace: str = "treenail"
+    namespace: str = DEFAULT_NAMESPACE
     image: str = f"localhost/{NAME}:{__version__}"
     has_web_page: bool = False
     """Serve the page, on the loopback interface of each pod."""

@@ -14,7 +14,7 @@ from treenail.api.meta import ObjectMeta
 from treenail.cli.controller.connect import find_kubeconfigs
 from treenail.cli.controller.main import main
 from treenail.cli.controller.rollout import await_rollouts, compute_exit_code
-from treenail.controllers.render.inputs import hash_render_inputs
+from treenail.controllers.render.render import hash_render_inputs
 from treenail.controllers.status.rollout_result import (
     RolloutOutcome,
     RolloutResult,

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from treenail.api import annotations as key
 from treenail.controllers.drain.blockers import parse_keys
+from treenail.controllers.drain.controller import DrainNodeClient
 from treenail.controllers.drain.decide import (
     CordonDecision,
     CordonOwner,
@@ -18,7 +19,6 @@ from treenail.controllers.drain.decide import (
     UncordonDecision,
     decide_drain,
 )
-from treenail.controllers.drain.nodes import DrainNodeClient
 from treenail.errors import ConfigError, ConflictError, UnreachableError
 from treenail.kube.client import Json, PatchType
 from treenail.kube.resources import Resource

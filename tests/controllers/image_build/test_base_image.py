@@ -12,11 +12,8 @@ from treenail.controllers.image_build.base_image import (
     BaseDecision,
     BaseFacts,
     decide_base,
-    decode_base_record,
-    encode_base_record,
     make_base_facts,
     parse_schedule,
-    pin_base_image,
 )
 from treenail.controllers.image_build.facts import (
     Answer,
@@ -25,7 +22,13 @@ from treenail.controllers.image_build.facts import (
     Question,
     ResolveBase,
 )
-from treenail.controllers.pools.image_tags import CHECK_INTERVAL_S, TagRecord
+from treenail.controllers.pools.image_tags import (
+    CHECK_INTERVAL_S,
+    TagRecord,
+    decode_base_record,
+    encode_base_record,
+    pin_base_image,
+)
 from treenail.errors import ConfigError
 from treenail.image.build_reason import BuildReason
 

@@ -2,8 +2,8 @@
 
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.controllers.image_build.actions import SetBuildStatus
-from treenail.controllers.image_build.build_metrics import BuildMetrics
+from treenail.controllers.image_build.facts import SetBuildStatus
+from treenail.controllers.image_build.writer import BuildMetrics
 from treenail.controllers.runtime.metrics import ControllerMetrics
 
 CONFIG = MachineOSConfig.from_json(

@@ -7,9 +7,15 @@ import pytest
 
 from tests.controllers.image_build.world import Killed, World
 from treenail.api.machineosbuild import BuildState
-from treenail.controllers.image_build.actions import CreateJob, ReportPool
-from treenail.controllers.image_build.facts import AppendConfig, BuildFacts, BuildProblem, JobState
-from treenail.controllers.image_build.job_name import make_job_name
+from treenail.controllers.image_build.facts import (
+    AppendConfig,
+    BuildFacts,
+    BuildProblem,
+    CreateJob,
+    JobState,
+    ReportPool,
+    make_job_name,
+)
 from treenail.image.build_reason import BuildReason
 
 RETRIED = [BuildReason.REGISTRY_BUSY, BuildReason.EVICTED, BuildReason.PUSH_LOGIN_REFUSED]

@@ -6,9 +6,8 @@ from typing import cast
 import pytest
 
 from treenail.clock import SystemClock
-from treenail.controllers.image_build.job import JobSettings
-from treenail.controllers.image_build.job_builder import JobBuilder
-from treenail.controllers.image_build.planning import BuildPlanner
+from treenail.controllers.image_build.job_builder import JobBuilder, JobSettings
+from treenail.controllers.image_build.planner import BuildPlanner
 from treenail.errors import NotLeaderError
 from treenail.kube.client import Client, Json
 from treenail.kube.fence import LateWrites

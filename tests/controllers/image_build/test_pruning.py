@@ -25,8 +25,7 @@ from treenail.api import annotations as key
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.pullspec import parse_pull_spec
-from treenail.controllers.image_build.pruner import read_candidates
-from treenail.controllers.image_build.pushed_images import (
+from treenail.controllers.image_build.build_objects import (
     MAX_PUSHED,
     PushedImage,
     add_pushed_images,
@@ -35,7 +34,8 @@ from treenail.controllers.image_build.pushed_images import (
     find_pushed_images,
     read_pushed_images,
 )
-from treenail.controllers.image_build.repository_gate import GateClosed, RepositoryGate
+from treenail.controllers.image_build.layer_builder import GateClosed, RepositoryGate
+from treenail.controllers.image_build.pruner import read_candidates
 from treenail.image.oci.prune import plan_pruning
 from treenail.kube.resources import EVENTS, MACHINEOSBUILDS, MACHINEOSCONFIGS, NODES
 from treenail.registry.client import RegistryClient

@@ -11,7 +11,7 @@ from tests.fakes.tag_source import FakeTagSource
 from tests.registry.images import make_client, push_image, push_index
 from tests.registry.real_registry import RegistryService
 from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.controllers.image_build.tag_resolver import TagResolver
+from treenail.controllers.image_build.layer_builder import TagResolver
 from treenail.controllers.pools.image_tags import TagSource
 from treenail.image.build_reason import BuildReason
 

@@ -7,42 +7,40 @@ from typing import Any
 
 from treenail.api.machineosbuild import BuildState
 from treenail.api.meta import Condition
-from treenail.controllers.image_build.actions import (
+from treenail.controllers.image_build.decide import BuildDecision, decide_builds
+from treenail.controllers.image_build.facts import (
     AcceptRebuild,
     AdoptJob,
+    Answer,
+    AppendConfig,
     AskRegistry,
+    AttemptFailure,
     BuildAction,
+    BuildFacts,
+    BuildProblem,
+    BuildSituation,
+    CheckImage,
+    CheckPush,
     CreateBuild,
     CreateJob,
     DeleteBuild,
     DeleteJob,
     FinishRebuild,
+    ImageConfigFacts,
+    JobFacts,
+    JobState,
+    Question,
     ReportPool,
     SetBuildStatus,
     SetConfigStatus,
     SetCurrentBuild,
     SetReport,
     SetSystems,
-)
-from treenail.controllers.image_build.decide import BuildDecision, decide_builds
-from treenail.controllers.image_build.facts import (
-    Answer,
-    AppendConfig,
-    AttemptFailure,
-    BuildFacts,
-    BuildProblem,
-    BuildSituation,
-    CheckImage,
-    CheckPush,
-    ImageConfigFacts,
-    JobFacts,
-    JobState,
-    Question,
     WantedBuild,
     WantedSystem,
+    make_job_name,
 )
-from treenail.controllers.image_build.job_name import make_job_name
-from treenail.controllers.image_build.system_images import find_system_images
+from treenail.controllers.image_build.planner import find_system_images
 from treenail.image.build_reason import BuildReason
 
 REPOSITORY = "registry.example.com/os/node"

@@ -15,13 +15,13 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.cli.controller.rollout import read_rollouts
 from treenail.clock import SystemClock
 from treenail.controllers.render.controller import KEPT_CONFIGS, RenderController
-from treenail.controllers.render.inputs import hash_render_inputs
+from treenail.controllers.render.render import hash_render_inputs
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.workers import ControllerSettings
-from treenail.controllers.status.read import read_metadata
 from treenail.controllers.status.rollout_result import RolloutOutcome
+from treenail.controllers.status.snapshot import read_metadata
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
 from treenail.kube.request import ApiRequest, ApiResponse

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.controllers.render.test_render import machine_config
-from treenail.controllers.render.validated import ValidatedConfigs
+from treenail.controllers.render.controller import ValidatedConfigs
 from treenail.errors import ConfigError
 
 

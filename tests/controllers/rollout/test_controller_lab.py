@@ -23,8 +23,7 @@ from treenail.clock import SystemClock
 from treenail.controllers.pools.nodes import LOCKED_BY
 from treenail.controllers.pools.policy import LockServer, PrometheusAlerts
 from treenail.controllers.rollout.controller import RolloutController
-from treenail.controllers.rollout.gates.background import Gates
-from treenail.controllers.rollout.gates.external import GateClient, LockHolder
+from treenail.controllers.rollout.external_gates import GateClient, Gates, LockHolder
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.controllers.runtime.informers import Informers

@@ -14,7 +14,7 @@ from tests.drains import Drains
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
 from treenail.controllers.rollout.controller import RolloutController
-from treenail.controllers.rollout.gates.external import GateClient
+from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.reconcile import RolloutSettings as Rules
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics

@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.cli.controller.tag_source import make_tag_source
 from treenail.controllers.rollout.controller import RolloutController
-from treenail.controllers.rollout.gates.external import GateClient
+from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics

@@ -39,7 +39,7 @@ from treenail.controllers.pools.os_image import GateOpen
 from treenail.controllers.pools.policy import RolloutPolicy
 from treenail.controllers.pools.pool_status import RENDER_DEGRADED as RENDERED
 from treenail.controllers.pools.rollout_record import ROLLOUT_STATUS
-from treenail.controllers.rollout.prestage import is_prestage_done
+from treenail.controllers.rollout.decide import is_prestage_done
 from treenail.controllers.rollout.reconcile import RolloutReconciler, RolloutSettings
 from treenail.errors import ClusterError, TooManyRequestsError, UnreachableError
 

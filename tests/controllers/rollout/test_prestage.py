@@ -17,7 +17,7 @@ from tests.controllers.rollout.world import World, build_reconciler
 from treenail.api import annotations as key
 from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
 from treenail.controllers.pools.policy import RolloutPolicy
-from treenail.controllers.rollout.prestage import PrestageRequests, decide_prestage_requests
+from treenail.controllers.rollout.decide import PrestageRequests, decide_prestage_requests
 
 OLD, NEW = image("old", "a"), image("new", "b")
 TWO = RolloutPolicy(prestage_max_parallel=2)

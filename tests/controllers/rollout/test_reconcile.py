@@ -15,8 +15,7 @@ from treenail.controllers.pools.os_image import GateAnswer, GateBlocked, GatePen
 from treenail.controllers.pools.policy import LockServer, PrometheusAlerts
 from treenail.controllers.pools.pool_status import COUNTS_INTERVAL_S
 from treenail.controllers.pools.rollout_record import ROLLOUT_STATUS
-from treenail.controllers.rollout.gates.background import PENDING_RETRY_S, BackgroundGates
-from treenail.controllers.rollout.gates.external import LockHolder
+from treenail.controllers.rollout.external_gates import PENDING_RETRY_S, BackgroundGates, LockHolder
 from treenail.controllers.rollout.reconcile import (
     CONFLICT_RETRY_S,
     RolloutReconciler,

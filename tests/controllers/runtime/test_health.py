@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from treenail.controllers.runtime.health import HealthServer
-from treenail.controllers.runtime.http_listener import parse_address
+from treenail.controllers.runtime.http_server import parse_address
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.errors import UsageError
 

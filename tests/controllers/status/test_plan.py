@@ -15,12 +15,13 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import PoolConfiguration
 from treenail.cli.controller import main as command
 from treenail.cli.controller.status_text import format_table
+from treenail.controllers.pools.disruption_budgets import BlockingBudget, find_blocking_budget
 from treenail.controllers.pools.policy import ObservedPolicy, parse_policy
 from treenail.controllers.pools.pools import ObservedPool
-from treenail.controllers.render import offline
-from treenail.controllers.status import plan, status_table, text
-from treenail.controllers.status.budgets import BlockingBudget, find_blocking_budget
+from treenail.controllers.render import render
+from treenail.controllers.status import plan, status_table
 from treenail.controllers.status.plan import PlanInput
+from treenail.controllers.status.plan_text import format_plans
 from treenail.errors import ConfigError
 from treenail.kube.client import Client
 from treenail.kube.resources import (
@@ -81,8 +82,8 @@ def snapshot(nodes: int, document: dict[str, Any], *configs: dict[str, Any]) -> 
     seen = ObservedPool.from_json(document)
     base = {each["metadata"]["name"]: MachineConfig.from_json(each) for each in configs}
     world = World()
-    rendered, errors = offline.render_pools(
-        offline.InputManifests({"worker": seen.pool}, base, {}), "worker"
+    rendered, errors = render.render_pools(
+        render.InputManifests({"worker": seen.pool}, base, {}), "worker"
     )
     assert not errors
     for number in range(nodes):
@@ -95,9 +96,9 @@ def snapshot(nodes: int, document: dict[str, Any], *configs: dict[str, Any]) -> 
 
 def planned(found: PlanInput, *documents: dict[str, Any]) -> str:
     texts = [(f"file{index}", json.dumps(each)) for index, each in enumerate(documents)]
-    after = plan.apply_manifests(found, offline.read_manifests(texts))
+    after = plan.apply_manifests(found, render.read_manifests(texts))
     after = replace(after, policies={**parse_policies(after), **after.policies})
-    return "\n".join(text.format_plans(plan.plan_pools(after, now=0.0)))
+    return "\n".join(format_plans(plan.plan_pools(after, now=0.0)))
 
 
 def test_plan_reports_action_cause_source_order_and_duration() -> None:
@@ -223,7 +224,7 @@ def test_unknown_field_in_a_file_is_rejected(document: dict[str, Any], message: 
 def test_missing_policy_cannot_be_planned() -> None:
     found = snapshot(1, pool(), config("00-base"))
     after = plan.apply_manifests(
-        found, offline.read_manifests([("f", json.dumps(pool(rolloutPolicy="gone")))])
+        found, render.read_manifests([("f", json.dumps(pool(rolloutPolicy="gone")))])
     )
     (planned_pool,) = plan.plan_pools(after, now=0.0)
     assert "RolloutPolicy gone does not exist" in planned_pool.problems[0]

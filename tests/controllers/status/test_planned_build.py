@@ -12,7 +12,7 @@ from tests.controllers.status.test_plan import CHRONY, config, files, planned, p
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.cli.controller import main as command
-from treenail.controllers.render import offline
+from treenail.controllers.render import render
 from treenail.controllers.status import plan
 from treenail.controllers.status.plan import PlanInput, plan_pools
 from treenail.kube.resources import MACHINECONFIGPOOLS
@@ -148,9 +148,7 @@ def test_annotation_that_changes_the_image_in_a_file_is_a_build(name: str) -> No
 
 def test_reverted_containerfile_needs_no_build() -> None:
     found = snapshot(2, pool(), config("00", osImageURL=BASE))
-    old = plan.apply_manifests(
-        found, offline.read_manifests([("file", json.dumps(image_config()))])
-    )
+    old = plan.apply_manifests(found, render.read_manifests([("file", json.dumps(image_config()))]))
     (wanted,) = plan_pools(old, now=0.0)
     assert wanted.build is not None
     name = wanted.build.name
@@ -161,7 +159,7 @@ def test_reverted_containerfile_needs_no_build() -> None:
     (after,) = plan_pools(
         plan.apply_manifests(
             replace(now, image_builds={"past": past}),
-            offline.read_manifests([("file", json.dumps(image_config()))]),
+            render.read_manifests([("file", json.dumps(image_config()))]),
         ),
         now=0.0,
     )

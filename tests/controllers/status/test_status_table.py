@@ -10,9 +10,8 @@ from treenail.api.annotations import NodeState
 from treenail.api.meta import Condition
 from treenail.cli.controller.status_text import format_table
 from treenail.controllers.pools.nodes import STARTED_AT
-from treenail.controllers.status.blockers import RolloutBlocker
 from treenail.controllers.status.status_document import build_status_document
-from treenail.controllers.status.status_table import NodeRow, PoolRow, build_rows
+from treenail.controllers.status.status_table import NodeRow, PoolRow, RolloutBlocker, build_rows
 from treenail.text_width import measure_text
 
 HASH = "0123456789abcdef" * 2

@@ -31,7 +31,7 @@ from treenail.config.registries import is_safe_change
 from treenail.config.trust_anchors import find_certificates
 from treenail.config.validation import find_ignored_fields, validate_config
 from treenail.config.wanted import read_wanted_state
-from treenail.controllers.render import offline
+from treenail.controllers.render import render
 from treenail.errors import ConfigError, IgnitionError
 from treenail.image.build_result import BuildResult
 from treenail.image.containerfile import expand_variables, parse_containerfile
@@ -129,8 +129,8 @@ def read_yaml(content: bytes) -> Iterable[str]:
 
 def read_manifests(content: bytes) -> Iterable[str]:
     """Read files of all kinds, and render their pools."""
-    found = offline.read_manifests([("input", content)])
-    rendered, errors = offline.render_pools(found)
+    found = render.read_manifests([("input", content)])
+    rendered, errors = render.render_pools(found)
     for each in rendered:
         json.dumps(each.config.to_json()).encode()
     return [*found.warnings, *map(str, errors)]

@@ -16,12 +16,12 @@ from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.node import Node
 from treenail.api.pullspec import parse_pull_spec
-from treenail.controllers.image_build.observed import ObservedJob, ObservedPod
+from treenail.controllers.image_build.build_objects import ObservedJob, ObservedPod
+from treenail.controllers.pools.disruption_budgets import find_blocking_reason
 from treenail.controllers.pools.nodes import NodeFacts, NodeReport
 from treenail.controllers.pools.policy import parse_policy
 from treenail.controllers.pools.pools import ObservedPool
 from treenail.controllers.pools.windows import find_window_state
-from treenail.controllers.status.budgets import find_blocking_reason
 from treenail.errors import TreenailError
 from treenail.kube.pod import parse_pod
 from treenail.label_selector import LabelSelector

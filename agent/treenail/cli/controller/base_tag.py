@@ -9,7 +9,7 @@ from treenail.builder.phases.registries import RegistrySettings
 from treenail.clock import Clock
 from treenail.config.pullsecret import PullSecret
 from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.controllers.image_build.offline import ResolveTag
+from treenail.controllers.image_build.planner import ResolveTag
 from treenail.errors import CredentialError, TreenailError
 from treenail.image.push_spec import parse_push_spec
 from treenail.kube.resources import SECRETS

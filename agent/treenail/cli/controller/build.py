@@ -21,9 +21,8 @@ from treenail.cli.files import read_documents
 from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments, print_output
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import SystemClock
-from treenail.controllers.image_build import offline
-from treenail.controllers.image_build.offline import OfflineBuild
-from treenail.controllers.image_build.planning import SystemPlan
+from treenail.controllers.image_build import planner
+from treenail.controllers.image_build.planner import OfflineBuild, SystemPlan
 from treenail.errors import ConfigError, HostError, TreenailError, UsageError
 from treenail.image.build_reason import REMEDIES
 from treenail.image.build_result import BuildPhase, BuildResult
@@ -144,7 +143,7 @@ def run_builds(arguments: argparse.Namespace) -> int:
     arguments.architectures = sorted(set(arguments.architectures or [_get_architecture()]))
     _check_arguments(arguments)
     clock = SystemClock()
-    builds = offline.plan_builds(
+    builds = planner.plan_builds(
         read_documents(arguments.filename),
         clock,
         architectures=frozenset(arguments.architectures),

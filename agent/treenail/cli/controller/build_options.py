@@ -4,7 +4,7 @@ import argparse
 import re
 
 from treenail.cli.controller.connect import parse_namespace
-from treenail.controllers.image_build.job import JobSettings
+from treenail.controllers.image_build.job_builder import JobSettings
 
 _QUANTITY = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
 

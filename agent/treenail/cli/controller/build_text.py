@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from treenail.controllers.image_build.offline import OfflineBuild
-from treenail.controllers.image_build.planning import SystemPlan
+from treenail.controllers.image_build.planner import OfflineBuild, SystemPlan
 
 SystemImages = Mapping[str, str | None]
 """System part in the registry by architecture: empty if the registry lacks it, None if it was not

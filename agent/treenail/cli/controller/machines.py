@@ -29,7 +29,7 @@ from treenail.cli.terminal import (
     wrap_text,
 )
 from treenail.clock import Clock, SystemClock
-from treenail.controllers.status.read import read_pools
+from treenail.controllers.status.snapshot import read_pools
 from treenail.errors import ClusterError, NotFoundError
 from treenail.escape import escape_line
 from treenail.kube.client import Client

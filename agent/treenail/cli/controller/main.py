@@ -203,14 +203,14 @@ def _run_command(arguments: argparse.Namespace) -> int:
 
 
 def _render_configs(arguments: argparse.Namespace) -> int:
-    from treenail.controllers.render import offline
+    from treenail.controllers.render.render import read_manifests, render_pools
 
-    found = offline.read_manifests(read_documents(arguments.filename))
+    found = read_manifests(read_documents(arguments.filename))
     for warning in found.warnings:
         print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
     if found.warnings and arguments.strict:
         return EXIT_FAILED
-    rendered, errors = offline.render_pools(found, arguments.pool)
+    rendered, errors = render_pools(found, arguments.pool)
     for error in errors:
         _print_error(PROGRAM, error, EXIT_FAILED)
     if errors:

@@ -9,8 +9,8 @@ from treenail.cli.output import EXIT_FAILED
 from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments, print_output
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import SystemClock
-from treenail.controllers.render import offline
-from treenail.controllers.status import plan, read, text
+from treenail.controllers.render import render
+from treenail.controllers.status import plan, plan_text, snapshot
 from treenail.errors import UsageError
 
 
@@ -49,11 +49,11 @@ def print_plan(arguments: argparse.Namespace) -> int:
     """Print the plan; return 1 if a pool cannot be planned."""
     if bool(arguments.filename) == arguments.live:
         raise UsageError("cannot plan: name the change with -f, or use --live")
-    documents = offline.read_manifests(read_documents(arguments.filename or ()))
+    documents = render.read_manifests(read_documents(arguments.filename or ()))
     for warning in documents.warnings:
         print(f"{arguments.program}: warning: {warning}", file=sys.stderr)
     with connect_cluster(arguments) as client:
-        found = read.read_snapshot(client)
+        found = snapshot.read_snapshot(client)
     after = plan.apply_manifests(found, documents)
     if arguments.pool is not None and arguments.pool not in after.pools:
         known = ", ".join(sorted(after.pools)) or "none"
@@ -72,8 +72,8 @@ def print_plan(arguments: argparse.Namespace) -> int:
     print_output(
         arguments.output,
         kind="RolloutPlan",
-        content=lambda: text.convert_to_json(plans),
-        lines=lambda: [*text.format_plans(plans)] or ["no MachineConfigPools found"],
+        content=lambda: plan_text.convert_to_json(plans),
+        lines=lambda: [*plan_text.format_plans(plans)] or ["no MachineConfigPools found"],
     )
     sys.stdout.flush()
     return EXIT_FAILED if any(each.problems for each in plans) else 0

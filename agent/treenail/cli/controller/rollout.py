@@ -30,7 +30,7 @@ from treenail.cli.terminal import (
 )
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.pools.pools import ObservedPool
-from treenail.controllers.status import read
+from treenail.controllers.status import snapshot
 from treenail.controllers.status.leader import LeaderReader, LeaderState
 from treenail.controllers.status.rollout_result import (
     RolloutOutcome,
@@ -159,7 +159,7 @@ def print_rollout(arguments: argparse.Namespace) -> int:
 
 def read_rollouts(client: Client, names: Sequence[str]) -> Sequence[RolloutResult]:
     """Read the outcomes of these pools, or of all; raise `UsageError` for one that is missing."""
-    pools = read.read_pools(client)
+    pools = snapshot.read_pools(client)
     if not pools:
         raise UsageError("cannot find a rollout: the cluster has no MachineConfigPool")
     for name in names:
@@ -198,8 +198,8 @@ def _read_result(observed: ObservedPool) -> RolloutResult:
 def _read_render_inputs(client: Client) -> tuple[Sequence[ObjectMeta], Sequence[ObjectMeta]]:
     """Read the metadata of all MachineConfigs and ControllerConfigs."""
     return (
-        read.read_metadata(client, MACHINECONFIGS),
-        read.read_metadata(client, CONTROLLERCONFIGS),
+        snapshot.read_metadata(client, MACHINECONFIGS),
+        snapshot.read_metadata(client, CONTROLLERCONFIGS),
     )
 
 

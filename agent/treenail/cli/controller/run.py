@@ -29,9 +29,9 @@ from treenail.cli.controller.trust import add_key_argument, load_key
 from treenail.cli.output import EXIT_FAILED
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import BootTimeClock, Clock
-from treenail.controllers.image_build.job import JobSettings
+from treenail.controllers.image_build.job_builder import JobSettings
 from treenail.controllers.runtime.health import HealthServer
-from treenail.controllers.runtime.http_listener import parse_address
+from treenail.controllers.runtime.http_server import parse_address
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.runtime import ControllerRuntime, MakeElector, make_sole_leader
@@ -114,7 +114,7 @@ def _build_rollout(context: ControllerContext) -> tuple[ControllerSettings, ...]
     from treenail.api import annotations as key
     from treenail.cli.controller.tag_source import make_tag_source
     from treenail.controllers.rollout.controller import RolloutController
-    from treenail.controllers.rollout.gates.external import GateClient
+    from treenail.controllers.rollout.external_gates import GateClient
     from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
     from treenail.controllers.rollout.reconcile import RolloutSettings
     from treenail.controllers.runtime.web import WebClient
@@ -163,7 +163,7 @@ def _build_drain(context: ControllerContext) -> tuple[ControllerSettings, ...]:
 
 def _build_build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
     from treenail.controllers.handover.build_hold import InstallHold
-    from treenail.controllers.image_build.assembly import BuildOptions, make_build_controller
+    from treenail.controllers.image_build.controller import BuildOptions, make_build_controller
     from treenail.registry.proxies import read_proxy_settings
 
     client = context.create_client("build")

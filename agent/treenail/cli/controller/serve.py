@@ -32,7 +32,7 @@ from treenail.cli.controller.stderr_log import log_to_stderr
 from treenail.cli.output import EXIT_FAILED
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import BootTimeClock, Clock
-from treenail.controllers.runtime.http_listener import parse_address
+from treenail.controllers.runtime.http_server import parse_address
 from treenail.errors import UsageError
 
 if TYPE_CHECKING:

@@ -27,11 +27,10 @@ from treenail.clock import Clock, SystemClock
 from treenail.controllers.pools.policy import ObservedPolicy
 from treenail.controllers.pools.pools import ObservedPool
 from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.status import read, status_table
+from treenail.controllers.status import snapshot, status_table
 from treenail.controllers.status.leader import LeaderReader, LeaderReport
-from treenail.controllers.status.pool_build import BuildRow, find_pool_builds
 from treenail.controllers.status.status_document import build_status_document
-from treenail.controllers.status.status_table import PoolRow
+from treenail.controllers.status.status_table import BuildRow, PoolRow, find_pool_builds
 from treenail.errors import ClusterError, UsageError
 from treenail.kube.client import Client
 from treenail.kube.resources import (
@@ -130,14 +129,14 @@ def read_pool_rows(
     client: Client, now: float, leader: LeaderReport | None = None
 ) -> tuple[PoolRow, ...]:
     """Read the rows of the table."""
-    policies = read.try_read_policies(client)
+    policies = snapshot.try_read_policies(client)
     return status_table.build_rows(
-        read.read_pools(client),
-        read.read_nodes(client),
+        snapshot.read_pools(client),
+        snapshot.read_nodes(client),
         policies,
         now=now,
         leader=leader,
-        builds=read.read_pool_builds(client, now),
+        builds=snapshot.read_pool_builds(client, now),
     )
 
 
@@ -175,14 +174,14 @@ class WatchedPools:
         self._pools = self._informers.add_view(
             WatchScope(MACHINECONFIGPOOLS), ObservedPool.from_json
         )
-        self._nodes = self._informers.add_view(WatchScope(NODES), read.parse_node)
+        self._nodes = self._informers.add_view(WatchScope(NODES), snapshot.parse_node)
         self._read_policies: Callable[[], Mapping[str, ObservedPolicy] | None] = lambda: None
-        if read.try_read_policies(client) is not None:
+        if snapshot.try_read_policies(client) is not None:
             self._read_policies = self._informers.add_view(
                 WatchScope(ROLLOUTPOLICIES), ObservedPolicy.from_json, optional=True
             ).get_all
         self._read_builds: Callable[[], Mapping[str, BuildRow]] = dict
-        if read.can_read_builds(client):
+        if snapshot.can_read_builds(client):
             configs = self._informers.add_view(
                 WatchScope(MACHINEOSCONFIGS), MachineOSConfig.from_json, optional=True
             )

@@ -9,10 +9,16 @@ from treenail.cli.terminal import format_duration, wrap_text
 from treenail.controllers.pools.holders import WAIT_REASONS
 from treenail.controllers.pools.nodes import RolloutTarget
 from treenail.controllers.pools.os_image import TAG_RESOLVED
-from treenail.controllers.status.blockers import RolloutBlocker
 from treenail.controllers.status.leader import LeaderReport, LeaderState
-from treenail.controllers.status.pool_build import REJECTED, BuildRow
-from treenail.controllers.status.status_table import CONFLICT, PHASE_WIDTH, NodeRow, PoolRow
+from treenail.controllers.status.status_table import (
+    CONFLICT,
+    PHASE_WIDTH,
+    REJECTED,
+    BuildRow,
+    NodeRow,
+    PoolRow,
+    RolloutBlocker,
+)
 from treenail.escape import escape_line
 from treenail.text_width import measure_text, pad_text, shorten_middle, shorten_text
 

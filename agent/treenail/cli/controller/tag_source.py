@@ -16,7 +16,7 @@ def make_tag_source(
 
     def make() -> TagSource:
         from treenail.controllers.image_build.cluster_reader import ClusterReader
-        from treenail.controllers.image_build.tag_resolver import TagResolver
+        from treenail.controllers.image_build.layer_builder import TagResolver
         from treenail.registry.proxies import read_proxy_settings
 
         try:

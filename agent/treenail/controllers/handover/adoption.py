@@ -15,14 +15,14 @@ from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import Condition
 from treenail.controllers.handover.handover_objects import Handover
-from treenail.controllers.image_build.observed import make_build_facts
-from treenail.controllers.image_build.offline import encode_strings
-from treenail.controllers.image_build.pushed_images import (
+from treenail.controllers.image_build.build_objects import (
     add_pushed_images,
     encode_pushed_images,
     find_unrecorded_images,
+    make_build_facts,
     read_pushed_images,
 )
+from treenail.controllers.image_build.cluster_reader import encode_strings
 from treenail.controllers.image_build.status import compute_config_conditions
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, SECRETS, Resource
 

@@ -14,8 +14,8 @@ from treenail.clock import Clock
 from treenail.config.pullsecret import PullSecret, merge_pull_secrets, parse_pull_secret
 from treenail.config.wanted import read_wanted_state
 from treenail.controllers.handover.handover_objects import Handover, HandoverImage
+from treenail.controllers.image_build.build_objects import find_pushed_images
 from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.controllers.image_build.pushed_images import find_pushed_images
 from treenail.errors import ClusterError, TreenailError
 from treenail.image.build_reason import REMEDIES, BuildReason
 from treenail.image.build_result import BuildPhase

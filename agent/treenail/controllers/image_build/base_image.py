@@ -5,7 +5,6 @@ open, and a new digest is followed. The record in an annotation of the MachineOS
 builds use, so that neither a restart nor the registry changes the base of a build.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -21,7 +20,8 @@ from treenail.controllers.pools.image_tags import (
     TagRecord,
     TagTexts,
     decide_tag,
-    parse_tag_record,
+    decode_base_record,
+    is_tag,
 )
 from treenail.controllers.pools.policy import parse_duration_s
 from treenail.controllers.pools.windows import (
@@ -32,10 +32,8 @@ from treenail.controllers.pools.windows import (
 )
 from treenail.errors import ConfigError
 from treenail.image.inputs.findings import InputFinding, InputReason
-from treenail.image.push_spec import parse_push_spec
 
 _MAX_WINDOWS = 20
-_RECORD_LIMIT = 16 * 1024
 _NO_TAG = Condition(
     ImageConfigCondition.BASE_RESOLVED, "True", "NoTag", "The base image is not named by tag"
 )
@@ -117,16 +115,6 @@ def make_base_facts(config: MachineOSConfig) -> BaseFacts:
     )
 
 
-def pin_base_image(config: MachineOSConfig) -> MachineOSConfig:
-    """Return the MachineOSConfig with its base by digest, if its tag was resolved."""
-    notes = config.metadata.annotations
-    record = decode_base_record(notes.get(key.RESOLVED_BASE, ""))
-    if record is None or record.tag != config.base_image:
-        return config
-    pinned = {**notes, key.BASE_IMAGE: record.image}
-    return replace(config, metadata=replace(config.metadata, annotations=pinned))
-
-
 def parse_schedule(text: str) -> tuple[MaintenanceWindow, ...]:
     """Parse the windows of the annotation; raise `ConfigError`."""
     where = f"annotation {key.REBUILD_SCHEDULE}"
@@ -198,22 +186,6 @@ def decide_base(
     )
 
 
-def encode_base_record(record: TagRecord) -> str:
-    """Encode a record as JSON."""
-    return json.dumps(record.to_json(), separators=(",", ":"))
-
-
-def decode_base_record(text: str) -> TagRecord | None:
-    """Decode a record; None for an unreadable one, so that the tag is resolved again."""
-    if not text or len(text) > _RECORD_LIMIT:
-        return None
-    try:
-        where = "resolved base"
-        return parse_tag_record(Fields.from_json(load_json(text, where=where), where))
-    except ConfigError:
-        return None
-
-
 def _make_question(facts: BaseFacts, question: TagQuestion) -> ResolveBase:
     return ResolveBase(
         facts.owner,
@@ -248,12 +220,3 @@ def _find_answer(answers: Mapping[Question, Answer], question: ResolveBase) -> T
         "" if failure is None else failure.message,
         found.count,
     )
-
-
-def is_tag(image: str) -> bool:
-    """Return whether an image is named by a valid tag, with its registry."""
-    try:
-        parse_push_spec(image, where=key.BASE_IMAGE)
-    except ConfigError:
-        return False
-    return True

@@ -1,27 +1,54 @@
-"""Reads what builds need and no informer caches: Secrets, ConfigMaps, rendered configs, CAs."""
+"""Objects that builds read: from the API server, from watches, or from files.
 
+`ClusterReader` reads what no informer caches: Secrets, ConfigMaps, rendered configs, CAs.
+`BuildViews` has the watched objects, and finds the MachineOSConfigs that a change concerns.
+`FileObjects` replaces the API server where there is no cluster.
+"""
+
+import base64
 import hashlib
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from treenail.api import annotations as key
+from treenail.api import documents
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.api.controllerconfig import ControllerConfigContents, decode_base64
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfig import MachineConfig
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api.meta import ObjectMeta
 from treenail.clock import Clock
 from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors, read_config_mirrors
 from treenail.config.pullsecret import PullSecret, parse_pull_secret, read_login_secret
+from treenail.controllers.image_build.build_objects import ObservedJob, ObservedPod, read_systems
+from treenail.controllers.pools.pool_index import SelectedPools
+from treenail.controllers.pools.pools import ObservedPool
+from treenail.controllers.pools.select import CONTROL_PLANE_LABELS
+from treenail.controllers.render.render import RenderedConfig
+from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.errors import ConfigError, CredentialError, NotFoundError
 from treenail.image.inputs.build_inputs import find_build_paths
 from treenail.kube.resources import (
+    CONFIGMAPS,
     CONTROLLERCONFIGS,
+    JOBS,
+    MACHINECONFIGPOOLS,
     MACHINECONFIGS,
+    MACHINEOSBUILDS,
+    MACHINEOSCONFIGS,
+    NODES,
+    PODS,
     SECRETS,
     Resource,
 )
+from treenail.kube.watch import WatchScope
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +56,10 @@ GLOBAL_PULL_SECRET = "global-pull-secret-copy"  # noqa: S105  # the name of a Se
 """The cluster's pull secret in the namespace of builds, as the MCO names it."""
 _CACHED_CONFIGS = 64
 _CA_AGE_S = 30.0
+_FILE_RESOURCES = (CONFIGMAPS, CONTROLLERCONFIGS, MACHINEOSCONFIGS, SECRETS)
+REPOSITORIES = "etc-yum-repos-d"
+"""ConfigMap with the package repositories that the instructions of every build see."""
+Enqueue = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,3 +224,253 @@ def _read_mirrors(config: MachineConfig) -> ImageMirrors:
 
 def _decode_pem(content: bytes) -> str:
     return content.decode("ascii", "replace")
+
+
+class FileObjects:
+    """Objects of the input files, read as from an API server with one namespace."""
+
+    def __init__(self, texts: Iterable[tuple[str, str | bytes]]) -> None:
+        self._objects: dict[tuple[str, str], Json] = {}
+        for where, text in texts:
+            for document in documents.load_documents(text, where=where):
+                self._add_document(document)
+
+    # The files of one build are of one namespace.
+    def get(self, resource: Resource, name: str, *, namespace: str = "") -> Json:  # noqa: ARG002
+        """Return an object of any namespace; raise `NotFoundError`."""
+        try:
+            return self._objects[resource.kind, name]
+        except KeyError:
+            raise NotFoundError(f"the input has no {resource.kind} {name}") from None
+
+    def add_rendered(self, rendered: RenderedConfig) -> None:
+        """Add a rendered config."""
+        self._objects[MACHINECONFIGS.kind, rendered.name] = rendered.config.to_json()
+
+    def list_image_configs(self) -> list[MachineOSConfig]:
+        """Return the MachineOSConfigs by name; raise `ConfigError` that names the object."""
+        found = []
+        for (kind, name), document in sorted(self._objects.items()):
+            if kind == MACHINEOSCONFIGS.kind:
+                try:
+                    found.append(MachineOSConfig.from_json(document))
+                except ConfigError as error:
+                    raise ConfigError(f"{kind} {name}: {error}", remedy=error.remedy) from error
+        return found
+
+    def _add_document(self, document: Json) -> None:
+        fields = Fields.from_json(document, "")
+        kind = fields.get_text("kind")
+        if kind.endswith("List") and "items" in document:
+            for item in fields.iter_objects("items"):
+                self._add_document(item.values)
+        elif kind in {resource.kind for resource in _FILE_RESOURCES}:
+            document = encode_strings(document)
+            name = fields.get_object("metadata").get_text("name")
+            self._objects[kind, name] = document
+
+
+def encode_strings(document: Json) -> Json:
+    """Return a Secret as the API server stores it: ``stringData`` becomes a part of ``data``."""
+    fields = Fields.from_json(document, "")
+    texts = fields.get_text_map("stringData") if fields.get_text("kind") == SECRETS.kind else {}
+    if not texts:
+        return document
+    encoded = {name: base64.b64encode(text.encode()).decode() for name, text in texts.items()}
+    rest = {name: value for name, value in document.items() if name != "stringData"}
+    return {**rest, "data": {**fields.get_object("data").values, **encoded}}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeArchitecture:
+    """Labels and architecture of a Node."""
+
+    name: str
+    labels: Mapping[str, str]
+    architecture: str
+
+    @classmethod
+    def from_json(cls, document: Json) -> "NodeArchitecture":
+        """Parse a Node; raises `ConfigError`."""
+        fields = Fields.from_json(document, "Node")
+        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        info = fields.get_object("status").get_object("nodeInfo")
+        return cls(meta.name, meta.labels, info.get_text("architecture"))
+
+
+@dataclass(frozen=True, slots=True)
+class InputVersion:
+    """Name and version of a ConfigMap that builds may read."""
+
+    name: str
+    version: str
+
+    @classmethod
+    def from_json(cls, document: Json) -> "InputVersion":
+        """Parse the metadata of a ConfigMap; raises `ConfigError`."""
+        fields = Fields.from_json(document, "ConfigMap")
+        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        return cls(meta.name, meta.resource_version)
+
+
+class BuildViews:
+    """The caches of the build controller.
+
+    Rendered MachineConfigs and Secrets are read on demand: they are large, or secret.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._pool_index = SelectedPools()
+        self._lock = threading.Lock()
+        self._architectures: dict[str, frozenset[str]] | None = None
+        """By pool; None until they are needed. Grouping reads every Node."""
+        self._enqueue: Enqueue
+        self.configs: InformerView[MachineOSConfig]
+        self.builds: InformerView[MachineOSBuild]
+        self.pools: InformerView[MachineConfigPool]
+        self.nodes: InformerView[NodeArchitecture]
+        self.inputs: InformerView[InputVersion]
+        self.jobs: InformerView[ObservedJob]
+        self.pods: InformerView[ObservedPod]
+
+    def register_watches(self, informers: Informers, enqueue: Enqueue) -> None:
+        """Add the views, and enqueue MachineOSConfigs when something changes for them."""
+        self._enqueue = enqueue
+        self.configs = informers.add_view(
+            WatchScope(MACHINEOSCONFIGS), MachineOSConfig.from_json, optional=True
+        )
+        self.builds = informers.add_view(
+            WatchScope(MACHINEOSBUILDS), MachineOSBuild.from_json, optional=True
+        )
+        self.pools = informers.add_view(WatchScope(MACHINECONFIGPOOLS), MachineConfigPool.from_json)
+        selection = informers.add_view(WatchScope(MACHINECONFIGPOOLS), ObservedPool.from_json)
+        self.nodes = informers.add_view(WatchScope(NODES), NodeArchitecture.from_json)
+        self.nodes.add_handler(self._handle_node)
+        # The controller writes those of Jobs itself. An older Role permits no watch.
+        inputs = WatchScope(
+            CONFIGMAPS,
+            self._namespace,
+            label_selector=f"!{key.EPHEMERAL_BUILD_OBJECT}",
+            is_optional=True,
+            has_metadata_only=True,
+        )
+        self.inputs = informers.add_view(inputs, InputVersion.from_json, optional=True)
+        self.inputs.add_handler(self._handle_input)
+        jobs = WatchScope(JOBS, self._namespace, label_selector=key.BUILD_KEY)
+        pods = WatchScope(PODS, self._namespace, label_selector=key.BUILD_KEY)
+        self.jobs = informers.add_view(jobs, ObservedJob.from_json)
+        self.pods = informers.add_view(pods, ObservedPod.from_json)
+        selection.add_handler(self._handle_selection)
+        self.pools.add_handler(self._handle_pool)
+        self.configs.add_handler(self._handle_config)
+        self.builds.add_handler(self._handle_build)
+        self.jobs.add_handler(self._handle_job)
+        self.pods.add_handler(self._handle_pod)
+
+    def find_architectures(self, pool: str) -> frozenset[str]:
+        """Return the architectures of the pool's nodes."""
+        with self._lock:
+            if self._architectures is None:
+                self._architectures = self._group_architectures()
+            return self._architectures.get(pool, frozenset())
+
+    def has_only_control_plane(self) -> bool:
+        """Return whether no Node is a worker, as before the first worker joins."""
+        nodes = self.nodes.get_all().values()
+        return not any(each.labels.keys().isdisjoint(CONTROL_PLANE_LABELS) for each in nodes)
+
+    def _group_architectures(self) -> dict[str, frozenset[str]]:
+        found: dict[str, set[str]] = {}
+        for node in self.nodes.get_all().values():
+            pool = self._pool_index.find_primary(node.name, node.labels)
+            if pool is not None and node.architecture:
+                found.setdefault(pool, set()).add(node.architecture)
+        return {pool: frozenset(architectures) for pool, architectures in found.items()}
+
+    def _forget_architectures(self) -> None:
+        """Group the nodes again: a node or the selection of a pool changed."""
+        with self._lock:
+            self._architectures = None
+
+    def _handle_selection(
+        self, name: str, _before: ObservedPool | None, after: ObservedPool | None
+    ) -> None:
+        self._pool_index.set_pool(name, after)
+        self._forget_architectures()
+
+    def _handle_pool(
+        self, name: str, before: MachineConfigPool | None, after: MachineConfigPool | None
+    ) -> None:
+        if _extract_inputs(before) != _extract_inputs(after):
+            self._enqueue_configs_of({name})
+
+    def _handle_node(
+        self, _name: str, before: NodeArchitecture | None, after: NodeArchitecture | None
+    ) -> None:
+        if before == after:
+            return
+        self._forget_architectures()
+        found = (each for each in (before, after) if each is not None)
+        pools = (self._pool_index.find_primary(each.name, each.labels) for each in found)
+        self._enqueue_configs_of(set(filter(None, pools)))
+
+    def _handle_config(
+        self, name: str, before: MachineOSConfig | None, after: MachineOSConfig | None
+    ) -> None:
+        self._enqueue(name)
+        if before is None or after is None:
+            # Another MachineOSConfig of the pool may be the one that counts now.
+            self._enqueue_configs_of({each.pool for each in (before, after) if each is not None})
+
+    def _handle_input(
+        self, _name: str, before: InputVersion | None, after: InputVersion | None
+    ) -> None:
+        """Plan builds that read a ConfigMap again."""
+        changed = after or before
+        if changed is None or before == after:
+            return
+        for config in self.configs.get_all().values():
+            if changed.name in (config.context_name, REPOSITORIES):
+                self._enqueue(config.name)
+
+    def _handle_build(
+        self, _name: str, before: MachineOSBuild | None, after: MachineOSBuild | None
+    ) -> None:
+        for build in (before, after):
+            if build is not None:
+                self._enqueue(build.image_config)
+
+    def _handle_job(
+        self, _name: str, before: ObservedJob | None, after: ObservedJob | None
+    ) -> None:
+        for job in (before, after):
+            if job is not None:
+                self._enqueue_sharers(job)
+
+    def _handle_pod(
+        self, _name: str, before: ObservedPod | None, after: ObservedPod | None
+    ) -> None:
+        pod = after or before
+        job = None if pod is None else self.jobs.find(f"{self._namespace}/{pod.job}")
+        if job is not None:
+            self._enqueue_sharers(job)
+
+    def _enqueue_configs_of(self, pools: set[str]) -> None:
+        for config in self.configs.get_all().values():
+            if config.pool in pools:
+                self._enqueue(config.name)
+
+    def _enqueue_sharers(self, job: ObservedJob) -> None:
+        """Enqueue every MachineOSConfig whose running build has the key of the Job."""
+        self._enqueue(job.facts.image_config)
+        for build in self.builds.get_all().values():
+            if not build.state.has_ended and job.facts.share_key in {
+                each.share_key for each in read_systems(build).values()
+            }:
+                self._enqueue(build.image_config)
+
+
+def _extract_inputs(pool: MachineConfigPool | None) -> object:
+    """Return the parts of a pool that a build reads or reports."""
+    return None if pool is None else (pool.configuration, pool.conditions, pool.metadata.uid)

@@ -1,67 +1,84 @@
 """Build controller: watches, threads and writes of image builds.
 
 `treenail.controllers.image_build.decide` decides. The keys are MachineOSConfigs, so that two events
-for one of them become one turn, and no pool waits for another one's build.
+for one of them become one turn, and no pool waits for another one's build. `make_build_controller`
+connects the controller with the builders of the two parts of an image.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from treenail.api import annotations as key
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
+from treenail.builder.images.signatures import SigningKey
 from treenail.clock import Clock
-from treenail.controllers.image_build.actions import (
-    AdoptJob,
-    AskRegistry,
-    BuildAction,
-    CreateJob,
-    DeleteJob,
-    SetBuildStatus,
-    SetConfigStatus,
-)
-from treenail.controllers.image_build.base_image import (
-    BaseDecision,
-    decide_base,
-    decode_base_record,
-    encode_base_record,
-    make_base_facts,
-)
-from treenail.controllers.image_build.build_metrics import BuildMetrics
-from treenail.controllers.image_build.builders import ConfigLayerBuilder, SystemBuilder
-from treenail.controllers.image_build.decide import decide_builds
-from treenail.controllers.image_build.desk import MAX_PARALLEL, RegistryDesk
-from treenail.controllers.image_build.events import BuildEvents
-from treenail.controllers.image_build.facts import (
-    BuildFacts,
-    BuildProblem,
-    BuildSituation,
-    JobFacts,
-    ResolveBase,
-)
-from treenail.controllers.image_build.observed import (
+from treenail.controllers.image_build.base_image import BaseDecision, decide_base, make_base_facts
+from treenail.controllers.image_build.build_objects import (
     ObservedJob,
     ObservedPod,
+    find_prune_candidates,
+    find_unrecorded_images,
     make_build_facts,
     make_config_facts,
     make_job_facts,
+    read_architectures,
 )
-from treenail.controllers.image_build.planner import choose_architectures
-from treenail.controllers.image_build.planning import BuildPlan, BuildPlanner, BuildRefused
-from treenail.controllers.image_build.pruner import ImagePruner
-from treenail.controllers.image_build.pushed_images import (
-    find_prune_candidates,
-    find_unrecorded_images,
+from treenail.controllers.image_build.cluster_reader import BuildViews, ClusterReader
+from treenail.controllers.image_build.decide import decide_builds
+from treenail.controllers.image_build.facts import (
+    AdoptJob,
+    Answer,
+    AppendConfig,
+    AskRegistry,
+    BuildAction,
+    BuildFacts,
+    BuildProblem,
+    BuildSituation,
+    CheckImage,
+    CheckPush,
+    CreateJob,
+    DeleteJob,
+    JobFacts,
+    ResolveBase,
+    SetBuildStatus,
+    SetConfigStatus,
 )
+from treenail.controllers.image_build.job_builder import JobBuilder, JobSettings
+from treenail.controllers.image_build.layer_builder import (
+    MAX_PARALLEL,
+    LayerBuilder,
+    RegistryRequests,
+    RepositoryGate,
+)
+from treenail.controllers.image_build.planner import (
+    BuildPlan,
+    BuildPlanner,
+    BuildRefused,
+    Planner,
+    SystemPlan,
+    choose_architectures,
+    find_pushed_systems,
+    find_system_images,
+)
+from treenail.controllers.image_build.pruner import ImagePruner, ReferenceReader
 from treenail.controllers.image_build.status import make_prune_condition
-from treenail.controllers.image_build.system_images import find_pushed_systems, find_system_images
-from treenail.controllers.image_build.systems import read_architectures
-from treenail.controllers.image_build.views import BuildViews
-from treenail.controllers.image_build.writer import BuildWriter, CachedObjects
-from treenail.controllers.pools.image_tags import TagMetrics, find_tag_change
+from treenail.controllers.image_build.writer import (
+    BuildEvents,
+    BuildMetrics,
+    BuildWriter,
+    CachedObjects,
+)
+from treenail.controllers.pools.image_tags import (
+    TagMetrics,
+    decode_base_record,
+    encode_base_record,
+    find_tag_change,
+)
 from treenail.controllers.pools.os_image import find_pool_owner
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
@@ -73,9 +90,12 @@ from treenail.errors import (
     InvalidError,
     NotFoundError,
 )
+from treenail.image.inputs.build_inputs import list_builder_options
 from treenail.image.inputs.check_config import find_pool_findings
 from treenail.image.inputs.findings import InputFinding, InputReason
 from treenail.kube.client import Client
+from treenail.kube.events import EventRecorder
+from treenail.kube.fence import LateWrites
 from treenail.kube.resources import (
     JOBS,
     MACHINECONFIGPOOLS,
@@ -83,6 +103,8 @@ from treenail.kube.resources import (
     MACHINEOSCONFIGS,
     PODS,
 )
+from treenail.registry.proxies import ProxySettings
+from treenail.registry.transport import RegistryLimits
 
 log = logging.getLogger(__name__)
 
@@ -98,10 +120,51 @@ _NEEDED_KINDS = frozenset(
 )
 SOFT_REASONS = frozenset({InputReason.POOL_DEGRADED})
 """Findings that let a running build continue."""
-
-
 FindHold = Callable[[str], str]
 """Returns why the first build of a pool must wait; empty if it can begin. Raises `ClusterError`."""
+
+
+class SystemBuilder(Protocol):
+    """Builds the system part of an image. All methods can be repeated, and raise `ClusterError`."""
+
+    def start_attempt(
+        self,
+        plan: BuildPlan,
+        system: SystemPlan,
+        config: MachineOSConfig,
+        build: MachineOSBuild,
+        attempt: int,
+    ) -> None:
+        """Begin an attempt for one architecture.
+
+        Raises `ConflictError` if one of the same key runs.
+        """
+
+    def adopt_attempt(self, job: JobFacts, build: MachineOSBuild) -> None:
+        """Add a build to those that wait for a running attempt."""
+
+    def end_attempt(self, job: JobFacts, *, has_inputs: bool) -> None:
+        """End an attempt; with ``has_inputs`` delete also the inputs and logins of the build."""
+
+
+class ConfigLayerBuilder(Protocol):
+    """Adds the config to an image, through a registry alone."""
+
+    def answer_question(
+        self,
+        question: CheckImage | CheckPush | AppendConfig,
+        plan: BuildPlan,
+        config: MachineOSConfig,
+    ) -> Answer:
+        """Do what a question requests within a time limit; an error becomes part of the answer."""
+
+    def resolve_base(
+        self, question: ResolveBase, architectures: Sequence[str], config: MachineOSConfig
+    ) -> Answer:
+        """Return the image of a tag by digest, within a time limit; errors as above.
+
+        The image must have every architecture.
+        """
 
 
 def never_hold(_pool: str) -> str:
@@ -110,7 +173,7 @@ def never_hold(_pool: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class BuildParts:
+class BuildDependencies:
     """Collaborators of the controller."""
 
     planner: BuildPlanner
@@ -131,7 +194,7 @@ class BuildController:
         self,
         client: Client,
         clock: Clock,
-        parts: BuildParts,
+        parts: BuildDependencies,
         *,
         namespace: str,
         metrics: ControllerMetrics | None = None,
@@ -153,13 +216,13 @@ class BuildController:
         self._facts: dict[str, tuple[str, BuildFacts]] = {}
         self._refusals: dict[str, str] = {}
         """The last refused write of each MachineOSConfig. Only its worker accesses it."""
-        self._desk: RegistryDesk
+        self._desk: RegistryRequests
         self._informers: Informers
 
     def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
         """Watch the objects of builds, and the Jobs and pods in the namespace of builds."""
         self._informers = informers
-        self._desk = RegistryDesk(self._executor, self._clock, enqueue)
+        self._desk = RegistryRequests(self._executor, self._clock, enqueue)
         self._views.register_watches(informers, enqueue)
         if self._parts.pruner is not None:
             self._parts.pruner.start(self._executor, enqueue)
@@ -495,3 +558,51 @@ def _describe_problem(finding: InputFinding) -> BuildProblem:
 def _needs_secrets(builds: tuple[BuildFacts, ...], plan: BuildPlan) -> bool:
     build = next((each for each in builds if each.name == plan.wanted.name), None)
     return build is None or not build.has_ended
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """Settings that an installation may choose."""
+
+    proxies: ProxySettings | None = None
+    signing_key: SigningKey | None = None
+    limits: RegistryLimits | None = None
+    """Of requests that add the config to an image."""
+    find_hold: FindHold = never_hold
+    late_writes: LateWrites | None = None
+    """None for a process that always leads."""
+
+
+def make_build_controller(
+    client: Client,
+    clock: Clock,
+    recorder: EventRecorder,
+    metrics: ControllerMetrics,
+    settings: JobSettings,
+    options: BuildOptions | None = None,
+) -> BuildController:
+    """Make the controller; its Jobs are in the namespace of the settings."""
+    chosen = options or BuildOptions()
+    reader = ClusterReader(client, clock, namespace=settings.namespace)
+    planner = Planner(
+        reader, options=list_builder_options(has_cache=bool(settings.cache_repository))
+    )
+    gate, events = RepositoryGate(), BuildEvents(recorder)
+    parts = BuildDependencies(
+        planner,
+        JobBuilder(client, planner, settings, chosen.late_writes),
+        LayerBuilder(
+            planner,
+            clock,
+            proxies=chosen.proxies,
+            signing_key=chosen.signing_key,
+            limits=chosen.limits,
+            gate=gate,
+        ),
+        events,
+        ImagePruner(
+            planner, ReferenceReader(client, reader), events, clock, gate, proxies=chosen.proxies
+        ),
+        chosen.find_hold,
+    )
+    return BuildController(client, clock, parts, namespace=settings.namespace, metrics=metrics)

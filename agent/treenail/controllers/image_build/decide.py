@@ -9,9 +9,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from treenail.api.machineosbuild import BuildState
-from treenail.controllers.image_build.actions import (
+from treenail.controllers.image_build.decide_systems import (
+    RegistryQuestions,
+    SystemDecider,
+    SystemStep,
+    find_build_deletions,
+    find_job_deletions,
+)
+from treenail.controllers.image_build.facts import (
+    POOL_TAKEN,
     AcceptRebuild,
+    Answer,
+    AppendConfig,
+    AttemptFailure,
     BuildAction,
+    BuildFacts,
+    BuildReport,
+    BuildSituation,
+    CheckImage,
     CreateBuild,
     DeleteBuild,
     FinishRebuild,
@@ -21,23 +36,6 @@ from treenail.controllers.image_build.actions import (
     SetCurrentBuild,
     SetReport,
     SetSystems,
-)
-from treenail.controllers.image_build.attempts import count_failure
-from treenail.controllers.image_build.cleanup import find_build_deletions, find_job_deletions
-from treenail.controllers.image_build.decide_systems import (
-    RegistryQuestions,
-    SystemDecider,
-    SystemStep,
-)
-from treenail.controllers.image_build.facts import (
-    POOL_TAKEN,
-    Answer,
-    AppendConfig,
-    AttemptFailure,
-    BuildFacts,
-    BuildReport,
-    BuildSituation,
-    CheckImage,
     SystemFacts,
     WantedBuild,
 )
@@ -54,15 +52,32 @@ from treenail.image.build_reason import (
     BuildReason,
     RetryClass,
     classify_retry,
+    compute_retry_delay,
 )
 from treenail.image.job_status import can_change_state
 
+MAX_COUNTED = 8
+"""Failed Jobs in a report: more than those of one attempt, which have an architecture each."""
 PROBLEM_RETRY_S = 30.0
 """Delay until a problem is looked at again. Secrets are not watched."""
 HOLD_RETRY_S = 10.0
 """Delay until the hold of the installation is looked at again. Its ConfigMap is not watched."""
 NO_BUILD = "none"
 """In place of the UID of a build to replace, when there is none."""
+
+
+def count_failure(
+    report: BuildReport, failure: AttemptFailure, now: float, jobs: tuple[str, ...] = ()
+) -> BuildReport:
+    """Return the report after a failed attempt; without `BuildReport.retry_at` it was the last."""
+    attempts = report.attempts + 1
+    retry = classify_retry(failure.reason)
+    is_repeated = report.failure is not None and report.failure.reason == failure.reason
+    count = (2 if is_repeated else 1) if retry is RetryClass.ONCE else attempts
+    delay = compute_retry_delay(count, retry)
+    retry_at = None if delay is None else now + delay.total_seconds()
+    counted = tuple(dict.fromkeys((*report.jobs, *jobs)))[-MAX_COUNTED:]
+    return BuildReport(attempts, failure, retry_at, counted, failure.seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,16 @@
-"""Adds the config to images through registries alone, and checks images."""
+"""Requests of image builds to registries.
+
+`LayerBuilder` adds the config to images through registries alone, and checks images.
+`RegistryRequests` runs this on threads of its own, so that a slow registry delays no other build.
+`RepositoryGate` excludes pushes to a repository while its images are pruned.
+"""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -24,17 +32,18 @@ from treenail.builder.phases.registries import ImageName, RegistrySettings, pull
 from treenail.clock import Clock, format_rfc3339
 from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors
 from treenail.config.pullsecret import PullSecret
+from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.image_build.facts import (
     Answer,
     AppendConfig,
     AttemptFailure,
     CheckImage,
     CheckPush,
+    Question,
     ResolveBase,
 )
-from treenail.controllers.image_build.planner import Planner
-from treenail.controllers.image_build.planning import BuildPlan
-from treenail.controllers.image_build.repository_gate import GateClosed, RepositoryGate
+from treenail.controllers.image_build.planner import BuildPlan, Planner
+from treenail.controllers.pools.image_tags import TagAnswer
 from treenail.errors import ClusterError, TreenailError
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase
@@ -52,12 +61,140 @@ from treenail.registry.uploads import verify_push_access
 
 log = logging.getLogger(__name__)
 
+MAX_PARALLEL = 8
+"""Requests to registries at the same time."""
+MAX_PER_REGISTRY = 3
+"""Of them to one registry, so that one that hangs does not use all threads."""
+Work = Callable[[], Answer]
+_GATE_WAIT_S = 300.0
 _MAX_PROBLEMS = 5
 _REFUSALS = frozenset({
     BuildReason.PUSH_LOGIN_REFUSED, BuildReason.PUSH_DENIED, BuildReason.CERTIFICATE_UNKNOWN,
 })  # fmt: skip
-
 T = TypeVar("T")
+
+
+class RegistryRequests:
+    """Questions to registries and their answers, by MachineOSConfig. Thread-safe.
+
+    An answer stays until another one replaces it, or until its build is forgotten.
+    """
+
+    def __init__(self, executor: Executor, clock: Clock, notify: Callable[[str], None]) -> None:
+        self._executor = executor
+        self._clock = clock
+        self._notify = notify
+        self._lock = threading.Lock()
+        self._answers: dict[str, dict[Question, Answer]] = {}
+        self._open: set[tuple[str, Question]] = set()
+        self._running: dict[str, int] = {}
+        self._waiting: dict[str, deque[tuple[str, Question, Work]]] = {}
+
+    def ask(self, owner: str, question: Question, work: Work) -> None:
+        """Ask unless the question is open. ``work`` must have a time limit."""
+        registry = get_registry(question)
+        with self._lock:
+            if (owner, question) in self._open:
+                return
+            self._open.add((owner, question))
+            self._waiting.setdefault(registry, deque()).append((owner, question, work))
+            self._start_waiting(registry)
+
+    def get_answers(self, owner: str) -> Mapping[Question, Answer]:
+        """Return the answers for a MachineOSConfig."""
+        with self._lock:
+            return dict(self._answers.get(owner, {}))
+
+    def keep_answers(self, owner: str, builds: frozenset[str]) -> None:
+        """Forget the answers for other builds than these UIDs."""
+        with self._lock:
+            known = self._answers.get(owner, {})
+            kept = {each: answer for each, answer in known.items() if each.build in builds}
+            if kept:
+                self._answers[owner] = kept
+            else:
+                self._answers.pop(owner, None)
+
+    def _start_waiting(self, registry: str) -> None:
+        waiting = self._waiting.get(registry)
+        while waiting and self._running.get(registry, 0) < MAX_PER_REGISTRY:
+            self._running[registry] = self._running.get(registry, 0) + 1
+            self._executor.submit(self._run, registry, *waiting.popleft())
+        if not waiting:
+            self._waiting.pop(registry, None)
+
+    def _run(self, registry: str, owner: str, question: Question, work: Work) -> None:
+        try:
+            answer = work()
+        except Exception:
+            # A bug must not leave the question open forever.
+            log.exception("cannot ask %s", registry)
+            failure = AttemptFailure(
+                BuildReason.REGISTRY_UNREACHABLE, f"cannot ask {registry}: internal error"
+            )
+            answer = Answer(self._clock.now(), failure)
+        with self._lock:
+            known = self._answers.setdefault(owner, {})
+            before = known.get(question)
+            if answer.failure is not None and before is not None and before.failure is not None:
+                answer = replace(answer, count=before.count + 1)
+            known[question] = answer
+            self._open.discard((owner, question))
+            self._running[registry] -= 1
+            if not self._running[registry]:
+                del self._running[registry]
+            self._start_waiting(registry)
+        self._notify(owner)
+
+
+def get_registry(question: Question) -> str:
+    """Return the registry that a question concerns most: the one that an image is pushed to."""
+    image = question.push_spec if isinstance(question, AppendConfig) else question.image
+    return image.partition("/")[0]
+
+
+class GateClosed(Exception):
+    """Pruning did not end within the time limit."""
+
+
+class RepositoryGate:
+    """Any number of pushes to a repository at the same time, or one prune. Thread-safe."""
+
+    def __init__(self, *, wait_s: float = _GATE_WAIT_S) -> None:
+        self._wait_s = wait_s
+        self._changed = threading.Condition()
+        self._pushes: Counter[str] = Counter()
+        self._pruned: set[str] = set()
+
+    @contextmanager
+    def enter(self, repository: str) -> Iterator[None]:
+        """Push within this context; raise `GateClosed` if pruning takes too long."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: repository not in self._pruned, self._wait_s):
+                raise GateClosed(f"images of {repository} are being deleted")
+            self._pushes[repository] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._pushes[repository] -= 1
+                if not self._pushes[repository]:
+                    del self._pushes[repository]
+
+    @contextmanager
+    def close(self, repository: str) -> Iterator[bool]:
+        """Prune within this context if it yields True; False means that a push or prune runs."""
+        with self._changed:
+            is_free = not self._pushes[repository] and repository not in self._pruned
+            if is_free:
+                self._pruned.add(repository)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                with self._changed:
+                    self._pruned.discard(repository)
+                    self._changed.notify_all()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +216,7 @@ class AttemptFailed(Exception):
 
 
 class LayerBuilder:
-    """A `treenail.controllers.image_build.builders.ConfigLayerBuilder`. Thread-safe.
+    """A `treenail.controllers.image_build.controller.ConfigLayerBuilder`. Thread-safe.
 
     Logins are read for each question, because they may rotate.
     """
@@ -426,3 +563,54 @@ def _push_images(
     if len(sources) == 1:
         return append_config(sources[0], layer, labels, destination)
     return append_config_to_list(sources, layer, labels, destination)
+
+
+class TagResolver:
+    """A `treenail.controllers.pools.image_tags.TagSource`. Thread-safe.
+
+    Logins are read for each question, because they may rotate.
+    """
+
+    def __init__(
+        self,
+        reader: ClusterReader,
+        clock: Clock,
+        *,
+        proxies: ProxySettings | None = None,
+        limits: RegistryLimits | None = None,
+    ) -> None:
+        self._reader = reader
+        self._clock = clock
+        self._proxies = proxies
+        self._limits = limits
+
+    def resolve_tag(self, image: str, architectures: frozenset[str], secret: str) -> TagAnswer:
+        """Return the image by digest: that of its list of manifests, if it is one."""
+        try:
+            found = self._resolve(image, architectures, secret)
+        except ClusterError as error:
+            # The API server, not the registry: retry as an outage.
+            reason = BuildReason.REGISTRY_UNREACHABLE
+            return TagAnswer(self._clock.now(), reason=reason, message=str(error))
+        except TreenailError as error:
+            reason = choose_reason(error, BuildPhase.FETCH)
+            return TagAnswer(self._clock.now(), reason=reason, message=str(error))
+        return TagAnswer(self._clock.now(), found)
+
+    def compute_access_version(self, secret: str) -> str:
+        """Return a text that changes with the login and with the CAs."""
+        return self._reader.compute_access_version(secret)
+
+    def _resolve(self, image: str, architectures: frozenset[str], secret: str) -> str:
+        spec = parse_push_spec(image, where="tag")
+        login = self._reader.read_base_login(secret)
+        tls = TlsSettings(ca_pem=self._reader.read_ca(spec.registry))
+        settings = RegistrySettings(login, tls, self._proxies, self._limits)
+        with settings.open_client(spec.registry, spec.repository, self._clock) as client:
+            first, *others = sorted(architectures)
+            found = resolve_image(client, spec.repository, spec.tag, first)
+            digest = found.index_digest or found.digest
+            for each in others:
+                # By digest: the tag may move between two requests.
+                resolve_image(client, spec.repository, digest, each)
+        return spec.make_pull_spec(digest)

@@ -1,36 +1,48 @@
-"""Plans builds: validates the inputs, and computes names, keys and the composed Containerfile."""
+"""Plans builds: validates the inputs, and computes names, keys and the composed Containerfile.
 
+The build controller plans from a cluster, `plan_builds` from files. A plan may use the system parts
+of earlier builds again.
+"""
+
+import base64
+import binascii
+import dataclasses
 import hashlib
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Protocol
 
 from treenail.api import annotations as key
-from treenail.api.decode import Json
+from treenail.api.decode import Fields, Json
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.config.image_mirrors import ImageMirrors, MirrorRule
+from treenail.clock import Clock
+from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors, MirrorRule
 from treenail.config.pullsecret import PullSecret
-from treenail.controllers.image_build.base_image import pin_base_image
-from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.controllers.image_build.facts import BuildProblem, WantedBuild, WantedSystem
-from treenail.controllers.image_build.planning import (
-    BuildPlan,
-    BuildRefused,
-    EntitlementMount,
-    IsEnded,
-    SystemPlan,
-    never_ended,
+from treenail.controllers.image_build.build_objects import make_system_tag, read_pushed_images
+from treenail.controllers.image_build.cluster_reader import REPOSITORIES, ClusterReader, FileObjects
+from treenail.controllers.image_build.facts import (
+    BuildFacts,
+    BuildProblem,
+    SystemFacts,
+    WantedBuild,
+    WantedSystem,
 )
-from treenail.controllers.image_build.pushed_images import make_system_tag
-from treenail.controllers.image_build.views import REPOSITORIES
-from treenail.errors import CredentialError
+from treenail.controllers.pools.image_tags import is_tag, pin_base_image
+from treenail.controllers.pools.nodes import DEFAULT_ARCHITECTURE
+from treenail.controllers.pools.os_image import find_pool_owner
+from treenail.controllers.render import render
+from treenail.controllers.render.render import RenderedConfig
+from treenail.errors import ConfigError, CredentialError, UsageError
 from treenail.image.build_name import compute_build_name
-from treenail.image.config_layer import make_config_layer
+from treenail.image.config_layer import ConfigLayer, make_config_layer
 from treenail.image.inputs.build_inputs import BuildInputs, describe_hidden_files
 from treenail.image.inputs.check_config import (
     find_architecture_findings,
     find_config_findings,
+    find_pool_findings,
     read_deadline,
 )
 from treenail.image.inputs.check_objects import (
@@ -49,8 +61,7 @@ from treenail.image.labels import ImageLabels
 from treenail.image.push_spec import PushSpec, parse_push_spec
 from treenail.kube.resources import CONFIGMAPS, SECRETS, Resource
 
-DEFAULT_ARCHITECTURE = "amd64"
-"""For a pool without nodes."""
+IsEnded = Callable[[str], bool]
 _MAX_PROBLEMS = 3
 _OBJECT_LIMIT = 1024 * 1024 - 64 * 1024
 """Bytes of own files in one ConfigMap, which also holds the Containerfile."""
@@ -59,10 +70,124 @@ _ENTITLEMENTS: tuple[tuple[str, str, Resource], ...] = (
     ("etc-pki-rpm-gpg", "/etc/pki/rpm-gpg", SECRETS),
     (REPOSITORIES, "/etc/yum.repos.d", CONFIGMAPS),
 )
+ResolveTag = Callable[[MachineOSConfig, ClusterReader], str]
+"""Returns what the tag of a base image stands for, by digest; raises `TreenailError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntitlementMount:
+    """A Secret or ConfigMap that only the user's instructions see."""
+
+    name: str
+    path: str
+    """Where the instructions see its files."""
+    is_secret: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SystemPlan:
+    """The system part for one architecture, and what its Job needs to know."""
+
+    wanted: WantedSystem
+    containerfile: str = field(default="", repr=False)
+    """The composed Containerfile."""
+    user_line: int = 1
+    """First line of the user's text in it; 0 without one."""
+    own_files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """Files of the composed Containerfile beside those of the ConfigMap, by name."""
+
+    @property
+    def architecture(self) -> str:
+        return self.wanted.architecture
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPlan:
+    """A wanted build, and what its Jobs and the registries need to know."""
+
+    wanted: WantedBuild
+    systems: tuple[SystemPlan, ...]
+    """One for each architecture, as in the wanted build."""
+    base_pull_secret: str = ""
+    """Secret in the namespace of builds; empty for anonymous access."""
+    context: str = ""
+    """ConfigMap with files for COPY; empty for none."""
+    context_files: tuple[str, ...] = ()
+    """Names of these files."""
+    entitlements: tuple[EntitlementMount, ...] = ()
+    ca_pem: str = field(default="", repr=False)
+    """CAs of registries beside those of the system."""
+    mirrors: ImageMirrors = NO_MIRRORS
+    """Where images are pulled from; no part of any key, because the content is equal."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the complete image."""
+    deadline_s: int = 3600
+    can_use_control_plane: bool = False
+    """Jobs tolerate the taints of control-plane nodes: the cluster has no other nodes."""
+
+    def get_system(self, name: str) -> SystemPlan:
+        """Return the system part with this name; raises `KeyError`."""
+        return {each.wanted.name: each for each in self.systems}[name]
+
+    def find_containerfiles(self, architectures: Sequence[str]) -> list[str]:
+        """Return the composed Containerfiles that Jobs build for these architectures."""
+        return [
+            each.containerfile
+            for each in self.systems
+            if each.wanted.needs_job and each.architecture in architectures
+        ]
+
+
+class BuildRefused(Exception):
+    """The inputs cannot be built; ``problem`` names field, found and expected value."""
+
+    def __init__(self, problem: BuildProblem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+def never_ended(_name: str) -> bool:
+    """Plan every build as a new one."""
+    return False
+
+
+class BuildPlanner(Protocol):
+    """Computes plans. Reads what is not watched: rendered configs, ConfigMaps and Secrets."""
+
+    def plan_build(
+        self,
+        config: MachineOSConfig,
+        pool: MachineConfigPool,
+        architectures: frozenset[str],
+        is_ended: IsEnded = never_ended,
+    ) -> BuildPlan:
+        """Raise `BuildRefused` for invalid inputs, and `ClusterError`.
+
+        ``is_ended`` says of a name whether its build has ended. The plan of such a build has no
+        entitlements, and its keys are not those of a new build.
+        """
+
+    def check_secrets(self, config: MachineOSConfig) -> BuildProblem | None:
+        """Return why the present Secrets cannot be used; raise `ClusterError`."""
+
+    def read_push_login(self, config: MachineOSConfig) -> PullSecret:
+        """Read the login for pushes; raise `CredentialError` or `ClusterError`."""
+
+    def read_base_login(self, config: MachineOSConfig) -> PullSecret:
+        """Read the login for the base image; raise `CredentialError` or `ClusterError`."""
+
+    def compute_base_access_version(self, config: MachineOSConfig) -> str:
+        """Return a text that changes with the login for the base image; raise `ClusterError`."""
+
+    def read_ca(self, registry: str) -> str:
+        """Return the CAs of a registry beside those of the system, in PEM."""
+
+    def read_rendered(self, name: str) -> MachineConfig:
+        """Read a rendered config; raise `ConfigError` or `ClusterError`."""
 
 
 class Planner:
-    """A `treenail.controllers.image_build.planning.BuildPlanner`. Thread-safe."""
+    """A `treenail.controllers.image_build.planner.BuildPlanner`. Thread-safe."""
 
     def __init__(
         self,
@@ -292,3 +417,181 @@ def _describe_findings(*findings: InputFinding) -> BuildProblem:
     shown = "; ".join(map(str, findings[:_MAX_PROBLEMS]))
     more = len(findings) - _MAX_PROBLEMS
     return BuildProblem(findings[0].reason, f"{shown}; and {more} more" if more > 0 else shown)
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineBuild:
+    """The build of one MachineOSConfig, and the files that its Job would mount."""
+
+    config: str
+    """Name of the MachineOSConfig."""
+    pool: str
+    plan: BuildPlan
+    layer: ConfigLayer
+    context: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    entitlements: Mapping[str, tuple[str, Mapping[str, bytes]]] = field(
+        default_factory=dict, repr=False
+    )
+    """By name: where instructions see them, and their files."""
+    base_tag: str = ""
+    """The tag that was resolved to the base image; empty for a base by digest."""
+
+
+def plan_builds(
+    texts: Iterable[tuple[str, str | bytes]],
+    clock: Clock,
+    *,
+    architectures: frozenset[str],
+    only: str | None,
+    resolve_tag: ResolveTag,
+    options: tuple[str, ...] = (),
+) -> list[OfflineBuild]:
+    """Render the pools that have a MachineOSConfig, and plan their builds.
+
+    ``architectures`` are those of the nodes. A base by tag is resolved, unless the input says what
+    a cluster has resolved it to.
+    ``options`` are those of the builder that change images. Raises `UsageError` when no pool has
+    one, and `ConfigError` for invalid input.
+    """
+    inputs = list(texts)
+    found, objects = render.read_manifests(inputs), FileObjects(inputs)
+    configs = [each for each in objects.list_image_configs() if only in (None, each.pool)]
+    if not configs:
+        place = f"pool {only}" if only else "any pool"
+        raise UsageError(
+            f"cannot plan a build: the input has no MachineOSConfig for {place}",
+            remedy="add a MachineOSConfig whose spec.machineConfigPool.name is a pool of the input",
+        )
+    reader = ClusterReader(objects, clock, namespace="")
+    planner = Planner(reader, options=options)
+    builds = []
+    for each in configs:
+        config = _pin_tag(each, reader, resolve_tag)
+        build = _plan_build(config, found, objects, reader, planner, architectures)
+        tag = each.base_image if each.base_image != config.base_image else ""
+        builds.append(dataclasses.replace(build, base_tag=tag))
+    return builds
+
+
+def _pin_tag(
+    config: MachineOSConfig, reader: ClusterReader, resolve_tag: ResolveTag
+) -> MachineOSConfig:
+    """Return the MachineOSConfig with its base by digest."""
+    config = pin_base_image(config)
+    if not is_tag(config.base_image):
+        return config
+    meta = config.metadata
+    notes = {**meta.annotations, key.BASE_IMAGE: resolve_tag(config, reader)}
+    # A schedule needs a tag, and is of no use here.
+    notes.pop(key.REBUILD_SCHEDULE, None)
+    return dataclasses.replace(config, metadata=dataclasses.replace(meta, annotations=notes))
+
+
+def _plan_build(
+    config: MachineOSConfig,
+    found: render.InputManifests,
+    objects: FileObjects,
+    reader: ClusterReader,
+    planner: Planner,
+    architectures: frozenset[str],
+) -> OfflineBuild:
+    if config.pool not in found.pools:
+        known = ", ".join(sorted(found.pools)) or "none"
+        raise UsageError(
+            f"cannot plan the build of MachineOSConfig {config.name}: the input has no "
+            f"MachineConfigPool {config.pool}, found: {known}",
+            remedy=f"add it with: kubectl get machineconfigpool {config.pool} -o yaml | "
+            "treenail-controller build -f DIR -f -",
+        )
+    owner = find_pool_owner(config.pool, objects.list_image_configs())
+    for finding in find_pool_findings(config, found.pools[config.pool], owner):
+        if finding.reason is InputReason.POOL_TAKEN:
+            raise ConfigError(f"MachineOSConfig {config.name}: {finding}")
+    configs, errors = render.render_pools(found, config.pool)
+    if errors:
+        raise errors[0]
+    rendered = configs[0]
+    objects.add_rendered(rendered)
+    pool = _set_configuration(found.pools[config.pool], rendered)
+    try:
+        plan = planner.plan_build(config, pool, architectures)
+    except BuildRefused as error:
+        raise ConfigError(f"MachineOSConfig {config.name}: {error.problem.message}") from error
+    layer = make_config_layer(rendered.config, trust_bundle=planner.read_trust_bundle())
+    # Equal for all architectures that need such files.
+    own = {name: file for each in plan.systems for name, file in each.own_files.items()}
+    context, entitlements = read_build_files(reader, plan)
+    context = own | context
+    return OfflineBuild(config.name, config.pool, plan, layer, context, entitlements)
+
+
+def _set_configuration(pool: MachineConfigPool, rendered: RenderedConfig) -> MachineConfigPool:
+    """Return the pool as the render controller writes it."""
+    reference = MachineConfigPool.from_json(
+        {
+            "metadata": {"name": pool.name},
+            "spec": {"configuration": rendered.to_pool_configuration()},
+        }
+    )
+    return dataclasses.replace(pool, configuration=reference.configuration)
+
+
+def read_build_files(
+    reader: ClusterReader, plan: BuildPlan
+) -> tuple[dict[str, bytes], dict[str, tuple[str, Mapping[str, bytes]]]]:
+    """Return the user's files for COPY, and the entitlements of `OfflineBuild`."""
+    context = _read_files(reader, CONFIGMAPS, plan.context) if plan.context else {}
+    entitlements: dict[str, tuple[str, Mapping[str, bytes]]] = {
+        each.name: (
+            each.path,
+            _read_files(reader, SECRETS if each.is_secret else CONFIGMAPS, each.name),
+        )
+        for each in plan.entitlements
+    }
+    return context, entitlements
+
+
+def _read_files(reader: ClusterReader, resource: Resource, name: str) -> dict[str, bytes]:
+    """Return the files that the kubelet shows of a ConfigMap or Secret."""
+    document = reader.find_object(resource, name) or {}
+    fields = Fields.from_json(document, f"{resource.kind} {name}")
+    encoded = "data" if resource is SECRETS else "binaryData"
+    plain = "stringData" if resource is SECRETS else "data"
+    found = {each: text.encode() for each, text in fields.get_text_map(plain).items()}
+    for each, text in fields.get_text_map(encoded).items():
+        try:
+            found[each] = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            # Without its cause, which contains the content.
+            raise ConfigError(f"{resource.kind} {name}: {each} is not base64") from None
+    return found
+
+
+def find_system_images(
+    builds: Iterable[BuildFacts],
+    share_keys: frozenset[str],
+    pushed: Iterable[SystemFacts] = (),
+) -> dict[str, tuple[str, ...]]:
+    """Return the system parts with these share keys, newest first.
+
+    ``pushed`` are those of deleted builds, which come last: the registry may not have them.
+    """
+    found: dict[str, dict[str, None]] = {each: {} for each in share_keys if each}
+    ordered = sorted(builds, key=lambda each: each.created, reverse=True)
+    for system in chain(*(each.systems.values() for each in ordered), pushed):
+        if system.image and system.share_key in found:
+            found[system.share_key].setdefault(system.image)
+    return {share_key: tuple(images) for share_key, images in found.items()}
+
+
+def find_pushed_systems(config: MachineOSConfig, plan: BuildPlan | None) -> Iterator[SystemFacts]:
+    """Yield the system parts of deleted builds that the wanted build could use again.
+
+    Pruning spares them, because the wanted build may use their tag.
+    """
+    pushed = read_pushed_images(config)[::-1]
+    for system in () if plan is None else (each.wanted for each in plan.systems):
+        repository, _, tag = system.push_spec.rpartition(":")
+        for each in pushed:
+            if each.tag == tag and each.image.startswith(f"{repository}@"):
+                yield replace(system.initial, image=each.image)

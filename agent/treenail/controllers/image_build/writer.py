@@ -1,17 +1,31 @@
-"""Executes the actions of a decision that change MachineOSConfigs, MachineOSBuilds and pools."""
+"""Executes the actions of a decision on objects, and reports them as events and metrics.
+
+The metrics have the names that the Machine Config Operator gives them.
+"""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosbuild import API_VERSION, KIND, BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import Condition, merge_conditions
 from treenail.clock import Clock, format_rfc3339, parse_rfc3339
-from treenail.controllers.image_build.actions import (
+from treenail.controllers.image_build.build_objects import (
+    PushedImage,
+    add_pushed_images,
+    encode_pushed_images,
+    encode_report,
+    encode_systems,
+    find_unrecorded_images,
+    make_build_facts,
+    make_build_object,
+    read_pushed_images,
+)
+from treenail.controllers.image_build.facts import (
     AcceptRebuild,
     CreateBuild,
     DeleteBuild,
@@ -23,23 +37,168 @@ from treenail.controllers.image_build.actions import (
     SetReport,
     SetSystems,
 )
-from treenail.controllers.image_build.build_object import make_build_object
-from treenail.controllers.image_build.pushed_images import (
-    PushedImage,
-    add_pushed_images,
-    encode_pushed_images,
-    find_unrecorded_images,
-    read_pushed_images,
-)
-from treenail.controllers.image_build.report import encode_report
-from treenail.controllers.image_build.systems import encode_systems
+from treenail.controllers.image_build.status import UNSCHEDULABLE
+from treenail.controllers.pools.image_tags import TagChange
+from treenail.controllers.runtime.metrics import SLOW_BUCKETS_S, ControllerMetrics, MetricTable
 from treenail.controllers.runtime.own_writes import OwnWrites
 from treenail.errors import AlreadyExistsError, NotFoundError
+from treenail.image.inputs.findings import InputReason
 from treenail.image.job_status import compute_build_conditions
 from treenail.kube.client import Client
+from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINEOSBUILDS, MACHINEOSCONFIGS
 
 log = logging.getLogger(__name__)
+
+STATES = tuple(state for state in BuildState if state is not BuildState.INITIAL)
+ReadObjects = Callable[[], tuple[Iterable[MachineOSConfig], Mapping[str, MachineOSBuild]]]
+ObjectAction = (
+    CreateBuild
+    | DeleteBuild
+    | SetCurrentBuild
+    | AcceptRebuild
+    | FinishRebuild
+    | SetReport
+    | SetSystems
+    | SetBuildStatus
+    | SetConfigStatus
+    | ReportPool
+)
+
+
+class BuildMetrics:
+    """Counts what ends, and computes the gauges of pools at each scrape."""
+
+    def __init__(self, metrics: ControllerMetrics, read_objects: ReadObjects) -> None:
+        self._total = metrics.add_counter(
+            "ocl_build_total", "Builds that ended, by result.", ("pool", "result"), prefix=""
+        )
+        self._retries = metrics.add_counter(
+            "ocl_build_retries_total",
+            "Failed attempts that are retried, by reason.",
+            ("pool", "reason"),
+            prefix="",
+        )
+        self._durations = metrics.add_histogram(
+            "ocl_build_duration_seconds",
+            "Time from the begin to the end of a build.",
+            ("pool",),
+            buckets=SLOW_BUCKETS_S,
+            prefix="",
+        )
+        self._pushes = metrics.add_histogram(
+            "ocl_image_push_duration_seconds",
+            "Time of the push alone.",
+            ("pool",),
+            buckets=SLOW_BUCKETS_S,
+            prefix="",
+        )
+        metrics.add_tables(lambda: compute_build_tables(*read_objects()))
+
+    def record_status(
+        self, action: SetBuildStatus, before: MachineOSBuild, pool: str, now: float
+    ) -> None:
+        """Count a status that was written. ``before`` is the build before the write."""
+        if action.state.has_ended:
+            self._total.increment(pool, action.state.value)
+            began = parse_rfc3339(before.start) if before.start else None
+            self._durations.observe(max(0.0, now - (began or now)), pool)
+        elif action.reason not in ("", UNSCHEDULABLE):
+            self._retries.increment(pool, action.reason)
+
+    def record_push(self, pool: str, seconds: float) -> None:
+        """Record the duration of a push."""
+        self._pushes.observe(seconds, pool)
+
+
+def compute_build_tables(
+    configs: Iterable[MachineOSConfig], builds: Mapping[str, MachineOSBuild]
+) -> Iterator[MetricTable]:
+    """Return the gauges of all MachineOSConfigs, by the pool that they build for."""
+
+    def make_table(name: str, about: str, *labels: str) -> MetricTable:
+        return MetricTable(name, about, ("pool", *labels), prefix="")
+
+    state = make_table("ocl_build_state", "1 for the state of the current build.", "state")
+    begin = make_table("ocl_build_start_timestamp_seconds", "Begin of the current build.")
+    end = make_table("ocl_build_end_timestamp_seconds", "End of the current build.")
+    active = make_table("ocl_active_builds", "Builds that have not ended.")
+    count = MetricTable("mco_mosc_count", "MachineOSConfigs.", (), prefix="")
+    running: dict[str, int] = {}
+    for build in builds.values():
+        if not build.state.has_ended:
+            running[build.image_config] = running.get(build.image_config, 0) + 1
+    number = 0
+    for config in configs:
+        number += 1
+        active.values[(config.pool,)] = float(running.get(config.name, 0))
+        current = builds.get(config.current_build)
+        for each in STATES:
+            is_current = current is not None and current.state is each
+            state.values[(config.pool, each.value)] = float(is_current)
+        for table, text in ((begin, current and current.start), (end, current and current.end)):
+            at = parse_rfc3339(text) if text else None
+            if at is not None:
+                table.values[(config.pool,)] = at
+    count.values[()] = float(number)
+    yield from (state, begin, end, active, count)
+
+
+class BuildEvents:
+    """Records an Event for each change of the state or the reason of a build."""
+
+    def __init__(self, recorder: EventRecorder) -> None:
+        self._recorder = recorder
+
+    def record_prune_problem(self, config: MachineOSConfig, message: str) -> None:
+        """Record that images cannot be deleted."""
+        owner = ObjectReference(
+            MACHINEOSCONFIGS.kind, config.name, config.metadata.uid, api_version=API_VERSION
+        )
+        self._recorder.record_warning(owner, "ImagesNotPruned", message)
+
+    def record_refusal(self, config: MachineOSConfig, message: str) -> None:
+        """Record that the API server refuses a write."""
+        owner = ObjectReference(
+            MACHINEOSCONFIGS.kind, config.name, config.metadata.uid, api_version=API_VERSION
+        )
+        self._recorder.record_warning(owner, InputReason.REQUEST_REFUSED, message)
+
+    def record_tag_change(self, config: MachineOSConfig, change: TagChange) -> None:
+        """Record that the tag of the base image moved, or is not followed."""
+        owner = ObjectReference(
+            MACHINEOSCONFIGS.kind, config.name, config.metadata.uid, api_version=API_VERSION
+        )
+        if change.is_warning:
+            self._recorder.record_warning(owner, change.reason, change.message)
+        else:
+            self._recorder.record_normal(owner, change.reason, change.message)
+
+    def record_status(
+        self, action: SetBuildStatus, before: MachineOSBuild, config: MachineOSConfig
+    ) -> None:
+        """Record what a written status says. ``before`` is the build before the write."""
+        known = before.condition
+        if known is not None and (known.type, known.reason) == (action.state, action.reason):
+            return
+        build = ObjectReference(KIND, before.name, before.metadata.uid, api_version=API_VERSION)
+        owner = ObjectReference(
+            MACHINEOSCONFIGS.kind, config.name, config.metadata.uid, api_version=API_VERSION
+        )
+        if action.reason:
+            self._recorder.record_warning(build, action.reason, action.message)
+            self._recorder.record_warning(owner, action.reason, f"{before.name}: {action.message}")
+        elif action.state is BuildState.SUCCEEDED:
+            text = f"built {action.digest}"
+            self._recorder.record_normal(build, "BuildSucceeded", text)
+            self._recorder.record_normal(owner, "BuildSucceeded", f"{before.name}: {text}")
+            # Written before the status.
+            if warning := make_build_facts(before).report.warning:
+                self._recorder.record_warning(build, "ProvenanceNotAttached", warning)
+                text = f"{before.name}: {warning}"
+                self._recorder.record_warning(owner, "ProvenanceNotAttached", text)
+        elif before.state is not action.state:
+            self._recorder.record_normal(build, f"Build{action.state.value}", action.message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +213,6 @@ class CachedObjects:
         """Return whether the build of this name exists and has ended."""
         build = self.builds.get(name)
         return build is not None and build.state.has_ended
-
-
-ObjectAction = (
-    CreateBuild
-    | DeleteBuild
-    | SetCurrentBuild
-    | AcceptRebuild
-    | FinishRebuild
-    | SetReport
-    | SetSystems
-    | SetBuildStatus
-    | SetConfigStatus
-    | ReportPool
-)
 
 
 class BuildWriter:

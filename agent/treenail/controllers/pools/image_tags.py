@@ -9,6 +9,7 @@ is followed. A tag that moves back or disappears is reported, and not followed.
 registry delays no pool.
 """
 
+import json
 import logging
 import threading
 from collections.abc import Callable
@@ -16,13 +17,16 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from treenail.api.decode import Fields, Json
+from treenail.api import annotations as key
+from treenail.api.decode import Fields, Json, load_json
+from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import Condition
 from treenail.api.pullspec import parse_pull_spec
 from treenail.clock import format_rfc3339
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.errors import ConfigError
 from treenail.image.build_reason import REMEDIES, BuildReason, compute_retry_delay
+from treenail.image.push_spec import parse_push_spec
 
 MAX_EARLIER = 20
 """Images that a record remembers. An older one counts as new when the tag returns to it."""
@@ -125,6 +129,7 @@ TAG_NOT_FOUND = "TagNotFound"
 TAG_MOVED_BACK = "TagMovedBack"
 _MESSAGE_LIMIT = 600
 _LAST_RETRY_S = 3600.0
+_RECORD_LIMIT = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,3 +452,38 @@ class TagMetrics:
     def record_change(self, change: TagChange, pool: str) -> None:
         """Count a change that was recorded in the cluster."""
         self._changes.increment(pool, change.reason)
+
+
+def pin_base_image(config: MachineOSConfig) -> MachineOSConfig:
+    """Return the MachineOSConfig with its base by digest, if its tag was resolved."""
+    notes = config.metadata.annotations
+    record = decode_base_record(notes.get(key.RESOLVED_BASE, ""))
+    if record is None or record.tag != config.base_image:
+        return config
+    pinned = {**notes, key.BASE_IMAGE: record.image}
+    return replace(config, metadata=replace(config.metadata, annotations=pinned))
+
+
+def encode_base_record(record: TagRecord) -> str:
+    """Encode a record as JSON."""
+    return json.dumps(record.to_json(), separators=(",", ":"))
+
+
+def decode_base_record(text: str) -> TagRecord | None:
+    """Decode a record; None for an unreadable one, so that the tag is resolved again."""
+    if not text or len(text) > _RECORD_LIMIT:
+        return None
+    try:
+        where = "resolved base"
+        return parse_tag_record(Fields.from_json(load_json(text, where=where), where))
+    except ConfigError:
+        return None
+
+
+def is_tag(image: str) -> bool:
+    """Return whether an image is named by a valid tag, with its registry."""
+    try:
+        parse_push_spec(image, where=key.BASE_IMAGE)
+    except ConfigError:
+        return False
+    return True

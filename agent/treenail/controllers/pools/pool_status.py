@@ -22,6 +22,7 @@ from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import Condition, merge_conditions
 from treenail.controllers.pools.nodes import NodeFacts, NodeReport, RolloutTarget
+from treenail.controllers.pools.policy import MissingPolicyError
 from treenail.errors import ConfigError
 
 IMAGE_BUILD_DEGRADED = "ImageBuildDegraded"
@@ -486,3 +487,11 @@ def _extract_significant(status: PoolStatus) -> tuple[object, ...]:
 
 def _find_degraded_messages(conditions: tuple[Condition, ...]) -> list[str]:
     return [found.message for found in conditions if found.type == DEGRADED]
+
+
+def build_config_problem(error: ConfigError) -> PoolProblem:
+    """Build the problem of a pool with an invalid spec or policy."""
+    remedy = f"; {error.remedy}" if error.remedy else ""
+    is_missing = isinstance(error, MissingPolicyError)
+    reason = "MissingRolloutPolicy" if is_missing else "InvalidConfiguration"
+    return PoolProblem(reason, f"{error}{remedy}")

@@ -17,16 +17,17 @@ from treenail.api.machineconfigpool import API_VERSION, KIND, MachineConfigPool
 from treenail.api.meta import Condition, merge_conditions
 from treenail.clock import Clock, format_rfc3339
 from treenail.config.rendered_name import rendered_name
+from treenail.config.validation import ValidConfig, validate_config
 from treenail.controllers.pools.expected import ExpectedPools
-from treenail.controllers.render.inputs import RENDER_INPUTS, hash_render_inputs
 from treenail.controllers.render.render import (
+    RENDER_INPUTS,
     ControllerConfig,
     RenderedConfig,
     check_update,
+    hash_render_inputs,
     is_rendered,
     render_pool,
 )
-from treenail.controllers.render.validated import ValidatedConfigs
 from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.errors import (
     AlreadyExistsError,
@@ -48,6 +49,7 @@ from treenail.kube.watch import WatchScope
 
 log = logging.getLogger(__name__)
 
+_VALIDATED_LIMIT = 5_000
 RENDER_DEGRADED = "RenderDegraded"
 KEPT_CONFIGS = 5
 """Number of unreferenced rendered configs that a pool retains, the newest ones."""
@@ -55,6 +57,27 @@ FIELD_IGNORED = "FieldIgnored"
 _MAX_WARNINGS = 5
 _PRUNE_S = 3600.0
 _MAX_DELETIONS = 20
+
+
+class ValidatedConfigs:
+    """Validates each object once. A watch replaces the object of a changed MachineConfig.
+
+    Only valid ones are remembered, at most 5,000.
+    """
+
+    def __init__(self) -> None:
+        self._results: dict[str, tuple[MachineConfig, ValidConfig]] = {}
+
+    def validate(self, config: MachineConfig) -> ValidConfig:
+        """Return and raise what `validate_config` does."""
+        known = self._results.get(config.name)
+        if known is not None and known[0] is config:
+            return known[1]
+        valid = validate_config(config)
+        if len(self._results) >= _VALIDATED_LIMIT:
+            self._results.clear()
+        self._results[config.name] = config, valid
+        return valid
 
 
 @dataclass(frozen=True, slots=True)

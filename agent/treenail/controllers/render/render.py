@@ -1,18 +1,24 @@
 """Renders the MachineConfig of a pool from the MachineConfigs that it selects.
 
-Pure: the render controller and the command ``treenail-controller render`` share it.
+Pure: the render controller and the command ``treenail-controller render`` share it. The command
+reads manifests from files and needs no cluster.
+
+The render controller writes the hash of the objects that it has observed to the pool. A client that
+computes another hash knows that the controller has not observed a change yet.
 """
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from treenail import __version__
 from treenail.api import annotations as key
-from treenail.api import ignition, machineconfigpool
+from treenail.api import documents, ignition, machineconfig, machineconfigpool, machineosconfig
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfig import API_VERSION, KIND, MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import ObjectMeta, OwnerReference
 from treenail.config import reconcilable
 from treenail.config.merge import (
@@ -30,14 +36,53 @@ from treenail.config.validation import (
     find_control_character,
     validate_config,
 )
-from treenail.controllers.render.inputs import is_owned_by_pool
-from treenail.errors import ConfigError, UnreconcilableError
+from treenail.controllers.pools import policy
+from treenail.controllers.pools.policy import ObservedPolicy
+from treenail.errors import ConfigError, UnreconcilableError, UsageError
 
+RENDER_INPUTS = "renderInputs"
+"""Field of a pool's status with the hash. Only the render controller writes it."""
 CONTROLLER_CONFIG_KIND = "ControllerConfig"
 OS_IMAGE_OVERRIDDEN = "machineconfiguration.openshift.io/os-image-url-overridden"
-
 _NAME_LIMIT = 253
 _LOCATION = re.compile(r"spec\.(?:config\.(?:\w+\.)?)?(\w+)(?:\[(\d+)\])?")
+_KINDS = (
+    machineconfig.KIND,
+    machineconfigpool.KIND,
+    machineosconfig.KIND,
+    policy.KIND,
+    CONTROLLER_CONFIG_KIND,
+)
+_MACHINECONFIG_PREFIX = re.compile(r"MachineConfig (\S+): ")
+
+
+def hash_render_inputs(
+    pool: MachineConfigPool, configs: Iterable[ObjectMeta], controller_configs: Iterable[ObjectMeta]
+) -> str:
+    """Hash the MachineConfigs that the pool selects, and all ControllerConfigs.
+
+    ``configs`` are all MachineConfigs of the cluster. The API server changes the generation of an
+    object with each change of its spec.
+    """
+    observed = [*select_sources(pool, configs), *controller_configs]
+    lines = sorted(f"{each.name} {each.uid} {each.generation}\n" for each in observed)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
+
+
+def select_sources(pool: MachineConfigPool, configs: Iterable[ObjectMeta]) -> list[ObjectMeta]:
+    """Return the MachineConfigs that the pool selects, without rendered ones."""
+    selector = pool.machine_config_selector
+    if selector is None or selector.is_empty:
+        return []
+    return [
+        each for each in configs if selector.matches(each.labels) and not is_owned_by_pool(each)
+    ]
+
+
+def is_owned_by_pool(config: ObjectMeta) -> bool:
+    """Return True for a rendered config: a pool is its controller."""
+    owners = config.owner_references
+    return any(owner.kind == machineconfigpool.KIND and owner.controller for owner in owners)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,3 +318,120 @@ def _find_sources(location: str, new: MachineConfig, provenance: Provenance) -> 
         return provenance.find_section_sources(section)
     entries = [name for where, name in list_named_entries(new.config or {}) if where == section]
     return provenance.find_sources(section, entries[int(index)])
+
+
+@dataclass(frozen=True, slots=True)
+class InputManifests:
+    """Objects of the input files, by name."""
+
+    pools: dict[str, MachineConfigPool] = field(default_factory=dict)
+    configs: dict[str, MachineConfig] = field(default_factory=dict)
+    controller_configs: dict[str, ControllerConfig] = field(default_factory=dict)
+    policies: dict[str, ObservedPolicy] = field(default_factory=dict)
+    image_configs: dict[str, MachineOSConfig] = field(default_factory=dict)
+    locations: dict[tuple[str, str], str] = field(default_factory=dict)
+    """File and document of each object, by kind and name."""
+    warnings: list[str] = field(default_factory=list)
+    """Fields that have no effect, such as misspelt ones, with their file and document."""
+
+
+def read_manifests(texts: Iterable[tuple[str, str | bytes]]) -> InputManifests:
+    """Read the objects in the texts; each text comes with its file name.
+
+    Skips objects of other kinds and reads the items of lists. Checks every MachineConfig. Raises
+    `ConfigError` with the file and the document.
+    """
+    found = InputManifests()
+    for where, text in texts:
+        for number, document in enumerate(documents.load_documents(text, where=where), start=1):
+            _read_document(document, f"{where}, document {number}", found)
+    return found
+
+
+def render_pools(
+    found: InputManifests, only: str | None = None
+) -> tuple[list[RenderedConfig], list[ConfigError]]:
+    """Render the pools in the order of names; return the configs and the errors of other pools.
+
+    A pool whose current rendered config is in the input cannot change what nodes cannot apply.
+    Raises `UsageError` when ``only`` is unknown. Raises `ConfigError` without a pool, and with more
+    than one ControllerConfig.
+    """
+    if only is not None and only not in found.pools:
+        known = ", ".join(sorted(found.pools))
+        raise UsageError(
+            f"cannot render MachineConfigPool {only}: the input contains "
+            + (f"only: {known}" if known else "no MachineConfigPool")
+        )
+    if not found.pools:
+        raise ConfigError("cannot render: the input contains no MachineConfigPool")
+    if len(found.controller_configs) > 1:
+        raise ConfigError(
+            f"expected one ControllerConfig, found {', '.join(sorted(found.controller_configs))}"
+        )
+    controller_config = next(iter(found.controller_configs.values()), ControllerConfig())
+    rendered, errors = [], []
+    for name in sorted(found.pools) if only is None else [only]:
+        pool = found.pools[name]
+        current = found.configs.get(pool.configuration.name)
+        try:
+            rendered.append(
+                render_pool(pool, found.configs.values(), controller_config, current=current)
+            )
+        except ConfigError as error:
+            errors.append(_locate_error(error, name, found))
+    return rendered, errors
+
+
+def _read_document(document: Json, location: str, found: InputManifests) -> None:
+    fields = Fields.from_json(document, location)
+    kind = fields.get_text("kind")
+    if kind.endswith("List") and "items" in document:
+        for item in fields.iter_objects("items"):
+            _read_document(item.values, item.path, found)
+        return
+    if kind not in _KINDS:
+        return
+    name = _get_name(fields, kind, location)
+    if (kind, name) in found.locations:
+        raise ConfigError(
+            f"{location}: {kind} {name} is a duplicate of the one in {found.locations[kind, name]}"
+        )
+    found.locations[kind, name] = location
+    try:
+        if kind == machineconfigpool.KIND:
+            machineconfigpool.reject_unknown_pool_fields(document)
+            found.pools[name] = MachineConfigPool.from_json(document)
+        elif kind == machineconfig.KIND:
+            found.configs[name] = config = MachineConfig.from_json(document)
+            if not is_rendered(config):
+                found.warnings.extend(
+                    f"{location}, {kind} {name}: {ignored}"
+                    for ignored in validate_config(config).ignored
+                )
+        elif kind == machineosconfig.KIND:
+            found.image_configs[name] = MachineOSConfig.from_json(document)
+        elif kind == policy.KIND:
+            policy.parse_policy(document, name)
+            found.policies[name] = ObservedPolicy.from_json(document)
+        else:
+            found.controller_configs[name] = ControllerConfig.from_json(document)
+    except ConfigError as error:
+        message = str(error).removeprefix(f"{kind} {name}: ")
+        raise ConfigError(f"{location}, {kind} {name}: {message}", remedy=error.remedy) from error
+
+
+def _get_name(fields: Fields, kind: str, location: str) -> str:
+    name = fields.get_object("metadata").get_text("name")
+    if not name:
+        raise ConfigError(f"{location}: the {kind} has no metadata.name")
+    return name
+
+
+def _locate_error(error: ConfigError, pool: str, found: InputManifests) -> ConfigError:
+    """Prefix the error with the location of the object that caused it."""
+    message = str(error)
+    cause = _MACHINECONFIG_PREFIX.match(message)
+    culprit = (machineconfig.KIND, cause[1]) if cause else (machineconfigpool.KIND, pool)
+    location = found.locations.get(culprit, "")
+    return ConfigError(f"{location}: {message}" if location else message, remedy=error.remedy)

@@ -10,14 +10,14 @@ from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import Clock
+from treenail.controllers.pools.disruption_budgets import BudgetWatcher
 from treenail.controllers.pools.image_tags import TagMetrics, TagSource
 from treenail.controllers.pools.nodes import NodeFacts
 from treenail.controllers.pools.os_image import NO_BUILD, PoolBuild, find_pool_build
 from treenail.controllers.pools.policy import ObservedPolicy
 from treenail.controllers.pools.pool_index import PoolIndex
 from treenail.controllers.pools.pools import ObservedPool, PoolSnapshot
-from treenail.controllers.rollout.disruption_budgets import BudgetWatcher
-from treenail.controllers.rollout.gates.background import (
+from treenail.controllers.rollout.external_gates import (
     MAX_PARALLEL_REQUESTS,
     BackgroundGates,
     Gates,

@@ -1,11 +1,12 @@
 """Decide which nodes of a pool get the target now, and why no others.
 
 All functions are pure. The reconciler observes, writes the decision, and decides again after a
-change or after `RolloutDecision.requeue_after_s`.
+change or after `RolloutDecision.requeue_after_s`. With prestaging (opt-in), serving nodes pull the
+image before the first node is drained.
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from treenail.api.machineconfigpool import MachineConfigPool
@@ -19,8 +20,8 @@ from treenail.controllers.pools.holders import (
 )
 from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
 from treenail.controllers.pools.os_image import GateBlocked, GateOpen, GateVerdict, GateWaiting
-from treenail.controllers.pools.policy import MissingPolicyError, NodeOrder, RolloutPolicy, Wave
-from treenail.controllers.pools.pool_status import PoolProblem, format_target
+from treenail.controllers.pools.policy import NodeOrder, RolloutPolicy, Wave
+from treenail.controllers.pools.pool_status import PoolProblem, build_config_problem, format_target
 from treenail.controllers.pools.rollout_record import (
     NodeFailure,
     RolloutRecord,
@@ -39,16 +40,79 @@ from treenail.controllers.pools.select import (
     find_redirectable,
     limit_to_quorum,
 )
-from treenail.controllers.rollout.prestage import (
-    PrestageRequests,
-    decide_prestage_requests,
-    is_prestage_done,
-)
 from treenail.errors import ConfigError
 
 STALE_RETRY_S = 2.0
 """Delay until the next decision while the caches are outdated."""
 NO_POLICY = RolloutPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class PrestageRequests:
+    """Prestage requests to write now, by node name."""
+
+    nodes_to_request: tuple[str, ...] = ()
+    """Nodes to prestage the target."""
+    nodes_to_withdraw: tuple[str, ...] = ()
+    """Nodes whose request is obsolete."""
+    waiting_reason: str = ""
+    """Why no node may be drained yet, or empty."""
+
+
+def decide_prestage_requests(
+    policy: RolloutPolicy, nodes: Sequence[NodeFacts], target: RolloutTarget, *, is_stopped: bool
+) -> PrestageRequests:
+    """Decide which nodes prestage the target; withdraw all requests when ``is_stopped``."""
+    max_parallel = None if is_stopped else policy.prestage_max_parallel
+    if max_parallel is None or not target.image:
+        return PrestageRequests(
+            nodes_to_withdraw=_get_names(node for node in nodes if node.prestage_target is not None)
+        )
+    unstaged = [node for node in nodes if not is_prestage_done(node, target)]
+    serving = [node for node in unstaged if node.is_healthy]
+    # A node that already pulls this image for another config costs the registry nothing more.
+    retargeted = [
+        node for node in serving if node.prestage_target != target and _is_pulling(node, target)
+    ]
+    idle = [node for node in serving if not _is_pulling(node, target)]
+    pulling = [node for node in serving if _is_pulling(node, target) and not node.prestage_error]
+    chosen = [*retargeted, *idle[: max(max_parallel - len(pulling), 0)]]
+    stale = [
+        node
+        for node in nodes
+        if node.prestage_target is not None
+        and (node.is_assigned(target) or not _is_pulling(node, target))
+    ]
+    has_begun = any(node.is_assigned(target) for node in nodes)
+    pending = [
+        node for node in serving if not node.prestage_error or node.prestage_target != target
+    ]
+    waiting = ""
+    if pending and not has_begun:
+        staged = len(nodes) - len(unstaged)
+        waiting = f"waiting: {staged} of {len(nodes)} nodes have prestaged the image"
+    names = _get_names(chosen)
+    return PrestageRequests(
+        names, tuple(name for name in _get_names(stale) if name not in names), waiting
+    )
+
+
+def is_prestage_done(node: NodeFacts, target: RolloutTarget) -> bool:
+    """True when the node need not prestage: it has the image, or an update is in progress."""
+    return (
+        (node.prestage_target == target and node.prestaged_image == target.image)
+        or node.current_image == target.image
+        or node.is_assigned(target)
+        or not node.is_done
+    )
+
+
+def _is_pulling(node: NodeFacts, target: RolloutTarget) -> bool:
+    return node.prestage_target is not None and node.prestage_target.image == target.image
+
+
+def _get_names(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
+    return tuple(node.name for node in nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +237,6 @@ def decide_rollout(
     else:
         decision = _select_nodes(state)
     return replace(_add_stall(state, decision), prestage=prestage)
-
-
-def build_config_problem(error: ConfigError) -> PoolProblem:
-    """Build the problem of a pool with an invalid spec or policy."""
-    remedy = f"; {error.remedy}" if error.remedy else ""
-    is_missing = isinstance(error, MissingPolicyError)
-    reason = "MissingRolloutPolicy" if is_missing else "InvalidConfiguration"
-    return PoolProblem(reason, f"{error}{remedy}")
 
 
 @dataclass(frozen=True, slots=True)

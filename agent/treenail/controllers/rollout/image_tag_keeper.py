@@ -16,7 +16,11 @@ from treenail.controllers.pools.image_tags import (
     TagQuestion,
     TagSource,
 )
-from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.nodes import (
+    ARCHITECTURE_LABEL,
+    DEFAULT_ARCHITECTURE,
+    NodeFacts,
+)
 from treenail.controllers.pools.os_image import check_tag, decide_pool_tag, is_tag_unresolved
 from treenail.controllers.pools.policy import ObservedPolicy, find_policy
 from treenail.controllers.rollout.writer import RolloutWriter
@@ -25,9 +29,6 @@ from treenail.kube.events import EventRecorder, ObjectReference
 
 log = logging.getLogger(__name__)
 
-DEFAULT_ARCHITECTURE = "amd64"
-"""For a pool without nodes."""
-_ARCHITECTURE_LABEL = "kubernetes.io/arch"
 _MAX_ROUNDS = 4
 
 
@@ -126,7 +127,7 @@ class ImageTagKeeper:
     ) -> None:
         tag = pool.os_image_tag
         assert tag is not None
-        found = {node.labels.get(_ARCHITECTURE_LABEL, "") for node in nodes} - {""}
+        found = {node.labels.get(ARCHITECTURE_LABEL, "") for node in nodes} - {""}
         architectures = frozenset(found or {DEFAULT_ARCHITECTURE})
         self._desk.ask(
             pool.name,

@@ -10,7 +10,7 @@ from treenail.controllers.pools.expected import ExpectedPools
 from treenail.controllers.pools.nodes import NodeFacts
 from treenail.controllers.pools.os_image import GateAnswer, GatePending
 from treenail.controllers.pools.policy import LockServer
-from treenail.controllers.rollout.gates.background import Gates
+from treenail.controllers.rollout.external_gates import Gates
 from treenail.controllers.rollout.locks import (
     NodeLock,
     add_locks,

@@ -12,7 +12,7 @@ from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.pools.nodes import NodeFacts
 from treenail.controllers.pools.policy import LockServer
-from treenail.controllers.rollout.gates.external import LockHolder
+from treenail.controllers.rollout.external_gates import LockHolder
 
 LOCKS_STATUS = "fleetLocks"
 """Field of a pool's status. Only the rollout controller may write it."""

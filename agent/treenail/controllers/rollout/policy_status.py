@@ -4,7 +4,8 @@ It is only a view for users. The record that decisions need is in the status of 
 policy may be deleted and created again during a rollout.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,6 +15,10 @@ from treenail.clock import format_rfc3339
 from treenail.controllers.pools.policy import ObservedPolicy, RolloutPolicy
 from treenail.controllers.pools.windows import WindowClosed, find_window_state
 from treenail.controllers.rollout.decide import RolloutDecision
+from treenail.controllers.rollout.writer import RolloutWriter
+from treenail.errors import NotFoundError
+
+log = logging.getLogger(__name__)
 
 _MAX_SUMMARIZED = 10
 
@@ -108,3 +113,40 @@ def _find_state(status_input: PolicyStatusInput) -> RolloutState:
         return RolloutState.PAUSED
     is_stalled = bool(status_input.decision.stalled_message)
     return RolloutState.STALLED if is_stalled else RolloutState.PROGRESSING
+
+
+class PolicyReporter:
+    """Status of the policies. Thread-safe for different pools."""
+
+    def __init__(
+        self, writer: RolloutWriter, list_policies: Callable[[], Mapping[str, ObservedPolicy]]
+    ) -> None:
+        self._writer = writer
+        self._list_policies = list_policies
+        self._summaries: dict[str, str] = {}
+
+    def report_pool(self, status_input: PolicyStatusInput) -> None:
+        """Show the pool in the status of its policy, and of no other; raises `ClusterError`."""
+        pool = status_input.pool
+        for observed in self._list_policies().values():
+            is_named = observed.name == pool.rollout_policy
+            entry = build_pool_entry(status_input, observed.generation) if is_named else None
+            self._write_entry(observed, pool.name, entry)
+
+    def remove_pool(self, pool: str) -> None:
+        """Remove a deleted pool from the status of every policy; raises `ClusterError`."""
+        for observed in self._list_policies().values():
+            self._write_entry(observed, pool, None)
+
+    def _write_entry(self, observed: ObservedPolicy, pool: str, entry: Json | None) -> None:
+        entries = replace_pool_entry(observed, pool, entry)
+        summary = summarize_entries(entries)
+        # A kind of an older version drops the summary: each one is written once.
+        has_summary = summary in (read_summary(observed), self._summaries.get(observed.name))
+        if entries == read_pool_entries(observed) and has_summary:
+            return
+        self._summaries[observed.name] = summary
+        try:
+            self._writer.write_policy_status(observed, entries, summary)
+        except NotFoundError:
+            log.debug("RolloutPolicy %s is deleted", observed.name)

@@ -30,6 +30,7 @@ from treenail.controllers.pools.pool_status import (
     PoolProblem,
     PoolStatus,
     PoolStatusInput,
+    build_config_problem,
 )
 from treenail.controllers.pools.pools import (
     PoolSnapshot,
@@ -42,10 +43,9 @@ from treenail.controllers.rollout.decide import (
     NO_POLICY,
     RolloutContext,
     RolloutDecision,
-    build_config_problem,
     decide_rollout,
 )
-from treenail.controllers.rollout.gates.background import (
+from treenail.controllers.rollout.external_gates import (
     GATE_RETRY_S,
     PENDING_RETRY_S,
     Gates,
@@ -53,10 +53,13 @@ from treenail.controllers.rollout.gates.background import (
 )
 from treenail.controllers.rollout.image_tag_keeper import ImageTagKeeper, TagParts
 from treenail.controllers.rollout.lock_keeper import LockKeeper
-from treenail.controllers.rollout.node_settings import build_settings, find_settings_changes
-from treenail.controllers.rollout.policy_reporter import PolicyReporter
-from treenail.controllers.rollout.policy_status import PolicyStatusInput
-from treenail.controllers.rollout.writer import ParallelMap, RolloutWriter
+from treenail.controllers.rollout.policy_status import PolicyReporter, PolicyStatusInput
+from treenail.controllers.rollout.writer import (
+    ParallelMap,
+    RolloutWriter,
+    build_settings,
+    find_settings_changes,
+)
 from treenail.errors import (
     ClusterError,
     ConfigError,

@@ -12,7 +12,11 @@ from treenail.clock import Clock, format_rfc3339, parse_rfc3339
 from treenail.errors import ClusterError, ConfigError, ForbiddenError, NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.resources import LEASES
-from treenail.manifests.installation import NAME, InstallOptions
+
+LEASE_NAME = "treenail-controller"
+"""Name of the Lease; the Deployment of the controllers has the same."""
+DEFAULT_NAMESPACE = "treenail"
+"""Namespace of the controllers, unless the user names another."""
 
 _SKEW_S = 5.0
 """The clock of this machine and that of the controllers may differ by this much."""
@@ -25,8 +29,6 @@ _RENEWAL_S = 60.0
 _READ_INTERVAL_S = 5.0
 _SERVER_REMEDY = "check the API server: kubectl get --raw /readyz"
 _WAIT_REMEDY = "the next leader repairs it; run: kubectl get leases -A"
-# Without --namespace: where the manifests install the controllers.
-_DEFAULT_NAMESPACE = InstallOptions().namespace
 _MCO_NAMESPACE, _MCO_NAME = "openshift-machine-config-operator", "machine-config-controller"
 
 
@@ -47,7 +49,7 @@ class LeaderReport:
     """Leader of the controllers, as a Lease shows it."""
 
     state: LeaderState
-    namespace: str = _DEFAULT_NAMESPACE
+    namespace: str = DEFAULT_NAMESPACE
     holder: str = ""
     renewed_at: float | None = None
     """When the last leader renewed the Lease, in seconds since the epoch."""
@@ -68,7 +70,7 @@ class LeaderReport:
             case LeaderState.ABSENT:
                 return (
                     f"cannot tell whether a controller leads: namespace {self.namespace} has no "
-                    f"Lease {NAME} (controllers with --no-leader-election have none)"
+                    f"Lease {LEASE_NAME} (controllers with --no-leader-election have none)"
                 )
             case LeaderState.UNKNOWN:
                 return f"cannot tell whether a controller leads: {self.reason}"
@@ -88,8 +90,8 @@ class LeaderReport:
                 )
             case LeaderState.UNKNOWN:
                 return self.reason_remedy or (
-                    f"permit this user to get the Lease {NAME} in namespace {self.namespace}, or "
-                    "name another namespace with --namespace"
+                    f"permit this user to get the Lease {LEASE_NAME} in namespace {self.namespace}"
+                    ", or name another namespace with --namespace"
                 )
 
     def to_json(self) -> Json:
@@ -109,7 +111,7 @@ def evaluate_lease(lease: Json, *, now: float) -> LeaderReport:
     """Decide from a Lease whether its holder leads; ``now`` is in seconds since the epoch."""
     try:
         fields = Fields.from_json(lease, "Lease")
-        namespace = fields.get_object("metadata").get_text("namespace") or _DEFAULT_NAMESPACE
+        namespace = fields.get_object("metadata").get_text("namespace") or DEFAULT_NAMESPACE
         spec = fields.get_object("spec")
         holder, renewed = spec.get_text("holderIdentity"), spec.get_text("renewTime")
         lease_s = spec.get_optional_integer("leaseDurationSeconds") or 0
@@ -171,10 +173,10 @@ class LeaderReader:
         return self._report
 
     def _read(self) -> LeaderReport:
-        namespace = self._namespace or _DEFAULT_NAMESPACE
-        own = self._read_lease(namespace, NAME)
+        namespace = self._namespace or DEFAULT_NAMESPACE
+        own = self._read_lease(namespace, LEASE_NAME)
         others: list[LeaderReport] = []
-        if own.state not in _LED and namespace in (_DEFAULT_NAMESPACE, _MCO_NAMESPACE):
+        if own.state not in _LED and namespace in (DEFAULT_NAMESPACE, _MCO_NAMESPACE):
             others.append(self._read_lease(_MCO_NAMESPACE, _MCO_NAME))
         if own.state is LeaderState.ABSENT and not self._namespace:
             others += self._search()
@@ -194,7 +196,9 @@ class LeaderReader:
     def _search(self) -> list[LeaderReport]:
         """Search the other namespaces, if the user may."""
         try:
-            found = self._client.list(LEASES, params={"fieldSelector": f"metadata.name={NAME}"})
+            found = self._client.list(
+                LEASES, params={"fieldSelector": f"metadata.name={LEASE_NAME}"}
+            )
         except ClusterError:
             return []
         return [self._evaluate(each) for each in found.items]

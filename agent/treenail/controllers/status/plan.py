@@ -1,6 +1,7 @@
 """Plans the effect of a change on each pool and node, with the code of controllers and agents.
 
-Pure: computes a plan from a snapshot of the cluster and the manifests to apply.
+Pure: computes a plan from a snapshot of the cluster and the manifests to apply. For each node, the
+plan has the actions, their causes and the MachineConfigs behind them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,9 +13,13 @@ from treenail.api.machineconfigpool import MachineConfigPool, PoolImageFiles
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import ObjectMeta
+from treenail.config.diff import compare_configs
+from treenail.config.image_content import assume_provided, drop_provided, list_provided
 from treenail.config.reconcilable import find_read_only_paths
+from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.controllers.pools import rollout_record, select, windows
-from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.disruption_budgets import BlockingBudget
+from treenail.controllers.pools.nodes import ARCHITECTURE_LABEL, NodeFacts, RolloutTarget
 from treenail.controllers.pools.policy import (
     NodeOrder,
     ObservedPolicy,
@@ -25,10 +30,12 @@ from treenail.controllers.pools.policy import (
 from treenail.controllers.pools.pools import ObservedPool, check_supported_fields, group_nodes
 from treenail.controllers.pools.rollout_record import find_wave_members
 from treenail.controllers.pools.select import compute_max_unavailable, limit_to_quorum
-from treenail.controllers.render.offline import InputManifests
-from treenail.controllers.render.render import ControllerConfig, is_rendered, render_pool
-from treenail.controllers.status.budgets import BlockingBudget
-from treenail.controllers.status.change import NodeChange, plan_change
+from treenail.controllers.render.render import (
+    ControllerConfig,
+    InputManifests,
+    is_rendered,
+    render_pool,
+)
 from treenail.controllers.status.planned_build import (
     PlannedBuild,
     PoolBuildInput,
@@ -36,11 +43,97 @@ from treenail.controllers.status.planned_build import (
     plan_pool_build,
 )
 from treenail.errors import ConfigError
+from treenail.update.impact.disruption import (
+    ConfigSources,
+    DisruptionCause,
+    compute_disruption,
+    describe_action,
+)
 
 NODE_WITHOUT_DRAIN_S = 60.0
 """Assumed duration of an update without a drain."""
-ARCHITECTURE_LABEL = "kubernetes.io/arch"
-"""Label of Nodes, which each kubelet sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStep:
+    """One action and all its causes."""
+
+    action: str
+    reasons: tuple[DisruptionCause, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """Change of the nodes that have the same current target."""
+
+    nodes: tuple[str, ...]
+    before: RolloutTarget
+    steps: tuple[PlanStep, ...] = ()
+    """Actions, the least disruptive first; empty when none is needed."""
+    undisruptive: tuple[DisruptionCause, ...] = ()
+    """Differences that need no action."""
+    needs_drain: bool = True
+    needs_reboot: bool = True
+    in_image: tuple[str, ...] = ()
+    """Paths and units that the image must contain; each agent checks that before its drain."""
+    unknown_reason: str = ""
+    """Why the impact is unknown; then the plan assumes drain and reboot."""
+
+
+def plan_change(
+    before: RolloutTarget,
+    old: MachineConfig | None,
+    after: RolloutTarget,
+    new: MachineConfig | None,
+    policy: DisruptionPolicy,
+    *,
+    nodes: tuple[str, ...],
+    writes_image_files: bool = False,
+    image_source: str = "",
+) -> NodeChange:
+    """Compute the change of these nodes.
+
+    ``writes_image_files``: in image mode the agents write the files that the image lacks.
+    ``image_source`` names what requests the image of ``after``, if it has one.
+    """
+    for name, config in ((before.config, old), (after.config, new)):
+        if config is None:
+            return NodeChange(
+                nodes, before, unknown_reason=f"MachineConfig {name or '?'} does not exist"
+            )
+    assert old is not None
+    assert new is not None
+    try:
+        was, will_be = (
+            _apply_image(read_wanted_state(old), before),
+            _apply_image(read_wanted_state(new), after),
+        )
+        former, provided = frozenset[str](), frozenset[str]()
+        if not writes_image_files:
+            former = assume_provided(was).provided if before.image else former
+            provided = assume_provided(will_be).provided if after.image else provided
+        found = compare_configs(
+            drop_provided(was, former | provided), drop_provided(will_be, provided)
+        )
+        cost = compute_disruption(found, policy)
+        because = ConfigSources(found, old, new, image_source=image_source).find_cause
+    except ConfigError as error:
+        return NodeChange(nodes, before, unknown_reason=str(error))
+
+    return NodeChange(
+        nodes,
+        before,
+        steps=tuple(PlanStep(describe_action(each.action), tuple(map(because, each.reasons)))
+                    for each in cost.costs),
+        undisruptive=tuple(map(because, cost.harmless)),
+        needs_drain=cost.needs_drain,
+        needs_reboot=cost.needs_reboot,
+        in_image=list_provided(will_be, provided),
+    )  # fmt: skip
+
+
+def _apply_image(found: WantedState, target: RolloutTarget) -> WantedState:
+    return replace(found, os=replace(found.os, image=target.image)) if target.image else found
 
 
 @dataclass(frozen=True, slots=True)

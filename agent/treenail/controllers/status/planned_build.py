@@ -9,9 +9,8 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import parse_rfc3339
-from treenail.controllers.image_build.base_image import is_tag, pin_base_image
-from treenail.controllers.image_build.planner import DEFAULT_ARCHITECTURE
-from treenail.controllers.pools.nodes import RolloutTarget
+from treenail.controllers.pools.image_tags import is_tag, pin_base_image
+from treenail.controllers.pools.nodes import DEFAULT_ARCHITECTURE, RolloutTarget
 from treenail.controllers.pools.os_image import (
     GateBlocked,
     GateOpen,

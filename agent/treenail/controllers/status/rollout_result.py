@@ -8,7 +8,7 @@ from treenail.api.decode import Fields
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import ObjectMeta
 from treenail.controllers.pools.pool_status import RENDER_DEGRADED, read_reported_counts
-from treenail.controllers.render.inputs import RENDER_INPUTS, hash_render_inputs, select_sources
+from treenail.controllers.render.render import RENDER_INPUTS, hash_render_inputs, select_sources
 from treenail.controllers.status.leader import LeaderReport, LeaderState
 
 _LEADER_LIMIT_S = 300.0

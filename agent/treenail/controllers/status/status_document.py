@@ -7,8 +7,7 @@ from treenail.clock import END_OF_9999, YEAR_1000, format_rfc3339
 from treenail.controllers.pools.nodes import RolloutTarget
 from treenail.controllers.pools.pool_status import PoolCounts
 from treenail.controllers.status.leader import LeaderReport
-from treenail.controllers.status.pool_build import BuildRow
-from treenail.controllers.status.status_table import NodeRow, PoolRow
+from treenail.controllers.status.status_table import BuildRow, NodeRow, PoolRow
 
 
 def build_status_document(

@@ -1,20 +1,31 @@
 """Rows about pools and nodes for users who watch a rollout: a pure function of the objects.
 
-The command ``status``, the page of the controllers and the demo show these rows.
+The command ``status``, the page of the controllers and the demo show these rows. A row of a pool
+has its image build and the blockers of its rollout: the pool, its policy, a window, a disruption
+budget or a node.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import Condition
-from treenail.controllers.pools.holders import describe_holder
+from treenail.clock import parse_rfc3339
+from treenail.controllers.pools.holders import classify_wait, describe_holder
 from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.os_image import find_pool_owner
 from treenail.controllers.pools.policy import ObservedPolicy, RolloutPolicy
-from treenail.controllers.pools.pool_status import PoolCounts, read_reported_counts
+from treenail.controllers.pools.pool_status import (
+    PoolCounts,
+    build_config_problem,
+    read_reported_counts,
+)
 from treenail.controllers.pools.pools import DisputedNode, ObservedPool, group_nodes
 from treenail.controllers.pools.rollout_record import (
     ROLLOUT_STATUS,
+    NodeFailure,
     PastRollout,
     RolloutRecord,
     compute_remaining_soaks_s,
@@ -23,12 +34,13 @@ from treenail.controllers.pools.rollout_record import (
 )
 from treenail.controllers.pools.select import compute_max_unavailable, limit_to_quorum
 from treenail.controllers.pools.windows import WindowClosed, find_window_state
-from treenail.controllers.rollout.decide import build_config_problem
-from treenail.controllers.status.blockers import RolloutBlocker, find_pool_blockers
 from treenail.controllers.status.leader import LeaderReport, LeaderState
-from treenail.controllers.status.pool_build import BuildRow
 from treenail.errors import ConfigError
 
+MAX_NODE_BLOCKERS = 50
+"""Nodes that are named as blockers of a pool; the rows of the others have their reasons too."""
+_PROGRESS_WORDS = ("nodes are updated", "are limited to", "is limited to")
+REJECTED, PENDING = "Rejected", "Pending"
 # Percent of an update at which each phase begins; staging fills its part by its own percentage.
 _PHASE_PERCENT = {
     "waiting": 0,
@@ -46,6 +58,130 @@ _LATE_FACTOR = 3.0
 """A node that takes so many times the usual time makes the estimate worthless."""
 CONFLICT = "conflict"
 PHASE_WIDTH = max(map(len, _PHASE_PERCENT))
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutBlocker:
+    """One thing that blocks a rollout, or a part of it."""
+
+    kind: str
+    """``paused``, ``halted``, ``invalid``, ``degraded``, ``stalled``, ``failed``, ``drain``,
+    ``node``, or one of `WAIT_REASONS`."""
+    message: str
+    node: str = ""
+
+
+def find_pool_blockers(
+    observed: ObservedPool,
+    conditions: Mapping[str, Condition],
+    record: RolloutRecord | None,
+    nodes: Sequence[NodeFacts],
+    now: float,
+) -> tuple[RolloutBlocker, ...]:
+    """Find what blocks the rollout of a pool; empty while nothing does."""
+    return (
+        *_find_own_blockers(observed, conditions, record, nodes),
+        *[
+            each
+            for each in _find_node_blockers(nodes, now)
+            # The blocker of the pool has this reason.
+            if each.kind != "failed" or each.node != _get_halting_node(record)
+        ][:MAX_NODE_BLOCKERS],
+    )
+
+
+def _get_halting_node(record: RolloutRecord | None) -> str:
+    return "" if record is None or record.halted_by is None else record.halted_by.node
+
+
+def _complete_reason(failure: NodeFailure, nodes: Sequence[NodeFacts]) -> str:
+    """Return the reason of the failure as the node has it; the record has its beginning."""
+    reasons = (node.reason for node in nodes if node.name == failure.node)
+    return next((each for each in reasons if each.startswith(failure.reason)), failure.reason)
+
+
+def _find_own_blockers(
+    observed: ObservedPool,
+    conditions: Mapping[str, Condition],
+    record: RolloutRecord | None,
+    nodes: Sequence[NodeFacts],
+) -> Iterator[RolloutBlocker]:
+    pool = observed.pool
+    if observed.error is not None:
+        yield RolloutBlocker("invalid", str(observed.error))
+        return
+    updated = conditions.get("Updated")
+    if pool.paused and not (updated is not None and updated.status == "True"):
+        yield RolloutBlocker("paused", f"spec.paused of pool {pool.name} is true")
+    if record is not None and record.halted_by is not None:
+        failure = record.halted_by
+        yield RolloutBlocker(
+            "halted",
+            f"node {failure.node} failed: {_complete_reason(failure, nodes)}",
+            failure.node,
+        )
+        return
+    degraded, stalled = conditions.get("Degraded"), conditions.get("Stalled")
+    if degraded is not None and degraded.status == "True":
+        yield RolloutBlocker("degraded", degraded.message or degraded.reason)
+        return
+    if stalled is not None and stalled.status == "True":
+        yield RolloutBlocker("stalled", stalled.message or stalled.reason)
+    updating = conditions.get("Updating")
+    if updating is not None and (updating.status, updating.reason) == ("True", "Waiting"):
+        # "All nodes are updating to TARGET; why the pool waits; how many nodes are updated".
+        parts = updating.message.split("; ")[1:]
+        text = "; ".join(
+            each for each in parts if not any(word in each for word in _PROGRESS_WORDS)
+        )
+        yield RolloutBlocker(classify_wait(updating.message), text.removeprefix("waiting: "))
+
+
+def _find_node_blockers(nodes: Sequence[NodeFacts], now: float) -> Iterator[RolloutBlocker]:
+    for node in nodes:
+        if node.is_degraded:
+            yield RolloutBlocker("failed", node.reason or f"it is {node.state}", node.name)
+        elif node.drain_blocker:
+            yield RolloutBlocker("drain", node.drain_blocker, node.name)
+        elif node.is_unavailable and not (holder := describe_holder(node, now)).is_expected:
+            yield RolloutBlocker("node", holder.reason, node.name)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRow:
+    """The build that a pool's MachineOSConfig works towards, or has finished."""
+
+    name: str
+    """Of the MachineOSBuild; of the MachineOSConfig if there is none."""
+    state: str
+    """Type of the condition that is true; ``Pending`` before it, ``Rejected`` without a build."""
+    message: str = ""
+    seconds: float | None = None
+    """Duration up to now, or of the whole build; None before it starts."""
+
+
+def find_pool_builds(
+    configs: Mapping[str, MachineOSConfig], builds: Mapping[str, MachineOSBuild], now: float
+) -> dict[str, BuildRow]:
+    """Return the builds by pool; ``now`` is in seconds since the epoch."""
+    owners = (
+        find_pool_owner(pool, configs.values()) for pool in {each.pool for each in configs.values()}
+    )
+    return {
+        each.pool: _describe_build(each, builds.get(each.current_build), now)
+        for each in owners
+        if each is not None
+    }
+
+
+def _describe_build(config: MachineOSConfig, build: MachineOSBuild | None, now: float) -> BuildRow:
+    if config.problem:
+        return BuildRow(config.name, REJECTED, config.problem)
+    if build is None:
+        return BuildRow(config.name, PENDING)
+    began, ended = parse_rfc3339(build.start), parse_rfc3339(build.end)
+    seconds = None if began is None else max((ended or now) - began, 0.0)
+    return BuildRow(build.name, build.state or PENDING, build.message, seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from treenail.api.decode import Json
 from treenail.clock import Clock
-from treenail.controllers.runtime.http_listener import parse_address
+from treenail.controllers.runtime.http_server import parse_address
 from treenail.errors import FileError
 from treenail.installer.bootstrap.bootstrap_source import BootstrapSource
 from treenail.installer.certificates.server_certificates import CaFiles, prepare_server_certificate

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from treenail.api.decode import Json
-from treenail.controllers.image_build.cluster_reader import GLOBAL_PULL_SECRET
-from treenail.controllers.image_build.offline import encode_strings
+from treenail.controllers.image_build.cluster_reader import GLOBAL_PULL_SECRET, encode_strings
 from treenail.errors import NotFoundError
 from treenail.installer.checks.manifest_checks import NAMESPACES
 from treenail.installer.inputs.install_manifests import InstallManifests

@@ -6,9 +6,8 @@ from treenail.api import annotations as key
 from treenail.api import machineosconfig
 from treenail.api.machineconfigpool import ARBITER, MASTER
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.controllers.image_build.offline import encode_strings
-from treenail.controllers.render.offline import render_pools
-from treenail.controllers.render.render import is_rendered
+from treenail.controllers.image_build.cluster_reader import encode_strings
+from treenail.controllers.render.render import is_rendered, render_pools
 from treenail.errors import ConfigError
 from treenail.image.inputs.check_config import find_architecture_findings, find_config_findings
 from treenail.image.inputs.check_objects import (

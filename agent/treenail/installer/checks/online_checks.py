@@ -16,9 +16,8 @@ from treenail.api.pullspec import PullSpec
 from treenail.clock import SystemClock
 from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors, read_config_mirrors
 from treenail.config.pullsecret import PullSecret, read_login_secret
-from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.controllers.image_build.offline import encode_strings
-from treenail.controllers.render.offline import render_pools
+from treenail.controllers.image_build.cluster_reader import ClusterReader, encode_strings
+from treenail.controllers.render.render import render_pools
 from treenail.errors import ConfigError, TreenailError
 from treenail.image.push_spec import parse_push_spec
 from treenail.installer.checks.install_objects import InstallObjects

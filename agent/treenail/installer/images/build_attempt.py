@@ -24,8 +24,7 @@ from treenail.controllers.image_build.facts import (
     SystemFacts,
 )
 from treenail.controllers.image_build.layer_builder import AttemptFailed, LayerBuilder
-from treenail.controllers.image_build.planner import Planner
-from treenail.controllers.image_build.planning import BuildPlan, SystemPlan
+from treenail.controllers.image_build.planner import BuildPlan, Planner, SystemPlan
 from treenail.errors import TreenailError
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase, BuildResult

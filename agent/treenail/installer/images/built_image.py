@@ -8,16 +8,15 @@ from treenail.api.decode import Json, load_json
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import format_rfc3339
-from treenail.controllers.image_build.base_image import encode_base_record
-from treenail.controllers.image_build.build_object import make_build_object
-from treenail.controllers.image_build.facts import BuildReport, SystemFacts, WantedBuild
-from treenail.controllers.image_build.report import encode_report
-from treenail.controllers.image_build.systems import (
+from treenail.controllers.image_build.build_objects import (
+    encode_report,
     encode_systems,
+    make_build_object,
     read_architectures,
     read_systems,
 )
-from treenail.controllers.pools.image_tags import TagRecord
+from treenail.controllers.image_build.facts import BuildReport, SystemFacts, WantedBuild
+from treenail.controllers.pools.image_tags import TagRecord, encode_base_record
 from treenail.errors import ConfigError
 from treenail.image.build_reason import BUILT_AT_INSTALL
 from treenail.image.job_status import compute_build_conditions

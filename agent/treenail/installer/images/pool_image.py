@@ -16,14 +16,8 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import Clock, format_rfc3339
 from treenail.config.image_mirrors import ImageMirrors, MirrorRule
-from treenail.controllers.image_build.attempts import count_failure
-from treenail.controllers.image_build.base_image import (
-    decode_base_record,
-    encode_base_record,
-    is_tag,
-    pin_base_image,
-)
 from treenail.controllers.image_build.cluster_reader import ClusterReader, ObjectGetter
+from treenail.controllers.image_build.decide import count_failure
 from treenail.controllers.image_build.facts import (
     AttemptFailure,
     BuildProblem,
@@ -35,10 +29,19 @@ from treenail.controllers.image_build.layer_builder import (
     LayerBuilder,
     RegistryEndpoint,
 )
-from treenail.controllers.image_build.offline import read_build_files
-from treenail.controllers.image_build.planner import Planner
-from treenail.controllers.image_build.planning import BuildPlan, BuildRefused
-from treenail.controllers.pools.image_tags import TagRecord
+from treenail.controllers.image_build.planner import (
+    BuildPlan,
+    BuildRefused,
+    Planner,
+    read_build_files,
+)
+from treenail.controllers.pools.image_tags import (
+    TagRecord,
+    decode_base_record,
+    encode_base_record,
+    is_tag,
+    pin_base_image,
+)
 from treenail.errors import ConfigError, HostError, TreenailError
 from treenail.image.build_reason import REMEDIES, BuildReason
 from treenail.image.inputs.build_inputs import list_builder_options

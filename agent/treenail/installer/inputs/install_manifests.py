@@ -17,8 +17,7 @@ from treenail.config.validation import validate_config
 from treenail.controllers.pools import policy
 from treenail.controllers.pools.policy import ObservedPolicy
 from treenail.controllers.render import render
-from treenail.controllers.render.offline import InputManifests
-from treenail.controllers.render.render import ControllerConfig
+from treenail.controllers.render.render import ControllerConfig, InputManifests
 from treenail.errors import ConfigError
 from treenail.installer.inputs.image_mode import ImageMode
 from treenail.installer.inputs.image_mode_codec import (
@@ -110,7 +109,7 @@ class InstallManifests:
         return [self.objects[each] for each in sorted(self.objects) if each[0] == kind]
 
     def to_input(self) -> InputManifests:
-        """Return the objects for `treenail.controllers.render.offline.render_pools`."""
+        """Return the objects for `treenail.controllers.render.render.render_pools`."""
         locations = {(kind, name): each.location for (kind, _, name), each in self.objects.items()}
         return InputManifests(
             pools=self.pools,

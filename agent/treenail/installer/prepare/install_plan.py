@@ -9,10 +9,9 @@ from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MASTER
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import Clock
-from treenail.controllers.image_build.base_image import pin_base_image
 from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.controllers.image_build.planner import Planner
-from treenail.controllers.image_build.planning import BuildPlan, BuildRefused
+from treenail.controllers.image_build.planner import BuildPlan, BuildRefused, Planner
+from treenail.controllers.pools.image_tags import pin_base_image
 from treenail.errors import ConfigError, TreenailError
 from treenail.image.config_layer import ConfigLayer, make_config_layer
 from treenail.image.containerfile import parse_containerfile

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from treenail.clock import Clock
-from treenail.controllers.runtime.http_listener import parse_address
+from treenail.controllers.runtime.http_server import parse_address
 from treenail.errors import HostError, TreenailError
 from treenail.installer.certificates.server_certificates import CaFiles, prepare_server_certificate
 from treenail.installer.inputs.install_directory import InstallDirectory

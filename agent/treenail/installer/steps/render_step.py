@@ -17,7 +17,7 @@ from treenail.api import documents, machineconfigpool
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfig import KIND as MACHINE_CONFIG_KIND
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.render import offline
+from treenail.controllers.render import render
 from treenail.controllers.render.render import CONTROLLER_CONFIG_KIND, RenderedConfig
 from treenail.errors import ConfigError
 from treenail.installer.inputs.install_directory import InstallDirectory
@@ -42,7 +42,7 @@ class RenderedPool:
 
 def render_install_pools(manifests: InstallManifests) -> tuple[RenderedPool, ...]:
     """Render all pools by name; raise `ConfigError` with the errors of all pools. Pure."""
-    found, errors = offline.render_pools(manifests.to_input())
+    found, errors = render.render_pools(manifests.to_input())
     if errors:
         remedies = dict.fromkeys(error.remedy for error in errors if error.remedy)
         raise ConfigError("; ".join(map(str, errors)), remedy="; ".join(remedies))

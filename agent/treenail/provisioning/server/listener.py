@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from treenail.clock import Clock
-from treenail.controllers.runtime.http_listener import (
+from treenail.controllers.runtime.http_server import (
     HEAD_LIMIT_S,
     HttpListener,
     LimitedRequestHandler,

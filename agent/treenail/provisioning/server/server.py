@@ -18,8 +18,7 @@ from urllib.parse import parse_qs
 from treenail.api.decode import Json
 from treenail.api.meta import is_object_name
 from treenail.clock import Clock, SystemClock
-from treenail.controllers.runtime.http_listener import LimitedRequestHandler
-from treenail.controllers.runtime.server_thread import ServerThread
+from treenail.controllers.runtime.http_server import LimitedRequestHandler, ServerThread
 from treenail.errors import UsageError
 from treenail.provisioning.content.document import ServedDocument
 from treenail.provisioning.content.source import RETRY_AFTER_S

@@ -14,7 +14,7 @@ import pytest
 from tests.controllers.status.statuspage.samples import encode, make_document
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
-from treenail.controllers.runtime.http_listener import HEAD_LIMIT_S, RESPONSE_LIMIT_S
+from treenail.controllers.runtime.http_server import HEAD_LIMIT_S, RESPONSE_LIMIT_S
 from treenail.controllers.status.statuspage.server import (
     MAX_CONNECTIONS,
     MAX_REQUESTS,

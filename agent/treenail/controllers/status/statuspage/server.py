@@ -12,8 +12,11 @@ from ipaddress import ip_address
 from typing import Self
 
 from treenail.clock import Clock
-from treenail.controllers.runtime.http_listener import HttpListener, LimitedRequestHandler
-from treenail.controllers.runtime.server_thread import ServerThread
+from treenail.controllers.runtime.http_server import (
+    HttpListener,
+    LimitedRequestHandler,
+    ServerThread,
+)
 from treenail.controllers.status.statuspage.source import EncodedDocument
 from treenail.errors import UsageError
 

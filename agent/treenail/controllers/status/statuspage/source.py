@@ -16,9 +16,8 @@ from treenail.controllers.pools.policy import ObservedPolicy
 from treenail.controllers.pools.pools import ObservedPool
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.status.leader import LeaderReport
-from treenail.controllers.status.pool_build import find_pool_builds
 from treenail.controllers.status.status_document import build_status_document
-from treenail.controllers.status.status_table import build_rows
+from treenail.controllers.status.status_table import build_rows, find_pool_builds
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     MACHINEOSBUILDS,

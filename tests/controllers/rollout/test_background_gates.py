@@ -7,12 +7,12 @@ from typing import Any
 from tests.fakes.clock import FakeClock
 from treenail.controllers.pools.os_image import GateAnswer, GateBlocked, GatePending, GateWaiting
 from treenail.controllers.pools.policy import LockServer, PrometheusAlerts
-from treenail.controllers.rollout.gates.background import (
+from treenail.controllers.rollout.external_gates import (
     CLOSED_FOR_S,
     OPEN_FOR_S,
     BackgroundGates,
+    LockHolder,
 )
-from treenail.controllers.rollout.gates.external import LockHolder
 
 ALERTS = PrometheusAlerts("http://prometheus.example.com", ("ApiErrors",))
 SERVER = LockServer("http://locks.example.com", "workers")

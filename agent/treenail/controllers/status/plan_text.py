@@ -6,8 +6,7 @@ from dataclasses import asdict
 from treenail.api.decode import Json
 from treenail.controllers.pools.nodes import RolloutTarget
 from treenail.controllers.pools.rollout_record import format_duration, format_limit
-from treenail.controllers.status.change import NodeChange
-from treenail.controllers.status.plan import PoolPlan
+from treenail.controllers.status.plan import NodeChange, PoolPlan
 from treenail.update.impact.disruption import DisruptionCause
 
 MAX_REASONS = 20

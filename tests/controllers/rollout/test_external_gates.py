@@ -12,7 +12,7 @@ import pytest
 
 from treenail.controllers.pools.os_image import GateAnswer, GateBlocked, GateWaiting
 from treenail.controllers.pools.policy import LockServer, PrometheusAlerts
-from treenail.controllers.rollout.gates.external import (
+from treenail.controllers.rollout.external_gates import (
     GATE_MISCONFIGURED,
     GATE_UNAVAILABLE,
     GateClient,

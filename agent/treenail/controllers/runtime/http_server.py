@@ -1,11 +1,13 @@
-"""The listener of a small HTTP server, and the address that a user gives it."""
+"""A small HTTP server: its listener, its thread, and the address that a user gives it."""
 
 import logging
 import socket
 import socketserver
 import sys
+import threading
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
 
 from treenail.clock import Clock, SystemClock
 from treenail.errors import UsageError
@@ -16,8 +18,8 @@ HEAD_LIMIT_S = 10.0
 """Time from the connection to the end of the request's head."""
 RESPONSE_LIMIT_S = 30.0
 """Time for the response, until the client has received it."""
-
 _Request = socket.socket | tuple[bytes, socket.socket]
+_END_S = 10.0
 
 
 class HttpListener(ThreadingHTTPServer):
@@ -121,3 +123,20 @@ def parse_address(text: str) -> tuple[str, int]:
             f"invalid address {text!r}: expected HOST:PORT, or :PORT for all addresses"
         )
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class ServerThread:
+    """Serves while entered. At the end it waits for the thread, and for no request in progress."""
+
+    def __init__(self, server: socketserver.BaseServer, name: str) -> None:
+        self._listener = server
+        self._thread = threading.Thread(target=server.serve_forever, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown()
+        self._listener.server_close()
+        self._thread.join(_END_S)

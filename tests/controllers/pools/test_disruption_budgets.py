@@ -10,8 +10,8 @@ from tests.controllers.rollout.builders import NEW, decide_rollout, node, pool, 
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
+from treenail.controllers.pools.disruption_budgets import CACHE_S, BudgetWatcher
 from treenail.controllers.pools.policy import NodeOrder
-from treenail.controllers.rollout.disruption_budgets import CACHE_S, BudgetWatcher
 from treenail.controllers.runtime.informers import Informers
 from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig

@@ -11,17 +11,17 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import ObjectMeta
-from treenail.controllers.pools.nodes import NodeFacts
-from treenail.controllers.pools.policy import ObservedPolicy
-from treenail.controllers.pools.pools import ObservedPool
-from treenail.controllers.render.render import ControllerConfig
-from treenail.controllers.status.budgets import (
+from treenail.controllers.pools.disruption_budgets import (
     BlockingBudget,
     find_blocking_budget,
     find_blocking_reason,
 )
+from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.policy import ObservedPolicy
+from treenail.controllers.pools.pools import ObservedPool
+from treenail.controllers.render.render import ControllerConfig
 from treenail.controllers.status.plan import PlanInput
-from treenail.controllers.status.pool_build import BuildRow, find_pool_builds
+from treenail.controllers.status.status_table import BuildRow, find_pool_builds
 from treenail.errors import ClusterError, ConfigError, ForbiddenError, GoneError, NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.resources import (

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
+from treenail.controllers.image_build.build_objects import ObservedJob, ObservedPod, make_job_facts
 from treenail.controllers.image_build.facts import JobFacts, JobState
-from treenail.controllers.image_build.observed import ObservedJob, ObservedPod, make_job_facts
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase, BuildResult
 

@@ -1,0 +1,570 @@
+"""Build facts from API objects, and API objects from build facts. Pure.
+
+Reads MachineOSConfigs, MachineOSBuilds, Jobs and pods. Encodes MachineOSBuilds and the annotations
+that record a build: its report, its system parts, and the images that builds of a MachineOSConfig
+pushed. Only those images may be pruned.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from treenail.api import annotations as key
+from treenail.api.decode import Fields, Json, load_json
+from treenail.api.machineosbuild import API_VERSION, KIND, MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api.meta import Condition, ObjectMeta
+from treenail.api.pullspec import PullSpec, parse_pull_spec
+from treenail.clock import format_rfc3339, parse_rfc3339
+from treenail.controllers.image_build.facts import (
+    AttemptFailure,
+    BuildFacts,
+    BuildReport,
+    ImageConfigFacts,
+    JobFacts,
+    JobState,
+    SystemFacts,
+    WantedBuild,
+)
+from treenail.errors import ConfigError
+from treenail.image.build_reason import PRE_BUILT_SEEDED, BuildReason
+from treenail.image.build_result import EXIT_USER, BuildPhase, BuildResult
+from treenail.image.job_status import JobStatus, compute_job_state
+from treenail.image.push_spec import parse_push_spec
+from treenail.kube.resources import MACHINEOSCONFIGS
+
+_SYSTEMS_LIMIT = 8 * 1024
+PUSH_SECRET = key.PREFIX + "rendered-image-push-secret"
+_FAILURE_LIMIT = 2000  # characters
+REPORT_LIMIT_BYTES = 8 * 1024
+_MESSAGE_LIMIT = 2000
+_WARNING_LIMIT = 500
+_MAX_PHASES = 16
+JOB_NAME = "batch.kubernetes.io/job-name"
+_OUT_OF_MEMORY_EXIT = 137
+_POD_MESSAGE_LIMIT = 1000
+MAX_PUSHED = 64
+"""The newest images of a MachineOSConfig. Older ones stay in the registry."""
+_PUSHED_TAG = re.compile(r"system-[0-9a-f]{16}|[a-z0-9][a-z0-9.-]*-[0-9a-f]{32}")
+
+
+def read_systems(build: MachineOSBuild) -> dict[str, SystemFacts]:
+    """Return the system parts by architecture; an empty name for the only one."""
+    notes = build.metadata.annotations
+    if text := notes.get(key.SYSTEMS, ""):
+        return _decode_systems(text)
+    only = SystemFacts(
+        content_key=build.content_key,
+        share_key=build.metadata.labels.get(key.BUILD_KEY, ""),
+        job=build.job,
+        image=notes.get(key.SYSTEM_IMAGE, ""),
+    )
+    return {"": only}
+
+
+def read_architectures(build: MachineOSBuild) -> tuple[str, ...]:
+    """Return the architectures of the image; empty if the build does not record them."""
+    text = build.metadata.annotations.get(key.BUILD_ARCHITECTURES, "")
+    return tuple(filter(None, text.split(",")))
+
+
+def encode_systems(systems: Mapping[str, SystemFacts]) -> dict[str, str]:
+    """Return the annotations that record the system parts.
+
+    The Job of the only architecture is in the status of the build.
+    """
+    if (only := systems.get("")) is not None:
+        return {key.SYSTEM_IMAGE: only.image} if only.image else {}
+    found = {
+        name: {
+            "contentKey": each.content_key,
+            "shareKey": each.share_key,
+            "job": each.job,
+            "image": each.image,
+        }
+        for name, each in sorted(systems.items())
+    }
+    return {key.SYSTEMS: json.dumps(found, separators=(",", ":"))}
+
+
+def _decode_systems(text: str) -> dict[str, SystemFacts]:
+    """Decode the annotation; an unreadable one has no part, so that the build begins again."""
+    if len(text) > _SYSTEMS_LIMIT:
+        return {}
+    try:
+        fields = Fields.from_json(load_json(text, where="systems"), "systems")
+        return {name: _decode_system(fields.get_object(name)) for name in fields.values}
+    except ConfigError:
+        return {}
+
+
+def _decode_system(fields: Fields) -> SystemFacts:
+    return SystemFacts(
+        content_key=fields.get_text("contentKey"),
+        share_key=fields.get_text("shareKey"),
+        job=fields.get_text("job"),
+        image=fields.get_text("image"),
+    )
+
+
+def make_build_object(
+    wanted: WantedBuild,
+    config: MachineOSConfig,
+    *,
+    rebuild_of: str = "",
+    previous_failure: str = "",
+) -> Json:
+    """Return a new MachineOSBuild without a status.
+
+    A MachineOSConfig of a file has no UID, and its build no owner.
+    """
+    notes = {
+        PUSH_SECRET: wanted.push_secret,
+        key.CONTENT_KEY: wanted.content_key,
+        key.BUILD_ARCHITECTURES: ",".join(wanted.architectures),
+        **encode_systems({each.name: each.initial for each in wanted.systems}),
+        key.REBUILD_OF: rebuild_of,
+        key.PREVIOUS_FAILURE: previous_failure[:_FAILURE_LIMIT],
+    }
+    metadata: Json = {
+        "name": wanted.name,
+        "labels": {
+            key.TARGET_POOL: config.pool,
+            key.RENDERED_CONFIG: wanted.config,
+            key.IMAGE_CONFIG: config.name,
+            key.BUILD_KEY: wanted.share_key,
+        },
+        "annotations": {name: text for name, text in notes.items() if text},
+    }
+    if config.metadata.uid:
+        metadata["ownerReferences"] = [make_owner_reference(config)]
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": metadata,
+        "spec": {
+            "machineConfig": {"name": wanted.config},
+            "machineOSConfig": {"name": config.name},
+            "renderedImagePushSpec": wanted.push_spec,
+        },
+    }
+
+
+def make_owner_reference(config: MachineOSConfig) -> Json:
+    """Return the owner reference of a build of this MachineOSConfig."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": MACHINEOSCONFIGS.kind,
+        "name": config.name,
+        "uid": config.metadata.uid,
+        "controller": True,
+    }
+
+
+def encode_report(report: BuildReport) -> str:
+    """Encode a report in at most `REPORT_LIMIT_BYTES`; the begin of a long log is left out."""
+    text = json.dumps(_convert_report(report, None), ensure_ascii=True, separators=(",", ":"))
+    log = "" if report.failure is None else report.failure.log
+    while len(text) > REPORT_LIMIT_BYTES and log:
+        # Escapes take up to 6 bytes a character.
+        log = log[max((len(text) - REPORT_LIMIT_BYTES) // 6, 64) :]
+        text = json.dumps(_convert_report(report, log), ensure_ascii=True, separators=(",", ":"))
+    return text
+
+
+def decode_report(text: str) -> BuildReport:
+    """Decode a report; an unreadable one counts no attempt."""
+    if not text or len(text) > 2 * REPORT_LIMIT_BYTES:
+        return BuildReport()
+    try:
+        fields = Fields.from_json(load_json(text, where="build report"), "build report")
+        retry_at = fields.get_text("retryAt")
+        return BuildReport(
+            attempts=max(fields.get_optional_integer("attempts") or 0, 0),
+            failure=_decode_failure(fields),
+            retry_at=parse_rfc3339(retry_at) if retry_at else None,
+            jobs=tuple(filter(None, fields.get_text("job").split(","))),
+            seconds=_decode_seconds(fields.get_object("seconds")),
+            warning=fields.get_text("warning"),
+        )
+    except (ConfigError, ValueError):
+        return BuildReport()
+
+
+def _convert_report(report: BuildReport, log: str | None) -> Json:
+    found: Json = {"attempts": report.attempts, "seconds": _round(report.seconds)}
+    if report.jobs:
+        found["job"] = ",".join(report.jobs)
+    if report.warning:
+        found["warning"] = report.warning[:_WARNING_LIMIT]
+    if report.retry_at is not None:
+        found["retryAt"] = format_rfc3339(report.retry_at)
+    if (failure := report.failure) is not None:
+        found |= {
+            "reason": failure.reason.value,
+            "message": failure.message[:_MESSAGE_LIMIT],
+            "line": failure.line,
+            "log": failure.log if log is None else log,
+        }
+    return found
+
+
+def _decode_failure(fields: Fields) -> AttemptFailure | None:
+    reason = fields.get_text("reason")
+    if reason not in tuple(BuildReason):
+        return None
+    return AttemptFailure(
+        BuildReason(reason),
+        fields.get_text("message"),
+        line=fields.get_optional_integer("line") or 0,
+        log=fields.get_text("log"),
+    )
+
+
+def _decode_seconds(fields: Fields) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in list(fields.values.items())[:_MAX_PHASES]
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _round(seconds: Mapping[str, float]) -> Json:
+    return {name: round(value, 3) for name, value in list(seconds.items())[:_MAX_PHASES]}
+
+
+def make_config_facts(config: MachineOSConfig, *, holds_rebuild: bool = False) -> ImageConfigFacts:
+    """Extract the facts that decisions need; ``holds_rebuild`` hides the request for a rebuild."""
+    notes = config.metadata.annotations
+    build = Fields.from_json(config.status, "status").get_object("machineOSBuild")
+    return ImageConfigFacts(
+        name=config.name,
+        uid=config.metadata.uid,
+        generation=config.metadata.generation,
+        pool=config.pool,
+        current_build=config.current_build,
+        rebuild_requested=config.needs_rebuild and not holds_rebuild,
+        rebuild_of=notes.get(key.REBUILD_OF, ""),
+        pull_spec=config.pull_spec,
+        pull_spec_build=build.get_text("name"),
+        observed_generation=config.observed_generation,
+        conditions=config.conditions,
+        pre_built=config.pre_built_image,
+    )
+
+
+def make_build_facts(build: MachineOSBuild) -> BuildFacts:
+    """Extract the facts that decisions need."""
+    notes, condition = build.metadata.annotations, build.condition
+    return BuildFacts(
+        name=build.name,
+        uid=build.metadata.uid,
+        image_config=build.image_config,
+        config=build.config,
+        push_spec=build.push_spec,
+        state=build.state,
+        reason=condition.reason if condition else "",
+        message=condition.message if condition else "",
+        created=build.created,
+        share_key=build.metadata.labels.get(key.BUILD_KEY, ""),
+        report=decode_report(notes.get(key.BUILD_REPORT, "")),
+        systems=read_systems(build),
+        architectures=read_architectures(build),
+        digest=build.pull_spec,
+        job=build.job,
+        rebuild_of=notes.get(key.REBUILD_OF, ""),
+        started=build.start,
+        is_deleting=build.is_deleting,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPod:
+    """A pod of a Job, and how its containers ended."""
+
+    name: str
+    job: str
+    job_uid: str = ""
+    """Of the Job that created it: another Job of the same name may exist now."""
+    phase: str = ""
+    """The container that runs or is next; empty before the first one and after the last one."""
+    unschedulable: str = ""
+    """Why no node runs the pod; empty if one does, or if the scheduler has not tried yet."""
+    failure: AttemptFailure | None = None
+    digest: str = ""
+    warning: str = ""
+    """What the pod could not attach to the pushed image."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    created: str = ""
+
+    @classmethod
+    def from_json(cls, document: Json) -> "ObservedPod":
+        """Parse a pod; raises `ConfigError`."""
+        fields = Fields.from_json(document, "Pod")
+        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        status = fields.get_object("status")
+        statuses = [
+            *status.iter_objects("initContainerStatuses"),
+            *status.iter_objects("containerStatuses"),
+        ]
+        results = [result for each in statuses if (result := _read_result(each)) is not None]
+        seconds: dict[str, float] = {}
+        for result in results:
+            seconds |= result.seconds
+        pushed = next((each for each in results if each.phase is BuildPhase.PUSH), None)
+        failure = _find_pod_failure(status) or next(
+            (found for each in statuses if (found := _find_container_failure(each)) is not None),
+            None,
+        )
+        return cls(
+            name=meta.name,
+            job=meta.labels.get(JOB_NAME) or meta.labels.get("job-name", ""),
+            job_uid=next((each.uid for each in meta.owner_references if each.kind == "Job"), ""),
+            phase=_find_phase(statuses),
+            unschedulable=next(
+                (
+                    each.message
+                    for each in status.map_objects("conditions", Condition.from_fields)
+                    if (each.type, each.status) == ("PodScheduled", "False")
+                ),
+                "",
+            ),
+            failure=None if failure is None else replace(failure, seconds=seconds),
+            digest="" if pushed is None else pushed.digest,
+            warning=pushed.message if pushed is not None and pushed.has_succeeded else "",
+            seconds=seconds,
+            created=meta.created,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedJob:
+    """A Job without its pods."""
+
+    facts: JobFacts
+    failure: AttemptFailure | None = None
+    """Why the Job failed, if its conditions say more than its pods."""
+
+    @classmethod
+    def from_json(cls, document: Json) -> "ObservedJob":
+        """Parse a Job; raises `ConfigError`."""
+        fields = Fields.from_json(document, "Job")
+        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        status = fields.get_object("status")
+        # A deleted Job may still succeed: the decision sees both facts.
+        counts = JobStatus.from_json(document)
+        started = status.get_text("startTime")
+        attempt = meta.labels.get(key.BUILD_ATTEMPT, "")
+        failed = counts.find_condition("Failed")
+        return cls(
+            JobFacts(
+                name=meta.name,
+                uid=meta.uid,
+                resource_version=meta.resource_version,
+                share_key=meta.labels.get(key.BUILD_KEY, ""),
+                image_config=meta.labels.get(key.IMAGE_CONFIG, ""),
+                build=meta.labels.get(key.IMAGE_BUILD, ""),
+                architecture=meta.labels.get(key.BUILD_ARCHITECTURE, ""),
+                attempt=int(attempt) if attempt.isascii() and attempt.isdigit() else 1,
+                state=JobState(compute_job_state(replace(counts, is_deleting=False)).value),
+                is_deleting=counts.is_deleting,
+                owners=tuple(each.uid for each in meta.owner_references),
+                started_at=parse_rfc3339(started) if started else None,
+            ),
+            _find_deadline_failure(meta.name, failed),
+        )
+
+
+def make_job_facts(
+    job: ObservedJob, pods: Iterable[ObservedPod], existing: frozenset[str]
+) -> JobFacts:
+    """Combine a Job with its pods; ``existing`` are the UIDs of all builds."""
+    own = sorted(
+        (pod for pod in pods if pod.job == job.facts.name and pod.job_uid in ("", job.facts.uid)),
+        key=lambda pod: (pod.created, pod.name),
+    )
+    failed = [pod.failure for pod in own if pod.failure is not None]
+    pushed = next((pod for pod in own if pod.digest and pod.failure is None), None)
+    running = next((pod.phase for pod in reversed(own) if pod.phase), "")
+    return replace(
+        job.facts,
+        failure=job.failure or (failed[-1] if failed else None),
+        digest="" if pushed is None else pushed.digest,
+        seconds={} if pushed is None else pushed.seconds,
+        warning="" if pushed is None else pushed.warning,
+        phase=running,
+        unschedulable=own[-1].unschedulable if own else "",
+        retries=len(failed),
+        is_orphan=not existing.intersection(job.facts.owners),
+    )
+
+
+def _find_deadline_failure(job: str, failed: Condition | None) -> AttemptFailure | None:
+    if failed is None or failed.reason != "DeadlineExceeded":
+        return None
+    return AttemptFailure(
+        BuildReason.DEADLINE_EXCEEDED, f"Job {job} ran longer than its activeDeadlineSeconds"
+    )
+
+
+def _read_result(container: Fields) -> BuildResult | None:
+    text = container.get_object("state").get_object("terminated").get_text("message")
+    try:
+        return BuildResult.from_json(text) if text else None
+    except ConfigError:
+        return None
+
+
+def _find_phase(statuses: list[Fields]) -> str:
+    states = [each.get_object("state").values for each in statuses]
+    ended = sum(each.get("terminated") is not None for each in states)
+    if ended == len(states):
+        return ""
+    is_running = any(each.get("running") is not None for each in states)
+    # Containers run one after the other, so the number of ended ones is the index of the next.
+    return statuses[ended].get_text("name") if ended or is_running else ""
+
+
+def _find_pod_failure(status: Fields) -> AttemptFailure | None:
+    """Find a failure that the kubelet or the control plane caused, not a container."""
+    message = status.get_text("message")[:_POD_MESSAGE_LIMIT]
+    if status.get_text("reason") == "Evicted":
+        is_disk = "ephemeral" in message
+        reason = BuildReason.DISK_FULL if is_disk else BuildReason.EVICTED
+        return AttemptFailure(reason, message or "the kubelet evicted the pod")
+    for condition in status.map_objects("conditions", Condition.from_fields):
+        if (condition.type, condition.status) == ("DisruptionTarget", "True"):
+            what = condition.message[:_POD_MESSAGE_LIMIT] or condition.reason
+            return AttemptFailure(BuildReason.EVICTED, f"the pod was ended: {what}")
+    return None
+
+
+def _find_container_failure(container: Fields) -> AttemptFailure | None:
+    ended = container.get_object("state").get_object("terminated")
+    code = ended.get_optional_integer("exitCode")
+    if not code:
+        return None
+    name = container.get_text("name")
+    result = _read_result(container)
+    if ended.get_text("reason") == "OOMKilled":
+        return AttemptFailure(
+            BuildReason.OUT_OF_MEMORY, f"container {name} exceeded its memory limit"
+        )
+    if result is not None and result.reason is not None:
+        head, _, log = result.message.partition("\n")
+        return AttemptFailure(result.reason, head, result.line, log)
+    if code == EXIT_USER:
+        return AttemptFailure(
+            BuildReason.CONTAINERFILE_INVALID, f"container {name} ended with code {code}"
+        )
+    if code == _OUT_OF_MEMORY_EXIT:
+        return AttemptFailure(BuildReason.EVICTED, f"container {name} was killed")
+    return AttemptFailure(
+        BuildReason.EVICTED, f"container {name} ended with code {code} and without a report"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PushedImage:
+    """An image that a build pushed."""
+
+    image: str
+    """Pull spec by digest."""
+    tag: str
+    """The tag that the build gave it. An image with another tag stays."""
+
+    @property
+    def spec(self) -> PullSpec:
+        return parse_pull_spec(self.image, where="pushed image")
+
+    @property
+    def is_complete(self) -> bool:
+        """True unless it is the system part alone."""
+        return not self.tag.startswith("system-")
+
+
+def make_system_tag(content_key: str) -> str:
+    """Return the tag of the system part of builds with this key."""
+    return f"system-{content_key}"
+
+
+def find_pushed_images(build: MachineOSBuild) -> tuple[PushedImage, ...]:
+    """Return the images that a build pushed, the system parts first."""
+    systems = (
+        (each.image, make_system_tag(each.content_key)) for each in read_systems(build).values()
+    )
+    # A user pushed a pre-built image, and only a user deletes it.
+    is_own = build.condition is None or build.condition.reason != PRE_BUILT_SEEDED
+    tagged = (*systems, (build.pull_spec, build.name)) if is_own else tuple(systems)
+    try:
+        target = parse_push_spec(build.push_spec, where="push spec")
+    except ConfigError:
+        return ()
+    repository = f"{target.registry}/{target.repository}"
+    found = (_parse_image(image, tag) for image, tag in tagged if image)
+    # A build may use a system part of another repository, which is not its own.
+    return tuple(each for each in found if each and each.image.startswith(f"{repository}@"))
+
+
+def add_pushed_images(
+    known: tuple[PushedImage, ...], found: Iterable[PushedImage]
+) -> tuple[PushedImage, ...]:
+    """Return the images with more of them, the newest last."""
+    new = tuple(found)
+    return (*(each for each in known if each not in new), *new)[-MAX_PUSHED:]
+
+
+def find_unrecorded_images(
+    config: MachineOSConfig, builds: Iterable[MachineOSBuild]
+) -> tuple[PushedImage, ...]:
+    """Return the images of the config's builds that its annotation does not name, oldest first."""
+    known = {each.image for each in read_pushed_images(config)}
+    own = sorted(
+        _filter_builds(config, builds), key=lambda each: (each.metadata.created, each.name)
+    )
+    found = (image for build in own for image in find_pushed_images(build))
+    return tuple(image for image in found if image.image not in known)
+
+
+def find_prune_candidates(
+    config: MachineOSConfig, builds: Iterable[MachineOSBuild]
+) -> tuple[PushedImage, ...]:
+    """Return the images that no build of the config names any longer."""
+    own = _filter_builds(config, builds)
+    named = {image.image for build in own for image in find_pushed_images(build)}
+    return tuple(each for each in read_pushed_images(config) if each.image not in named)
+
+
+def _filter_builds(
+    config: MachineOSConfig, builds: Iterable[MachineOSBuild]
+) -> list[MachineOSBuild]:
+    return [each for each in builds if each.image_config == config.name]
+
+
+def read_pushed_images(config: MachineOSConfig) -> tuple[PushedImage, ...]:
+    """Return the images of the annotation. Invalid entries count as none: they stay."""
+    text = config.metadata.annotations.get(key.PUSHED_IMAGES, "")
+    try:
+        entries = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return ()
+    if not isinstance(entries, dict):
+        return ()
+    found = (_parse_image(image, tag) for image, tag in entries.items())
+    return tuple(each for each in found if each is not None)[-MAX_PUSHED:]
+
+
+def encode_pushed_images(images: Iterable[PushedImage]) -> str:
+    """Return the annotation."""
+    return json.dumps({each.image: each.tag for each in images}, separators=(",", ":"))
+
+
+def _parse_image(image: str, tag: object) -> PushedImage | None:
+    if not isinstance(tag, str) or not _PUSHED_TAG.fullmatch(tag):
+        return None
+    try:
+        parse_pull_spec(image, where="pushed image")
+    except ConfigError:
+        return None
+    return PushedImage(image, tag)
