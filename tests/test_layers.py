@@ -74,8 +74,7 @@ OWNERS = {
     "cryptography": {
         "builder.images.signatures",
         "provisioning.approval.request",
-        "installer.certificates.certificate_checks",
-        "installer.certificates.installation_ca",
+        "installer.bootstrap.installation_ca",
         "lab",
     },
     "gi": {"host.systemd.gio_bus", "lab"},
@@ -88,7 +87,7 @@ OWNERS = {
     "subprocess": {
         "process",
         "builder",
-        "installer.registry.registry_process",
+        "installer.bootstrap.registry_process",
         "lab",
     },
     "tenacity": {"retry"},

@@ -18,8 +18,8 @@ from treenail.api import annotations as key
 from treenail.builder.images.signatures import SigningKey
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.drain.controller import DrainController
-from treenail.controllers.handover.build_hold import InstallHold
-from treenail.controllers.handover.controller import InstallController
+from treenail.controllers.handover.controller import InstallController, InstallHold
+from treenail.controllers.handover.image_mode import NAMESPACE as INSTALLATION
 from treenail.controllers.handover.image_mover import ImageMover
 from treenail.controllers.image_build import controller
 from treenail.controllers.image_build.cluster_reader import ClusterReader
@@ -36,7 +36,6 @@ from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
 from treenail.controllers.runtime.workers import Controller, ControllerSettings
 from treenail.errors import AlreadyExistsError, ClusterError, NotFoundError
-from treenail.installer.inputs.image_mode import NAMESPACE as INSTALLATION
 from treenail.kube.client import Client, PatchType
 from treenail.kube.events import EventRecorder
 from treenail.kube.kubeconfig import read_kubeconfig

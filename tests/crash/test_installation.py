@@ -16,10 +16,9 @@ from tests.daemon import walk_budget
 from tests.fakes.clock import FakeClock
 from tests.records import write_record
 from treenail.errors import TreenailError
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.inputs.install_files import InstallFiles
-from treenail.installer.steps.install_state import InstallState, StepState, hold_install_lock
-from treenail.installer.steps.steps import InstallStepRunner, Step, StepContext, StepLimit
+from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
+from treenail.installer.directory.install_state import InstallState, StepState, hold_install_lock
+from treenail.installer.install_steps import InstallStepRunner, Step, StepContext, StepLimit
 
 OTHERS = {"manifests/user.yaml": b"of the user", ".others": b"of another program"}
 OUTPUTS = {

@@ -16,8 +16,8 @@ from treenail.api.decode import Fields
 from treenail.errors import NotFoundError
 from treenail.kube.resources import DAEMONSETS, SECRETS
 from treenail.manifests.ignition_server import CERTIFICATE_SECRET, NAME
+from treenail.provisioning.machines.logged_requests import RequestOutcome
 from treenail.provisioning.machines.request_log import REQUEST_CONFIGMAP, RequestStore
-from treenail.provisioning.server.access import RequestOutcome
 from treenail_lab.apiserver.access.certificates import write_private_file
 from treenail_lab.cluster import POOL, Lab
 from treenail_lab.controllers import ALL_CONTROLLERS, ControllerReplicas

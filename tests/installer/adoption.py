@@ -3,8 +3,10 @@
 from typing import Any
 
 from tests.installer.pool_builds import InstallSite
-from treenail.installer.inputs.install_manifests import read_install_manifests
-from treenail.installer.steps.render_step import render_install_pools
+from treenail.installer.directory.install_manifests import (
+    read_install_manifests,
+    render_install_pools,
+)
 from treenail.kube.client import Client
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from tests.installer.pool_builds import NAMESPACE, RecordingContext
 from tests.installer.registries import CLOCK, make_registry
+from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
+from treenail.installer.directory.install_manifests import (
+    read_install_manifests,
+    render_install_pools,
+)
 from treenail.installer.images.build_attempt import PoolBuildSettings
-from treenail.installer.images.build_step import make_build_inputs
-from treenail.installer.images.pool_image import PoolImageBuilder
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.inputs.install_files import InstallFiles
-from treenail.installer.inputs.install_manifests import read_install_manifests
-from treenail.installer.steps.render_step import render_install_pools
+from treenail.installer.images.pool_image import PoolImageBuilder, make_build_inputs
 
 
 def main(root: Path) -> None:

@@ -4,9 +4,8 @@ import errno
 from collections.abc import Mapping
 from pathlib import Path
 
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.inputs.install_files import InstallFiles
-from treenail.installer.steps.steps import StepContext, StepLimit
+from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
+from treenail.installer.install_steps import StepContext, StepLimit
 
 
 class DeathError(BaseException):

@@ -12,15 +12,19 @@ from tests.installer.registries import CLOCK
 from tests.registry.images import make_client, push_image
 from tests.registry.real_registry import PULLER, PUSHER, RegistryService
 from treenail.clock import Clock
+from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
+from treenail.installer.directory.install_manifests import (
+    read_install_manifests,
+    render_install_pools,
+)
 from treenail.installer.images.build_attempt import PoolBuildSettings, PushRegistry
-from treenail.installer.images.build_step import make_build_inputs
 from treenail.installer.images.built_image import BuiltPoolImage
-from treenail.installer.images.pool_image import PoolBuildInputs, PoolImageBuilder
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.inputs.install_files import InstallFiles
-from treenail.installer.inputs.install_manifests import read_install_manifests
-from treenail.installer.steps.render_step import render_install_pools
-from treenail.installer.steps.steps import StepOverdueError
+from treenail.installer.images.pool_image import (
+    PoolBuildInputs,
+    PoolImageBuilder,
+    make_build_inputs,
+)
+from treenail.installer.install_steps import StepOverdueError
 
 GROUP = "machineconfiguration.openshift.io/v1"
 NAMESPACE = "builds"
@@ -30,7 +34,7 @@ Document = dict[str, object]
 
 @dataclass(slots=True)
 class RecordingContext:
-    """A `treenail.installer.steps.steps.StepContext` whose waits pass at once."""
+    """A `treenail.installer.install_steps.StepContext` whose waits pass at once."""
 
     clock: MovableClock | None = None
     """Moves by each wait."""

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from treenail.clock import SystemClock
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.inputs.install_files import InstallFiles
-from treenail.installer.registry.bootstrap_registry import (
+from treenail.installer.bootstrap.bootstrap_registry import (
     BootstrapRegistry,
     BootstrapRegistrySettings,
 )
-from treenail.installer.registry.registry_storage import MIB
+from treenail.installer.directory.install_files import MIB, InstallDirectory, InstallFiles
 from treenail.registry.client import RegistryClient
 from treenail.registry.logins import Login
 from treenail.registry.transport import TlsSettings

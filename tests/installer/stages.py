@@ -25,14 +25,15 @@ from treenail.controllers.handover.handover_objects import (
 )
 from treenail.errors import AlreadyExistsError, NotFoundError, TreenailError
 from treenail.image.push_spec import parse_push_spec
-from treenail.installer.bootstrap.bootstrap import BootstrapSettings, BootstrapStage
-from treenail.installer.bootstrap.bootstrap_source import BootstrapSource
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.inputs.install_files import InstallFiles
-from treenail.installer.inputs.install_manifests import InstallManifests
-from treenail.installer.steps.image_step import PoolImage
-from treenail.installer.steps.render_step import RenderedPool, compute_digest
-from treenail.installer.steps.steps import StepContext
+from treenail.installer.bootstrap.bootstrap import (
+    BootstrapSettings,
+    BootstrapSource,
+    BootstrapStage,
+)
+from treenail.installer.bootstrap.image_steps import PoolImage, compute_digest
+from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
+from treenail.installer.directory.install_manifests import InstallManifests, RenderedPool
+from treenail.installer.install_steps import StepContext
 from treenail.kube.client import Client, Listing
 from treenail.kube.resources import NODES, Resource
 from treenail.provisioning.content.source import SourceUnreadyError

@@ -15,9 +15,11 @@ from tests.installer.test_failed_installs import run_bootstrap, start_cluster
 from tests.registry.images import make_client
 from tests.registry.real_registry import RegistryService, lab_registry, needs_docker_registry
 from treenail.api.decode import Json
-from treenail.installer.inputs.image_mode import NAMESPACE
-from treenail.installer.inputs.install_manifests import read_install_manifests
-from treenail.installer.steps.render_step import render_install_pools
+from treenail.controllers.handover.image_mode import NAMESPACE
+from treenail.installer.directory.install_manifests import (
+    read_install_manifests,
+    render_install_pools,
+)
 from treenail.kube.client import Client
 from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINECONFIGS, MACHINEOSBUILDS
 

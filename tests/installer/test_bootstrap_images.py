@@ -19,8 +19,13 @@ from tests.installer.processes import Bootstrapping, bootstrap, run_install
 from tests.installer.registries import needs_skopeo, run_skopeo
 from tests.registry.real_registry import RegistryService, lab_registry, needs_docker_registry
 from tests.waiting import wait_until
-from treenail.installer.inputs.image_mode import NAMESPACE, ImageMode, ImageModePool, RegistryType
-from treenail.installer.inputs.image_mode_codec import build_settings_configmap
+from treenail.controllers.handover.image_mode import (
+    NAMESPACE,
+    ImageMode,
+    ImageModePool,
+    RegistryType,
+)
+from treenail.controllers.handover.image_mode_field import build_settings_configmap
 
 __all__ = ["lab_registry"]
 pytestmark = [pytest.mark.integration, needs_docker_registry]

@@ -28,11 +28,10 @@ from tests.registry.images import push_image
 from tests.registry.real_registry import needs_docker_registry
 from tests.waiting import wait_until
 from treenail.errors import HostError
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.inputs.install_files import InstallFiles
-from treenail.installer.registry.bootstrap_registry import BootstrapRegistry
-from treenail.installer.registry.registry_program import find_registry_program, make_command
-from treenail.installer.steps.reset import reset_installation
+from treenail.installer.bootstrap.bootstrap_registry import BootstrapRegistry
+from treenail.installer.bootstrap.registry_process import find_registry_program, make_command
+from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
+from treenail.installer.directory.install_state import reset_installation
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import LoginRefused, RegistryError, Unsupported
 from treenail.registry.transport import TlsSettings

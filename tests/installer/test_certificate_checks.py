@@ -11,10 +11,10 @@ from cryptography.x509.oid import NameOID
 
 from tests.installer.processes import bootstrap, make_directory, run_install
 from treenail.errors import ConfigError, HostError
-from treenail.installer.certificates.certificate_checks import check_certificates
-from treenail.installer.certificates.server_certificates import check_host_clock
-from treenail.installer.inputs.install_files import InstallFiles
-from treenail.installer.registry.registry_storage import check_space
+from treenail.installer.bootstrap.installation_ca import check_certificates
+from treenail.installer.bootstrap.registry_process import check_space
+from treenail.installer.bootstrap.server_certificates import check_host_clock
+from treenail.installer.directory.install_files import InstallFiles
 
 NOW = dt.datetime(2026, 6, 1, 12, tzinfo=dt.UTC)
 DAY = dt.timedelta(days=1)

@@ -17,17 +17,17 @@ from treenail.controllers.handover.handover_objects import (
     build_result_configmap,
     read_handover_secret,
 )
+from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.errors import HostError, NotFoundError
 from treenail.image.push_spec import parse_push_spec
-from treenail.installer.inputs.image_mode import NAMESPACE
-from treenail.installer.steps.cluster_steps import (
+from treenail.installer.bootstrap.cluster_steps import (
     FirstBootStep,
     HandoverStep,
     PublishStep,
     describe_missing_handover,
 )
-from treenail.installer.steps.image_step import PoolImage
-from treenail.installer.steps.steps import StepLimit, StepOverdueError
+from treenail.installer.bootstrap.image_steps import PoolImage
+from treenail.installer.install_steps import StepLimit, StepOverdueError
 from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import CONFIGMAPS, SECRETS

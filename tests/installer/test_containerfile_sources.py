@@ -2,7 +2,7 @@
 
 import pytest
 
-from treenail.installer.checks.containerfile_sources import find_source_problems, is_based_on_system
+from treenail.installer.directory.manifest_checks import find_source_problems, is_based_on_system
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from treenail.controllers.handover.handover_objects import (
     build_result_configmap,
     read_handover_secret,
 )
+from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.controllers.handover.image_mover import ImageMover
 from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.runtime.informers import Informers
@@ -40,8 +41,7 @@ from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import NotFoundError
-from treenail.installer.inputs.image_mode import NAMESPACE
-from treenail.installer.inputs.install_manifests import read_install_manifests
+from treenail.installer.directory.install_manifests import read_install_manifests
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
 from treenail.kube.resources import CONFIGMAPS, CONTROLLERCONFIGS, NAMESPACES, SECRETS

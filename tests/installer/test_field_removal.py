@@ -4,7 +4,7 @@ import pytest
 
 from treenail.api.documents import load_document
 from treenail.errors import ConfigError
-from treenail.installer.inputs.field_removal import remove_field
+from treenail.installer.directory.install_config import remove_field
 
 FIELD = "imageMode:\n  enabled: true  # c\n  pools:\n  - name: a\n"
 

@@ -33,9 +33,9 @@ from treenail.controllers.handover.handover_objects import (
     build_result_configmap,
     read_handover_secret,
 )
+from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.errors import NotFoundError
-from treenail.installer.inputs.image_mode import NAMESPACE
-from treenail.installer.inputs.install_manifests import read_install_manifests
+from treenail.installer.directory.install_manifests import read_install_manifests
 from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import CONFIGMAPS, SECRETS

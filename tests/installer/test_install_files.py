@@ -7,7 +7,7 @@ import pytest
 
 from tests.installer.dying import DeathError, DyingFiles, FullDisk, Fuse
 from treenail.errors import FileError
-from treenail.installer.inputs.install_files import InstallFiles
+from treenail.installer.directory.install_files import InstallFiles
 
 
 def test_write_of_equal_content_returns_false(tmp_path: Path) -> None:

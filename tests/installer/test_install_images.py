@@ -16,14 +16,17 @@ from treenail.controllers.handover.handover_objects import (
     build_handover_secret,
     read_handover_secret,
 )
+from treenail.controllers.handover.image_mode import ImageMode, RegistryType
 from treenail.errors import FileError
+from treenail.installer.bootstrap.bootstrap_registry import BootstrapRegistrySettings
+from treenail.installer.bootstrap.image_steps import ImageStep, PoolImage
 from treenail.installer.bootstrap.install_images import ImageSettings, InstallImages
-from treenail.installer.checks.prepared_manifests import FILE_NAME
-from treenail.installer.inputs.image_mode import ImageMode, RegistryType
-from treenail.installer.inputs.install_manifests import read_install_manifests
-from treenail.installer.registry.bootstrap_registry import BootstrapRegistrySettings
-from treenail.installer.steps.image_step import ImageStep, PoolImage
-from treenail.installer.steps.render_step import RenderedPool, render_install_pools
+from treenail.installer.directory.install_manifests import (
+    RenderedPool,
+    read_install_manifests,
+    render_install_pools,
+)
+from treenail.installer.directory.prepared_manifests import FILE_NAME
 
 __all__ = ["lab_registry"]
 NAMESPACE = "treenail"

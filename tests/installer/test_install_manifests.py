@@ -8,24 +8,24 @@ import pytest
 from tests.installer.directories import make_config, make_image_config, make_pool, write_manifest
 from tests.oracle import ROOT as ORACLE
 from tests.oracle import needs_oracle
-from treenail.controllers.image_build.cluster_reader import FileObjects
-from treenail.controllers.render.render import render_pools
-from treenail.errors import ConfigError
-from treenail.installer.inputs.image_mode import ImageMode, ImageModePool, RegistryType
-from treenail.installer.inputs.image_mode_codec import (
+from treenail.controllers.handover.image_mode import ImageMode, ImageModePool, RegistryType
+from treenail.controllers.handover.image_mode_field import (
     build_settings_configmap,
     read_settings_configmap,
 )
-from treenail.installer.inputs.install_manifests import (
+from treenail.controllers.image_build.cluster_reader import FileObjects
+from treenail.controllers.render.render import render_pools
+from treenail.errors import ConfigError
+from treenail.installer.directory.install_manifests import (
     collect_install_manifests,
     read_install_manifests,
 )
-from treenail.installer.inputs.install_problem import (
+from treenail.installer.directory.manifest_files import FILE_LIMIT
+from treenail.installer.directory.problems import (
     MAX_REPORTED,
     InstallDirectoryError,
     InstallProblem,
 )
-from treenail.installer.inputs.manifest_files import FILE_LIMIT
 
 SETTINGS = ImageMode(
     registry=RegistryType.EXTERNAL,

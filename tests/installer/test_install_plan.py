@@ -17,18 +17,18 @@ from tests.installer.directories import (
 )
 from treenail.api import annotations as key
 from treenail.cli.controller.main import main
+from treenail.controllers.handover.image_mode import ImageMode, RegistryType, WorkerMode
+from treenail.controllers.handover.image_mode_field import build_settings_configmap
 from treenail.controllers.image_build.planner import plan_builds
 from treenail.controllers.render.render import render_pools
-from treenail.installer.inputs.image_mode import ImageMode, RegistryType, WorkerMode
-from treenail.installer.inputs.image_mode_codec import build_settings_configmap
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.inputs.install_manifests import read_install_manifests
-from treenail.installer.prepare.build_estimate import estimate_build
-from treenail.installer.prepare.host_checks import HostChecker
-from treenail.installer.prepare.install_plan import (
+from treenail.installer.bootstrap.host_checks import HostChecker
+from treenail.installer.directory.install_files import InstallDirectory
+from treenail.installer.directory.install_manifests import read_install_manifests
+from treenail.installer.install_plan import (
     InstallImageSource,
     PlanFacts,
     PoolInstallPlan,
+    estimate_build,
     plan_install,
 )
 

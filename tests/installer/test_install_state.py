@@ -11,9 +11,8 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from treenail.errors import ConfigError
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.inputs.install_files import InstallFiles
-from treenail.installer.steps.install_state import (
+from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
+from treenail.installer.directory.install_state import (
     InstallState,
     InstallStateError,
     StepState,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from treenail.installer.bootstrap.machine_contacts import MachineContacts
-from treenail.provisioning.server.access import RequestOutcome, RequestRow
+from treenail.installer.bootstrap.host_services import MachineContacts
+from treenail.provisioning.machines.logged_requests import RequestOutcome, RequestRow
 
 REGISTRY = "bootstrap.example:22625"
 DIGEST = "sha256:" + "ab" * 32

@@ -9,11 +9,10 @@ from tests.installer.directories import make_pool, write_manifest
 from tests.installer.joined_nodes import make_node
 from treenail.api import annotations as key
 from treenail.api.decode import Json
-from treenail.controllers.handover.handover_state import RegistryNode, describe_missing_nodes
-from treenail.installer.inputs.install_config import parse_install_config
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.inputs.install_manifests import read_install_manifests
-from treenail.installer.inputs.machine_count import find_machine_count, read_install_config
+from treenail.controllers.handover.handover_objects import RegistryNode, describe_missing_nodes
+from treenail.installer.directory.install_config import find_machine_count, parse_install_config
+from treenail.installer.directory.install_files import InstallDirectory, read_config_content
+from treenail.installer.directory.install_manifests import read_install_manifests
 
 REGISTRY = "bootstrap.example.com:22625"
 
@@ -50,12 +49,12 @@ def test_count_is_that_of_the_install_config(text: str, count: int | None, tmp_p
 
 
 def test_directory_without_an_install_config_has_no_count(tmp_path: Path) -> None:
-    assert read_install_config(InstallDirectory(tmp_path)) is None
+    assert read_config_content(InstallDirectory(tmp_path)) is None
 
 
 def test_count_of_the_own_install_config_is_read(tmp_path: Path) -> None:
     (tmp_path / "treenail-install.yaml").write_text("controlPlane: {replicas: 3}\n")
-    content = read_install_config(InstallDirectory(tmp_path))
+    content = read_config_content(InstallDirectory(tmp_path))
     assert find_machine_count(read_install_manifests(tmp_path), content) == 3
 
 

@@ -14,11 +14,10 @@ from tests.installer.pool_builds import InstallSite, RecordingContext
 from tests.installer.registries import make_registry
 from tests.registry.real_registry import RegistryService, lab_registry, needs_docker_registry
 from treenail.builder.phases.registries import RegistrySettings
-from treenail.installer.checks.online_checks import OnlineChecks
-from treenail.installer.checks.registry_checks import RegistryChecker
+from treenail.controllers.handover.image_mode import NAMESPACE
+from treenail.installer.directory.install_manifests import read_install_manifests
+from treenail.installer.directory.online_checks import OnlineChecks, RegistryChecker
 from treenail.installer.images.pool_image import PoolBuildError
-from treenail.installer.inputs.image_mode import NAMESPACE
-from treenail.installer.inputs.install_manifests import read_install_manifests
 
 __all__ = ["lab_registry"]
 pytestmark = [pytest.mark.integration, needs_docker_registry]

@@ -22,12 +22,11 @@ from tests.registry.real_registry import PULLER, PUSHER, RegistryService, lab_re
 from treenail.api import annotations as key
 from treenail.builder.phases.registries import RegistrySettings
 from treenail.cli.controller.main import main
+from treenail.controllers.handover.image_mode import ImageMode, RegistryType
+from treenail.controllers.handover.image_mode_field import build_settings_configmap
 from treenail.image.labels import BASE_IMAGE
-from treenail.installer.checks.online_checks import OnlineChecks
-from treenail.installer.checks.registry_checks import RegistryChecker, read_labels
-from treenail.installer.inputs.image_mode import ImageMode, RegistryType
-from treenail.installer.inputs.image_mode_codec import build_settings_configmap
-from treenail.installer.inputs.install_manifests import read_install_manifests
+from treenail.installer.directory.install_manifests import read_install_manifests
+from treenail.installer.directory.online_checks import OnlineChecks, RegistryChecker, read_labels
 from treenail.registry.transport import TlsSettings
 
 __all__ = ["lab_registry"]

@@ -12,7 +12,7 @@ from tests.builder.sandboxing import needs_buildah
 from tests.installer.pool_builds import InstallSite, RecordingContext
 from tests.installer.registries import make_registry, open_client
 from tests.registry.real_registry import RegistryService, lab_registry, needs_docker_registry
-from treenail.installer.inputs.install_files import InstallFiles
+from treenail.installer.directory.install_files import InstallFiles
 from treenail.registry.images import has_complete_image
 
 __all__ = ["lab_registry"]

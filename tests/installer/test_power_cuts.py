@@ -20,7 +20,7 @@ from tests.installer.stages import Outside, run_stage
 from tests.installer.test_bootstrap_stage import make_root, read_rendered, read_status
 from tests.installer.test_prepare import CONTAINERFILE, FIELD, GENERATED, HEAD, TAIL, prepare
 from tests.records import write_record
-from treenail.installer.inputs.install_files import InstallFiles
+from treenail.installer.directory.install_files import InstallFiles
 
 Run = Callable[[Path], object]
 

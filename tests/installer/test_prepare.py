@@ -22,15 +22,15 @@ from tests.oracle import needs_oracle
 from treenail.api import annotations as key
 from treenail.cli.controller.main import main
 from treenail.clock import SystemClock
+from treenail.controllers.handover.image_mode import WorkerMode
 from treenail.controllers.image_build.planner import plan_builds
 from treenail.errors import FileError, TreenailError, UsageError
-from treenail.installer.checks.manifest_checks import MCO_NAMESPACE
-from treenail.installer.checks.prepared_manifests import FILE_NAME
-from treenail.installer.inputs.image_mode import WorkerMode
-from treenail.installer.inputs.install_files import InstallFiles
-from treenail.installer.inputs.install_manifests import read_install_manifests
-from treenail.installer.inputs.install_problem import InstallDirectoryError
-from treenail.installer.prepare.prepare import PrepareOptions, prepare_directory
+from treenail.installer.directory.install_files import InstallFiles
+from treenail.installer.directory.install_manifests import read_install_manifests
+from treenail.installer.directory.manifest_checks import MCO_NAMESPACE
+from treenail.installer.directory.prepare import PrepareOptions, prepare_directory
+from treenail.installer.directory.prepared_manifests import FILE_NAME
+from treenail.installer.directory.problems import InstallDirectoryError
 
 LOGINS = json.dumps({
     "auths": {"registry.example.com": {"auth": "dTpwdw=="}, "quay.io": {"auth": "eDp5"}}
@@ -561,7 +561,7 @@ def test_recorded_install_directory_of_the_mco_loses_only_the_tag(tmp_path: Path
 def test_commands_of_the_readme_prepare_and_plan_an_installation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = (Path(__file__).parents[3] / "README.md").read_text()
+    text = (Path(__file__).parents[2] / "README.md").read_text()
     section = text.partition("## Install in image mode\n")[2].partition("\n## ")[0]
     lines = section.partition("```\n")[2].partition("```")[0].splitlines()
     commands = [each.partition("#")[0].split()[1:] for each in lines]

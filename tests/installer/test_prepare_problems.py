@@ -29,10 +29,10 @@ from tests.installer.test_prepare import (
 )
 from treenail.cli.controller.main import main
 from treenail.errors import HostError
-from treenail.installer.inputs.install_files import InstallFiles
-from treenail.installer.inputs.install_manifests import read_install_manifests
-from treenail.installer.inputs.install_problem import InstallDirectoryError
-from treenail.installer.prepare.prepare import PrepareOptions, prepare_directory
+from treenail.installer.directory.install_files import InstallFiles
+from treenail.installer.directory.install_manifests import read_install_manifests
+from treenail.installer.directory.prepare import PrepareOptions, prepare_directory
+from treenail.installer.directory.problems import InstallDirectoryError
 
 __all__ = ["root"]
 

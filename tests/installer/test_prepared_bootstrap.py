@@ -19,7 +19,7 @@ from tests.registry.real_registry import (
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.cli.controller.main import main
-from treenail.installer.inputs.install_directory import InstallDirectory
+from treenail.installer.directory.install_files import InstallDirectory
 
 __all__ = ["lab_registry"]
 pytestmark = [pytest.mark.integration, needs_docker_registry]

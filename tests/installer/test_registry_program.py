@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from treenail.installer.registry.registry_program import (
+from treenail.installer.bootstrap.registry_process import (
     DEFAULT_IMAGE,
     RegistryProcessConfig,
     find_registry_program,

@@ -15,10 +15,9 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.render.render import ControllerConfig, render_pool
 from treenail.errors import ConfigError
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.inputs.install_files import InstallFiles
-from treenail.installer.inputs.install_manifests import read_install_manifests
-from treenail.installer.steps.render_step import RenderedPool, RenderStep
+from treenail.installer.bootstrap.image_steps import RenderStep
+from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
+from treenail.installer.directory.install_manifests import RenderedPool, read_install_manifests
 from treenail.provisioning.content.directory_source import DirectorySource
 from treenail.provisioning.content.source import SourceSettings
 

@@ -10,10 +10,9 @@ import pytest
 from tests.fakes.clock import FakeClock
 from tests.installer.dying import DeathError, DyingFiles, FileStep, FullDisk, Fuse
 from treenail.errors import ConfigError, FileError, TreenailError
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.inputs.install_files import InstallFiles
-from treenail.installer.steps.install_state import InstallState, StepState
-from treenail.installer.steps.steps import (
+from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
+from treenail.installer.directory.install_state import InstallState, StepState
+from treenail.installer.install_steps import (
     InstallStepRunner,
     Step,
     StepContext,

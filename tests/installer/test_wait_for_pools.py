@@ -16,10 +16,13 @@ from tests.installer.processes import make_directory, run_install
 from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.api.machineosbuild import BuildState
-from treenail.controllers.handover.handover_objects import HandoverResult, build_result_configmap
-from treenail.controllers.handover.pool_progress import parse_objects
+from treenail.controllers.handover.handover_objects import (
+    HandoverResult,
+    build_result_configmap,
+    parse_objects,
+)
+from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.image.job_status import compute_build_conditions
-from treenail.installer.inputs.image_mode import NAMESPACE
 from treenail.kube.client import Client
 from treenail.kube.resources import (
     CONFIGMAPS,

@@ -19,11 +19,11 @@ from treenail.controllers.runtime.workers import WorkerMetrics
 from treenail.daemon.local import metrics as node_metrics
 from treenail.manifests.installation import InstallOptions
 from treenail.manifests.monitoring import build_dashboard, build_monitoring, build_rule_groups
-from treenail.provisioning.machines.request_metrics import RequestMetrics, add_token_metrics
+from treenail.provisioning.machines.request_recorder import RequestMetrics, add_token_metrics
 from treenail.provisioning.tokens.tokens import TokenBook
 
 NAME = re.compile(r"\b(?:treenail|mcd)_[a-z_]+")
-ALERTS = Path(__file__).parents[3] / "agent/treenail/manifests/monitoring_files/alerts.yaml"
+ALERTS = Path(__file__).parents[2] / "agent/treenail/manifests/monitoring_files/alerts.yaml"
 # Added by ControllerRuntime, which needs a cluster.
 OF_RUNTIME = {f"{PREFIX}leader", f"{PREFIX}watch_silence_seconds"}
 

@@ -2,8 +2,12 @@
 
 from typing import Any
 
-from treenail.provisioning.machines.logged_requests import LoggedRequest, log_request
-from treenail.provisioning.server.access import RequestOutcome, RequestRow
+from treenail.provisioning.machines.logged_requests import (
+    LoggedRequest,
+    RequestOutcome,
+    RequestRow,
+    log_request,
+)
 
 NOW = 1_700_000_000.0
 

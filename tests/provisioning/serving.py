@@ -15,11 +15,11 @@ from tests.provisioning.samples import NEW, Json, make_config, make_file, make_p
 from treenail.clock import Clock
 from treenail.provisioning.content.directory_source import DirectorySource
 from treenail.provisioning.content.source import PoolSource, SourceSettings
-from treenail.provisioning.server.access import Access, AccessVerdict, OpenAccess, RequestRow
+from treenail.provisioning.machines.logged_requests import RequestRow
 from treenail.provisioning.server.certificate import ServerCertificate
-from treenail.provisioning.server.listener import ServerLimits
-from treenail.provisioning.server.server import IgnitionServer
+from treenail.provisioning.server.server import IgnitionServer, ServerLimits
 from treenail.provisioning.server.service import ConfigService
+from treenail.provisioning.tokens.access import Access, AccessVerdict, OpenAccess
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
 LIMIT_S = 60.0

@@ -23,11 +23,10 @@ from tests.waiting import wait_until
 from treenail.controllers.runtime.informers import Informers
 from treenail.kube.events import EventRecorder
 from treenail.kube.resources import MACHINECONFIGPOOLS
+from treenail.manifests.ignition_server import build_join_access
 from treenail.manifests.installation import load_crds
-from treenail.manifests.join_access import build_join_access
 from treenail.provisioning.approval.controller import ApprovalController
-from treenail.provisioning.approval.decide import IssuedCertificate, find_refusal
-from treenail.provisioning.approval.request import KubeletRequest
+from treenail.provisioning.approval.request import IssuedCertificate, KubeletRequest, find_refusal
 from treenail.provisioning.tokens.bootstrap_tokens import (
     GROUP,
     BootstrapCredentials,

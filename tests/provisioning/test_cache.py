@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from treenail.errors import ConfigError, HostError
-from treenail.provisioning.content.cache import CacheKey, DocumentCache
+from treenail.provisioning.server.service import CacheKey, DocumentCache
 
 LIMIT_S = 30.0
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.provisioning.samples import Json, make_config, make_file
 from treenail.errors import NotFoundError
-from treenail.provisioning.content.config_contents import ConfigContents
+from treenail.provisioning.content.cluster_source import ConfigContents
 from treenail.provisioning.content.source import PackedConfig, SourceUnreadyError
 
 NAMES = ("a", "b", "c", "d")

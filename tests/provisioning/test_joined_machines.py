@@ -17,8 +17,11 @@ from treenail.provisioning.machines.joined_machines import (
     NodeArrival,
     join_machines,
 )
-from treenail.provisioning.machines.logged_requests import LoggedRequest, log_request
-from treenail.provisioning.server.access import RequestOutcome
+from treenail.provisioning.machines.logged_requests import (
+    LoggedRequest,
+    RequestOutcome,
+    log_request,
+)
 from treenail.provisioning.tokens.bootstrap_tokens import compute_identity
 
 WORKER = "node-role.kubernetes.io/worker"

@@ -29,9 +29,8 @@ from treenail.kube.events import EventRecorder
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import SECRETS
 from treenail.kube.transport import HttpTransport
-from treenail.manifests.ignition_server import NAME, build_approval_access
+from treenail.manifests.ignition_server import NAME, build_approval_access, build_join_access
 from treenail.manifests.installation import InstallOptions
-from treenail.manifests.join_access import build_join_access
 from treenail.manifests.permissions import CONTROLLER_VERBS, build_rules
 from treenail.provisioning.approval.controller import ApprovalController
 from treenail.provisioning.tokens.bootstrap_tokens import BootstrapCredentials, JoinTarget

@@ -32,16 +32,16 @@ from treenail.controllers.runtime.http_server import (
     LimitedRequestHandler,
 )
 from treenail.errors import UsageError
-from treenail.provisioning.server.access import RequestOutcome
+from treenail.provisioning.machines.logged_requests import RequestOutcome
 from treenail.provisioning.server.certificate import WARN_S, ServerCertificate, read_expiry
-from treenail.provisioning.server.listener import (
+from treenail.provisioning.server.server import (
     BUSY_HEAD_LIMIT_S,
     CERTIFICATE_CHECK_S,
     REST_LIMIT_S,
+    IgnitionServer,
     ServerLimits,
     read_address,
 )
-from treenail.provisioning.server.server import IgnitionServer
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
 TOKEN = "tn_abc_secretsecretsecret"

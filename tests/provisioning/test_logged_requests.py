@@ -12,12 +12,12 @@ from treenail.provisioning.machines.logged_requests import (
     MAX_ANONYMOUS_ROWS,
     MAX_BYTES,
     MAX_ROWS,
+    RequestOutcome,
     format_requests,
     log_request,
     merge_requests,
     parse_requests,
 )
-from treenail.provisioning.server.access import RequestOutcome
 
 
 def test_rows_in_a_configmap_are_read_again() -> None:

@@ -15,8 +15,8 @@ from tests.provisioning.test_joined_machines import (
     make_node,
 )
 from treenail.provisioning.machines.joined_machines import JoinedMachine, join_machines
+from treenail.provisioning.machines.logged_requests import RequestOutcome
 from treenail.provisioning.machines.machine_report import build_report, build_report_document
-from treenail.provisioning.server.access import RequestOutcome
 from treenail.provisioning.tokens.tokens import Refusal
 
 CERTIFICATES: tuple[dict[str, Any], ...] = (

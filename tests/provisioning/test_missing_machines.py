@@ -20,6 +20,8 @@ from treenail.provisioning.approval.request import KubeletRequest
 from treenail.provisioning.machines.joined_machines import EXPECT_S
 from treenail.provisioning.machines.logged_requests import (
     LoggedRequest,
+    RequestOutcome,
+    RequestRow,
     log_request,
     merge_requests,
 )
@@ -30,7 +32,6 @@ from treenail.provisioning.machines.missing_machines import (
     format_messages,
 )
 from treenail.provisioning.machines.request_log import RequestLogWriter, RequestStore
-from treenail.provisioning.server.access import RequestOutcome, RequestRow
 from treenail_lab.apiserver.serving.server import LabServer
 
 LATE = NOW + EXPECT_S

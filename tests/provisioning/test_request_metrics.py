@@ -3,9 +3,12 @@
 from tests.fakes.clock import FakeClock
 from tests.provisioning.logged import NOW, make_refusal, make_row
 from treenail.controllers.runtime.metrics import ControllerMetrics
-from treenail.provisioning.machines.request_metrics import RequestMetrics, add_token_metrics
-from treenail.provisioning.machines.request_recorder import RequestRecorder
-from treenail.provisioning.server.access import RequestOutcome
+from treenail.provisioning.machines.logged_requests import RequestOutcome
+from treenail.provisioning.machines.request_recorder import (
+    RequestMetrics,
+    RequestRecorder,
+    add_token_metrics,
+)
 from treenail.provisioning.tokens.tokens import TokenBook, make_token
 
 PREFIX = "treenail_controller_ignition_"

@@ -12,7 +12,8 @@ from tests.provisioning.samples import IMAGE, NEW, make_config, make_file, make_
 from tests.provisioning.serving import IGNITION, LIMIT_S, OneToken, Serving, read_response, serve
 from tests.waiting import wait_until
 from treenail.provisioning.content.source import ServedInputs, SourceUnreadyError
-from treenail.provisioning.server.access import AccessVerdict, OpenAccess, RequestOutcome
+from treenail.provisioning.machines.logged_requests import RequestOutcome
+from treenail.provisioning.tokens.access import AccessVerdict, OpenAccess
 
 
 class UnreadySource:

@@ -26,9 +26,12 @@ from treenail.errors import ForbiddenError
 from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.transport import HttpTransport
-from treenail.provisioning.server.access import AccessVerdict
-from treenail.provisioning.tokens.bootstrap_tokens import BootstrapCredentials, JoinTarget
-from treenail.provisioning.tokens.machine_credentials import SharedCredentials
+from treenail.provisioning.tokens.access import AccessVerdict
+from treenail.provisioning.tokens.bootstrap_tokens import (
+    BootstrapCredentials,
+    JoinTarget,
+    SharedCredentials,
+)
 from treenail.provisioning.tokens.token_access import TokenAccess, TokenMode, TokenSettings
 from treenail.provisioning.tokens.token_store import CONFIRM_S, TokenStore
 from treenail.provisioning.tokens.tokens import TokenRecord, UseState, settle_use

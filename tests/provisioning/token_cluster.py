@@ -16,9 +16,13 @@ from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.transport import HttpTransport
-from treenail.provisioning.tokens.machine_credentials import MachineCredentials, SharedCredentials
-from treenail.provisioning.tokens.pool_events import COMPONENT_NAME, PoolEvents
-from treenail.provisioning.tokens.token_access import TokenAccess, TokenSettings
+from treenail.provisioning.tokens.bootstrap_tokens import MachineCredentials, SharedCredentials
+from treenail.provisioning.tokens.token_access import (
+    COMPONENT_NAME,
+    PoolEvents,
+    TokenAccess,
+    TokenSettings,
+)
 from treenail.provisioning.tokens.token_store import TOKEN_SECRET, TokenStore
 from treenail.provisioning.tokens.tokens import TokenRecord, make_token
 from treenail_lab.apiserver.serving.server import LabServer

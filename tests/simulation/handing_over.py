@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.controllers.handover.handover_site import HandoverSite
 from tests.controllers.image_build.site import NAMESPACE as BUILDS_NAMESPACE
-from tests.installer.handover_site import HandoverSite
 from tests.installer.pool_builds import InstallSite
 from tests.registry.real_registry import PULLER, PUSHER
 from tests.simulation.building import SimBuildSite
@@ -20,13 +20,13 @@ from tests.simulation.registries import SimRegistry, hold_registries
 from tests.simulation.run import PODS, ClusterRun
 from treenail.api import annotations as key
 from treenail.controllers.handover.handover_objects import (
+    DONE,
     HANDOVER_SECRET,
     RESULT_CONFIGMAP,
     read_result_configmap,
 )
-from treenail.controllers.handover.handover_state import DONE
+from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.errors import NotFoundError
-from treenail.installer.inputs.image_mode import NAMESPACE
 from treenail.kube.resources import MACHINEOSBUILDS, NAMESPACES, NODES
 from treenail.manifests import installation
 from treenail.registry.logins import Login

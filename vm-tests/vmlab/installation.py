@@ -20,7 +20,7 @@ from treenail.api import annotations as key
 from treenail.api import documents
 from treenail.api.machineconfigpool import MASTER
 from treenail.config.bootstrap_registry import MIRROR_FILE, RECORD_FILE
-from treenail.installer.inputs.install_directory import InstallDirectory
+from treenail.installer.directory.install_files import InstallDirectory
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
     MACHINECONFIGS,

@@ -97,7 +97,7 @@ def build_documents(options: InstallOptions) -> list[Json]:
 
 def load_crds() -> list[Json]:
     """Load the CustomResourceDefinitions in a fixed order; they are in the MCO's API group."""
-    folder = resources.files("treenail.manifests").joinpath("manifests")
+    folder = resources.files("treenail.manifests").joinpath("crds")
     files = sorted(
         (entry for entry in folder.iterdir() if entry.name.endswith(".yaml")),
         key=lambda entry: entry.name,

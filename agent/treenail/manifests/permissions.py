@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.api.decode import Json
 from treenail.controllers.handover.handover_objects import HANDOVER_SECRET, RESULT_CONFIGMAP
-from treenail.installer.inputs.image_mode import CONFIGMAP
+from treenail.controllers.handover.image_mode import CONFIGMAP
 from treenail.kube.resources import (
     CERTIFICATESIGNINGREQUESTS,
     MACHINECONFIGPOOLS,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from treenail.api.decode import Fields, Json, load_json
 from treenail.errors import ConfigError, HostError
-from treenail.installer.inputs.install_directory import InstallDirectory
+from treenail.installer.directory.install_files import InstallDirectory
 from treenail.process import stop_process
 from treenail.provisioning.content.pointer import build_pointer
 from treenail_lab.controllers import CONTROLLER_COMMAND

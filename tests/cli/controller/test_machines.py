@@ -15,9 +15,13 @@ from treenail.clock import SystemClock
 from treenail.kube.client import Client
 from treenail.kube.resources import CONFIGMAPS, MACHINECONFIGPOOLS, NAMESPACES, NODES
 from treenail.manifests.ignition_server import NAME
-from treenail.provisioning.machines.logged_requests import format_requests, log_request
+from treenail.provisioning.machines.logged_requests import (
+    RequestOutcome,
+    RequestRow,
+    format_requests,
+    log_request,
+)
 from treenail.provisioning.machines.request_log import REQUEST_CONFIGMAP
-from treenail.provisioning.server.access import RequestOutcome, RequestRow
 from treenail_lab.apiserver.serving.server import LabServer
 
 pytestmark = pytest.mark.integration

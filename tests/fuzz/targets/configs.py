@@ -36,7 +36,7 @@ from treenail.errors import ConfigError, IgnitionError
 from treenail.image.build_result import BuildResult
 from treenail.image.containerfile import expand_variables, parse_containerfile
 from treenail.image.inputs.containerfile_problems import find_containerfile_problems
-from treenail.installer.inputs import install_config
+from treenail.installer.directory import install_config
 
 Json = dict[str, Any]
 _LONG_NUMBER = re.compile("[0-9]{18}")

@@ -27,7 +27,6 @@ from tests.provisioning.serving import OneToken, Rows, write_certificate, write_
 from treenail.codec import parse_json
 from treenail.errors import TreenailError
 from treenail.provisioning.approval.request import KubeletRequest
-from treenail.provisioning.content.accept import choose_version
 from treenail.provisioning.content.directory_source import DirectorySource
 from treenail.provisioning.content.source import (
     ObservedControllerConfig,
@@ -42,13 +41,14 @@ from treenail.provisioning.machines.logged_requests import (
     parse_requests,
 )
 from treenail.provisioning.server.certificate import ServerCertificate
-from treenail.provisioning.server.listener import ServerLimits, read_address
 from treenail.provisioning.server.server import (
     IgnitionServer,
+    ServerLimits,
     _IgnitionListener,
     _IgnitionRequestHandler,
+    read_address,
 )
-from treenail.provisioning.server.service import ConfigService
+from treenail.provisioning.server.service import ConfigService, choose_version
 from treenail.provisioning.tokens.tokens import (
     _DATA_KEY,
     claim_use,

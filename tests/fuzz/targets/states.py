@@ -17,6 +17,7 @@ from treenail.codec import parse_json
 from treenail.config.bootstrap_registry import decode_record
 from treenail.config.credential_history import decode_history, encode_history
 from treenail.config.provenance import Provenance
+from treenail.controllers.handover.image_mode_field import read_settings_configmap
 from treenail.controllers.pools.rollout_record import RolloutRecord
 from treenail.daemon.configuration.mcd_state import read_first_boot_annotations
 from treenail.daemon.local.requests import RequestFile
@@ -28,9 +29,8 @@ from treenail.host.machine import Machine
 from treenail.host.rollback.undo_log import LOG_PATH, UndoLog
 from treenail.host.system import state_file
 from treenail.host.system.state_file import CrashRecordFile, Ledger
-from treenail.installer.inputs.image_mode_codec import read_settings_configmap
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.steps import install_state
+from treenail.installer.directory import install_state
+from treenail.installer.directory.install_files import InstallDirectory
 from treenail.update.state import crash_record, record
 from treenail.update.steps import ownership
 

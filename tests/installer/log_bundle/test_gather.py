@@ -23,10 +23,10 @@ from treenail.cli.controller.main import main
 from treenail.clock import SystemClock
 from treenail.config.redacted_parts import format_redacted_ends
 from treenail.config.secret_files import WITHHELD
-from treenail.installer.inputs.install_directory import InstallDirectory
+from treenail.installer.directory.install_files import InstallDirectory
 from treenail.installer.log_bundle.archive import INDEX_NAME, LogBundle
+from treenail.installer.log_bundle.cluster_parts import parse_node_address
 from treenail.installer.log_bundle.gather import GatherSettings, gather_bundle
-from treenail.installer.log_bundle.node_parts import parse_node_address
 from treenail.process import ProgramRunner
 
 PRIVATE_KEY = "-----BEGIN PRIVATE KEY-----\n" + "c2VjcmV0\n" * 40 + "-----END PRIVATE KEY-----\n"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.installer.log_bundle.bundles import make_archive
 from treenail.cli.controller.main import main
-from treenail.installer.log_bundle.gather_hook import build_gather_hook
+from treenail.installer.log_bundle.gather import build_gather_hook
 
 
 def read_units(hook: object) -> dict[str, str]:

@@ -174,8 +174,8 @@ def _check_install_namespaces(arguments: argparse.Namespace) -> None:
     """Raise `UsageError` for namespaces in which nothing of an installation would be found."""
     if "install" not in arguments.enable or arguments.only:
         return
-    from treenail.installer.checks.manifest_checks import NAMESPACES
-    from treenail.installer.inputs.image_mode import NAMESPACE
+    from treenail.controllers.handover.image_mode import NAMESPACE
+    from treenail.installer.directory.manifest_checks import NAMESPACES
 
     for option, found, expected in (
         ("--namespace", arguments.namespace, (NAMESPACE,)),

@@ -162,7 +162,7 @@ def _build_drain(context: ControllerContext) -> tuple[ControllerSettings, ...]:
 
 
 def _build_build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
-    from treenail.controllers.handover.build_hold import InstallHold
+    from treenail.controllers.handover.controller import InstallHold
     from treenail.controllers.image_build.controller import BuildOptions, make_build_controller
     from treenail.registry.proxies import read_proxy_settings
 

@@ -37,7 +37,7 @@ from treenail.errors import UsageError
 
 if TYPE_CHECKING:
     from treenail.controllers.runtime.informers import Informers
-    from treenail.provisioning.content.first_image import FirstImageSettings
+    from treenail.provisioning.content.selection import FirstImageSettings
     from treenail.provisioning.content.source import PoolSource, SourceSettings
     from treenail.provisioning.machines.request_recorder import ClusterLog
     from treenail.provisioning.server.server import IgnitionServer
@@ -258,9 +258,9 @@ class ServeProcess:
     def _make_first_images(self) -> "FirstImageSettings | None":
         if self._transport is None:
             return None
-        from treenail.installer.inputs.worker_wait import WorkerWait
         from treenail.kube.client import Client
-        from treenail.provisioning.content.first_image import FirstImageSettings
+        from treenail.provisioning.content.cluster_source import WorkerWait
+        from treenail.provisioning.content.selection import FirstImageSettings
 
         client = Client(self._transport, limit_s=REQUEST_LIMIT_S)
         wait = WorkerWait(client, self._clock)

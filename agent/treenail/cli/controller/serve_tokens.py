@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from treenail.controllers.runtime.metrics import ControllerMetrics
     from treenail.kube.client import Transport
     from treenail.provisioning.content.source import PoolSource
-    from treenail.provisioning.server.access import Access
-    from treenail.provisioning.tokens.bootstrap_tokens import JoinTarget
-    from treenail.provisioning.tokens.machine_credentials import SharedCredentials
+    from treenail.provisioning.tokens.access import Access
+    from treenail.provisioning.tokens.bootstrap_tokens import JoinTarget, SharedCredentials
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +114,7 @@ def open_access(
     clock: Clock,
 ) -> "Access":
     """Return the access that the arguments choose. Call it before the informers start."""
-    from treenail.provisioning.server.access import OpenAccess
+    from treenail.provisioning.tokens.access import OpenAccess
 
     target = _find_target(arguments)
     shared = _make_shared_credentials(arguments, target)
@@ -123,12 +122,19 @@ def open_access(
         return OpenAccess(shared.make_placeholder)
     from treenail.kube.client import Client
     from treenail.kube.events import EventRecorder
-    from treenail.provisioning.machines.request_metrics import add_token_metrics
+    from treenail.provisioning.machines.request_recorder import add_token_metrics
     from treenail.provisioning.machines.token_settlement import UseSettler
-    from treenail.provisioning.tokens.bootstrap_tokens import BootstrapCredentials
-    from treenail.provisioning.tokens.machine_credentials import MachineCredentials
-    from treenail.provisioning.tokens.pool_events import COMPONENT_NAME, PoolEvents
-    from treenail.provisioning.tokens.token_access import TokenAccess, TokenMode, TokenSettings
+    from treenail.provisioning.tokens.bootstrap_tokens import (
+        BootstrapCredentials,
+        MachineCredentials,
+    )
+    from treenail.provisioning.tokens.token_access import (
+        COMPONENT_NAME,
+        PoolEvents,
+        TokenAccess,
+        TokenMode,
+        TokenSettings,
+    )
     from treenail.provisioning.tokens.token_store import TokenStore
 
     manager = "treenail-serve"
@@ -168,7 +174,7 @@ def open_access(
 def _make_shared_credentials(
     arguments: argparse.Namespace, target: "JoinTarget | None"
 ) -> "SharedCredentials":
-    from treenail.provisioning.tokens.machine_credentials import SharedCredentials
+    from treenail.provisioning.tokens.bootstrap_tokens import SharedCredentials
 
     if arguments.bootstrap_token is None or target is None:
         return SharedCredentials()

@@ -3,50 +3,63 @@
 It adopts the objects of the installation, moves its images to their final registries, and asks
 the nodes to drop the registry on the bootstrap host. All state is in the cluster and in the
 registries: after a kill at any point the next leader goes on.
+
+`InstallHold` holds the first builds of a control plane whose image the bootstrap host has built.
+The manifests of an installation reach the cluster before the image does, and a build of the same
+inputs would be the second one.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from threading import Event, Lock
 
 from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json
-from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import API_VERSION, MachineOSConfig
-from treenail.api.meta import Condition
+from treenail.api.meta import Condition, merge_conditions
 from treenail.builder.images.copies import CopyStopped
 from treenail.clock import Clock, format_rfc3339, parse_rfc3339
-from treenail.controllers.handover.adoption import decide_adoption, describe_action
-from treenail.controllers.handover.adoption_writer import AdoptionWriter
+from treenail.controllers.handover.adoption import (
+    AdoptionAction,
+    AnnotateConfig,
+    CreateObject,
+    DeleteFailedBuild,
+    FinishBuild,
+    ServeImage,
+    can_replace,
+    decide_adoption,
+    describe_action,
+)
 from treenail.controllers.handover.handover_objects import (
+    HANDED_OVER,
     HANDOVER_SECRET,
     RESULT_CONFIGMAP,
     Handover,
     HandoverImage,
     HandoverResult,
-    build_result_configmap,
-    read_handover_secret,
-    read_result_configmap,
-)
-from treenail.controllers.handover.handover_state import (
-    HANDED_OVER,
     MoveState,
     RegistryNode,
+    build_result_configmap,
     compute_condition,
     describe_deadline,
     find_nodes_to_mark,
     has_result,
     merge_results,
+    read_handover_secret,
+    read_result_configmap,
 )
+from treenail.controllers.handover.image_mode import CONFIGMAP, NAMESPACE
+from treenail.controllers.handover.image_mode_field import read_settings_configmap
 from treenail.controllers.handover.image_mover import ImageMove, ImageMover, MoveFailed
-from treenail.controllers.handover.repeats import Repeats
 from treenail.controllers.pools.os_image import find_pool_owner
 from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.controllers.runtime.metrics import ControllerMetrics
-from treenail.errors import AlreadyExistsError, ConfigError, NotFoundError
-from treenail.installer.inputs.image_mode import NAMESPACE
+from treenail.controllers.runtime.own_writes import OwnWrites
+from treenail.errors import AlreadyExistsError, ConfigError, ForbiddenError, NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.resources import (
@@ -56,10 +69,12 @@ from treenail.kube.resources import (
     MACHINEOSCONFIGS,
     NODES,
     SECRETS,
+    get_object,
 )
 from treenail.kube.watch import WatchScope
 
 log = logging.getLogger(__name__)
+
 
 KEY = "installation"
 DEFAULT_DEADLINE_S = 3600.0
@@ -393,3 +408,193 @@ class InstallController:
 
 def _read_version(document: Json) -> str:
     return Fields.from_json(document, "Secret").get_object("metadata").get_text("resourceVersion")
+
+
+class AdoptionWriter:
+    """Writes objects; a write to a changed object fails with `ConflictError`."""
+
+    def __init__(self, client: Client, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self.configs: OwnWrites[MachineOSConfig] = OwnWrites(clock)
+        self.builds: OwnWrites[MachineOSBuild] = OwnWrites(clock)
+        self.created: set[tuple[str, str, str, str]] = set()
+        """Keys of objects that exist, as attempts to create them found."""
+
+    def forget_writes(self) -> None:
+        """Forget what was written: a restored etcd may lack it."""
+        self.created.clear()
+        self.configs.forget_writes()
+        self.builds.forget_writes()
+
+    def execute(self, action: AdoptionAction) -> None:
+        """Execute one action; raise `ClusterError`."""
+        match action:
+            case CreateObject():
+                self._create(action)
+            case DeleteFailedBuild(build):
+                try:
+                    self._client.delete(MACHINEOSBUILDS, build.name, uid=build.metadata.uid)
+                except NotFoundError:
+                    return
+                self.builds.record_deletion(build.name, build.metadata.uid)
+                log.info("deleted %s, which has no image: the installation built it", build.name)
+            case FinishBuild(build, status):
+                body: Json = {
+                    "metadata": {"resourceVersion": build.metadata.resource_version},
+                    "status": status,
+                }
+                written = self._client.patch(
+                    MACHINEOSBUILDS, build.name, body, subresource="status"
+                )
+                self.builds.record_write(build, MachineOSBuild.from_json(written))
+                log.info("adopted the image of MachineOSBuild %s", build.name)
+            case AnnotateConfig(config, annotations):
+                meta: Json = {
+                    "resourceVersion": config.metadata.resource_version,
+                    "annotations": dict(annotations),
+                }
+                written = self._client.patch(MACHINEOSCONFIGS, config.name, {"metadata": meta})
+                self.configs.record_write(config, MachineOSConfig.from_json(written))
+            case ServeImage(config, build, conditions):
+                self.write_conditions(
+                    config,
+                    conditions,
+                    {
+                        "currentImagePullSpec": build.pull_spec,
+                        "machineOSBuild": {
+                            "group": MACHINEOSBUILDS.group,
+                            "resource": MACHINEOSBUILDS.plural,
+                            "name": build.name,
+                        },
+                        "observedGeneration": config.metadata.generation,
+                    },
+                )
+                log.info("pool %s has the image %s", config.pool, build.pull_spec)
+
+    def write_conditions(
+        self,
+        config: MachineOSConfig,
+        conditions: Iterable[Condition],
+        status: Json | None = None,
+    ) -> None:
+        """Write conditions of a MachineOSConfig beside those of other writers."""
+        now = format_rfc3339(self._clock.now())
+        merged = merge_conditions(config.conditions, list(conditions), now=now)
+        body: Json = {
+            # A merge patch replaces the whole list, so it must fail if another writer changed it.
+            "metadata": {"resourceVersion": config.metadata.resource_version},
+            "status": {**(status or {}), "conditions": [each.to_json() for each in merged]},
+        }
+        written = self._client.patch(MACHINEOSCONFIGS, config.name, body, subresource="status")
+        self.configs.record_write(config, MachineOSConfig.from_json(written))
+
+    def _create(self, action: CreateObject) -> None:
+        kind, resource = action.resource.kind, action.resource
+        place = action.namespace or (NAMESPACE if resource.namespaced else "")
+        try:
+            created = self._client.create(resource, action.document, namespace=place)
+        except AlreadyExistsError:
+            log.debug("%s %s exists", kind, action.name)
+            if resource == SECRETS:
+                self._replace_secret(action, place)
+        except ForbiddenError as error:
+            if action.resource != SECRETS:
+                raise
+            # In a namespace that is not that of builds. The installer creates it there, too.
+            log.warning("did not adopt Secret %s/%s: %s", place, action.name, error)
+        else:
+            if resource == MACHINEOSCONFIGS:
+                self.configs.record_write(None, MachineOSConfig.from_json(created))
+            elif resource == MACHINEOSBUILDS:
+                self.builds.record_write(None, MachineOSBuild.from_json(created))
+            log.info("created %s %s of the installation", kind, action.name)
+        self.created.add(action.key)
+
+    def _replace_secret(self, action: CreateObject, place: str) -> None:
+        """Replace a Secret of an earlier hand-over: the user has corrected its login."""
+        present = self._client.get(SECRETS, action.name, namespace=place)
+        if not can_replace(present, action.document):
+            return
+        version = get_object(present, "metadata").get("resourceVersion")
+        metadata = {**get_object(action.document, "metadata"), "resourceVersion": version}
+        body: Json = {**action.document, "metadata": metadata}
+        self._client.update(SECRETS, action.name, body, namespace=place)
+        log.info("replaced Secret %s by that of the newest installation", action.name)
+
+
+BOOTSTRAP_POOLS = (MASTER, ARBITER)
+"""Pools whose machines join before the cluster can build."""
+_SETTLE_S = 30.0
+"""Time for which the watch of builds may be behind the result of the hand-over."""
+
+
+class InstallHold:
+    """Says which pools wait for the installation. Thread-safe."""
+
+    def __init__(self, client: Client, clock: Clock, *, namespace: str = NAMESPACE) -> None:
+        self._client = client
+        self._clock = clock
+        self._namespace = namespace
+
+    def find_hold(self, pool: str) -> str:
+        """Return why the first build of a pool must wait; empty if it can begin.
+
+        Raises `ClusterError`.
+        """
+        if pool not in BOOTSTRAP_POOLS:
+            return ""
+        settings = self._find_configmap(CONFIGMAP)
+        if settings is None or self._is_complete():
+            return ""
+        try:
+            if not read_settings_configmap(settings, where=f"ConfigMap {CONFIGMAP}").is_enabled:
+                return ""
+        except ConfigError as error:
+            log.warning("%s; pool %s does not wait for the installation", error, pool)
+            return ""
+        return (
+            "waiting for the image that the bootstrap host built; to build it in the cluster "
+            f"instead, run: kubectl delete configmap -n {self._namespace} {CONFIGMAP}"
+        )
+
+    def _is_complete(self) -> bool:
+        """Return whether the images were handed over, and the caches show the adopted builds."""
+        document = self._find_configmap(RESULT_CONFIGMAP)
+        if document is None:
+            return False
+        try:
+            completed = parse_rfc3339(read_result_configmap(document).completed)
+        except ConfigError as error:
+            log.warning("%s; the control plane does not wait for the installation", error)
+            return True
+        return completed is None or self._clock.now() - completed > _SETTLE_S
+
+    def _find_configmap(self, name: str) -> Json | None:
+        try:
+            return self._client.get(CONFIGMAPS, name, namespace=self._namespace)
+        except (NotFoundError, ForbiddenError):
+            # A role of an older version does not permit it.
+            return None
+
+
+_FIRST_S, _MAX_S = 0.1, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """The last writes, and the pause before equal ones: it doubles each time."""
+
+    names: tuple[str, ...] = ()
+    written_at: float = 0.0
+    """Monotonic."""
+    pause_s: float = _FIRST_S
+
+    def compute_wait_s(self, names: tuple[str, ...], now: float) -> float:
+        """Return the seconds before these writes may be sent; 0 for other ones than the last."""
+        return max(self.written_at + self.pause_s - now, 0.0) if names == self.names else 0.0
+
+    def follow(self, names: tuple[str, ...], now: float) -> "Repeats":
+        """Return the record after these writes."""
+        is_equal = names == self.names
+        return Repeats(names, now, min(2 * self.pause_s, _MAX_S) if is_equal else _FIRST_S)

@@ -2,24 +2,36 @@
 
 The bootstrap host publishes a Secret with its registry, the images in it and the objects that the
 cluster adopts. The controller answers with a ConfigMap when the final registries have the images.
+
+The progress is computed here too: the condition of the hand-over, the nodes that must drop the
+bootstrap registry, and the pools that wait for their first image.
 """
 
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json, load_json
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineosbuild import BuildState, MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api.meta import Condition, ObjectMeta
 from treenail.api.unknown_fields import reject_unknown_fields
 from treenail.config.bootstrap_registry import (
     BootstrapRegistryRecord,
     decode_record,
     encode_record,
 )
+from treenail.controllers.handover.image_mode import NAMESPACE
+from treenail.controllers.pools.os_image import find_pool_owner
+from treenail.controllers.pools.pool_status import DEGRADED, read_reported_counts
+from treenail.controllers.pools.select import CONTROL_PLANE_LABELS
 from treenail.errors import ConfigError
+from treenail.escape import escape_text
 from treenail.image.push_spec import PushSpec, parse_push_spec
-from treenail.installer.inputs.image_mode import NAMESPACE
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, SECRETS
 from treenail.registry.names import check_digest
 
@@ -204,3 +216,225 @@ def _read_json(data: Fields, name: str, where: str) -> object:
         # Without its cause, which contains the content.
         raise ConfigError(f"{data.path_of(name)}: not base64") from None
     return load_json(content, where=f"{where}, {name}")
+
+
+HANDED_OVER = "ImageHandedOver"
+"""Condition of a MachineOSConfig."""
+DEADLINE_EXCEEDED, COPYING, DONE = "DeadlineExceeded", "Copying", "HandedOver"
+_MESSAGE_LIMIT = 2000
+_FIRST_RETRY_S, _MAX_RETRY_S = 5.0, 300.0
+_NAMES_LIMIT = 5
+_TEXTS_LIMIT, _REASON_LIMIT = 6, 500
+_BOOTSTRAP_LABELS = (*CONTROL_PLANE_LABELS, "node-role.kubernetes.io/arbiter")
+"""Labels of nodes whose machines the bootstrap host serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveState:
+    """Attempts to move one image; without a failure the first one runs."""
+
+    is_done: bool = False
+    failures: int = 0
+    reason: str = ""
+    message: str = ""
+    """Of the last failure; of a success, what could not be verified."""
+    ended: float = 0.0
+    """End of the last attempt on the monotonic clock."""
+
+    @property
+    def retry_at(self) -> float:
+        """When the next attempt begins, on the monotonic clock."""
+        if not self.failures:
+            return self.ended
+        return self.ended + min(_FIRST_RETRY_S * 2.0 ** min(self.failures - 1, 20), _MAX_RETRY_S)
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryNode:
+    """A Node, and what it says about the registry on the bootstrap host."""
+
+    name: str
+    registry: str
+    """The registry that the node still uses; empty for none."""
+    requested: str
+    """The registry that the node must no longer use."""
+    is_control_plane: bool = False
+    has_reported: bool = False
+    """Whether the agent has reported since the machine joined."""
+    problem: str = ""
+    """Why the agent is Degraded; empty when it is not."""
+
+    @classmethod
+    def from_json(cls, document: Json) -> "RegistryNode":
+        """Parse a Node; raise `ConfigError`."""
+        meta = ObjectMeta.from_fields(Fields.from_json(document, "Node").get_object("metadata"))
+        notes = meta.annotations
+        return cls(
+            meta.name,
+            notes.get(key.BOOTSTRAP_REGISTRY, ""),
+            notes.get(key.REMOVE_BOOTSTRAP_REGISTRY, ""),
+            any(each in meta.labels for each in _BOOTSTRAP_LABELS),
+            bool(notes.get(key.STATE)),
+            _read_problem(notes),
+        )
+
+
+def compute_condition(
+    handover: Handover, image: HandoverImage, state: MoveState | None, overdue: str
+) -> Condition:
+    """Compute the condition of an image, without time.
+
+    ``overdue`` describes the deadline that has passed; empty before it.
+    """
+    if state is not None and state.is_done:
+        text = f"{image.final_image} is in its final registry, and nodes can pull it"
+        shown = "; ".join(filter(None, (text, escape_text(state.message))))
+        return Condition(HANDED_OVER, "True", DONE, shown[:_MESSAGE_LIMIT])
+    reason, cause = COPYING, f"copying {image.digest} from {handover.registry} to {image.push_spec}"
+    if not handover.registry:
+        cause = f"looking for {image.final_image}"
+    if state is not None and state.failures:
+        reason, cause = state.reason, state.message
+    if overdue:
+        reason, cause = DEADLINE_EXCEEDED, f"{overdue}; retrying; {cause}"
+    return Condition(HANDED_OVER, "False", reason, escape_text(cause)[:_MESSAGE_LIMIT])
+
+
+def describe_deadline(waited_s: float, deadline_s: float) -> str:
+    """Say that the deadline has passed; empty before it."""
+    if waited_s <= deadline_s:
+        return ""
+    return (
+        f"the image is not in its final registry after {deadline_s / 60:g} min "
+        "(--handover-deadline); the bootstrap host keeps it, nothing is lost"
+    )
+
+
+def has_result(result: HandoverResult | None, handover: Handover) -> bool:
+    """Return whether an earlier hand-over covers these images."""
+    if result is None or result.registry != handover.registry:
+        return False
+    return all(result.digests.get(each.pool) == each.digest for each in handover.images)
+
+
+def find_nodes_to_mark(nodes: Iterable[RegistryNode], registry: str) -> tuple[str, ...]:
+    """Return the nodes that use the registry and are not asked to drop it."""
+    if not registry:
+        return ()
+    return tuple(
+        sorted(
+            each.name for each in nodes if each.registry == registry and each.requested != registry
+        )
+    )
+
+
+def describe_missing_nodes(
+    nodes: Iterable[RegistryNode], registry: str, machines: int | None
+) -> str:
+    """Return which nodes still need the bootstrap host; empty when none does.
+
+    Without a registry a node needs nothing after it joined. ``machines`` is the number of machines
+    that the bootstrap host serves; None if it is unknown.
+    """
+    found = sorted(nodes, key=lambda each: each.name)
+    joined = [each for each in found if each.is_control_plane]
+    expected = max(machines or 1, 1)
+    texts = []
+    if len(joined) < expected:
+        many = f"{expected} machines" if machines else "the machines"
+        texts.append(f"{len(joined)} of {many} of the control plane have joined")
+    if registry:
+        # An agent reports its first state together with the registry that it uses.
+        silent = [each.name for each in joined if not each.has_reported]
+        users = [each.name for each in found if each.registry == registry]
+        if silent:
+            texts.append(f"the agent has not reported yet on {_join_names(silent)}")
+        if users:
+            texts.append(f"{registry} is still the mirror of {_join_names(users)}")
+    if texts:
+        # An agent that cannot switch to its image neither joins the others nor drops the registry.
+        texts += [f"node {each.name} is Degraded: {each.problem}" for each in found if each.problem]
+    return "; ".join(texts[:_TEXTS_LIMIT])
+
+
+def _read_problem(notes: Mapping[str, str]) -> str:
+    if notes.get(key.STATE) != key.NodeState.DEGRADED:
+        return ""
+    return escape_text(notes.get(key.REASON, ""))[:_REASON_LIMIT] or "it gives no reason"
+
+
+def _join_names(names: Sequence[str]) -> str:
+    more = len(names) - _NAMES_LIMIT
+    text = ", ".join(names[:_NAMES_LIMIT]) + (f" and {more} more" if more > 0 else "")
+    return f"node {text}" if len(names) == 1 else f"nodes {text}"
+
+
+def merge_results(
+    before: HandoverResult | None, handover: Handover, completed: str
+) -> HandoverResult:
+    """Return the result with the images of this hand-over."""
+    digests = {**(before.digests if before else {})}
+    digests |= {each.pool: each.digest for each in handover.images}
+    return HandoverResult(digests, handover.registry, completed)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolProgress:
+    """Pools without their image, and failed builds, each in a sentence."""
+
+    missing: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+
+
+def describe_pool_progress(
+    pools: Sequence[MachineConfigPool],
+    configs: Mapping[str, MachineOSConfig],
+    builds: Mapping[str, MachineOSBuild],
+) -> PoolProgress:
+    """Describe the pools with a MachineOSConfig; without one there is nothing to wait for."""
+    missing, failed = [], []
+    for pool in sorted(pools, key=lambda each: each.name):
+        config = find_pool_owner(pool.name, configs.values())
+        if config is None:
+            continue
+        build = builds.get(config.current_build)
+        failure = build.message if build and build.state is BuildState.FAILED else config.problem
+        if failure:
+            failed.append(f"the image of pool {pool.name} cannot be built: {failure}")
+        elif build is None or build.state is not BuildState.SUCCEEDED:
+            missing.append(_describe_build(pool.name, build))
+        elif text := _describe_nodes(pool):
+            missing.append(text)
+    return PoolProgress(tuple(missing), tuple(failed))
+
+
+def parse_objects(
+    pools: Iterable[Json], configs: Iterable[Json], builds: Iterable[Json]
+) -> PoolProgress:
+    """Describe the pools of these documents; raise `ConfigError`."""
+    found_configs = [MachineOSConfig.from_json(each) for each in configs]
+    found_builds = [MachineOSBuild.from_json(each) for each in builds]
+    return describe_pool_progress(
+        [MachineConfigPool.from_json(each) for each in pools],
+        {each.name: each for each in found_configs if not each.is_deleting},
+        {each.name: each for each in found_builds if not each.is_deleting},
+    )
+
+
+def _describe_build(pool: str, build: MachineOSBuild | None) -> str:
+    if build is None:
+        return f"pool {pool} waits for its image: its build has not begun"
+    message = f": {build.message}" if build.message else ""
+    return f"pool {pool} waits for its image: {build.name} is {build.state or 'new'}{message}"
+
+
+def _describe_nodes(pool: MachineConfigPool) -> str:
+    """Return which nodes lack the image; empty when all have it, also when there is none."""
+    counts = read_reported_counts(pool)
+    if counts is None:
+        return f"pool {pool.name} has no status yet"
+    if counts.updated >= counts.total:
+        return ""
+    degraded = next((each for each in pool.conditions if each.type == DEGRADED), None)
+    why = f"; {degraded.message}" if degraded and degraded.status == "True" else ""
+    return f"pool {pool.name}: {counts.updated} of {counts.total} nodes have the image{why}"

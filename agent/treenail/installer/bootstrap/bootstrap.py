@@ -2,10 +2,14 @@
 
 The order of effects is fixed here. What each step does is in its own module, and everything that
 touches the host, a registry or the cluster comes in as `BootstrapServices`.
+
+The config server gets its inputs from `BootstrapSource`: nothing until the images of all pools
+exist.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,32 +18,179 @@ from treenail.api import annotations as key
 from treenail.api import controllerconfig
 from treenail.api.decode import Json
 from treenail.api.ignition_model import IgnitionFile
+from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
 from treenail.clock import Clock
 from treenail.controllers.handover.handover_objects import Handover
 from treenail.controllers.render.render import CONTROLLER_CONFIG_KIND
 from treenail.errors import HostError, TreenailError
-from treenail.installer.bootstrap.bootstrap_source import (
-    SERVED_POOLS,
-    BootstrapSource,
-    choose_controller_config,
-    make_served_inputs,
-)
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.inputs.install_files import InstallFiles
-from treenail.installer.inputs.install_manifests import InstallManifests, read_install_manifests
-from treenail.installer.inputs.machine_count import find_machine_count, read_install_config
-from treenail.installer.steps.cluster_steps import (
+from treenail.installer.bootstrap.cluster_steps import (
     ConnectCluster,
     FirstBootStep,
     HandoverStep,
+    NodesStep,
     PublishStep,
 )
-from treenail.installer.steps.image_step import ImageStep, PoolImage, PoolImageProvider
-from treenail.installer.steps.install_state import InstallState
-from treenail.installer.steps.install_status import InstalledPool, InstallPhase, StatusPublisher
-from treenail.installer.steps.node_step import NodesStep
-from treenail.installer.steps.render_step import RenderedPool, RenderStep
-from treenail.installer.steps.steps import InstallStepRunner, StepLimit
+from treenail.installer.bootstrap.image_steps import (
+    ImageStep,
+    PoolImage,
+    PoolImageProvider,
+    RenderStep,
+    compute_digest,
+)
+from treenail.installer.directory.install_config import find_machine_count
+from treenail.installer.directory.install_files import (
+    InstallDirectory,
+    InstallFiles,
+    read_config_content,
+)
+from treenail.installer.directory.install_manifests import (
+    InstallManifests,
+    RenderedPool,
+    read_install_manifests,
+)
+from treenail.installer.directory.install_state import InstallState
+from treenail.installer.install_steps import (
+    InstalledPool,
+    InstallPhase,
+    InstallStepRunner,
+    StatusPublisher,
+    StepLimit,
+)
+from treenail.provisioning.content.selection import SelectedImage
+from treenail.provisioning.content.source import (
+    ObservedControllerConfig,
+    PackedConfig,
+    PoolMissingError,
+    ServedInputs,
+    SourceError,
+    SourceUnreadyError,
+)
+
+SERVED_POOLS = (MASTER, ARBITER)
+"""Pools of the control plane, the only machines that reach the bootstrap host."""
+_BUILD_RETRY_S = 10
+_WORKER_RETRY_S = 30
+
+
+class BootstrapSource:
+    """A `PoolSource`, which each step extends. Thread-safe."""
+
+    def __init__(self, describe_progress: Callable[[], str]) -> None:
+        """``describe_progress`` says what the installation does now, in a few words."""
+        self._describe_progress = describe_progress
+        self._lock = threading.Lock()
+        self._pools: Mapping[str, MachineConfigPool] | None = None
+        self._inputs: Mapping[str, ServedInputs] | None = None
+
+    def set_pools(self, pools: Iterable[MachineConfigPool]) -> None:
+        """Set the pools of the manifests, and stop to serve those of earlier manifests."""
+        with self._lock:
+            self._pools = {each.name: each for each in pools}
+            self._inputs = None
+
+    def serve(self, inputs: Iterable[ServedInputs]) -> None:
+        """Serve these pools from now on."""
+        with self._lock:
+            self._inputs = {each.pool.name: each for each in inputs}
+
+    def read_inputs(self, pool: str) -> ServedInputs:
+        """Return the inputs; raise `PoolMissingError` or `SourceUnreadyError`."""
+        with self._lock:
+            pools, inputs = self._pools, self._inputs
+        if inputs is not None and (found := inputs.get(pool)) is not None:
+            return found
+        if pools is not None and pool not in pools:
+            raise PoolMissingError(f"no MachineConfigPool has the name {pool}")
+        if pool not in SERVED_POOLS:
+            # Ignition tries again after 503, and gives up after 404 (Ignition's http.go).
+            raise SourceUnreadyError(
+                f"the bootstrap host serves pools {' and '.join(SERVED_POOLS)} only; the config "
+                f"server of the cluster serves pool {pool} once the control plane runs",
+                retry_after_s=_WORKER_RETRY_S,
+            )
+        raise SourceUnreadyError(
+            f"the config of pool {pool} is not ready: {self._describe_progress()}",
+            retry_after_s=_BUILD_RETRY_S,
+        )
+
+    def has_pool(self, name: str) -> bool:
+        """Return whether the manifests have a pool of this name."""
+        with self._lock:
+            return self._pools is not None and name in self._pools
+
+    def get_pools(self) -> Iterable[MachineConfigPool]:
+        """Return the pools of the manifests."""
+        with self._lock:
+            return tuple((self._pools or {}).values())
+
+    def describe_staleness(self) -> str:
+        """Return an empty text: the manifests of a running installation do not change."""
+        return ""
+
+    def describe_unready(self) -> str:
+        """Say what must happen before configs are served; empty while they are."""
+        with self._lock:
+            return "" if self._inputs is not None else self._describe_progress()
+
+
+def make_served_inputs(
+    rendered: RenderedPool,
+    controller_config: Json | None,
+    image: str,
+    appended: tuple[IgnitionFile, ...] = (),
+    *,
+    image_annotation: str = key.DESIRED_OS_IMAGE,
+) -> ServedInputs:
+    """Build the inputs of a pool; ``image`` is empty for the stock system of the rendered config.
+
+    The image is served without the cluster's condition that one node runs it: the first machines
+    of a cluster have no node before them. Raises `SourceError`.
+    """
+    config = PackedConfig.from_json(rendered.rendered.config.to_json())
+    found = None if controller_config is None else _read_controller_config(controller_config)
+    reason = "the installation built it" if image else "the installation builds no image"
+    selected = SelectedImage(image, reason, image or config.os_image_url)
+    files = [(each.path, each.contents.source) for each in appended]
+    versions = (
+        config.name,
+        config.version,
+        "" if found is None else found.version,
+        image,
+        image_annotation,
+        compute_digest(files),
+    )
+    return ServedInputs(
+        rendered.pool,
+        config,
+        None if found is None else found.contents,
+        selected,
+        versions,
+        image_annotation,
+        appended,
+    )
+
+
+def choose_controller_config(names: Collection[str], preferred: str) -> str:
+    """Return the name of the ControllerConfig that machines read; empty without one.
+
+    Raises `SourceError` for several.
+    """
+    if preferred in names or not names:
+        return preferred if names else ""
+    if len(names) > 1:
+        raise SourceError(
+            f"expected one ControllerConfig, found {', '.join(sorted(names))}",
+            remedy=f"give the right one the name {preferred}",
+        )
+    return next(iter(names))
+
+
+def _read_controller_config(document: Json) -> ObservedControllerConfig:
+    found = ObservedControllerConfig.from_json(document)
+    if found.contents is None:
+        raise SourceError(f"cannot read ControllerConfig {found.metadata.name}: {found.problem}")
+    return found
+
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +313,7 @@ class BootstrapStage:
         self._services.check_host(manifests)
         machines = self._settings.machines
         if machines is None:
-            machines = find_machine_count(manifests, read_install_config(self._directory))
+            machines = find_machine_count(manifests, read_config_content(self._directory))
         source = BootstrapSource(publisher.describe_progress)
         source.set_pools(manifests.pools.values())
         runner = InstallStepRunner(state, publisher, self._clock)

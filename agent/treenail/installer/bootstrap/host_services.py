@@ -1,27 +1,211 @@
-"""The bootstrap host as the stage ``bootstrap`` uses it."""
+"""The bootstrap host as the stage ``bootstrap`` uses it, with its config server.
+
+`MachineContacts` knows which machines got their config and their image from this host. A machine
+that gets its config and no image never joins, and cannot say why. Only the bootstrap host sees what
+it did last.
+"""
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from threading import Lock
 
 from treenail.api.decode import Json
 from treenail.clock import Clock
-from treenail.errors import UsageError
-from treenail.installer.bootstrap.bootstrap import ImageStore
-from treenail.installer.bootstrap.bootstrap_source import BootstrapSource
-from treenail.installer.bootstrap.config_server import ConfigServerSettings, make_config_server
-from treenail.installer.bootstrap.machine_contacts import MachineContacts
-from treenail.installer.certificates.server_certificates import check_host_clock
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.inputs.install_files import InstallFiles
-from treenail.installer.inputs.install_manifests import InstallManifests
-from treenail.installer.registry.registry_storage import STATE_SPACE, check_space
-from treenail.installer.steps.cluster_steps import ConnectCluster
+from treenail.controllers.runtime.http_server import parse_address
+from treenail.errors import FileError, UsageError
+from treenail.installer.bootstrap.bootstrap import BootstrapSource, ImageStore
+from treenail.installer.bootstrap.cluster_steps import ConnectCluster
+from treenail.installer.bootstrap.registry_process import STATE_SPACE, check_space
+from treenail.installer.bootstrap.server_certificates import (
+    CaFiles,
+    check_host_clock,
+    prepare_server_certificate,
+)
+from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
+from treenail.installer.directory.install_manifests import InstallManifests
 from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.provisioning.machines.logged_requests import (
+    ConfigRequestLog,
+    RequestOutcome,
+    RequestRow,
+)
+from treenail.provisioning.server.certificate import ServerCertificate
+from treenail.provisioning.server.server import PORT, IgnitionServer
+from treenail.provisioning.server.service import ConfigService
+from treenail.provisioning.tokens.access import OpenAccess
 from treenail.sd_notify import SystemdNotifier
 
 log = logging.getLogger(__name__)
+
+DEFAULT_LISTEN = f":{PORT}"
+_KUBECONFIG_LIMIT = 1024 * 1024
+_CACHED = 8
+"""Two pools, in the versions of Ignition that their machines request."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigServerSettings:
+    """Address, certificate, and the kubeconfig of machines."""
+
+    hosts: tuple[str, ...]
+    """Names and addresses of this host in a certificate that the installation makes."""
+    listen: str = DEFAULT_LISTEN
+    certificate: Path | None = None
+    """Certificate chain, PEM; None makes one with the CA of the installation."""
+    key: Path | None = None
+    ca_certificate: Path | None = None
+    """CA of the installation; None creates one."""
+    ca_key: Path | None = None
+    node_kubeconfig: Path | None = None
+    """Kubeconfig with which kubelets join; None leaves that of the rendered config."""
+
+
+def make_config_server(
+    directory: InstallDirectory,
+    settings: ConfigServerSettings,
+    source: BootstrapSource,
+    describe_status: Callable[[], Json],
+    files: InstallFiles,
+    clock: Clock,
+    requests: ConfigRequestLog,
+) -> IgnitionServer:
+    """Return a server that listens, and serves while it is entered; raise `TreenailError`.
+
+    It serves without tokens, as the Machine Config Operator's: no API server could check them.
+    """
+    path = settings.node_kubeconfig
+
+    def load_kubeconfig() -> bytes | None:
+        return None if path is None else read_node_kubeconfig(files, path)
+
+    load_kubeconfig()
+    certificate, key = settings.certificate, settings.key
+    if certificate is None or key is None:
+        certificate, key = _prepare_certificate(directory, settings, files, clock.now())
+    service = ConfigService(source, OpenAccess(load_kubeconfig), cache_entries=_CACHED)
+    return IgnitionServer(
+        parse_address(settings.listen),
+        ServerCertificate(certificate, key),
+        service,
+        requests,
+        clock=clock,
+        describe_status=describe_status,
+    )
+
+
+def read_node_kubeconfig(files: InstallFiles, path: Path) -> bytes:
+    """Read the kubeconfig of machines; raise `FileError`, also when it does not exist."""
+    content = files.read(path, limit=_KUBECONFIG_LIMIT)
+    if content is None:
+        raise FileError(
+            f"cannot read the kubeconfig of machines: {path} does not exist",
+            remedy="name the kubeconfig with which kubelets join: --node-kubeconfig FILE",
+        )
+    return content
+
+
+def _prepare_certificate(
+    directory: InstallDirectory, settings: ConfigServerSettings, files: InstallFiles, now: float
+) -> tuple[Path, Path]:
+    """Return certificate and key of the server, and make them unless an earlier process did."""
+    authority = CaFiles(directory.ca_certificate, directory.ca_key)
+    if settings.ca_certificate is not None and settings.ca_key is not None:
+        authority = CaFiles(settings.ca_certificate, settings.ca_key, is_own=False)
+    certificate = directory.private / "config-server.crt"
+    key = directory.private / "config-server.key"
+    names: Sequence[str] = (*settings.hosts, "localhost", "127.0.0.1")
+    issued = prepare_server_certificate(files, authority, certificate, key, names, now)
+    if issued.certificate:
+        log.info("made a certificate of the config server for %s", ", ".join(names))
+    return certificate, key
+
+
+_PULL = re.compile(
+    rb'^(\S+) \S+ \S+ \[[^\]]*\] "GET /v2/\S+/manifests/sha256:[0-9a-f]{64} \S+" 200 ',
+    re.MULTILINE,
+)
+"""A line of docker-registry's access log, in the format of Apache."""
+_CHUNK = 1024 * 1024
+_NAMES_LIMIT = 5
+
+
+@dataclass(slots=True)
+class RegistryPulls:
+    """Reads the access log of docker-registry as it grows."""
+
+    log: Path
+    addresses: set[str] = field(default_factory=set)
+    _offset: int = 0
+
+    def update(self) -> None:
+        """Read what is new; a log that cannot be read has nothing new."""
+        with suppress(OSError), self.log.open("rb") as file:
+            if self.log.stat().st_size < self._offset:
+                self._offset = 0  # The log was rotated.
+            while True:
+                file.seek(self._offset)
+                content = file.read(_CHUNK)
+                complete = content[: content.rfind(b"\n") + 1]
+                if not complete:
+                    return
+                self._offset += len(complete)
+                found = (match.group(1) for match in _PULL.finditer(complete))
+                self.addresses.update(each.decode("ascii", "replace") for each in found)
+
+
+class MachineContacts:
+    """A `treenail.provisioning.machines.logged_requests.ConfigRequestLog`. Thread-safe."""
+
+    def __init__(self, registry_log: Path) -> None:
+        self._pulls = RegistryPulls(registry_log)
+        self._lock = Lock()
+        self._served: set[str] = set()
+        self._refused: dict[str, str] = {}
+        """Reasons by address; empty for a config that was not ready."""
+
+    def record(self, row: RequestRow) -> None:
+        """Record a request for a config."""
+        with self._lock:
+            if row.outcome is RequestOutcome.SERVED:
+                self._served.add(row.address)
+                self._refused.pop(row.address, None)
+            elif row.outcome is not RequestOutcome.CHECKED and row.address not in self._served:
+                is_early = row.status == HTTPStatus.SERVICE_UNAVAILABLE
+                self._refused[row.address] = "" if is_early else row.reason or str(row.outcome)
+
+    def describe(self, registry: str) -> str:
+        """Say what machines got last; ``registry`` is ``HOST:PORT``, empty without one."""
+        with self._lock:
+            self._pulls.update()
+            pulled, served = sorted(self._pulls.addresses), sorted(self._served)
+            refused = dict(self._refused)
+        if registry and pulled:
+            return f"{_join(pulled)} pulled the image from {registry}, and must boot it"
+        if served and registry:
+            return (
+                f"{_join(served)} got the config, and no machine has pulled its image from "
+                f"{registry}: check on the machine that it reaches this address, and read: "
+                "journalctl -u treenail-firstboot"
+            )
+        if served:
+            return f"{_join(served)} got the config"
+        for address, why in sorted(refused.items()):
+            if why:
+                return f"{address} requested the config, and got none: {why}"
+        if refused:
+            return f"{_join(sorted(refused))} requested the config before it was ready"
+        return "no machine has requested a config from this process"
+
+
+def _join(addresses: Sequence[str]) -> str:
+    more = len(addresses) - _NAMES_LIMIT
+    return ", ".join(addresses[:_NAMES_LIMIT]) + (f" and {more} more" if more > 0 else "")
+
 
 _IDLE_S = 3600.0
 

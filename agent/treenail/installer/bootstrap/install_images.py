@@ -11,31 +11,29 @@ from treenail.api.ignition_model import IgnitionFile
 from treenail.clock import Clock
 from treenail.config.bootstrap_registry import list_node_files
 from treenail.controllers.handover.handover_objects import Handover, HandoverImage, make_node_record
+from treenail.controllers.handover.image_mode import NAMESPACE, RegistryType
 from treenail.errors import FileError
 from treenail.image.push_spec import parse_push_spec
-from treenail.installer.bootstrap.bootstrap_source import SERVED_POOLS
-from treenail.installer.checks.manifest_checks import MCO_NAMESPACE, find_namespaced
+from treenail.installer.bootstrap.bootstrap import SERVED_POOLS
+from treenail.installer.bootstrap.bootstrap_registry import (
+    BootstrapRegistry,
+    BootstrapRegistrySettings,
+)
+from treenail.installer.bootstrap.image_steps import PoolImage, PoolImageProvider, compute_digest
+from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
+from treenail.installer.directory.install_manifests import InstallManifests, RenderedPool
+from treenail.installer.directory.manifest_checks import MCO_NAMESPACE, find_namespaced
 from treenail.installer.images.build_attempt import PoolBuildSettings
-from treenail.installer.images.build_step import make_build_inputs
-from treenail.installer.images.image_export import export_pool_image
+from treenail.installer.images.built_image import export_pool_image
 from treenail.installer.images.pool_image import (
     OBJECT_LIMIT,
     PoolBuildInputs,
     PoolImageBuilder,
     get_object_path,
+    make_build_inputs,
     read_built_image,
 )
-from treenail.installer.inputs.image_mode import NAMESPACE, RegistryType
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.inputs.install_files import InstallFiles
-from treenail.installer.inputs.install_manifests import InstallManifests
-from treenail.installer.registry.bootstrap_registry import (
-    BootstrapRegistry,
-    BootstrapRegistrySettings,
-)
-from treenail.installer.steps.image_step import PoolImage, PoolImageProvider
-from treenail.installer.steps.render_step import RenderedPool, compute_digest
-from treenail.installer.steps.steps import StepContext, StepInputs
+from treenail.installer.install_steps import StepContext, StepInputs
 from treenail.kube.resources import SECRETS
 
 
@@ -177,7 +175,7 @@ class InstallImages:
 
 
 class ImageBuild:
-    """A `treenail.installer.steps.image_step.PoolImageProvider` that builds."""
+    """A `treenail.installer.bootstrap.image_steps.PoolImageProvider` that builds."""
 
     def __init__(
         self, builder: PoolImageBuilder, make_inputs: Callable[[RenderedPool], PoolBuildInputs]
@@ -212,7 +210,7 @@ class ImageBuild:
 
 
 class PreBuiltImage:
-    """A `treenail.installer.steps.image_step.PoolImageProvider` of a known image."""
+    """A `treenail.installer.bootstrap.image_steps.PoolImageProvider` of a known image."""
 
     def __init__(self, image: str) -> None:
         self._image = image

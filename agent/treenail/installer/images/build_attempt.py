@@ -1,19 +1,30 @@
-"""One attempt to build and push the image of a pool on this host."""
+"""One attempt to build and push the image of a pool on this host, with its logs.
 
+While buildah runs the Containerfile, the base is uploaded to the bootstrap registry. Its layers are
+most of an image, and known before the build ends. The push finds them in the registry, and uploads
+only the others.
+"""
+
+import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from threading import Thread
+from typing import BinaryIO, Protocol
 
+from treenail.api.decode import Json
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.builder.build_spec import BuildSpec
+from treenail.builder.build_spec import BuildDirectories, BuildSpec, FetchedImages
 from treenail.builder.buildah.namespaces import choose_own_id_maps
+from treenail.builder.layout import ImageLayout, LayoutImage
 from treenail.builder.local import BuildFiles, LocalBuild, LocalBuilder, LocalSettings
 from treenail.builder.phases.failures import choose_reason
+from treenail.builder.phases.push import upload_image
 from treenail.clock import Clock
 from treenail.config.pullsecret import PullSecret, RegistryCredential, encode_pull_secret
 from treenail.controllers.image_build.facts import (
@@ -25,18 +36,80 @@ from treenail.controllers.image_build.facts import (
 )
 from treenail.controllers.image_build.layer_builder import AttemptFailed, LayerBuilder
 from treenail.controllers.image_build.planner import BuildPlan, Planner, SystemPlan
-from treenail.errors import TreenailError
+from treenail.errors import FileError, TreenailError
 from treenail.image.build_reason import BuildReason
 from treenail.image.build_result import BuildPhase, BuildResult
 from treenail.image.push_spec import parse_push_spec
-from treenail.installer.images.base_upload import upload_base
-from treenail.installer.images.build_log import AttemptLog
-from treenail.installer.inputs.install_files import InstallFiles
+from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
 from treenail.registry.client import RegistryClient
 from treenail.registry.logins import Login
 from treenail.registry.transport import RegistryLimits, TlsSettings
 
 log = logging.getLogger(__name__)
+
+
+CONTAINERFILE, OUTPUT, REPORT = "Containerfile", "output.log", "report.json"
+_MAX_ATTEMPTS = 30
+"""Attempts of a pool whose logs are kept."""
+_OUTPUT_LIMIT = 16 * 1024 * 1024  # bytes
+_NAME = "attempt-"
+
+
+class AttemptLog:
+    """The log of one attempt; close it. Its directory has mode 0700."""
+
+    def __init__(self, directory: InstallDirectory, files: InstallFiles, pool: str) -> None:
+        """Begin the log of the next attempt; raises `FileError`."""
+        parent = directory.get_build_logs(pool, 0).parent
+        known = sorted(_read_number(name) for name in files.list_names(parent))
+        self.number = max(known, default=0) + 1
+        self.path = directory.get_build_logs(pool, self.number)
+        self._files = files
+        self._size = 0
+        for old in known[: max(len(known) + 1 - _MAX_ATTEMPTS, 0)]:
+            shutil.rmtree(directory.get_build_logs(pool, old), ignore_errors=True)
+        files.make_directory(self.path)
+        self._output = self._open_output()
+
+    def write_containerfile(self, text: str) -> None:
+        """Write the composed Containerfile."""
+        self._files.write(self.path / CONTAINERFILE, text.encode())
+
+    def write_line(self, line: str) -> None:
+        """Add a line of output. A full disk ends the build, not its log."""
+        content = line.encode("utf-8", "replace") + b"\n"
+        if self._size < _OUTPUT_LIMIT <= self._size + len(content):
+            content = b"the rest of the output is left out\n"
+            self._size = _OUTPUT_LIMIT
+        if self._size <= _OUTPUT_LIMIT:
+            self._size += len(content)
+            with suppress(OSError):
+                self._output.write(content)
+
+    def write_report(self, document: Json) -> None:
+        """Write how the attempt ended."""
+        content = json.dumps(document, indent=1).encode() + b"\n"
+        self._files.write(self.path / REPORT, content)
+
+    def close(self) -> None:
+        """Close the output."""
+        with suppress(OSError):
+            self._output.close()
+
+    def _open_output(self) -> BinaryIO:
+        path: Path = self.path / OUTPUT
+        try:
+            # Unbuffered: the log of a killed process is complete.
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise FileError(f"cannot write {path}: {error.strerror}") from error
+        return os.fdopen(descriptor, "wb", buffering=0)
+
+
+def _read_number(name: str) -> int:
+    text = name.removeprefix(_NAME)
+    return int(text) if name.startswith(_NAME) and text.isascii() and text.isdigit() else 0
+
 
 _DAMAGED = frozenset({BuildReason.DIGEST_MISMATCH, BuildReason.BUILDER_FAILED})
 """Reasons of a build or push that used damaged layers."""
@@ -306,3 +379,52 @@ class SystemImageBuilder:
 def _make_name(config: MachineOSConfig, system: SystemPlan) -> str:
     """Return the name of the build's directory, which has layers for the next Containerfile."""
     return f"{config.pool}-{system.architecture}"
+
+
+@contextmanager
+def upload_base(
+    client: RegistryClient, repository: str, directories: BuildDirectories, base_image: str
+) -> Iterator[None]:
+    """Upload the base from the layout while within, and wait for the end of the upload.
+
+    A failure is none of the build. Closes the client.
+    """
+    # Before buildah adds images to the layout.
+    found = _find_base(directories, base_image)
+    if found is None:
+        yield
+        return
+    # A daemon: after a signal nothing waits for it.
+    thread = Thread(
+        target=_upload,
+        args=(client, repository, directories, found),
+        name="base-upload",
+        daemon=True,
+    )
+    thread.start()
+    yield
+    thread.join()
+
+
+def _find_base(directories: BuildDirectories, base_image: str) -> LayoutImage | None:
+    try:
+        images = directories.read_fetched().images
+        name = next((each.name for each in images if each.reference == base_image), None)
+        return None if name is None else ImageLayout(directories.layout).read_named(name)
+    except TreenailError as error:
+        log.debug("cannot upload the base early: %s", error)
+        return None
+
+
+def _upload(
+    client: RegistryClient, repository: str, directories: BuildDirectories, image: LayoutImage
+) -> None:
+    layout = ImageLayout(directories.layout)
+    try:
+        with closing(client):
+            upload_image(client, repository, layout, image, FetchedImages())
+    except TreenailError as error:
+        log.debug("uploaded the base in part: %s", error)
+    except Exception:
+        # A bug in what only saves time must not end the installation.
+        log.exception("cannot upload the base early")

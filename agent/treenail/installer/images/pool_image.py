@@ -8,6 +8,7 @@ processes of this host build the system part; the config is one layer on top, ad
 import logging
 import platform
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import Clock, format_rfc3339
 from treenail.config.image_mirrors import ImageMirrors, MirrorRule
+from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.controllers.image_build.cluster_reader import ClusterReader, ObjectGetter
 from treenail.controllers.image_build.decide import count_failure
 from treenail.controllers.image_build.facts import (
@@ -47,7 +49,11 @@ from treenail.image.build_reason import REMEDIES, BuildReason
 from treenail.image.inputs.build_inputs import list_builder_options
 from treenail.image.inputs.findings import InputReason
 from treenail.image.push_spec import parse_push_spec
+from treenail.installer.directory.install_files import InstallDirectory, InstallFiles, format_bytes
+from treenail.installer.directory.install_manifests import InstallManifests, RenderedPool
+from treenail.installer.directory.manifest_checks import InstallObjects
 from treenail.installer.images.build_attempt import (
+    AttemptLog,
     AttemptResult,
     BuildAttempt,
     PlannedImage,
@@ -55,7 +61,6 @@ from treenail.installer.images.build_attempt import (
     PushRegistry,
     SystemImageBuilder,
 )
-from treenail.installer.images.build_log import AttemptLog
 from treenail.installer.images.built_image import (
     BuildTimes,
     BuiltPoolImage,
@@ -63,10 +68,7 @@ from treenail.installer.images.built_image import (
     encode_built_object,
     make_built_object,
 )
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.inputs.install_files import InstallFiles
-from treenail.installer.registry.registry_storage import format_bytes
-from treenail.installer.steps.steps import StepContext, StepOverdueError
+from treenail.installer.install_steps import StepContext, StepOverdueError
 from treenail.registry.proxies import read_proxy_settings
 
 log = logging.getLogger(__name__)
@@ -438,4 +440,37 @@ def _make_refusal(pool: str, problem: BuildProblem) -> PoolBuildError:
 def _make_error(pool: str, reason: str, cause: str, remedy: str) -> PoolBuildError:
     return PoolBuildError(
         f"cannot build the image of pool {pool}: {reason}: {cause}", remedy=remedy
+    )
+
+
+BOOTSTRAP_POOLS = ("master", "arbiter")
+"""Pools whose machines the bootstrap host serves."""
+
+
+def list_built_pools(manifests: InstallManifests) -> tuple[str, ...]:
+    """Return the pools whose images are built on the bootstrap host: not those built before."""
+    found = {each.pool for each in manifests.image_configs.values() if not each.pre_built_image}
+    return tuple(name for name in BOOTSTRAP_POOLS if name in found and name in manifests.pools)
+
+
+def make_build_inputs(
+    manifests: InstallManifests,
+    pools: Sequence[RenderedPool],
+    name: str,
+    *,
+    namespace: str = NAMESPACE,
+    architecture: str = "",
+) -> PoolBuildInputs:
+    """Return the inputs of the build for pool ``name``, one of `list_built_pools`.
+
+    ``namespace`` is that of builds in the future cluster.
+    """
+    documents = {each.rendered.name: each.rendered.config.to_json() for each in pools}
+    return PoolBuildInputs(
+        next(each for each in manifests.image_configs.values() if each.pool == name),
+        next(each.pool for each in pools if each.pool.name == name),
+        InstallObjects(manifests, documents),
+        namespace,
+        architecture,
+        manifests.mirror_rules,
     )

@@ -1,25 +1,32 @@
-"""Parts of a log bundle that the bootstrap host has: an install directory, journals, versions."""
+"""Parts of a log bundle that the bootstrap host has: an install directory, journals, versions.
+
+Files of an installation may be half-written, damaged or hostile. Manifests and configs of images
+are found in the storage of a registry and in OCI directories.
+"""
 
 import os
 import platform
+import re
 import shutil
+import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from treenail import __version__
+from treenail.api.decode import load_json
 from treenail.clock import Clock, format_rfc3339
 from treenail.config.redacted_parts import (
     format_redacted_document,
+    format_redacted_ends,
     format_redacted_lines,
     format_redacted_text,
 )
-from treenail.errors import ConfigError, TreenailError
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.log_bundle.archive import LogBundle
-from treenail.installer.log_bundle.folder import describe_files, list_files, read_document, read_log
-from treenail.installer.log_bundle.image_manifests import read_image_documents
-from treenail.installer.log_bundle.withhold import format_objects, withhold_document
+from treenail.errors import ConfigError, FileError, TreenailError
+from treenail.installer.directory.install_files import InstallDirectory
+from treenail.installer.log_bundle.archive import LogBundle, format_objects, withhold_document
 from treenail.process import ProgramRunner
 
 PREFIX = "bootstrap/treenail"
@@ -157,3 +164,178 @@ def _read_journal(programs: ProgramRunner, unit: str) -> bytes:
     argv += ["--lines", str(_JOURNAL_LINES), "--unit", unit]
     output = programs.run_command(argv, timeout_s=_JOURNAL_TIMEOUT_S, output_limit=8 * 1024 * 1024)
     return format_redacted_lines(output.decode("utf-8", "replace"))
+
+
+MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
+_HEAD_BYTES = 256 * 1024
+_TAIL_BYTES = 3 * 1024 * 1024
+_OVERLAP_BYTES = 64 * 1024
+_MAX_FILES = 5000
+_MAX_DEPTH = 12
+
+
+def list_files(folder: Path) -> list[Path]:
+    """List the regular files below a folder, at most 5000, sorted; links are not followed."""
+    return sorted(path for path, status in _walk(folder) if stat.S_ISREG(status.st_mode))
+
+
+def describe_files(folder: Path) -> list[dict[str, object]]:
+    """List names, modes, owners, sizes and times of all entries below a folder, no contents."""
+    found: list[dict[str, object]] = []
+    for path, status in _walk(folder):
+        found.append(
+            {
+                "path": str(path.relative_to(folder)),
+                "mode": stat.filemode(status.st_mode),
+                "owner": f"{status.st_uid}:{status.st_gid}",
+                "bytes": status.st_size,
+                "changed": format_rfc3339(status.st_mtime),
+            }
+        )
+    return sorted(found, key=lambda each: str(each["path"]))
+
+
+def read_document(path: Path) -> bytes:
+    """Read a file of at most 16 MiB; raise `FileError` for a longer or special one."""
+    with _open_file(path) as descriptor:
+        size = os.fstat(descriptor).st_size
+        if size > MAX_DOCUMENT_BYTES:
+            limit = MAX_DOCUMENT_BYTES // (1024 * 1024)
+            raise FileError(f"{path} has {size} bytes, more than {limit} MiB")
+        return _read_span(descriptor, 0, MAX_DOCUMENT_BYTES)
+
+
+def read_log(path: Path) -> tuple[bytes, int]:
+    """Return a text without secrets, and the number of bytes that a long one lacks.
+
+    Beginning and end of a long text are kept. Raises `FileError`.
+    """
+    with _open_file(path) as descriptor:
+        size = os.fstat(descriptor).st_size
+        omitted = size - _HEAD_BYTES - _TAIL_BYTES
+        if omitted <= 0:
+            content = _read_span(descriptor, 0, size)
+            return format_redacted_text(content.decode("utf-8", "replace")), 0
+        overlap = min(omitted, _OVERLAP_BYTES)
+        start = size - _TAIL_BYTES - overlap
+        head = _read_span(descriptor, 0, _HEAD_BYTES)
+        tail = _read_span(descriptor, start, _TAIL_BYTES + overlap)
+        shown = format_redacted_ends(head, tail, overlap=overlap, omitted=omitted - overlap)
+        return shown, omitted
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the entries below a folder and their status; skip what cannot be read or vanishes."""
+    waiting, count = [(folder, _MAX_DEPTH)], 0
+    while waiting:
+        here, depth_left = waiting.pop()
+        try:
+            found = sorted(here.iterdir())
+        except OSError:
+            continue
+        for path in found:
+            count += 1
+            if count > _MAX_FILES:
+                return
+            with suppress(OSError):
+                status = path.lstat()
+                yield path, status
+                if depth_left and stat.S_ISDIR(status.st_mode):
+                    waiting.append((path, depth_left - 1))
+
+
+@contextmanager
+def _open_file(path: Path) -> Iterator[int]:
+    """Open a regular file, not a link; a FIFO does not block."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FileError(f"cannot read {path}: it is no regular file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read_span(descriptor: int, start: int, size: int) -> bytes:
+    found = bytearray()
+    while chunk := os.pread(descriptor, size - len(found), start + len(found)):
+        found += chunk
+    return bytes(found)
+
+
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_MAX_MANIFESTS = 200
+# The registry (github.com/distribution/distribution) keeps all blobs below one directory.
+_STORAGE = Path("docker/registry/v2")
+
+
+def read_image_documents(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield a name and the file of each manifest and of each config of an image below a folder."""
+    for name, path, blobs in _find_manifests(folder):
+        yield f"{name}.json", path
+        config = _find_config(path, blobs)
+        if config is not None:
+            yield f"{name}-config.json", config
+
+
+def _find_manifests(folder: Path) -> Iterator[tuple[str, Path, Path]]:
+    """Yield a name, the file and the directory of blobs of each manifest."""
+    count = 0
+    for path in list_files(folder):
+        if count >= _MAX_MANIFESTS:
+            return
+        parent = path.parent
+        if path.name == "link" and parent.parent.parent.name == "revisions":
+            # …/v2/repositories/REPOSITORY/_manifests/revisions/sha256/DIGEST/link
+            storage = _find_storage(path)
+            if storage is None:
+                continue
+            repository = parent.relative_to(storage / "repositories").parts[:-4]
+            blobs = storage / "blobs"
+            blob = blobs / "sha256" / parent.name[:2] / parent.name / "data"
+            count += 1
+            yield f"manifests/{'/'.join(repository)}/{parent.name[:12]}", blob, blobs
+        elif path.name == "index.json" and (parent / "oci-layout").is_file():
+            yield from _find_layout_manifests(folder, parent)
+            count += 1
+
+
+def _find_layout_manifests(folder: Path, layout: Path) -> Iterator[tuple[str, Path, Path]]:
+    name = str(layout.relative_to(folder))
+    yield f"{name}/index", layout / "index.json", layout / "blobs"
+    for digest in _find_digests(layout / "index.json", "manifests")[:_MAX_MANIFESTS]:
+        blobs = layout / "blobs"
+        yield f"{name}/{digest[:12]}", blobs / "sha256" / digest, blobs
+
+
+def _find_storage(path: Path) -> Path | None:
+    for each in path.parents:
+        if each.parts[-3:] == _STORAGE.parts:
+            return each
+    return None
+
+
+def _find_config(manifest: Path, blobs: Path) -> Path | None:
+    """Find the config of an image in blobs of a registry or of an OCI directory."""
+    for digest in _find_digests(manifest, "config"):
+        for path in (blobs / "sha256" / digest[:2] / digest / "data", blobs / "sha256" / digest):
+            if path.is_file():
+                return path
+    return None
+
+
+def _find_digests(path: Path, field: str) -> list[str]:
+    """Return the digests of the descriptors in a field of a document; none if it is damaged."""
+    try:
+        document = load_json(read_document(path), where=path.name)
+    except TreenailError:
+        return []
+    value = document.get(field) if isinstance(document, dict) else None
+    descriptors = value if isinstance(value, list) else [value]
+    digests = (each.get("digest") for each in descriptors if isinstance(each, dict))
+    matches = (_DIGEST.fullmatch(each) for each in digests if isinstance(each, str))
+    return [match[1] for match in matches if match]

@@ -1,15 +1,38 @@
-"""Parts of a log bundle that the new cluster has: pools, image configs and builds."""
+"""Parts of a log bundle that the new cluster has: pools, image configs, builds, and its nodes.
 
+A node gives the archive of ``treenail collect``, read over ssh.
+"""
+
+import gzip
+import io
 import json
-from collections.abc import Callable, Iterator
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 
-from treenail.api.decode import Json
-from treenail.controllers.handover.pool_progress import parse_objects
-from treenail.errors import ClusterError, ConfigError, NotFoundError, UsageError
-from treenail.installer.log_bundle.archive import LogBundle
-from treenail.installer.log_bundle.withhold import format_objects
+from treenail.api.decode import Json, load_json
+from treenail.config.redacted_parts import (
+    format_redacted_document,
+    format_redacted_lines,
+    format_redacted_text,
+)
+from treenail.controllers.handover.handover_objects import parse_objects
+from treenail.errors import (
+    ClusterError,
+    CommandError,
+    CommandTimeoutError,
+    ConfigError,
+    HostError,
+    NotFoundError,
+    TreenailError,
+    UsageError,
+)
+from treenail.installer.log_bundle.archive import LogBundle, format_objects
 from treenail.kube.client import Client
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
@@ -18,6 +41,7 @@ from treenail.kube.resources import (
     NODES,
     Resource,
 )
+from treenail.process import ProgramRunner
 
 PREFIX = "cluster/treenail"
 _RESOURCES = (MACHINEOSCONFIGS, MACHINEOSBUILDS, MACHINECONFIGPOOLS, NODES)
@@ -66,3 +90,154 @@ def _describe_pools(found: dict[Resource, tuple[Json, ...]]) -> Iterator[str]:
         yield f"cannot read the pools: {error}"
         return
     yield from (*progress.failed, *progress.missing)
+
+
+DEFAULT_USER = "core"
+DEFAULT_TIMEOUT_S = 120.0
+MAX_NODES = 100
+_CONNECTIONS = 8
+_CONNECT_TIMEOUT_S = 15
+_ARCHIVE_LIMIT = 64 * 1024 * 1024
+_UNPACKED_LIMIT = 256 * 1024 * 1024
+_PART_LIMIT = 4 * 1024 * 1024
+_MAX_PARTS = 500
+# ssh would read a leading dash as an option.
+_ADDRESS = re.compile(
+    r"(?:(?P<user>[a-z_][\w.-]{0,31})@)?(?P<host>[0-9A-Za-z\[:][\w.:%\]-]{0,252})"
+)
+_PART_NAME = re.compile(r"[\w.@:+-]+(?:/[\w.@:+-]+)*", re.ASCII)
+# ssh(1): it exits with 255 if an error occurred, otherwise with the code of the command.
+_SSH_FAILED = "failed with exit code 255"
+_FALLBACK_UNITS = ("treenail.service", "treenail-firstboot.service", "rpm-ostreed.service")
+_FALLBACK_LINES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """Address of a node, and the user who logs in."""
+
+    host: str
+    user: str = DEFAULT_USER
+
+    def __str__(self) -> str:
+        return self.host
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """Parts that a node sent, and causes of missing ones; both by name."""
+
+    address: NodeAddress
+    parts: dict[str, bytes] = field(default_factory=dict, repr=False)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def parse_node_address(text: str) -> NodeAddress:
+    """Parse ``[USER@]ADDRESS``; raise `UsageError`."""
+    found = _ADDRESS.fullmatch(text)
+    if found is None:
+        raise UsageError(
+            f"cannot use the node address {text:.100}: expected [USER@]ADDRESS",
+            remedy="name a host or an IP address, for example --node core@192.0.2.10",
+        )
+    return NodeAddress(found["host"].strip("[]"), found["user"] or DEFAULT_USER)
+
+
+def add_node_parts(
+    bundle: LogBundle,
+    addresses: Sequence[NodeAddress],
+    programs: ProgramRunner,
+    timeout_s: float,
+) -> tuple[NodeAddress, ...]:
+    """Add the parts of all nodes, several at a time; return the nodes that sent none."""
+    silent: list[NodeAddress] = []
+    read = partial(read_node_parts, programs, timeout_s)
+    with ThreadPoolExecutor(_CONNECTIONS) as pool:
+        for node in pool.map(read, addresses):
+            prefix = f"control-plane/{node.address}/treenail"
+            for name, content in node.parts.items():
+                bundle.add_part(f"{prefix}/{name}", partial(bytes, content))
+            for name, cause in node.missing.items():
+                bundle.note_missing(f"{prefix}/{name}" if name else prefix, cause)
+            if not node.parts:
+                silent.append(node.address)
+    return tuple(silent)
+
+
+def read_node_parts(programs: ProgramRunner, timeout_s: float, address: NodeAddress) -> NodeParts:
+    """Read the parts of one node within the time limit; errors become causes of missing parts."""
+    run = partial(_run_remote, programs, address)
+    try:
+        archive = run("sudo treenail collect --output -", timeout_s)
+    except CommandTimeoutError as error:
+        return NodeParts(address, missing={"": f"cannot read node {address}: {error}"})
+    except CommandError as error:
+        cause = f"cannot read node {address}: {error}"
+        if _SSH_FAILED in str(error):
+            return NodeParts(address, missing={"": cause})
+        return _read_fallback(run, address, cause, timeout_s)
+    try:
+        return NodeParts(address, dict(unpack_parts(archive)))
+    except HostError as error:
+        return NodeParts(address, missing={"": f"cannot read node {address}: {error}"})
+
+
+def _read_fallback(
+    run: partial[bytes], address: NodeAddress, cause: str, timeout_s: float
+) -> NodeParts:
+    """Read the journal of a node whose `treenail collect` failed: it may boot the first time."""
+    units = " ".join(f"--unit {unit}" for unit in _FALLBACK_UNITS)
+    command = f"sudo journalctl --no-pager --quiet --lines {_FALLBACK_LINES} {units}"
+    try:
+        journal = run(command, timeout_s).decode("utf-8", "replace")
+    except CommandError as error:
+        return NodeParts(address, missing={"": cause, "journal": str(error)})
+    return NodeParts(address, {"journal/all": format_redacted_lines(journal)}, {"": cause})
+
+
+def _run_remote(
+    programs: ProgramRunner, address: NodeAddress, command: str, timeout_s: float
+) -> bytes:
+    # The machines are new, so no known_hosts has their keys. The installer's gather does the same.
+    argv = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_TIMEOUT_S}"]
+    argv += ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
+    argv += ["-o", "LogLevel=ERROR", "-l", address.user, "--", address.host, command]
+    return programs.run_command(argv, timeout_s=timeout_s, output_limit=_ARCHIVE_LIMIT)
+
+
+def unpack_parts(archive: bytes) -> list[tuple[str, bytes]]:
+    """Unpack what a node sent, and withhold secrets again; raise `HostError` if it is damaged.
+
+    Only regular files with plain names are read, within limits: the node may be compromised.
+    """
+    found: list[tuple[str, bytes]] = []
+    try:
+        with gzip.open(io.BytesIO(archive)) as packed:
+            unpacked = packed.read(_UNPACKED_LIMIT + 1)
+        if len(unpacked) > _UNPACKED_LIMIT:
+            raise HostError("the archive unpacks to more than 256 MiB")
+        with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as tar:
+            for entry in tar:
+                name = entry.name.partition("/")[2]
+                if len(found) < _MAX_PARTS and entry.isreg() and _is_plain_name(name):
+                    file = tar.extractfile(entry)
+                    content = file.read(_PART_LIMIT) if file else b""
+                    found.append((name, _withhold_part(name, content)))
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise HostError("the archive of `treenail collect` is damaged") from error
+    return found
+
+
+def _is_plain_name(name: str) -> bool:
+    return bool(_PART_NAME.fullmatch(name)) and not {".", ".."} & {*name.split("/")}
+
+
+def _withhold_part(name: str, content: bytes) -> bytes:
+    if name.endswith(".json"):
+        try:
+            return format_redacted_document(load_json(content, where=name))
+        except TreenailError:
+            pass
+    text = content.decode("utf-8", "replace")
+    is_journal = name.startswith("journal/")
+    return format_redacted_lines(text) if is_journal else format_redacted_text(text)

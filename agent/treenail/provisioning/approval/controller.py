@@ -23,9 +23,13 @@ from treenail.kube.resources import (
     get_object,
 )
 from treenail.kube.watch import WatchScope
-from treenail.provisioning.approval.decide import IssuedCertificate, find_refusal
 from treenail.provisioning.approval.pool_labels import PoolLabeler, RegisteredNode
-from treenail.provisioning.approval.request import KUBELET_SIGNER, KubeletRequest
+from treenail.provisioning.approval.request import (
+    KUBELET_SIGNER,
+    IssuedCertificate,
+    KubeletRequest,
+    find_refusal,
+)
 from treenail.provisioning.tokens.token_store import TokenStore
 from treenail.provisioning.tokens.tokens import TokenBook, add_node
 

@@ -1,8 +1,14 @@
-"""Inputs of served configs from a cluster, by informers."""
+"""Inputs of served configs from a cluster, by informers.
 
+Contents of MachineConfigs are in memory where a pool uses them, else read on request. `WorkerWait`
+reads whether the installation lets workers wait for their image.
+"""
+
+import logging
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
 from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json
@@ -10,9 +16,12 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clock import Clock, SystemClock
+from treenail.controllers.handover.image_mode import CONFIGMAP, NAMESPACE, WorkerMode
 from treenail.controllers.runtime.informers import Informers
+from treenail.errors import ClusterError, ConfigError, ForbiddenError, NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.resources import (
+    CONFIGMAPS,
     CONTROLLERCONFIGS,
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,
@@ -21,7 +30,6 @@ from treenail.kube.resources import (
     NODES,
 )
 from treenail.kube.watch import WatchScope
-from treenail.provisioning.content.config_contents import ConfigContents
 from treenail.provisioning.content.source import (
     ObservedControllerConfig,
     PackedConfig,
@@ -32,6 +40,9 @@ from treenail.provisioning.content.source import (
     SourceUnreadyError,
     read_pool_inputs,
 )
+
+log = logging.getLogger(__name__)
+
 
 _SETTLE_S = 30.0
 """Time for which the watch of MachineConfigs may be behind that of the pools."""
@@ -188,3 +199,123 @@ def read_current_images(document: Json) -> frozenset[str]:
 def _find_digest(image: str) -> str:
     """Return the digest of a pull spec; the pull spec itself if it has none."""
     return image.rpartition("@")[2]
+
+
+_CHECK_S = 30.0
+
+
+class WorkerWait:
+    """Reads the settings of the installation every 30 s at most. Thread-safe."""
+
+    def __init__(self, client: Client, clock: Clock, *, namespace: str = NAMESPACE) -> None:
+        self._client = client
+        self._clock = clock
+        self._namespace = namespace
+        self._lock = threading.Lock()
+        self._next_check = float("-inf")
+        self._waits = False
+
+    def has_waiting_workers(self) -> bool:
+        """Return whether workers wait; the last known answer while the API server has none."""
+        with self._lock:
+            if self._clock.monotonic() >= self._next_check:
+                try:
+                    self._waits = self._read_mode() is WorkerMode.WAIT
+                except (ClusterError, ConfigError) as error:
+                    log.warning("cannot read whether workers wait for their image: %s", error)
+                self._next_check = self._clock.monotonic() + _CHECK_S
+            return self._waits
+
+    def _read_mode(self) -> WorkerMode | None:
+        try:
+            document = self._client.get(CONFIGMAPS, CONFIGMAP, namespace=self._namespace)
+        except (NotFoundError, ForbiddenError):
+            # A cluster without such an installation, or a role of an older version.
+            return None
+        # Imported late: it loads PyYAML, 2 MiB in the server of a cluster without the ConfigMap.
+        from treenail.controllers.handover.image_mode_field import (  # noqa: PLC0415
+            read_settings_configmap,
+        )
+
+        settings = read_settings_configmap(document, where=f"ConfigMap {CONFIGMAP}")
+        return settings.workers if settings.is_enabled else None
+
+
+UNUSED_LIMIT = 1024 * 1024
+"""Bytes of contents that no pool names. The newest are kept: a pool names a config later."""
+
+
+class ConfigContents:
+    """Keeps the contents of few MachineConfigs; clusters keep hundreds. Thread-safe.
+
+    A pool that returns to an older config names one whose contents were dropped: `load_config`
+    reads it again.
+    """
+
+    def __init__(
+        self,
+        fetch_config: Callable[[str], Json],
+        get_named: Callable[[], Collection[str]],
+        *,
+        unused_limit: int = UNUSED_LIMIT,
+    ) -> None:
+        """``fetch_config`` reads a MachineConfig from the API server; it may raise.
+
+        ``get_named`` returns the names of the configs that pools name.
+        """
+        self._fetch_config = fetch_config
+        self._get_named = get_named
+        self._unused_limit = unused_limit
+        self._lock = threading.Lock()
+        self._contents: dict[str, PackedConfig] = {}
+        self._is_dropping = False
+
+    def pack_config(self, document: Json) -> PackedConfig:
+        """Keep the contents of a new or changed object; return the rest. Raises `ConfigError`."""
+        packed = PackedConfig.from_json(document)
+        self._keep(packed)
+        return replace(packed, content=b"")
+
+    def forget_config(self, name: str) -> None:
+        """Drop the contents of a deleted object."""
+        with self._lock:
+            self._contents.pop(name, None)
+
+    def begin_dropping(self) -> None:
+        """Drop contents that no pool names, now that the pools are known."""
+        self._is_dropping = True
+        self._drop_unused()
+
+    def load_config(self, config: PackedConfig) -> PackedConfig:
+        """Return a config with its contents.
+
+        Raises `ClusterError` when the API server does not return them, and `SourceUnreadyError`
+        when they have changed.
+        """
+        with self._lock:
+            found = self._contents.get(config.name)
+        if found is None or found.version != config.version:
+            found = PackedConfig.from_json(self._fetch_config(config.name))
+            if found.version != config.version:
+                raise SourceUnreadyError(f"MachineConfig {config.name} has just changed")
+            self._keep(found)
+        return found
+
+    def _keep(self, packed: PackedConfig) -> None:
+        with self._lock:
+            self._contents.pop(packed.name, None)
+            self._contents[packed.name] = packed
+        if self._is_dropping:
+            self._drop_unused()
+
+    def _drop_unused(self) -> None:
+        named = self._get_named()
+        with self._lock:
+            # The newest one stays whatever its size is.
+            rest = self._unused_limit
+            for name in reversed([*self._contents][:-1]):
+                if name in named:
+                    continue
+                rest -= len(self._contents[name].content)
+                if rest < 0:
+                    del self._contents[name]

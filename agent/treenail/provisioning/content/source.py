@@ -19,13 +19,15 @@ from treenail.api.meta import ObjectMeta
 from treenail.config.merge import GENERATED_BY
 from treenail.controllers.pools.os_image import PoolBuild, find_pool_build
 from treenail.errors import ConfigError, TreenailError
-from treenail.provisioning.content.first_image import RETRY_AFTER_S as RETRY_FIRST_IMAGE_S
-from treenail.provisioning.content.first_image import (
+from treenail.provisioning.content.selection import RETRY_AFTER_S as RETRY_FIRST_IMAGE_S
+from treenail.provisioning.content.selection import (
     FirstImageSettings,
     FirstImageWait,
+    SelectedImage,
     decide_first_image,
+    select_image,
+    select_rendered,
 )
-from treenail.provisioning.content.selection import SelectedImage, select_image, select_rendered
 
 CONFIG_LIMIT = 8 * 1024 * 1024
 """Maximum size of a rendered config in bytes of JSON."""

@@ -19,8 +19,7 @@ from treenail.clock import parse_rfc3339
 from treenail.controllers.pools.pools import find_membership
 from treenail.errors import ConfigError
 from treenail.provisioning.approval.request import KubeletRequest
-from treenail.provisioning.machines.logged_requests import LoggedRequest
-from treenail.provisioning.server.access import RequestOutcome
+from treenail.provisioning.machines.logged_requests import LoggedRequest, RequestOutcome
 from treenail.provisioning.tokens.bootstrap_tokens import compute_identity
 
 EXPECT_S = 1200.0

@@ -1,19 +1,90 @@
 """The log of requests for configs: its rows, how servers merge them, and its text in a ConfigMap.
 
 The log is bounded in age, rows and bytes. Clients without a token can fill it, so that their
-refused requests are dropped first, and have fewer rows.
+refused requests are dropped first, and have fewer rows. The server passes each request to a
+`ConfigRequestLog` as a `RequestRow`.
 """
 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Protocol
 
 from treenail.api.decode import Fields, load_json
 from treenail.clock import format_rfc3339, parse_rfc3339
 from treenail.errors import ConfigError
 from treenail.escape import escape_line
-from treenail.provisioning.server.access import RequestOutcome, RequestRow
 from treenail.sanitize import sanitize_text
+
+
+class RequestOutcome(StrEnum):
+    """How a request ended."""
+
+    SERVED = "served"
+    """The client was sent the whole config."""
+    CHECKED = "checked"
+    """The response to HEAD."""
+    REFUSED = "refused"
+    """The token does not permit the request, or the server cannot decide whether it does."""
+    INVALID = "invalid"
+    """The pool is missing, or its config cannot be expressed in the version requested."""
+    FAILED = "failed"
+    """The config of the pool cannot be built."""
+    BUSY = "busy"
+    """Too many connections."""
+    DISCONNECTED = "disconnected"
+    """The client disconnected, or the time limit ended the response."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """One request for the config of a pool."""
+
+    at: float
+    """Time of the end of the request, in seconds since the epoch."""
+    address: str
+    """IP address of the client."""
+    pool: str
+    token: str
+    """Public name of the token; empty without one."""
+    machine: str
+    """Machine that the token is for; empty for any."""
+    version: str
+    """Version of Ignition's format; empty if the request was refused before it was chosen."""
+    outcome: RequestOutcome
+    image: str
+    """Pull spec that the config names, apart from that of the rendered config; may be empty."""
+    status: int
+    """HTTP status of the response."""
+    bytes: int
+    """Bytes of the response's body that were sent."""
+    seconds: float
+    """From the complete request to the last byte of the response."""
+    rendered: str = ""
+    """Name of the rendered config; empty if none was sent."""
+    reason: str = ""
+    """Why the request got no config. Contains nothing secret."""
+    is_cached: bool = False
+    """True when the config was not built for this request."""
+
+
+class ConfigRequestLog(Protocol):
+    """Receives every request for the config of a pool. The server calls it from many threads.
+
+    It must return quickly: the thread holds a place of the server's limits.
+    """
+
+    def record(self, row: RequestRow) -> None:
+        """Record a request that has ended."""
+
+
+class NoConfigRequestLog:
+    """Records nothing; the server's own log has a line for each request."""
+
+    def record(self, row: RequestRow) -> None:
+        """Do nothing."""
+
 
 DATA_KEY = "requests"
 """Key of the ConfigMap: a line of JSON for each row."""

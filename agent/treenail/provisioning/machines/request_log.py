@@ -15,13 +15,13 @@ from treenail.kube.resources import CONFIGMAPS, get_object
 from treenail.provisioning.machines.logged_requests import (
     MAX_ROWS,
     LoggedRequest,
+    RequestRow,
     format_requests,
     log_request,
     merge_requests,
     parse_requests,
     select_newest,
 )
-from treenail.provisioning.server.access import RequestRow
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def _get_version(found: Json) -> str:
 
 
 class RequestLogWriter:
-    """A `treenail.provisioning.server.access.ConfigRequestLog` in a ConfigMap.
+    """A `treenail.provisioning.machines.logged_requests.ConfigRequestLog` in a ConfigMap.
 
     ``record`` only adds to memory. A thread of its own writes, and while the API server does not
     answer, the newest rows wait in memory.

@@ -12,10 +12,10 @@ from treenail.provisioning.approval.request import KubeletRequest, list_kubelet_
 from treenail.provisioning.machines.joined_machines import ArrivedNode
 from treenail.provisioning.tokens.bootstrap_tokens import (
     LIFETIME_S,
+    MachineCredentials,
     compute_identity,
     list_identities,
 )
-from treenail.provisioning.tokens.machine_credentials import MachineCredentials
 from treenail.provisioning.tokens.token_store import TokenStore
 from treenail.provisioning.tokens.tokens import (
     TokenBook,

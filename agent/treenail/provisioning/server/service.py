@@ -1,14 +1,26 @@
-"""Decides about a request for the config of a pool; knows no sockets."""
+"""Decides about a request for the config of a pool; knows no sockets.
+
+The Accept header chooses the version of Ignition. Ignition 2 sends
+``application/vnd.coreos.ignition+json;version=3.3.0, */*;q=0.1``, and Ignition 0.35, which reads
+version 2, sends ``version=2.4.0``. The rules are those of the MCO's server.
+
+Documents are cached: each is built once, however many machines request it.
+"""
 
 import logging
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from types import TracebackType
+from typing import Generic, TypeVar
 
-from treenail.config.ignition_emit import VersionTooOldError
-from treenail.errors import TreenailError
+from treenail.config.ignition_emit import VERSIONS_SERVED, VersionTooOldError
+from treenail.errors import ConfigError, TreenailError, UsageError
 from treenail.escape import escape_line
-from treenail.provisioning.content.accept import AcceptError, choose_version
-from treenail.provisioning.content.cache import CacheKey, DocumentCache
 from treenail.provisioning.content.document import ServedDocument, build_document
 from treenail.provisioning.content.source import (
     RETRY_AFTER_S,
@@ -17,8 +29,81 @@ from treenail.provisioning.content.source import (
     ServedInputs,
     SourceUnreadyError,
 )
-from treenail.provisioning.server.access import Access, AccessVerdict, RequestOutcome
-from treenail.provisioning.server.unexpected import withhold_message
+from treenail.provisioning.machines.logged_requests import RequestOutcome
+from treenail.provisioning.tokens.access import Access, AccessVerdict
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKey:
+    """Identity of a document. Another one of the same ``slot`` replaces it."""
+
+    slot: Hashable
+    """Pool and version of Ignition's format."""
+    versions: tuple[str, ...]
+    """Versions of everything that the document is built from."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedResult(Generic[T]):
+    """A document and whether another request had it built."""
+
+    document: T
+    is_cached: bool
+
+
+class DocumentCache(Generic[T]):
+    """Keeps at most ``max_entries`` documents, those that were requested last. Thread-safe.
+
+    It drops a replaced document at once. Responses in progress have references of their own, so the
+    memory is free after the last of them.
+    """
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[Hashable, tuple[tuple[str, ...], Future[T]]] = OrderedDict()
+
+    def get(self, key: CacheKey, build: Callable[[], T]) -> CachedResult[T]:
+        """Return the document; the first caller builds it while the others wait.
+
+        Raises the error of ``build``. The cache keeps a `ConfigError`, because the same inputs
+        cause it again, and no other error.
+        """
+        with self._lock:
+            known = self._entries.get(key.slot)
+            if known is not None and known[0] == key.versions:
+                self._entries.move_to_end(key.slot)
+                future, is_cached = known[1], True
+            else:
+                future, is_cached = Future[T](), False
+                self._entries[key.slot] = (key.versions, future)
+                self._entries.move_to_end(key.slot)
+                while len(self._entries) > self._max_entries:
+                    self._entries.popitem(last=False)
+        if not is_cached:
+            self._build(key, future, build)
+        if (error := future.exception()) is not None:
+            # Each raise would add frames to the traceback of the error in the cache.
+            raise error.with_traceback(None)
+        return CachedResult(future.result(), is_cached)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._entries)
+
+    def _build(self, key: CacheKey, future: "Future[T]", build: Callable[[], T]) -> None:
+        try:
+            future.set_result(build())
+        except BaseException as error:  # noqa: BLE001  # the waiting threads raise it
+            future.set_exception(error)
+            if not isinstance(error, ConfigError):
+                with self._lock:
+                    known = self._entries.get(key.slot)
+                    if known is not None and known[1] is future:
+                        del self._entries[key.slot]
+
 
 log = logging.getLogger(__name__)
 
@@ -173,3 +258,87 @@ def _describe_error(error: Exception) -> tuple[HTTPStatus, RequestOutcome, str]:
 
 def _format_error(error: TreenailError) -> str:
     return escape_line(str(error))[:_ERROR_LIMIT]
+
+
+ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+
+
+def withhold_message(error: BaseException) -> ExceptionInfo:
+    """Return the error for the argument ``exc_info`` of a log, with its type and traceback only.
+
+    The message of a KeyError or ValueError may contain a part of a request or of a config.
+    """
+    named = RuntimeError(f"{type(error).__name__}, message withheld")
+    return RuntimeError, named, error.__traceback__
+
+
+IGNITION_SUBTYPE = "vnd.coreos.ignition+json"
+DEFAULT_VERSION = VERSIONS_SERVED[0]
+"""The version for clients that request none, as curl."""
+
+# Two digits more than any version needs: int() has a limit of its own.
+_VERSION = re.compile(
+    r"([0-9]{1,6})\.([0-9]{1,6})\.([0-9]{1,6})(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?"
+)
+_QUALITY = re.compile(r"[0-9]{1,6}(\.[0-9]{0,6})?")
+_END = (4, 0, 0, False)
+
+_Version = tuple[int, int, int, bool]
+
+
+class AcceptError(UsageError):
+    """The client reads no Ignition version that the server has; respond with 400."""
+
+
+def choose_version(accept: str) -> str:
+    """Return one of `VERSIONS_SERVED` for an Accept header, which may be empty.
+
+    Of the requested versions the one with the highest q decides. The result is the newest version
+    served that is not newer than that. Without a valid version the result is
+    `DEFAULT_VERSION`. Raises `AcceptError` when all valid versions are older than 2.2.0 or not
+    older than 4.0.0.
+    """
+    requested = sorted(_list_versions(accept), key=lambda each: each[0], reverse=True)
+    for _quality, version in requested:
+        if _parse_served(DEFAULT_VERSION) <= version < _END:
+            return max(each for each in VERSIONS_SERVED if _parse_served(each) <= version)
+    if requested:
+        major, minor, patch, _ = requested[0][1]
+        raise AcceptError(
+            f"cannot serve Ignition {major}.{minor}.{patch}: treenail has "
+            f"{', '.join(VERSIONS_SERVED)}",
+            remedy="request one of these in the Accept header",
+        )
+    return DEFAULT_VERSION
+
+
+def _list_versions(accept: str) -> list[tuple[float, _Version]]:
+    """Return the valid versions of Ignition's type with their q, in the order of the header."""
+    found = []
+    for entry in accept.split(","):
+        kind, *parameters = (part.strip() for part in entry.split(";"))
+        _, slash, subtype = kind.partition("/")
+        if not slash or subtype.lower() != IGNITION_SUBTYPE:
+            continue
+        pairs = [each.partition("=") for each in parameters]
+        versions = [_parse_version(text) for name, _, text in pairs if name.lower() == "version"]
+        qualities = [
+            float(text) for name, _, text in pairs if name == "q" and _QUALITY.fullmatch(text)
+        ]
+        version = next((each for each in versions if each is not None), None)
+        if version is not None:
+            found.append((qualities[0] if qualities else 1.0, version))
+    return found
+
+
+def _parse_version(text: str) -> _Version | None:
+    """Parse a semantic version; a pre-release is older than its release."""
+    found = _VERSION.fullmatch(text.strip('"'))
+    if found is None:
+        return None
+    return int(found[1]), int(found[2]), int(found[3]), found[4] is None
+
+
+def _parse_served(version: str) -> _Version:
+    major, minor, patch = map(int, version.split("."))
+    return major, minor, patch, True

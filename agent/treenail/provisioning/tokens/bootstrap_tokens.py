@@ -2,7 +2,8 @@
 
 Each machine that uses an access token has one bootstrap token of its own. ID and secret are
 computed from the access token, which no server stores, and from the address of the machine, so all
-servers issue the same one and read no Secret for it.
+servers issue the same one and read no Secret for it. `SharedCredentials` gives every machine the
+same kubeconfig instead.
 """
 
 import base64
@@ -13,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 from treenail.api.decode import Fields, Json
 from treenail.api.meta import ObjectMeta
@@ -277,3 +279,56 @@ def _encode_name(name: str) -> str:
 def decode_name(text: str) -> str:
     """Return the name in a group."""
     return text.replace(":", ".")
+
+
+class MachineCredentials(Protocol):
+    """Makes the kubeconfigs with which kubelets join the cluster."""
+
+    def make_placeholder(self) -> bytes | None:
+        """Return a kubeconfig as long as the real one; None for none."""
+
+    def issue(
+        self, token: str, record: TokenRecord, address: str, *, is_offline: bool = False
+    ) -> bytes | None:
+        """Return the kubeconfig for a machine with this token; raise `TreenailError`.
+
+        The credential is the same for every request with this token from this address.
+        ``is_offline``: the API server is unreachable, so that the credential must wait for it.
+        """
+
+    def create_pending(self, valid: Collection[str]) -> None:
+        """Create credentials that wait for the API server; raise `TreenailError`.
+
+        ``valid`` are the names of the access tokens that exist: drop the credentials of others.
+        """
+
+    def revoke(self, identity: str) -> None:
+        """Revoke the credential with this ID; raise `TreenailError`."""
+
+
+class SharedCredentials:
+    """Gives every machine the same kubeconfig, as the Machine Config Operator does."""
+
+    def __init__(self, load_kubeconfig: Callable[[], bytes | None] = lambda: None) -> None:
+        self._load_kubeconfig = load_kubeconfig
+
+    def make_placeholder(self) -> bytes | None:
+        """Return the kubeconfig."""
+        return self._load_kubeconfig()
+
+    def issue(
+        self,
+        token: str,  # noqa: ARG002  # interface
+        record: TokenRecord,  # noqa: ARG002  # interface
+        address: str,  # noqa: ARG002  # interface
+        *,
+        is_offline: bool = False,  # noqa: ARG002  # interface
+    ) -> bytes | None:
+        """Return the kubeconfig."""
+        return self._load_kubeconfig()
+
+    def create_pending(self, valid: Collection[str]) -> None:
+        """Do nothing."""
+
+    def revoke(self, identity: str) -> None:
+        """Do nothing: other machines have the same credential."""

@@ -1,22 +1,30 @@
-"""Decides with access tokens which machines receive a config, and counts the uses of tokens."""
+"""Decides with access tokens which machines receive a config, and counts the uses of tokens.
+
+While the API server is unreachable, uses are kept in memory and recorded later.
+"""
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from http import HTTPStatus
 from typing import Self
 
+from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import Clock
 from treenail.errors import TreenailError, UnreachableError
 from treenail.escape import escape_line
-from treenail.provisioning.server.access import AccessVerdict
-from treenail.provisioning.tokens.bootstrap_tokens import compute_identity, list_identities
-from treenail.provisioning.tokens.machine_credentials import MachineCredentials, SharedCredentials
-from treenail.provisioning.tokens.offline_uses import OfflineUses, merge_uses
-from treenail.provisioning.tokens.pool_events import describe_overuse
+from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.resources import MACHINECONFIGPOOLS
+from treenail.provisioning.tokens.access import AccessVerdict
+from treenail.provisioning.tokens.bootstrap_tokens import (
+    MachineCredentials,
+    SharedCredentials,
+    compute_identity,
+    list_identities,
+)
 from treenail.provisioning.tokens.token_store import TokenStore
 from treenail.provisioning.tokens.tokens import (
     Refusal,
@@ -31,6 +39,84 @@ from treenail.provisioning.tokens.tokens import (
     read_name,
     release_use,
 )
+
+UseKey = tuple[str, str]
+"""Name of the token, and address of the machine."""
+
+
+class OfflineUses:
+    """Uses that only this server knows. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._uses: dict[UseKey, TokenUse] = {}
+
+    def add(self, name: str, use: TokenUse) -> None:
+        """Add a use, or replace that of the same address."""
+        with self._lock:
+            self._uses[name, use.address] = use
+
+    def remove(self, name: str, address: str) -> bool:
+        """Forget a use that was not completed; return False if there is none."""
+        with self._lock:
+            found = self._uses.get((name, address))
+            if found is None:
+                return False
+            if found.state is UseState.CLAIMED:
+                del self._uses[name, address]
+            return True
+
+    def has(self, name: str, address: str) -> bool:
+        """Return whether the use of this address waits for the API server."""
+        return (name, address) in self._uses
+
+    def complete_record(self, record: TokenRecord) -> TokenRecord:
+        """Return the record with the uses that wait."""
+        if not self._uses:
+            return record
+        with self._lock:
+            waiting = [use for (name, _), use in self._uses.items() if name == record.name]
+        for use in waiting:
+            record = merge_use(record, use)
+        return record
+
+    def get_all(self) -> Mapping[UseKey, TokenUse]:
+        """Return a copy."""
+        with self._lock:
+            return dict(self._uses)
+
+    def discard(self, recorded: Mapping[UseKey, TokenUse]) -> None:
+        """Forget uses that the API server has recorded, unless they changed meanwhile."""
+        with self._lock:
+            for key, use in recorded.items():
+                if self._uses.get(key) is use:
+                    del self._uses[key]
+
+
+def merge_use(record: TokenRecord, use: TokenUse) -> TokenRecord:
+    """Return the record with a use of another source, even if the token was used up."""
+    if use.state is not UseState.CLAIMED:
+        return confirm_use(record, use.address, use.at)
+    if any(each.address == use.address for each in record.used):
+        return record
+    return replace(record, used=(*record.used, use))
+
+
+def merge_uses(
+    book: TokenBook, waiting: Mapping[UseKey, TokenUse]
+) -> tuple[TokenBook, tuple[TokenRecord, ...]]:
+    """Return the book with the uses, and the tokens that too many machines used.
+
+    The uses of a token that was revoked meanwhile are dropped.
+    """
+    changed: dict[str, TokenRecord] = {}
+    for (name, _), use in waiting.items():
+        record = changed.get(name) or book.tokens.get(name)
+        if record is not None:
+            changed[name] = merge_use(record, use)
+    excess = tuple(each for each in changed.values() if len(each.used) > each.uses)
+    return TokenBook({**book.tokens, **changed}), excess
+
 
 log = logging.getLogger(__name__)
 
@@ -358,3 +444,48 @@ def _refuse_token(record: TokenRecord | None, refusal: Refusal) -> AccessVerdict
 
 def _refuse(status: HTTPStatus, reason: str) -> AccessVerdict:
     return AccessVerdict(status, reason)
+
+
+COMPONENT_NAME = "treenail-ignition"
+"""Source of the Events."""
+OVERUSED = "TokenOverused"
+"""Reason of the Event about a token that too many machines used."""
+_MAX_ADDRESSES = 3
+
+
+class PoolEvents:
+    """Records Events of pools. Never raises. Thread-safe."""
+
+    def __init__(
+        self, recorder: EventRecorder, get_pools: Callable[[], Iterable[MachineConfigPool]]
+    ) -> None:
+        self._recorder = recorder
+        self._get_pools = get_pools
+
+    def report_overuse(self, record: TokenRecord) -> None:
+        """Record that more machines used a token than it permits, unless the pool is gone."""
+        for pool in self._get_pools():
+            if pool.name == record.pool:
+                reference = ObjectReference(
+                    MACHINECONFIGPOOLS.kind,
+                    pool.name,
+                    pool.metadata.uid,
+                    api_version=MACHINECONFIGPOOLS.api_version,
+                )
+                self._recorder.record_warning(reference, OVERUSED, describe_overuse(record))
+
+    def flush_pending(self) -> None:
+        """Write Events that wait for the API server."""
+        self._recorder.flush_pending()
+
+
+def describe_overuse(record: TokenRecord) -> str:
+    """Return what happened and what to do, with a few addresses of the machines."""
+    addresses = [use.address for use in record.used]
+    named = ", ".join(addresses[:_MAX_ADDRESSES])
+    more = f" and {len(addresses) - _MAX_ADDRESSES} more" if addresses[_MAX_ADDRESSES:] else ""
+    return escape_line(
+        f"token {record.name} permits {record.uses} machines, and {len(addresses)} used it while "
+        f"the API server was unreachable: {named}{more}; remove the machines that are not yours, "
+        f"and rotate the secrets of pool {record.pool}"
+    )

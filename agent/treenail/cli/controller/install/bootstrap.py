@@ -1,4 +1,7 @@
-"""``treenail-controller install bootstrap``: install from an install directory on this host."""
+"""``treenail-controller install bootstrap``: install from an install directory on this host.
+
+Each line of its log has the ID of the installation.
+"""
 
 import argparse
 import logging
@@ -8,7 +11,9 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -16,18 +21,21 @@ from treenail.cli.controller.count import parse_count
 from treenail.cli.controller.duration import parse_duration
 from treenail.cli.controller.image_annotation import add_image_annotation_argument
 from treenail.cli.controller.install.arguments import add_directory_argument
+from treenail.cli.controller.stderr_log import LineFormatter
 from treenail.cli.output import EXIT_FAILED, EXIT_INSTALL_FAILED, EXIT_INTERRUPTED
 from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
 from treenail.clock import SystemClock
 from treenail.errors import TreenailError, UsageError
+from treenail.escape import escape_line
+from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
 
 if TYPE_CHECKING:
-    from treenail.cli.controller.install.bootstrap_log import BootstrapLog
     from treenail.installer.bootstrap.bootstrap import BootstrapStage, ImageStore
-    from treenail.installer.bootstrap.config_server import ConfigServerSettings
-    from treenail.installer.inputs.install_manifests import InstallManifests
+    from treenail.installer.bootstrap.host_services import ConfigServerSettings
+    from treenail.installer.directory.install_manifests import InstallManifests
     from treenail.kube.client import Client, Transport
     from treenail.sd_notify import SystemdNotifier
+
 
 log = logging.getLogger(__name__)
 
@@ -163,8 +171,8 @@ def run_bootstrap(arguments: argparse.Namespace) -> int:
         if (getattr(arguments, one) is None) != (getattr(arguments, other) is None):
             names = f"--{one.replace('_', '-')} and --{other.replace('_', '-')}"
             raise UsageError(f"expected both {names}, or neither")
-    from treenail.installer.inputs.install_files import require_directory
-    from treenail.installer.steps.install_state import InstallLockedError
+    from treenail.installer.directory.install_files import require_directory
+    from treenail.installer.directory.install_state import InstallLockedError
 
     require_directory(arguments.directory, "install from")
 
@@ -185,8 +193,7 @@ class BootstrapProcess:
     """The process of the stage."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        from treenail.installer.inputs.install_directory import InstallDirectory
-        from treenail.installer.inputs.install_files import InstallFiles
+        from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
 
         self._arguments = arguments
         self._directory = InstallDirectory(arguments.directory.resolve())
@@ -197,16 +204,15 @@ class BootstrapProcess:
 
     def require_prepared(self) -> None:
         """Raise `UsageError` for a directory from which no installation can begin."""
-        from treenail.installer.prepare.preparation import require_prepared
+        from treenail.installer.directory.prepared_manifests import require_prepared
 
         require_prepared(self._directory)
 
     def run(self) -> int:
         """Run until the end or a signal; raise `TreenailError`."""
         from treenail.allocator import limit_allocator
-        from treenail.cli.controller.install.bootstrap_log import BootstrapLog
         from treenail.installer.bootstrap.host_services import StopRequested
-        from treenail.installer.steps.install_state import hold_install_lock
+        from treenail.installer.directory.install_state import hold_install_lock
         from treenail.sd_notify import SystemdNotifier
 
         limit_allocator()
@@ -276,12 +282,12 @@ class BootstrapProcess:
     def _open_images(self, manifests: "InstallManifests") -> "AbstractContextManager[ImageStore]":
         if not manifests.image_configs:
             # The modules of builds and of the registry need 10 MB.
-            from treenail.installer.bootstrap.stock_images import StockImages
+            from treenail.installer.bootstrap.image_steps import StockImages
 
             return StockImages()
+        from treenail.installer.bootstrap.bootstrap_registry import BootstrapRegistrySettings
         from treenail.installer.bootstrap.install_images import ImageSettings, InstallImages
         from treenail.installer.images.build_attempt import PoolBuildSettings
-        from treenail.installer.registry.bootstrap_registry import BootstrapRegistrySettings
 
         arguments = self._arguments
         registry = BootstrapRegistrySettings(
@@ -304,7 +310,7 @@ class BootstrapProcess:
         return tuple(self._arguments.hosts or (platform.node(),))
 
     def _make_server_settings(self) -> "ConfigServerSettings":
-        from treenail.installer.bootstrap.config_server import ConfigServerSettings
+        from treenail.installer.bootstrap.host_services import ConfigServerSettings
 
         arguments = self._arguments
         node_kubeconfig = self._directory.root / "auth" / "kubeconfig-kubelet"
@@ -367,3 +373,82 @@ def _release_memory(ended: threading.Event) -> None:
 
     while not ended.wait(_RELEASE_S):
         release_freed_memory()
+
+
+_SIZE_LIMIT = 16 * 1024 * 1024
+_PRIORITIES = ((50, 2), (40, 3), (30, 4), (20, 6))
+"""Of syslog, by the lowest level of logging."""
+_REQUESTS = "treenail.provisioning"
+
+
+class BootstrapLog:
+    """Logs to the standard error, and to files that a log bundle contains.
+
+    ``config-server.log`` has the requests of machines alone, ``bootstrap.log`` everything.
+    """
+
+    def __init__(
+        self,
+        directory: InstallDirectory,
+        files: InstallFiles,
+        level: int,
+        environ: Mapping[str, str],
+    ) -> None:
+        """Begin to log; raise `FileError` when the directory of the logs cannot be made."""
+        files.make_directory(directory.logs)
+        self._install_id = ""
+        stream = logging.StreamHandler(sys.stderr)
+        # systemd sets it for a standard error that leads to the journal (systemd.exec(5)).
+        is_journal = "JOURNAL_STREAM" in environ
+        stream.setFormatter(_JournalFormatter(self) if is_journal else _InstallFormatter(self))
+        root = logging.getLogger()
+        root.addHandler(stream)
+        root.setLevel(level)
+        for chatty in ("urllib3", "kubernetes"):
+            logging.getLogger(chatty).setLevel(max(level, logging.INFO))
+        for name, logger in (("bootstrap.log", ""), ("config-server.log", _REQUESTS)):
+            handler = _LogFile(
+                directory.logs / name, maxBytes=_SIZE_LIMIT, backupCount=1, delay=True
+            )
+            handler.setFormatter(_InstallFormatter(self))
+            logging.getLogger(logger).addHandler(handler)
+
+    @property
+    def install_id(self) -> str:
+        """The ID; empty before `begin_installation`."""
+        return self._install_id
+
+    def begin_installation(self, install_id: str) -> None:
+        """Add the ID to each line from now on."""
+        self._install_id = install_id
+
+
+class _LogFile(RotatingFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # of logging
+        """Do nothing: on a full disk the standard error still has the line."""
+
+
+class _InstallFormatter(LineFormatter):
+    """A line with time, level and ID."""
+
+    def __init__(self, journal: BootstrapLog) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # of logging
+        line = super().formatMessage(record)
+        return f"{self._journal.install_id} {line}" if self._journal.install_id else line
+
+
+class _JournalFormatter(logging.Formatter):
+    """A line with its priority (sd-daemon(3)) and the ID; the journal adds the time."""
+
+    def __init__(self, journal: BootstrapLog) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        found = (priority for level, priority in _PRIORITIES if record.levelno >= level)
+        install_id = self._journal.install_id
+        begin = f"<{next(found, 7)}>{install_id + ' ' if install_id else ''}"
+        return "\n".join(begin + escape_line(line) for line in super().format(record).splitlines())

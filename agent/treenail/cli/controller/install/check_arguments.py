@@ -12,11 +12,10 @@ from treenail.cli.terminal import print_lines
 from treenail.clock import SystemClock
 from treenail.errors import UsageError
 from treenail.image.inputs.build_inputs import ARCHITECTURES
-from treenail.installer.checks.online_checks import OnlineChecks
-from treenail.installer.checks.prepared_manifests import BUILT_IN_POOLS
-from treenail.installer.checks.registry_checks import RegistryChecker
-from treenail.installer.inputs.install_problem import InstallDirectoryError
-from treenail.installer.prepare.prepare import PrepareOptions
+from treenail.installer.directory.online_checks import OnlineChecks, RegistryChecker
+from treenail.installer.directory.prepare import PrepareOptions
+from treenail.installer.directory.prepared_manifests import BUILT_IN_POOLS
+from treenail.installer.directory.problems import InstallDirectoryError
 
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:

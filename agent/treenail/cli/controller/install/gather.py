@@ -17,16 +17,15 @@ from treenail.cli.output import EXIT_FAILED
 from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
 from treenail.clock import SystemClock, format_rfc3339
 from treenail.errors import FileError, UsageError
-from treenail.installer.inputs.install_directory import InstallDirectory
-from treenail.installer.inputs.install_files import require_directory
+from treenail.installer.directory.install_files import InstallDirectory, require_directory
 from treenail.installer.log_bundle.archive import LogBundle
-from treenail.installer.log_bundle.cluster_parts import OpenCluster
-from treenail.installer.log_bundle.gather import GatherSettings, gather_bundle
-from treenail.installer.log_bundle.node_parts import (
+from treenail.installer.log_bundle.cluster_parts import (
     DEFAULT_TIMEOUT_S,
     MAX_NODES,
+    OpenCluster,
     parse_node_address,
 )
+from treenail.installer.log_bundle.gather import GatherSettings, gather_bundle
 from treenail.kube.client import Client
 from treenail.process import ProgramRunner
 

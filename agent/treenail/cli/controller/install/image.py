@@ -10,8 +10,7 @@ from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
 from treenail.errors import UsageError
 
 if TYPE_CHECKING:
-    from treenail.installer.inputs.install_directory import InstallDirectory
-    from treenail.installer.inputs.install_files import InstallFiles
+    from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
 
 _POINTER_LIMIT = 1024 * 1024
 _SPEC = "3.1.0"
@@ -53,10 +52,13 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def write_image(arguments: argparse.Namespace) -> int:
     """Write both; return 0."""
-    from treenail.installer.images.image_export import export_pool_image
+    from treenail.installer.directory.install_files import (
+        InstallDirectory,
+        InstallFiles,
+        require_directory,
+    )
+    from treenail.installer.images.built_image import export_pool_image
     from treenail.installer.images.pool_image import read_built_image
-    from treenail.installer.inputs.install_directory import InstallDirectory
-    from treenail.installer.inputs.install_files import InstallFiles, require_directory
 
     require_directory(arguments.directory, "write an image of")
     directory, files = InstallDirectory(arguments.directory.resolve()), InstallFiles()

@@ -11,10 +11,10 @@ from treenail.cli.controller.install.check_arguments import (
     read_options,
 )
 from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
-from treenail.installer.inputs.install_files import InstallFiles
-from treenail.installer.inputs.install_problem import InstallDirectoryError
-from treenail.installer.log_bundle.gather_hook import build_gather_hook
-from treenail.installer.prepare.prepare import prepare_directory
+from treenail.installer.directory.install_files import InstallFiles
+from treenail.installer.directory.prepare import prepare_directory
+from treenail.installer.directory.problems import InstallDirectoryError
+from treenail.installer.log_bundle.gather import build_gather_hook
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -31,10 +31,12 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def run_reset(arguments: argparse.Namespace) -> int:
     """Remove the state; print what was removed."""
-    from treenail.installer.inputs.install_directory import InstallDirectory
-    from treenail.installer.inputs.install_files import InstallFiles, require_directory
-    from treenail.installer.steps.install_state import hold_install_lock
-    from treenail.installer.steps.reset import reset_installation
+    from treenail.installer.directory.install_files import (
+        InstallDirectory,
+        InstallFiles,
+        require_directory,
+    )
+    from treenail.installer.directory.install_state import hold_install_lock, reset_installation
 
     require_directory(arguments.directory, "reset")
     directory, files = InstallDirectory(arguments.directory.resolve()), InstallFiles()

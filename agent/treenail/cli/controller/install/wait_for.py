@@ -13,8 +13,8 @@ from treenail.clock import Clock, SystemClock
 from treenail.errors import TreenailError
 
 if TYPE_CHECKING:
-    from treenail.installer.inputs.install_directory import InstallDirectory
-    from treenail.installer.steps.install_status import InstallStatus
+    from treenail.installer.directory.install_files import InstallDirectory
+    from treenail.installer.install_steps import InstallStatus
 
 _BOOTSTRAP, _INSTALL = "bootstrap-complete", "install-complete"
 _POLL_S = 1.0
@@ -64,7 +64,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def run_wait_for(arguments: argparse.Namespace) -> int:
     """Wait; return the exit code of the result."""
-    from treenail.installer.inputs.install_files import require_directory
+    from treenail.installer.directory.install_files import require_directory
 
     require_directory(arguments.directory, "wait for an installation from")
     clock = SystemClock()
@@ -76,15 +76,14 @@ def run_wait_for(arguments: argparse.Namespace) -> int:
 
 
 def _wait_for_bootstrap(arguments: argparse.Namespace, watch: "_InstallWatch", clock: Clock) -> int:
-    from treenail.installer.inputs.install_directory import InstallDirectory
-    from treenail.installer.inputs.install_files import InstallFiles
-    from treenail.installer.prepare.preparation import require_prepared
-    from treenail.installer.steps.install_state import (
+    from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
+    from treenail.installer.directory.install_state import (
         InstallStateError,
         check_install_state,
         find_lock_holder,
     )
-    from treenail.installer.steps.install_status import InstallPhase, read_install_status
+    from treenail.installer.directory.prepared_manifests import require_prepared
+    from treenail.installer.install_steps import InstallPhase, read_install_status
 
     directory = InstallDirectory(arguments.directory.resolve())
     files = InstallFiles()
@@ -120,7 +119,7 @@ def _wait_for_pools(arguments: argparse.Namespace, watch: "_InstallWatch", clock
 
 
 def _find_kubeconfig(arguments: argparse.Namespace) -> Path:
-    from treenail.installer.inputs.install_directory import InstallDirectory
+    from treenail.installer.directory.install_files import InstallDirectory
 
     directory = InstallDirectory(arguments.directory.resolve())
     return Path(arguments.kubeconfig or directory.kubeconfig)
@@ -129,7 +128,7 @@ def _find_kubeconfig(arguments: argparse.Namespace) -> Path:
 def _read_pools(kubeconfig: str, clock: Clock) -> tuple[str, str]:
     """Return what pools still lack, and why the images of pools cannot be built."""
     from treenail.cli.controller.connect import create_transport
-    from treenail.controllers.handover.pool_progress import parse_objects
+    from treenail.controllers.handover.handover_objects import parse_objects
     from treenail.errors import ClusterError, ConfigError, NotFoundError, UsageError
     from treenail.kube.client import Client
     from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINEOSBUILDS, MACHINEOSCONFIGS
@@ -158,14 +157,18 @@ def _read_cluster(kubeconfig: str, directory: "InstallDirectory") -> str:
     """Return what the cluster still lacks; empty when it needs no bootstrap host."""
     from treenail.cli.controller.connect import create_transport
     from treenail.errors import ClusterError, UsageError
-    from treenail.installer.inputs.install_manifests import read_install_manifests
-    from treenail.installer.inputs.machine_count import find_machine_count, read_install_config
-    from treenail.installer.steps.cluster_steps import describe_missing_handover
-    from treenail.installer.steps.node_step import find_missing_nodes, read_registry
+    from treenail.installer.bootstrap.cluster_steps import (
+        describe_missing_handover,
+        find_missing_nodes,
+        read_registry,
+    )
+    from treenail.installer.directory.install_config import find_machine_count
+    from treenail.installer.directory.install_files import read_config_content
+    from treenail.installer.directory.install_manifests import read_install_manifests
     from treenail.kube.client import Client
 
     manifests = read_install_manifests(directory.root)
-    machines = find_machine_count(manifests, read_install_config(directory))
+    machines = find_machine_count(manifests, read_config_content(directory))
     try:
         with closing(create_transport([kubeconfig], "", SystemClock())) as transport:
             client = Client(transport)
@@ -190,7 +193,7 @@ class _InstallWatch:
 
     def handle_status(self, status: "InstallStatus | None", *, has_process: bool) -> int | None:
         """Return the exit code; None to continue."""
-        from treenail.installer.steps.install_status import InstallPhase
+        from treenail.installer.install_steps import InstallPhase
 
         if status is not None:
             self._print_progress(status)

@@ -1,0 +1,314 @@
+"""The steps after the first machines boot: connect, publish, hand over, and wait for nodes.
+
+After the last one the nodes have joined, and none pulls from the bootstrap host.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from treenail.api.decode import Fields, Json
+from treenail.controllers.handover.handover_objects import (
+    HANDOVER_SECRET,
+    RESULT_CONFIGMAP,
+    Handover,
+    RegistryNode,
+    build_handover_secret,
+    describe_missing_nodes,
+    read_result_configmap,
+)
+from treenail.controllers.handover.image_mode import NAMESPACE
+from treenail.errors import (
+    AlreadyExistsError,
+    ClusterError,
+    ConfigError,
+    NotFoundError,
+    TreenailError,
+    UsageError,
+)
+from treenail.installer.bootstrap.image_steps import PoolImage, compute_digest
+from treenail.installer.install_steps import (
+    StepContext,
+    StepInputs,
+    StepLimit,
+    StepOverdueError,
+    StepResult,
+)
+from treenail.kube.client import Client
+from treenail.kube.resources import CONFIGMAPS, MACHINEOSCONFIGS, NAMESPACES, NODES, SECRETS
+
+log = logging.getLogger(__name__)
+
+HANDED_OVER = "ImageHandedOver"
+"""Condition of a MachineOSConfig, whose message says what is missing."""
+_POLL_S = 2.0
+_FIELD_MANAGER = "treenail-install-bootstrap"
+
+ConnectCluster = Callable[[], Client]
+"""Returns a client; raises `UsageError` while there is no kubeconfig."""
+
+
+class FirstBootStep:
+    """Waits until the first machine of the control plane runs an API server."""
+
+    name = "first-boot"
+    title = "wait for the API server of the first machine"
+
+    def __init__(
+        self, connect: ConnectCluster, limit: StepLimit, describe_machines: Callable[[], str]
+    ) -> None:
+        """``describe_machines`` says how far the machines have come."""
+        self._connect = connect
+        self._describe_machines = describe_machines
+        self.limit = limit
+
+    def compute_inputs(self) -> StepInputs:
+        """Return nothing: the API server answers, or not."""
+        return {}
+
+    def resume(self, result: StepResult) -> bool:  # noqa: ARG002  # of the interface
+        """Return True: the next step waits for an API server that is gone again."""
+        return True
+
+    def run(self, context: StepContext) -> StepResult:
+        """Wait for an answer to an authorized request."""
+        wait_until_complete(context, self._find_missing)
+        return {}
+
+    def _find_missing(self) -> str:
+        try:
+            self._connect().get(NAMESPACES, "default")
+        except (ClusterError, UsageError) as error:
+            return f"{self._describe_machines()}; waiting for the API server: {error}"
+        return ""
+
+
+class PublishStep:
+    """Publishes the Secret with images and objects that the controller ``install`` adopts."""
+
+    name = "publish"
+    title = "publish the images and their builds to the cluster"
+
+    def __init__(
+        self, connect: ConnectCluster, handover: Callable[[], Handover], limit: StepLimit
+    ) -> None:
+        """``handover`` returns what is handed over, as soon as all images exist."""
+        self._connect = connect
+        self._handover = handover
+        self.limit = limit
+
+    def compute_inputs(self) -> StepInputs:
+        """Compute the digest of the Secret, which has logins."""
+        return {"images and objects": compute_digest(build_handover_secret(self._handover()))}
+
+    def resume(self, result: StepResult) -> bool:  # noqa: ARG002  # of the interface
+        """Return True: the controller keeps what it has adopted."""
+        return True
+
+    def run(self, context: StepContext) -> StepResult:
+        """Create or replace the Secret; retry while the API server is not ready."""
+        secret = build_handover_secret(self._handover())
+
+        def find_missing() -> str:
+            try:
+                self._publish(self._connect(), secret)
+            except (ClusterError, UsageError) as error:
+                return f"cannot publish yet: {error}"
+            return ""
+
+        wait_until_complete(context, find_missing)
+        context.report(f"published Secret {NAMESPACE}/{HANDOVER_SECRET}")
+        return {}
+
+    def _publish(self, client: Client, secret: Json) -> None:
+        with suppress(AlreadyExistsError):
+            client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
+        try:
+            client.create(SECRETS, secret, namespace=NAMESPACE)
+        except AlreadyExistsError:
+            # Without a resourceVersion the update replaces any version.
+            client.update(SECRETS, HANDOVER_SECRET, secret, namespace=NAMESPACE)
+
+
+class HandoverStep:
+    """Waits until the final registries have all images."""
+
+    name = "hand-over"
+    title = "hand the images over to their final registry"
+
+    def __init__(
+        self,
+        connect: ConnectCluster,
+        images: Sequence[PoolImage],
+        limit: StepLimit,
+        export_images: Callable[[], str],
+    ) -> None:
+        """``export_images`` saves the images when the limit passes, and says where."""
+        self._connect = connect
+        self._images = {each.pool: each.digest for each in images}
+        self._export_images = export_images
+        self.limit = limit
+
+    def compute_inputs(self) -> StepInputs:
+        """Return the digest of each pool's image."""
+        return {f"image of pool {pool}": digest for pool, digest in self._images.items()}
+
+    def resume(self, result: StepResult) -> bool:  # noqa: ARG002  # of the interface
+        """Return True: a completed hand-over stays complete."""
+        return True
+
+    def run(self, context: StepContext) -> StepResult:
+        """Wait for the result of the controller."""
+        try:
+            wait_until_complete(context, self._find_missing)
+        except StepOverdueError as error:
+            raise self._add_place(error) from error
+        return {}
+
+    def _find_missing(self) -> str:
+        """Return why the hand-over is not complete; empty when it is."""
+        try:
+            return describe_missing_handover(self._connect(), self._images)
+        except (ClusterError, UsageError) as error:
+            return f"cannot read the result of the hand-over: {error}"
+
+    def _add_place(self, error: StepOverdueError) -> StepOverdueError:
+        try:
+            place = f"the images are kept in {self._export_images()}"
+        except TreenailError as another:
+            place = f"the images cannot be kept as OCI directories: {another}"
+        return StepOverdueError(f"{error}; {place}", remedy=error.remedy)
+
+
+def wait_until_complete(context: StepContext, find_missing: Callable[[], str]) -> None:
+    """Wait until nothing is missing, and report each change of the sentence that says what is.
+
+    Raises `StepOverdueError` with the last sentence.
+    """
+    reported = ""
+    while missing := find_missing():
+        if missing != reported:
+            context.report(missing)
+            reported = missing
+        try:
+            context.wait(_POLL_S)
+        except StepOverdueError as error:
+            raise StepOverdueError(f"{error}: {reported}", remedy=error.remedy) from error
+
+
+def describe_missing_handover(client: Client, images: Mapping[str, str] | None) -> str:
+    """Return what the final registries still lack; empty when they have all images.
+
+    ``images`` are the digests by pool; None for those of any installation. Raises `ClusterError`.
+    """
+    try:
+        document = client.get(CONFIGMAPS, RESULT_CONFIGMAP, namespace=NAMESPACE)
+    except NotFoundError:
+        return _describe_conditions(client, images)
+    try:
+        found = read_result_configmap(document)
+    except ConfigError as error:
+        return f"cannot read the result of the hand-over: {error}"
+    missing = [pool for pool, digest in (images or {}).items() if found.digests.get(pool) != digest]
+    return f"waiting for the image of pool {', '.join(sorted(missing))}" if missing else ""
+
+
+def _describe_conditions(client: Client, images: Mapping[str, str] | None) -> str:
+    """Return what the controller says about images that are not handed over."""
+    try:
+        listed = client.list(MACHINEOSCONFIGS).items
+        texts = [text for each in listed if (text := _read_condition(each, images))]
+    except (NotFoundError, ConfigError) as error:
+        return f"waiting for controller install: {error}"
+    return "; ".join(texts) or "waiting for controller install, which has not reported yet"
+
+
+def _read_condition(document: Json, pools: Mapping[str, str] | None) -> str:
+    """Return the message of the condition of an image; empty without the condition."""
+    fields = Fields.from_json(document, "MachineOSConfig")
+    pool = fields.get_object("spec").get_object("machineConfigPool").get_text("name")
+    if pools is not None and pool not in pools:
+        return ""
+    for each in fields.get_object("status").iter_objects("conditions"):
+        if each.get_text("type") == HANDED_OVER:
+            return f"pool {pool}: {each.get_text('message') or each.get_text('reason')}"
+    return ""
+
+
+class NodesStep:
+    """Waits until the bootstrap host is not needed by any machine of the control plane."""
+
+    name = "nodes"
+    title = "release the control plane from the bootstrap host"
+
+    def __init__(
+        self, connect: ConnectCluster, registry: str, machines: int | None, limit: StepLimit
+    ) -> None:
+        """``registry`` is ``HOST:PORT``, empty without one; ``machines`` None if unknown."""
+        self._connect = connect
+        self._registry = registry
+        self._machines = machines
+        self.limit = limit
+
+    def compute_inputs(self) -> StepInputs:
+        """Return what machines may still need."""
+        count = "unknown" if self._machines is None else str(self._machines)
+        return {"bootstrap registry": self._registry, "machines of the control plane": count}
+
+    def resume(self, result: StepResult) -> bool:  # noqa: ARG002  # of the interface
+        """Return True: a machine that joins later does not make the installation incomplete."""
+        return True
+
+    def run(self, context: StepContext) -> StepResult:
+        """Wait for the nodes."""
+        if self._machines is None:
+            log.warning(
+                "the number of control-plane machines is unknown: boot all of them before this "
+                "host stops, or name it with --control-plane-machines"
+            )
+        try:
+            wait_until_complete(context, self._find_missing)
+        except StepOverdueError as error:
+            raise StepOverdueError(
+                str(error),
+                remedy="see why with: journalctl -u treenail on the node, or with: "
+                f"treenail-controller machines; {error.remedy}",
+            ) from error
+        return {}
+
+    def _find_missing(self) -> str:
+        try:
+            return find_missing_nodes(self._connect(), self._registry, self._machines)
+        except (ClusterError, UsageError) as error:
+            return f"cannot list the nodes: {error}"
+
+
+def find_missing_nodes(client: Client, registry: str, machines: int | None) -> str:
+    """Return which nodes still need the bootstrap host; empty when none does.
+
+    Raises `ClusterError`.
+    """
+    return describe_missing_nodes(_read_nodes(client.list(NODES).items), registry, machines)
+
+
+def read_registry(client: Client) -> str:
+    """Return the bootstrap registry of a complete hand-over; empty without one.
+
+    Raises `ClusterError`.
+    """
+    document = client.get(CONFIGMAPS, RESULT_CONFIGMAP, namespace=NAMESPACE)
+    try:
+        return read_result_configmap(document).registry
+    except ConfigError as error:
+        raise ClusterError(str(error)) from error
+
+
+def _read_nodes(documents: Iterable[Json]) -> list[RegistryNode]:
+    nodes = []
+    for each in documents:
+        try:
+            nodes.append(RegistryNode.from_json(each))
+        except ConfigError as error:
+            # An API server accepts any annotation and any label, but no such Node.
+            log.warning("ignored a Node: %s", error)
+    return nodes

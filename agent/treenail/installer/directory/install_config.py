@@ -1,0 +1,255 @@
+"""The install configuration: the field ``imageMode``, the number of machines, logins. Pure.
+
+Of ``install-config.yaml`` the other fields belong to the OpenShift installer, which checks them.
+`remove_field` removes one field, and leaves every other byte of the file as it is.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from treenail.api import documents
+from treenail.api.decode import Json
+from treenail.api.machineconfigpool import ARBITER, MASTER, WORKER
+from treenail.api.yaml11 import ValueBudget
+from treenail.api.yaml_positions import FieldRange, find_positions
+from treenail.controllers.handover.image_mode_field import FIELD, ParsedImageMode, parse_image_mode
+from treenail.errors import ConfigError
+from treenail.image.inputs.build_inputs import ARCHITECTURES
+from treenail.installer.directory.install_files import OWN_INSTALL_CONFIG
+from treenail.installer.directory.install_manifests import InstallManifests
+from treenail.installer.directory.problems import InstallProblem
+
+CONTROL_PLANE_MACHINES, ARBITER_MACHINES = "controlPlane", "arbiter"
+"""Fields of an install configuration with the numbers of machines."""
+
+_CONFIGMAP, _NAMESPACE, _KEY = "cluster-config-v1", "kube-system", "install-config"
+"""The OpenShift installer consumes install-config.yaml, and keeps it in this ConfigMap."""
+_REPLICAS = "replicas"
+_LIMIT = 100
+
+
+def find_machine_count(manifests: InstallManifests, install_config: bytes | None) -> int | None:
+    """Return the machines of the pools master and arbiter; None if no file says it.
+
+    ``install_config`` is the content of the install configuration; None without the file.
+    """
+    manifest = manifests.find("ConfigMap", _CONFIGMAP, _NAMESPACE)
+    data = None if manifest is None else manifest.document.get("data")
+    text = data.get(_KEY) if isinstance(data, Mapping) else None
+    found = text.encode("utf-8", "replace") if isinstance(text, str) else install_config
+    if found is None:
+        return None
+    try:
+        document = documents.load_document(documents.decode_text(found, _KEY), where=_KEY)
+    except ConfigError:
+        # The OpenShift installer reports the problems of its own file.
+        return None
+    return count_machines(document)
+
+
+def count_machines(document: Json) -> int | None:
+    """Return the machines that an install configuration names; None without a number."""
+    counts = [_find_replicas(document, name) for name in (CONTROL_PLANE_MACHINES, ARBITER_MACHINES)]
+    known = [each for each in counts if each is not None]
+    # Without an own number the control plane's size is a default of the installer's release.
+    return None if counts[0] is None else sum(known)
+
+
+def find_count_problems(document: Json) -> Iterator[tuple[str, str]]:
+    """Yield field and text for each wrong number of machines."""
+    for name in (CONTROL_PLANE_MACHINES, ARBITER_MACHINES):
+        if name not in document:
+            continue
+        machines = document[name]
+        has_others = not isinstance(machines, Mapping) or [*machines] != [_REPLICAS]
+        if has_others or _find_replicas(document, name) is None:
+            yield name, f"{name}: expected {_REPLICAS}, a number from 1 to {_LIMIT}, alone"
+
+
+def _find_replicas(document: Json, name: str) -> int | None:
+    machines = document.get(name)
+    count = machines.get(_REPLICAS) if isinstance(machines, Mapping) else None
+    if not isinstance(count, int) or isinstance(count, bool):
+        return None
+    return count if 0 < count <= _LIMIT else None
+
+
+PULL_SECRET_FIELD = "pullSecret"  # noqa: S105  # the name of a field
+_MAX_VALUES = 100_000
+_OWN_FIELDS = (FIELD, PULL_SECRET_FIELD, CONTROL_PLANE_MACHINES, ARBITER_MACHINES)
+
+
+@dataclass(frozen=True, slots=True)
+class InstallConfig:
+    """An install configuration."""
+
+    name: str
+    content: bytes = field(repr=False)
+    mode: ParsedImageMode = field(default_factory=ParsedImageMode)
+    pull_secret: bytes = field(default=b"", repr=False)
+    """Logins of registries; empty without any."""
+    architectures: Mapping[str, str] = field(default_factory=dict)
+    """Architecture of the machines by pool, where the file says it."""
+    machines: int | None = None
+    """Machines of the control plane; None where the file does not say it."""
+    problems: tuple[InstallProblem, ...] = ()
+
+    @property
+    def is_own(self) -> bool:
+        """True for the file of treenail: no other program reads it."""
+        return self.name == OWN_INSTALL_CONFIG
+
+
+def parse_install_config(content: bytes, name: str) -> InstallConfig:
+    """Read the file; raise `ConfigError` if it is not a YAML object."""
+    text = documents.decode_text(content, name)
+    document = documents.load_document(text, where=name, budget=ValueBudget(_MAX_VALUES))
+    mode = parse_image_mode(text, where=name)
+    problems = [InstallProblem(name, each.text, each.remedy, each.line) for each in mode.problems]
+    if name == OWN_INSTALL_CONFIG:
+        positions = find_positions(text, where=name)
+        problems += [
+            InstallProblem(
+                name,
+                f"unknown field {each:.60}, expected one of {', '.join(_OWN_FIELDS)}",
+                "remove it",
+                positions.find_line(each),
+            )
+            for each in document
+            if each not in _OWN_FIELDS
+        ]
+        problems += [
+            InstallProblem(
+                name,
+                text,
+                f"write, for example: {each}: {{replicas: 3}}",
+                positions.find_line(each),
+            )
+            for each, text in find_count_problems(document)
+        ]
+    secret = document.get(PULL_SECRET_FIELD)
+    return InstallConfig(
+        name,
+        content,
+        mode,
+        secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else b"",
+        _find_architectures(document),
+        count_machines(document),
+        tuple(problems),
+    )
+
+
+def _find_architectures(document: Json) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, pool in ((CONTROL_PLANE_MACHINES, MASTER), (ARBITER_MACHINES, ARBITER)):
+        _add_architecture(found, pool, document.get(name))
+    compute = document.get("compute")
+    for each in compute if isinstance(compute, list) else []:
+        if isinstance(each, dict) and each.get("name", WORKER) == WORKER:
+            _add_architecture(found, WORKER, each)
+    return found
+
+
+def _add_architecture(found: dict[str, str], pool: str, machines: object) -> None:
+    architecture = machines.get("architecture") if isinstance(machines, dict) else None
+    if isinstance(architecture, str) and architecture in ARCHITECTURES:
+        found[pool] = architecture
+
+
+_BOM = b"\xef\xbb\xbf"
+_BLANK = " \t"
+_COMMENT_LINE = re.compile(r"([ \t]*)#[^\r\n]*(?:\r\n|\r|\n|$)")
+_EMPTY_LINE = re.compile(r"[ \t]*(?:\r\n|\r|\n)")
+
+
+def remove_field(content: bytes, name: str, *, where: str) -> bytes:
+    """Return the file without a field at the top; raise `ConfigError` if that is impossible.
+
+    Comments beside and below the field go with it. The result is parsed again: every other field
+    has the value that it had. A file without the field is returned as it is.
+    """
+    text = documents.decode_text(content, where)
+    document = documents.load_document(text, where=where)
+    found = find_positions(text, where=where)
+    if name not in document:
+        return content
+    if name not in found.ranges:
+        raise _make_error(name, where, "it comes from a merge key or a list of keys")
+    expected = {key: value for key, value in document.items() if key != name}
+    for candidate in _list_candidates(text, found.ranges[name]):
+        if _has_fields(candidate, expected, where):
+            mark = _BOM if content.startswith(_BOM) else b""
+            return mark + candidate.encode()
+    line = found.find_line(name)
+    cause = "another field uses an anchor in it, or is on the same line"
+    raise _make_error(name, f"{where}, line {line}", cause)
+
+
+def _list_candidates(text: str, field: FieldRange) -> list[str]:
+    """Return texts without the field, the best first."""
+    if field.is_flow:
+        return [_cut_flow(text, field)]
+    start = _find_line_start(text, field.key_start)
+    end = _find_line_end(text, field.value_end)
+    # A comment with more indent than the key is the field's; it would become part of a text above.
+    while (match := _COMMENT_LINE.match(text, end)) and len(match[1]) > field.key_start - start:
+        end = match.end()
+    later = end
+    while match := _EMPTY_LINE.match(text, later):
+        later = match.end()
+    before, rest = text[:start], text[end:]
+    if not field.is_only:
+        # Empty lines may become part of the text before them.
+        return [before + rest, before + text[later:]]
+    newline = "\r\n" if "\r\n" in text else "\n"
+    return [f"{before}{{}}{newline}{rest}"]
+
+
+def _cut_flow(text: str, field: FieldRange) -> str:
+    """Cut key, value and one comma."""
+    start, end = field.key_start, field.value_end
+    after = _skip_space(text, end)
+    if after < len(text) and text[after] == ",":
+        end = after + 1
+        while end < len(text) and text[end] in _BLANK:
+            end += 1
+        return text[:start] + text[end:]
+    before = len(text[:start].rstrip())
+    if before and text[before - 1] == ",":
+        # A comment may follow the comma.
+        return text[: before - 1] + text[end:]
+    return text[:start] + text[end:]
+
+
+def _skip_space(text: str, position: int) -> int:
+    while position < len(text) and text[position] in " \t\r\n":
+        position += 1
+    return position
+
+
+def _find_line_start(text: str, position: int) -> int:
+    return max(text.rfind("\n", 0, position), text.rfind("\r", 0, position)) + 1
+
+
+def _find_line_end(text: str, position: int) -> int:
+    """Return the index behind the line break of a line; a value may end behind its own."""
+    if position and text[position - 1] in "\r\n":
+        return position
+    match = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|$)").match(text, position)
+    return match.end() if match else position
+
+
+def _has_fields(text: str, expected: Json, where: str) -> bool:
+    try:
+        return documents.load_document(text, where=where) == expected
+    except ConfigError:
+        return False
+
+
+def _make_error(name: str, where: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"cannot remove the field {name} from {where}: {why}",
+        remedy=f"write {name} as a field of its own at the top of the file, without anchors that "
+        "other fields use",
+    )

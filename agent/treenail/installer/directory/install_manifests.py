@@ -1,0 +1,324 @@
+"""Objects among the manifests of an install directory, each with its file and line."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from treenail.api import documents, machineconfig, machineconfigpool, machineosconfig
+from treenail.api.decode import Fields, Json
+from treenail.api.machineconfig import MachineConfig
+from treenail.api.machineconfigpool import MachineConfigPool, reject_unknown_pool_fields
+from treenail.api.machineosconfig import MachineOSConfig, reject_unknown_image_config_fields
+from treenail.api.yaml11 import ValueBudget
+from treenail.api.yaml_positions import FieldPath
+from treenail.config.image_mirrors import MIRROR_KINDS, MirrorRule, read_mirror_object
+from treenail.config.validation import validate_config
+from treenail.controllers.handover.image_mode import ImageMode
+from treenail.controllers.handover.image_mode_field import (
+    is_settings_configmap,
+    read_settings_configmap,
+)
+from treenail.controllers.pools import policy
+from treenail.controllers.pools.policy import ObservedPolicy
+from treenail.controllers.render import render
+from treenail.controllers.render.render import ControllerConfig, InputManifests, RenderedConfig
+from treenail.errors import ConfigError
+from treenail.installer.directory.install_files import InstallDirectory
+from treenail.installer.directory.manifest_files import read_manifest_files
+from treenail.installer.directory.problems import (
+    InstallDirectoryError,
+    InstallProblem,
+    find_field_path,
+    locate_problems,
+    split_location,
+)
+
+BUILT_IN_POOL = "machineconfiguration.openshift.io/mco-built-in"
+"""Label of the pools that the Machine Config Operator brings."""
+_API_VERSIONS = {
+    machineconfigpool.KIND: machineconfigpool.API_VERSION,
+    machineconfig.KIND: machineconfig.API_VERSION,
+    machineosconfig.KIND: machineosconfig.API_VERSION,
+    render.CONTROLLER_CONFIG_KIND: machineconfig.API_VERSION,
+    policy.KIND: policy.API_VERSION,
+    "ConfigMap": "v1",
+    "Namespace": "v1",
+    "Secret": "v1",
+    **MIRROR_KINDS,
+}
+"""Kinds that the installation uses; others are ignored."""
+_MAX_OBJECTS = 20000
+_MAX_LIST_DEPTH = 4
+MAX_VALUES = 1_000_000
+"""Keys and values in YAML of one directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstallManifest:
+    """One object of a file."""
+
+    kind: str
+    namespace: str
+    name: str
+    file: str
+    """Path below the install directory."""
+    line: int
+    document: Json = field(repr=False)
+    path: FieldPath = ()
+    """Keys and indexes from the top of the document to an item of a list."""
+
+    @property
+    def location(self) -> str:
+        return f"{self.file}, line {self.line}"
+
+    @property
+    def title(self) -> str:
+        """Kind and name for messages."""
+        return f"{self.kind} {f'{self.namespace}/' if self.namespace else ''}{self.name}"
+
+    def make_problem(self, text: str, remedy: str) -> InstallProblem:
+        """Return a problem of this object."""
+        path = (*self.path, *find_field_path(text))
+        return InstallProblem(self.file, f"{self.title}: {text}", remedy, self.line, path)
+
+
+@dataclass(slots=True)
+class InstallManifests:
+    """Objects of the manifests by name; of two pools with one name, the user's."""
+
+    objects: dict[tuple[str, str, str], InstallManifest] = field(default_factory=dict)
+    """By kind, namespace and name."""
+    pools: dict[str, MachineConfigPool] = field(default_factory=dict)
+    configs: dict[str, MachineConfig] = field(default_factory=dict)
+    controller_configs: dict[str, ControllerConfig] = field(default_factory=dict)
+    image_configs: dict[str, MachineOSConfig] = field(default_factory=dict)
+    policies: dict[str, ObservedPolicy] = field(default_factory=dict)
+    mirror_rules: tuple[MirrorRule, ...] = ()
+    """Mirrors of registries of OpenShift's objects."""
+    settings: ImageMode | None = None
+    """Settings that the stage ``prepare`` wrote; None before it."""
+    ignored: list[str] = field(default_factory=list)
+    """Files of other types, and directories."""
+
+    def find(self, kind: str, name: str, namespace: str = "") -> InstallManifest | None:
+        """Return an object; None without it."""
+        return self.objects.get((kind, namespace, name))
+
+    def list_kind(self, kind: str) -> list[InstallManifest]:
+        """Return the objects of a kind by namespace and name."""
+        return [self.objects[each] for each in sorted(self.objects) if each[0] == kind]
+
+    def to_input(self) -> InputManifests:
+        """Return the objects for `treenail.controllers.render.render.render_pools`."""
+        locations = {(kind, name): each.location for (kind, _, name), each in self.objects.items()}
+        return InputManifests(
+            pools=self.pools,
+            configs=self.configs,
+            controller_configs=self.controller_configs,
+            policies=self.policies,
+            image_configs=self.image_configs,
+            locations=locations,
+        )
+
+    def iter_texts(self) -> Iterator[tuple[str, str]]:
+        """Yield location and JSON of each object, as `image_build.offline` reads them."""
+        for each in self.objects.values():
+            yield each.location, json.dumps(each.document)
+
+
+def read_install_manifests(root: Path) -> InstallManifests:
+    """Read the manifests of an install directory; raise `InstallDirectoryError`."""
+    found, problems = collect_install_manifests(root)
+    if problems:
+        raise InstallDirectoryError(f"cannot read the manifests of {root}", problems)
+    return found
+
+
+def collect_install_manifests(
+    root: Path, replaced: Mapping[str, bytes] | None = None, *, value_limit: int = MAX_VALUES
+) -> tuple[InstallManifests, list[InstallProblem]]:
+    """Read the manifests that can be read, and what is wrong with the others.
+
+    ``replaced`` has contents by path below the directory, in place of those of the files; an empty
+    content is a file without objects.
+    """
+    files = read_manifest_files(InstallDirectory(root), skipped=frozenset(replaced or ()))
+    files.contents.update(replaced or {})
+    reader = _ManifestReader(ValueBudget(value_limit), problems=files.problems)
+    reader.found.ignored = files.ignored
+    for where, content in files.contents.items():
+        reader.read_file(where, content)
+        if reader.budget.is_exceeded:
+            break
+    reader.check_pool_owners()
+    return reader.found, locate_problems(reader.problems, files.contents.get)
+
+
+@dataclass(slots=True)
+class _ManifestReader:
+    budget: ValueBudget
+    found: InstallManifests = field(default_factory=InstallManifests)
+    problems: list[InstallProblem] = field(default_factory=list)
+
+    def read_file(self, where: str, content: bytes) -> None:
+        try:
+            found = documents.load_located_documents(content, where=where, budget=self.budget)
+        except ConfigError as error:
+            text, line = split_location(str(error), where)
+            remedy = error.remedy or "correct the file, or remove it"
+            if self.budget.is_exceeded:
+                text = f"the manifests have more than {self.budget.limit} keys and values"
+                remedy = "remove the manifests that are not needed"
+            self.problems.append(InstallProblem(where, text, remedy, line))
+            return
+        for line, document in found:
+            self._read_document(where, line, document, ())
+
+    def check_pool_owners(self) -> None:
+        """Find MachineOSConfigs with one pool, or with a name that an API server refuses."""
+        owners: dict[str, InstallManifest] = {}
+        for manifest in self.found.list_kind(machineosconfig.KIND):
+            pool = self.found.image_configs[manifest.name].pool
+            if not pool:
+                text = "it has no spec.machineConfigPool.name"
+                self.problems.append(manifest.make_problem(text, "add the name of the pool"))
+            elif pool in owners:
+                text = f"pool {pool} has another MachineOSConfig, {owners[pool].name} in "
+                text += owners[pool].location
+                self.problems.append(manifest.make_problem(text, "remove one of the two"))
+            elif manifest.name != pool:
+                text = f"it builds for pool {pool}, and an API server refuses another name"
+                self.problems.append(manifest.make_problem(text, f"rename it to {pool}"))
+            owners.setdefault(pool, manifest)
+
+    def _read_document(self, file: str, line: int, document: Json, path: FieldPath) -> None:
+        where = f"{file}, line {line}"
+        try:
+            fields = Fields.from_json(document, where)
+            kind, version = fields.get_text("kind"), fields.get_text("apiVersion")
+            if kind.endswith("List") and "items" in document and len(path) < 2 * _MAX_LIST_DEPTH:
+                for index, item in enumerate(fields.iter_objects("items")):
+                    self._read_document(file, line, item.values, (*path, "items", index))
+                return
+            expected = _API_VERSIONS.get(kind)
+            if expected is None or version.partition("/")[0] != expected.partition("/")[0]:
+                return
+            meta = fields.get_object("metadata")
+            manifest = InstallManifest(
+                kind, meta.get_text("namespace"), meta.get_required_text("name"), file, line,
+                document, path,
+            )  # fmt: skip
+            if version != expected:
+                raise ConfigError(  # noqa: TRY301  reported as every other problem below
+                    f"{where}: expected apiVersion {expected}, found {version:.80}",
+                    remedy=f"set apiVersion: {expected}",
+                )
+            if self._add_object(manifest):
+                self._parse_object(manifest)
+        except ConfigError as error:
+            text = str(error).removeprefix(where).lstrip(":, ")
+            remedy = error.remedy or "correct the object"
+            inner = (*path, *find_field_path(text))
+            self.problems.append(InstallProblem(file, text, remedy, line, inner))
+
+    def _add_object(self, manifest: InstallManifest) -> bool:
+        """Add an object; return False for one that another replaces."""
+        key = (manifest.kind, manifest.namespace, manifest.name)
+        if len(self.found.objects) >= _MAX_OBJECTS:
+            raise ConfigError(
+                f"the directory has more than {_MAX_OBJECTS} objects",
+                remedy="remove those that are not needed",
+            )
+        first = self.found.objects.get(key)
+        if first is None:
+            self.found.objects[key] = manifest
+            return True
+        if manifest.kind == machineconfigpool.KIND:
+            # Installers bring their own copies of built-in pools.
+            if _is_built_in(manifest):
+                return False
+            if _is_built_in(first):
+                self.found.objects[key] = manifest
+                return True
+        self.problems.append(
+            manifest.make_problem(
+                f"it exists twice, first in {first.location}", "remove one of the two"
+            )
+        )
+        return False
+
+    def _parse_object(self, manifest: InstallManifest) -> None:
+        """Parse an object of one of the kinds with a model; raise `ConfigError`."""
+        found, name, document = self.found, manifest.name, manifest.document
+        try:
+            if manifest.kind == machineconfigpool.KIND:
+                reject_unknown_pool_fields(document)
+                found.pools[name] = MachineConfigPool.from_json(document)
+            elif manifest.kind == machineconfig.KIND:
+                config = MachineConfig.from_json(document)
+                if not render.is_rendered(config):
+                    validate_config(config)
+                found.configs[name] = config
+            elif manifest.kind == machineosconfig.KIND:
+                reject_unknown_image_config_fields(document)
+                found.image_configs[name] = MachineOSConfig.from_json(document)
+            elif manifest.kind == policy.KIND:
+                policy.parse_policy(document, name)
+                found.policies[name] = ObservedPolicy.from_json(document)
+            elif manifest.kind == render.CONTROLLER_CONFIG_KIND:
+                found.controller_configs[name] = ControllerConfig.from_json(document)
+            elif manifest.kind in MIRROR_KINDS:
+                found.mirror_rules += tuple(read_mirror_object(document, where=manifest.title))
+            elif is_settings_configmap(document):
+                found.settings = read_settings_configmap(document, where=manifest.title)
+        except ConfigError as error:
+            if manifest.kind == machineosconfig.KIND:
+                del found.objects[manifest.kind, manifest.namespace, name]
+            text = str(error).removeprefix(f"{manifest.kind} {name}: ")
+            raise ConfigError(
+                f"{manifest.title}: {text.removeprefix(f'{manifest.title}, ')}",
+                remedy=error.remedy,
+            ) from error
+
+
+def _is_built_in(manifest: InstallManifest) -> bool:
+    meta = Fields.from_json(manifest.document, manifest.title).get_object("metadata")
+    return BUILT_IN_POOL in meta.get_object("labels").values
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPool:
+    """A pool of the manifests with its rendered config."""
+
+    pool: MachineConfigPool
+    """The pool as the render controller leaves it; its status names the rendered config too."""
+    document: Json = field(repr=False)
+    rendered: RenderedConfig
+
+
+def render_install_pools(manifests: InstallManifests) -> tuple[RenderedPool, ...]:
+    """Render all pools by name; raise `ConfigError` with the errors of all pools. Pure."""
+    found, errors = render.render_pools(manifests.to_input())
+    if errors:
+        remedies = dict.fromkeys(error.remedy for error in errors if error.remedy)
+        raise ConfigError("; ".join(map(str, errors)), remedy="; ".join(remedies))
+    return tuple(
+        _set_rendered(manifests, name, rendered)
+        for name, rendered in zip(sorted(manifests.pools), found, strict=True)
+    )
+
+
+def _set_rendered(manifests: InstallManifests, name: str, rendered: RenderedConfig) -> RenderedPool:
+    """Return the pool with the rendered config in spec and status, as the MCO's bootstrap does."""
+    manifest = manifests.find(machineconfigpool.KIND, name)
+    if manifest is None:
+        raise KeyError(name)
+    configuration = rendered.to_pool_configuration()
+    fields = Fields.from_json(manifest.document, "")
+    document = {
+        **manifest.document,
+        "spec": {**fields.get_object("spec").values, "configuration": configuration},
+        "status": {**fields.get_object("status").values, "configuration": configuration},
+    }
+    return RenderedPool(MachineConfigPool.from_json(document), document, rendered)

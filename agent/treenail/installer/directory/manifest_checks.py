@@ -1,0 +1,430 @@
+"""Checks of the MachineOSConfigs of an install directory, with their pools and Secrets. Pure.
+
+A Containerfile may copy only files of the ConfigMap that its MachineOSConfig names: the directory
+of the Containerfile is no context.
+
+A pre-built image is an annotation of the Machine Config Operator on a MachineOSConfig. The operator
+accepts ``NAME:TAG@DIGEST`` at the bootstrap, and fails on it when the cluster runs: the API accepts
+no tag beside a digest.
+"""
+
+import json
+import posixpath
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from treenail.api import annotations as key
+from treenail.api import machineosconfig
+from treenail.api.decode import Json
+from treenail.api.image_labels import BOOTABLE_LABELS
+from treenail.api.machineconfigpool import ARBITER, MASTER
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api.pullspec import PullSpec, parse_pull_spec
+from treenail.controllers.handover.image_mode import NAMESPACE, RegistryType
+from treenail.controllers.image_build.cluster_reader import GLOBAL_PULL_SECRET, encode_strings
+from treenail.controllers.render.render import is_rendered, render_pools
+from treenail.errors import ConfigError, NotFoundError
+from treenail.image.containerfile import (
+    Instruction,
+    has_open_quote,
+    parse_containerfile,
+    split_words,
+    strip_quotes,
+)
+from treenail.image.inputs.check_config import find_architecture_findings, find_config_findings
+from treenail.image.inputs.check_objects import (
+    find_context_findings,
+    find_pull_secret_findings,
+    find_push_secret_findings,
+    read_context,
+)
+from treenail.image.inputs.containerfile_problems import CONFIGS_STAGE, ContainerfileProblem
+from treenail.image.inputs.findings import InputFinding, InputReason
+from treenail.image.inputs.own_files import OWN_PREFIX
+from treenail.image.labels import BASE_IMAGE
+from treenail.installer.directory.install_manifests import InstallManifest, InstallManifests
+from treenail.installer.directory.prepared_manifests import BUILT_IN_POOLS, GENERATED_FILE
+from treenail.installer.directory.problems import InstallProblem
+from treenail.kube.resources import MACHINECONFIGS, SECRETS, Resource
+
+
+@dataclass(frozen=True, slots=True)
+class PrebuiltImage:
+    """The image of the annotation, by digest."""
+
+    spec: PullSpec
+    text: str
+    """The value of the annotation."""
+
+    @property
+    def has_tag(self) -> bool:
+        """True when the annotation has a tag beside the digest."""
+        return str(self.spec) != self.text
+
+
+def parse_prebuilt_image(text: str) -> PrebuiltImage:
+    """Parse the annotation without its tag; raise `ConfigError` that names it."""
+    name, at, digest = text.partition("@")
+    head, slash, last = name.rpartition("/")
+    if at and slash and ":" in last:
+        name = f"{head}/{last.partition(':')[0]}"
+    return PrebuiltImage(
+        parse_pull_spec(f"{name}{at}{digest}", where=f"annotation {key.PRE_BUILT_IMAGE}"), text
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PrebuiltFinding:
+    """Why a pre-built image is unfit, or may be; ``is_certain`` says which."""
+
+    text: str
+    remedy: str
+    is_certain: bool = True
+
+
+def find_prebuilt_findings(
+    image: PullSpec, labels: Mapping[str, str], *, base_image: str
+) -> list[PrebuiltFinding]:
+    """Compare the labels of an image with what nodes need.
+
+    ``base_image`` is the OS image of the release; empty if that is unknown.
+    """
+    found = []
+    if not any(labels.get(each) for each in BOOTABLE_LABELS):
+        found.append(
+            PrebuiltFinding(
+                f"{image} is no bootable image: it has none of the labels "
+                f"{' and '.join(BOOTABLE_LABELS)}",
+                "build it FROM the OS image of the release",
+            )
+        )
+    base = labels.get(BASE_IMAGE, "")
+    if not base:
+        found.append(
+            PrebuiltFinding(
+                f"{image} does not say which base it was built from: it has no label {BASE_IMAGE}",
+                f"add LABEL {BASE_IMAGE}=IMAGE@DIGEST to its Containerfile",
+                is_certain=False,
+            )
+        )
+    elif not base_image:
+        found.append(
+            PrebuiltFinding(
+                f"cannot compare the base of {image} with the release: the manifests have no "
+                "ControllerConfig",
+                "name the OS image of the release: --base-image IMAGE@DIGEST",
+                is_certain=False,
+            )
+        )
+    elif _get_digest(base) != _get_digest(base_image):
+        found.append(
+            PrebuiltFinding(
+                f"{image} was built from {base:.300}, and the release has {base_image}",
+                f"build it again FROM {base_image}",
+            )
+        )
+    return found
+
+
+def _get_digest(image: str) -> str:
+    """Return the digest: mirrors have other names for an image."""
+    return image.rpartition("@")[2]
+
+
+MCO_NAMESPACE = "openshift-machine-config-operator"
+NAMESPACES = (NAMESPACE, MCO_NAMESPACE)
+"""Namespaces in which builds look for Secrets, the first one first."""
+DEFAULT_ARCHITECTURE = "amd64"
+_BOOTSTRAP_POOLS = (MASTER, ARBITER)
+_CLUSTER_SUFFIXES = (".svc", ".svc.cluster.local")
+
+
+def find_manifest_problems(
+    found: InstallManifests, architectures: Mapping[str, str], *, is_complete: bool = False
+) -> Iterator[InstallProblem]:
+    """Yield what is wrong with the objects of image mode; ``architectures`` are those of pools.
+
+    The manifests of a complete directory have the MachineConfigs and the base image of each pool.
+    """
+    for manifest in found.list_kind(machineosconfig.KIND):
+        config = found.image_configs[manifest.name]
+        if config.pool and config.pool not in found.pools and config.pool not in BUILT_IN_POOLS:
+            known = ", ".join(sorted({*found.pools, *BUILT_IN_POOLS}))
+            yield manifest.make_problem(
+                f"unknown pool {config.pool:.60}, expected one of {known}",
+                "add a MachineConfigPool of this name to the manifests, or correct the name",
+            )
+        architecture = architectures.get(config.pool, DEFAULT_ARCHITECTURE)
+        for finding in find_config_findings(config):
+            yield _convert_finding(manifest, finding)
+        for finding in find_architecture_findings(config, [architecture]):
+            yield _convert_finding(manifest, finding)
+        yield from _check_prebuilt(manifest, config)
+        yield from _check_context(found, manifest, config)
+        yield from _check_secrets(found, manifest, config)
+    yield from _check_rendering(found, is_complete=is_complete)
+
+
+def find_namespaced(found: InstallManifests, kind: str, name: str) -> InstallManifest | None:
+    """Return an object in one of the namespaces of builds."""
+    places = (found.find(kind, name, each) for each in NAMESPACES)
+    return next((each for each in places if each is not None), None)
+
+
+def is_cluster_registry(push_spec: str) -> bool:
+    """Return whether the registry is a Service of the cluster: its logins exist with it."""
+    host = push_spec.partition("/")[0].partition(":")[0]
+    return host.endswith(_CLUSTER_SUFFIXES)
+
+
+def is_prebuilt(config: MachineOSConfig) -> bool:
+    """Return whether the pool gets a pre-built image: nothing is built during the installation."""
+    return key.PRE_BUILT_IMAGE in config.metadata.annotations
+
+
+def _check_prebuilt(manifest: InstallManifest, config: MachineOSConfig) -> Iterator[InstallProblem]:
+    if is_prebuilt(config):
+        try:
+            parse_prebuilt_image(config.metadata.annotations[key.PRE_BUILT_IMAGE])
+        except ConfigError as error:
+            yield manifest.make_problem(str(error), error.remedy)
+
+
+def _check_context(
+    found: InstallManifests, manifest: InstallManifest, config: MachineOSConfig
+) -> Iterator[InstallProblem]:
+    document = None
+    if config.context_name:
+        context = find_namespaced(found, "ConfigMap", config.context_name)
+        document = context.document if context else None
+        findings = [*find_context_findings(document, f"ConfigMap {config.context_name}")]
+        yield from (_convert_finding(context or manifest, each) for each in findings)
+        if findings:
+            return
+    names = read_context(document, config.context_name).files if config.context_name else ()
+    # Of a written MachineOSConfig, the problems of the Containerfile's own file are reported.
+    for entry in config.containerfiles if manifest.file != GENERATED_FILE else ():
+        for problem in find_source_problems(entry.content, names):
+            where = f"spec.containerFile, {entry.architecture}"
+            yield manifest.make_problem(f"{where}, {problem}", problem.remedy)
+
+
+def _check_secrets(
+    found: InstallManifests, manifest: InstallManifest, config: MachineOSConfig
+) -> Iterator[InstallProblem]:
+    where = "spec.renderedImagePushSecret"
+    if not config.push_secret:
+        yield manifest.make_problem(
+            f"{where} has no name", "name a Secret with a login for the registry of the push spec"
+        )
+    for name, field_name in (
+        (config.push_secret, where),
+        (config.base_pull_secret, "spec.baseImagePullSecret"),
+    ):
+        # The cluster needs the Secrets of a pre-built image later, for its first own build.
+        if not name or is_prebuilt(config):
+            continue
+        secret = find_namespaced(found, "Secret", name)
+        if secret is None:
+            yield from _describe_missing(found, manifest, config, name, field_name)
+            continue
+        try:
+            document = encode_strings(secret.document)
+        except ConfigError as error:
+            yield secret.make_problem(str(error), "correct it")
+            continue
+        findings = (
+            find_push_secret_findings(document, secret.title, config.push_spec)
+            if field_name == where and not is_cluster_registry(config.push_spec)
+            else find_pull_secret_findings(document, secret.title)
+        )
+        for finding in findings:
+            yield _convert_finding(secret, finding)
+
+
+def _describe_missing(
+    found: InstallManifests,
+    manifest: InstallManifest,
+    config: MachineOSConfig,
+    name: str,
+    field_name: str,
+) -> Iterator[InstallProblem]:
+    others = [each for each in found.list_kind("Secret") if each.name == name]
+    if others:
+        namespace = others[0].namespace or "none"
+        yield others[0].make_problem(
+            f"expected namespace {' or '.join(NAMESPACES)}, where {manifest.title} looks for it, "
+            f"found {namespace:.60}",
+            f"set metadata.namespace: {NAMESPACE}",
+        )
+    elif not is_cluster_registry(config.push_spec):
+        yield manifest.make_problem(
+            f"{field_name} names Secret {name:.60}, which no manifest has",
+            f"add it: kubectl create secret docker-registry {name:.60} -n {NAMESPACE} "
+            "--docker-server=REGISTRY --docker-username=USER --docker-password=PASSWORD "
+            f"--dry-run=client -o yaml > manifests/{name:.60}.yaml",
+        )
+
+
+def _check_rendering(found: InstallManifests, *, is_complete: bool) -> Iterator[InstallProblem]:
+    """Render the pools with MachineConfigs; installers add those of the others later."""
+    inputs = found.to_input()
+    for name, pool in sorted(found.pools.items()):
+        selector = pool.machine_config_selector
+        if selector is None or selector.is_empty:
+            manifest = found.objects["MachineConfigPool", "", name]
+            yield manifest.make_problem(
+                "it has no machineConfigSelector, or one that selects all MachineConfigs",
+                "write a machineConfigSelector with at least one requirement",
+            )
+            continue
+        has_configs = any(
+            selector.matches(each.metadata.labels) and not is_rendered(each)
+            for each in found.configs.values()
+        )
+        if not has_configs and not is_complete:
+            continue
+        try:
+            rendered, errors = render_pools(inputs, name)
+        except ConfigError as error:
+            rendered, errors = [], [error]
+        if rendered:
+            base = rendered[0].config.os_image_url
+            yield from _check_base(found, name, base, is_complete=is_complete)
+        for each in errors:
+            place, _, text = str(each).partition(": ")
+            file, _, line = place.partition(", line ")
+            remedy = each.remedy or "correct the MachineConfigs of the pool"
+            if line.isdecimal() and text:
+                yield InstallProblem(file, text, remedy, int(line))
+            else:
+                yield InstallProblem("manifests", str(each), remedy)
+
+
+def _check_base(
+    found: InstallManifests, pool: str, rendered_base: str, *, is_complete: bool
+) -> Iterator[InstallProblem]:
+    for manifest in found.list_kind(machineosconfig.KIND):
+        config = found.image_configs[manifest.name]
+        base = config.base_image or rendered_base
+        if config.pool != pool or is_prebuilt(config):
+            continue
+        if not base and is_complete:
+            yield manifest.make_problem(
+                f"pool {pool} has no base image",
+                "set spec.osImageURL to REGISTRY/REPOSITORY@sha256:DIGEST in a MachineConfig of "
+                "the pool",
+            )
+        # The bootstrap registry takes the place of this repository, and lacks the base.
+        is_replaced = pool in _BOOTSTRAP_POOLS and (
+            found.settings is None or found.settings.registry is RegistryType.BOOTSTRAP
+        )
+        if is_replaced and _get_repository(base) == _get_repository(config.push_spec):
+            yield manifest.make_problem(
+                f"spec.renderedImagePushSpec: the base image {base} is in this repository, which "
+                "the bootstrap registry replaces during the installation",
+                "choose another repository for the push spec, or registry.type: External",
+            )
+
+
+def _get_repository(image: str) -> str:
+    """Return registry and repository of an image by tag or digest."""
+    name = image.partition("@")[0]
+    head, slash, last = name.rpartition("/")
+    return f"{head}{slash}{last.partition(':')[0]}"
+
+
+def _convert_finding(manifest: InstallManifest, finding: InputFinding) -> InstallProblem:
+    remedy = finding.remedy
+    if finding.reason is InputReason.CONTEXT_INVALID and remedy.endswith("to the files"):
+        remedy = "add the ConfigMap to the manifests"
+    where = "" if finding.field.startswith("Secret ") else f"{finding.field}: "
+    return manifest.make_problem(
+        f"{where}expected {finding.expected}, found {finding.found}", remedy
+    )
+
+
+_INSTALLER_PULL_SECRET = ("openshift-config", "pull-secret")
+"""Namespace and name of the cluster's pull secret among the manifests of the installer."""
+
+
+class InstallObjects:
+    """A `treenail.controllers.image_build.cluster_reader.ObjectGetter` over manifests.
+
+    Objects of builds may be in the namespace of treenail or in that of the Machine Config Operator.
+    One without a namespace is in every namespace: ``kubectl apply -n`` chooses it.
+    """
+
+    def __init__(self, manifests: InstallManifests, rendered: Mapping[str, Json]) -> None:
+        """``rendered`` are the rendered MachineConfigs by name."""
+        self._manifests = manifests
+        self._rendered = rendered
+
+    def get(self, resource: Resource, name: str, *, namespace: str = "") -> Json:
+        """Return an object; raise `NotFoundError`."""
+        if resource is MACHINECONFIGS and name in self._rendered:
+            return self._rendered[name]
+        places = [(each, name) for each in dict.fromkeys((namespace, *NAMESPACES, ""))]
+        if (resource, name) == (SECRETS, GLOBAL_PULL_SECRET):
+            places.append(_INSTALLER_PULL_SECRET)
+        for where, each in places:
+            found = self._manifests.find(resource.kind, each, where)
+            if found is not None:
+                return encode_strings(found.document)
+        place = f"{namespace}/" if namespace else ""
+        raise NotFoundError(f"the manifests have no {resource.kind} {place}{name}")
+
+
+_WHOLE_CONTEXT = (".", "/")
+
+
+def find_source_problems(text: str, context: Collection[str]) -> Iterator[ContainerfileProblem]:
+    """Yield the sources of COPY and ADD that are not among the files of the context."""
+    for instruction in parse_containerfile(text).instructions:
+        if instruction.keyword not in ("ADD", "COPY") or instruction.find_flag("from"):
+            continue
+        for source in _list_sources(instruction):
+            name = posixpath.normpath(source).lstrip("/") or "."
+            if name in _WHOLE_CONTEXT or name.startswith(OWN_PREFIX):
+                continue
+            if not any(fnmatchcase(each, name) for each in context):
+                yield ContainerfileProblem(
+                    instruction.line,
+                    f"{instruction.keyword} {source:.100}: the build has no such file, because the "
+                    "install directory is no context of the build",
+                    f"put it into a ConfigMap that annotation {key.BUILD_CONTEXT} of a "
+                    "MachineOSConfig names, or use COPY --from=IMAGE",
+                )
+
+
+def is_based_on_system(text: str) -> bool:
+    """Return whether the last stage has the system of the pool as base, also through others."""
+    stages = parse_containerfile(text).stages
+    if not stages:
+        return True
+    earlier = {each.name: each for each in stages[:-1] if each.name}
+    image, seen = stages[-1].image, {stages[-1].name}
+    while image in earlier and image not in seen:
+        seen.add(image)
+        image = earlier[image].image
+    return image == CONFIGS_STAGE
+
+
+def _list_sources(instruction: Instruction) -> list[str]:
+    """Return the sources whose names are plain: no here-documents, URLs and variables."""
+    operands = instruction.operands
+    words: list[str] = []
+    if operands.startswith("["):
+        try:
+            decoded = json.loads(operands)
+        except (ValueError, RecursionError):
+            return []
+        words = [each for each in decoded if isinstance(each, str)]
+    elif not has_open_quote(operands):
+        words = [strip_quotes(each) for each in split_words(operands)]
+    return [
+        each
+        for each in words[:-1]
+        if each and "<<" not in each and "$" not in each and "://" not in each and "@" not in each
+    ]

@@ -1,0 +1,209 @@
+"""Reads the manifest files of an install directory, within limits of size, number and place."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from treenail.errors import FileError
+from treenail.installer.directory.install_files import InstallDirectory
+from treenail.installer.directory.problems import InstallProblem
+
+SUFFIXES = ("", ".json", ".yaml", ".yml")
+"""The pull secret that the Machine Config Operator writes has no suffix."""
+FILE_LIMIT = 16 * 1024 * 1024
+"""An API server accepts objects of 3 MiB at most."""
+TOTAL_LIMIT = 128 * 1024 * 1024
+_MAX_FILES = 5000
+
+
+@dataclass(slots=True)
+class FoundFiles:
+    """Contents by path below the install directory, and what could not be read."""
+
+    contents: dict[str, bytes] = field(default_factory=dict, repr=False)
+    problems: list[InstallProblem] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    """Files of other types, and directories."""
+
+
+def read_manifest_files(
+    directory: InstallDirectory, *, skipped: frozenset[str] = frozenset()
+) -> FoundFiles:
+    """Read the files of ``manifests`` and ``openshift``, without the skipped ones.
+
+    A missing directory has none.
+
+    The installer copies both into one directory, so that no name may be in both.
+    """
+    found = FoundFiles()
+    root = directory.root.resolve()
+    names = {each.rpartition("/")[2]: each for each in skipped}
+    total = 0
+    for folder in (directory.manifests, directory.openshift):
+        for name in _list_names(root, folder, found):
+            where = f"{folder.name}/{name}"
+            if Path(name).suffix not in SUFFIXES:
+                found.ignored.append(where)
+                continue
+            if len(names) >= _MAX_FILES or total > TOTAL_LIMIT:
+                text = f"it has more than {_MAX_FILES} manifests or {_format_mib(TOTAL_LIMIT)}"
+                problem = InstallProblem(folder.name, text, "remove those that are not needed")
+                found.problems.append(problem)
+                return found
+            if names.get(name, where) != where:
+                found.problems.append(
+                    InstallProblem(
+                        where,
+                        f"the file name exists twice, also as {names[name]}; installers copy both "
+                        "into one directory, where one would replace the other",
+                        "rename one of the two",
+                    )
+                )
+                continue
+            names[name] = where
+            if where in skipped:
+                continue
+            content = _read_file(root, folder / name, where, found)
+            if content is not None:
+                total += len(content)
+                found.contents[where] = content
+    return found
+
+
+def _list_names(root: Path, folder: Path, found: FoundFiles) -> Iterator[str]:
+    """Yield the names in a directory in their order, without hidden files and backups."""
+    try:
+        if not _is_inside(root, folder):
+            found.problems.append(_make_link_problem(folder.name))
+            return
+        names = sorted(each.name for each in folder.iterdir())
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, RuntimeError) as error:
+        found.problems.append(_make_read_problem(folder.name, error))
+        return
+    for name in names:
+        if not name.startswith(".") and not name.endswith("~"):
+            yield name
+
+
+def read_regular_file(path: Path, limit: int) -> tuple[bytes, int]:
+    """Return content and size of a file; the content has at most one byte more than the limit.
+
+    Raises `OSError`, of which `IsADirectoryError` for a directory, and `NotAFileError`. A pipe
+    without a writer does not block.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise NotAFileError
+        content = stream.read(limit + 1)
+    return content, max(found.st_size, len(content))
+
+
+def read_manifest(root: Path, where: str) -> bytes | None:
+    """Return the content of a file below the directory; None if it cannot be read."""
+    try:
+        content, _ = read_regular_file(root / where, FILE_LIMIT)
+    except (OSError, ValueError, NotAFileError):
+        return None
+    return content
+
+
+class NotAFileError(Exception):
+    """A path names a pipe, a socket or a device."""
+
+
+def find_link_problem(root: Path, path: Path, where: str) -> InstallProblem | None:
+    """Return why the path is unusable as a link; None for a link that stays in the directory."""
+    try:
+        if not _is_inside(root.resolve(), path):
+            return _make_link_problem(where)
+        if path.is_symlink() and not path.exists():
+            return InstallProblem(
+                where,
+                "it is a link to a file that does not exist",
+                "correct the link, or remove it",
+            )
+    except (OSError, ValueError, RuntimeError) as error:
+        return _make_read_problem(where, error)
+    return None
+
+
+def _read_file(root: Path, path: Path, where: str, found: FoundFiles) -> bytes | None:
+    try:
+        if not _is_inside(root, path):
+            found.problems.append(_make_link_problem(where))
+            return None
+        if path.is_dir():
+            found.ignored.append(where)
+            return None
+        content, size = read_regular_file(path, FILE_LIMIT)
+    except NotAFileError:
+        text = "it is a pipe, a socket or a device"
+        found.problems.append(InstallProblem(where, text, f"remove it: rm '{where}'"))
+        return None
+    except (OSError, ValueError, RuntimeError) as error:
+        found.problems.append(_make_read_problem(where, error))
+        return None
+    if len(content) > FILE_LIMIT:
+        found.problems.append(
+            InstallProblem(
+                where,
+                f"it has {_format_mib(size)}, more than the limit of {_format_mib(FILE_LIMIT)}",
+                "move large files into the image with COPY --from=IMAGE in the Containerfile, or "
+                "split the file into one for each object",
+            )
+        )
+        return None
+    return content
+
+
+def _is_inside(root: Path, path: Path) -> bool:
+    """Return whether the path without its links is below the install directory."""
+    return path.resolve().is_relative_to(root)
+
+
+def _make_link_problem(where: str) -> InstallProblem:
+    return InstallProblem(
+        where,
+        "it is a link that leads out of the install directory",
+        f"copy the file: cp --remove-destination \"$(readlink -f '{where}')\" '{where}'",
+    )
+
+
+def _make_read_problem(where: str, error: Exception) -> InstallProblem:
+    cause = error.strerror if isinstance(error, OSError) else "its name cannot be used"
+    is_loop = isinstance(error, RuntimeError) or getattr(error, "errno", 0) == errno.ELOOP
+    remedy = "remove the link" if is_loop else f"check it: ls -l '{where}'"
+    return InstallProblem(where, f"cannot read it: {cause or error}", remedy)
+
+
+def _format_mib(size: int) -> str:
+    return f"{size / 1024**2:.0f} MiB"
+
+
+CONFIG_LIMIT = 4 * 1024 * 1024
+
+
+def read_file(path: Path) -> bytes | None:
+    """Return the content of a small file; None if it does not exist. Raises `FileError`."""
+    try:
+        content, _ = read_regular_file(path, CONFIG_LIMIT)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, NotAFileError) as error:
+        cause = error.strerror if isinstance(error, OSError) else "it is not a regular file"
+        raise FileError(
+            f"cannot read {path}: {cause}", remedy=f"check it: ls -ld '{path}'"
+        ) from error
+    if len(content) > CONFIG_LIMIT:
+        raise FileError(
+            f"cannot read {path}: it has more than {CONFIG_LIMIT // 1024**2} MiB",
+            remedy="remove what does not belong there",
+        )
+    return content

@@ -1,0 +1,568 @@
+"""The stage ``prepare`` of an installation, on the user's machine.
+
+It changes nothing before all checks pass. Then it writes one file with all manifests, and removes
+the field from the install configuration. A kill between the two leaves the field, so that the next
+run does the same again.
+
+A problem of an object that the stage would write is reported at the place of the user's input: the
+file with these objects does not exist yet.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from treenail.api import annotations as key
+from treenail.api import documents, machineosconfig
+from treenail.api.decode import Json
+from treenail.api.machineconfigpool import MASTER, WORKER
+from treenail.api.machineosconfig import CONTAINERFILE_LIMIT
+from treenail.api.yaml_positions import FieldPath, YamlPositions, find_positions
+from treenail.config.pullsecret import PullSecret
+from treenail.controllers.handover.image_mode import NAMESPACE, ImageMode, ImageModePool
+from treenail.controllers.handover.image_mode_field import FIELD
+from treenail.errors import ConfigError, FileError, UsageError
+from treenail.image.inputs.containerfile_problems import CONFIGS_STAGE, find_containerfile_problems
+from treenail.installer.directory.install_config import (
+    CONTROL_PLANE_MACHINES,
+    PULL_SECRET_FIELD,
+    InstallConfig,
+    parse_install_config,
+    remove_field,
+)
+from treenail.installer.directory.install_files import (
+    INSTALL_CONFIG,
+    OWN_INSTALL_CONFIG,
+    InstallDirectory,
+    InstallFiles,
+    require_directory,
+)
+from treenail.installer.directory.install_manifests import (
+    InstallManifest,
+    InstallManifests,
+    collect_install_manifests,
+)
+from treenail.installer.directory.install_state import hold_prepare_lock
+from treenail.installer.directory.manifest_checks import (
+    find_manifest_problems,
+    find_source_problems,
+    is_based_on_system,
+    parse_prebuilt_image,
+)
+from treenail.installer.directory.manifest_files import (
+    NotAFileError,
+    find_link_problem,
+    read_file,
+    read_manifest,
+    read_regular_file,
+)
+from treenail.installer.directory.online_checks import OnlineChecks
+from treenail.installer.directory.prepared_logins import read_logins, select_push_logins
+from treenail.installer.directory.prepared_manifests import (
+    BUILT_IN_POOLS,
+    FILE_NAME,
+    GENERATED_FILE,
+    PULL_SECRET,
+    PUSH_SECRET,
+    PreparedImage,
+    PreparedInputs,
+    format_manifests,
+    is_unchanged,
+)
+from treenail.installer.directory.problems import (
+    InstallDirectoryError,
+    InstallProblem,
+    locate_problems,
+    split_location,
+)
+
+_ACTION = "read the install directory"
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareOptions:
+    """Options of the command."""
+
+    pull_secret: Path | None = None
+    """Logins of registries of base images; None for those of the install configuration."""
+    push_secret: Path | None = None
+    """Logins of registries of built images; None for the same logins."""
+    architectures: Mapping[str, str] = field(default_factory=dict)
+    """Architecture of machines by pool; overrides the install configuration."""
+
+
+@dataclass(slots=True)
+class _Preparation:
+    """Findings and decisions for one directory."""
+
+    problems: list[InstallProblem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    content: bytes | None = None
+    """New content of the file with manifests; empty to remove it, None to keep it."""
+    previous: bytes | None = None
+    """Its present content; None without the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedDirectory:
+    """An install directory as the stage leaves it; nothing is written yet."""
+
+    root: Path
+    config: InstallConfig | None
+    found: InstallManifests
+    architectures: Mapping[str, str]
+    problems: tuple[InstallProblem, ...]
+    notes: tuple[str, ...]
+    manifests: bytes | None
+    """New content of the file with manifests; empty to remove it, None to keep it."""
+    new_config: bytes
+    """New content of the install configuration; empty to keep it."""
+    is_prepared: bool = True
+    """True when the directory has these contents already."""
+
+
+def prepare_directory(
+    root: Path,
+    options: PrepareOptions,
+    files: InstallFiles,
+    online: OnlineChecks | None = None,
+) -> list[str]:
+    """Check and complete an install directory; return lines for the user.
+
+    ``online`` asks registries; None leaves these checks out. Raises `InstallDirectoryError` with
+    all problems, `UsageError` without anything to prepare, `HostError` while another process
+    prepares the directory, and `FileError`.
+    """
+    require_directory(root, _ACTION)
+    with hold_prepare_lock(root):
+        return _write_prepared(root, check_directory(root, options, online), files)
+
+
+def _write_prepared(root: Path, checked: CheckedDirectory, files: InstallFiles) -> list[str]:
+    if checked.problems:
+        raise InstallDirectoryError(f"cannot prepare {root}", checked.problems)
+    config, path = checked.config, InstallDirectory(root).manifests / FILE_NAME
+    edited = drop_prebuilt_tags(root, checked.found)
+    lines = [*checked.notes]
+    if checked.manifests and _write_file(files, path, checked.manifests, 0o600, root.stat()):
+        lines.append(f"wrote {GENERATED_FILE}")
+    if checked.manifests == b"" and files.remove(path):
+        lines.append(f"removed {GENERATED_FILE}")
+    for name, content in edited.items():
+        found = _read_status(root / name)
+        _write_file(files, root / name, content, found.st_mode & 0o777, found)
+        lines.append(f"removed the tag beside the digest of the pre-built image in {name}")
+    if config and checked.new_config:
+        found = _read_status(root / config.name)
+        _write_file(files, root / config.name, checked.new_config, found.st_mode & 0o777, found)
+        lines.append(f"removed the field {FIELD} from {config.name}")
+    return [*lines, _describe_result(root, checked.found, config)]
+
+
+def check_directory(
+    root: Path, options: PrepareOptions, online: OnlineChecks | None = None
+) -> CheckedDirectory:
+    """Check an install directory; raise `UsageError`, `ConfigError` and `FileError`.
+
+    Its manifests are those that `prepare_directory` would leave.
+    """
+    config = read_install_config(root)
+    state = _Preparation(problems=[*(config.problems if config else ())])
+    found = _prepare_manifests(root, options, config, state)
+    architectures = {**(config.architectures if config else {}), **options.architectures}
+    state.problems += find_manifest_problems(
+        found,
+        architectures,
+        # Another installer adds MachineConfigs and the base image later.
+        is_complete=config is not None and config.is_own and not state.problems,
+    )
+    new_config = b""
+    if config and config.mode.settings and not config.is_own:
+        new_config = _remove_field(config, state)
+    if online is not None and not state.problems:
+        problems, notes = online.find_problems(found, architectures)
+        state.problems += problems
+        state.notes += notes
+    return CheckedDirectory(
+        root,
+        config,
+        found,
+        architectures,
+        tuple(_locate_problems(root, config, found, state)),
+        tuple(state.notes),
+        state.content,
+        new_config,
+        is_prepared=not new_config and state.content in (None, state.previous or b""),
+    )
+
+
+def read_install_config(root: Path) -> InstallConfig | None:
+    """Read the install configuration; None without one. Raises `ConfigError` and `FileError`."""
+    require_directory(root, _ACTION)
+    found = []
+    for name in (INSTALL_CONFIG, OWN_INSTALL_CONFIG):
+        content = _read_config_file(root, name)
+        if content is None:
+            continue
+        try:
+            found.append(parse_install_config(content, name))
+        except ConfigError as error:
+            text, line = split_location(str(error), name)
+            problem = InstallProblem(name, text, error.remedy or "correct the file", line)
+            raise InstallDirectoryError(f"cannot read {root}", [problem]) from error
+    with_field = [each for each in found if each.mode.settings is not None]
+    if len(with_field) > 1:
+        raise UsageError(
+            f"cannot prepare {root}: {INSTALL_CONFIG} and {OWN_INSTALL_CONFIG} both have the field "
+            f"{FIELD}",
+            remedy="remove one of the two fields",
+        )
+    return next(iter([*with_field, *found]), None)
+
+
+def _read_config_file(root: Path, name: str) -> bytes | None:
+    """Read an install configuration; None without one. A link must not lead out: it is edited."""
+    path = root / name
+    problem = find_link_problem(root, path, name)
+    if problem is not None:
+        raise InstallDirectoryError(f"cannot read {root}", [problem])
+    return read_file(path)
+
+
+def _prepare_manifests(
+    root: Path,
+    options: PrepareOptions,
+    config: InstallConfig | None,
+    state: _Preparation,
+) -> InstallManifests:
+    """Return the manifests as they will be; set the content of the new file."""
+    settings = config.mode.settings if config else None
+    if config is None or settings is None:
+        found, problems = collect_install_manifests(root)
+        state.problems += problems
+        if not problems and found.settings is None and not found.image_configs:
+            where = config.name if config else f"{INSTALL_CONFIG} or {OWN_INSTALL_CONFIG}"
+            raise UsageError(
+                f"cannot prepare {root}: there is no field {FIELD} in {where}, and no "
+                "MachineOSConfig among the manifests",
+                remedy=f"add the field {FIELD}, see treenail-install(7), or name the install "
+                "directory: treenail-controller install prepare --dir DIR",
+            )
+        return found
+    generated = InstallDirectory(root).manifests / FILE_NAME
+    if problem := find_link_problem(root, generated, GENERATED_FILE):
+        state.problems.append(problem)
+    state.previous = previous = read_file(generated)
+    if previous is not None and not is_unchanged(previous):
+        state.problems.append(
+            InstallProblem(
+                GENERATED_FILE,
+                f"it was edited, and {config.name} has the field {FIELD} that it is written from",
+                "move your objects to a file of another name, and run: "
+                f"rm '{root / GENERATED_FILE}'",
+            )
+        )
+    found, problems = collect_install_manifests(root, {GENERATED_FILE: b""})
+    state.problems += problems
+    if not settings.is_enabled:
+        state.notes.append(f"{FIELD} is not enabled: no manifest is written")
+        state.content = b""
+        return found
+    if config.is_own and config.machines is None:
+        state.notes.append(
+            f"{config.name} does not say how many machines the control plane has: the first one "
+            f"that joins completes the installation; add, for example: {CONTROL_PLANE_MACHINES}: "
+            "{replicas: 3}"
+        )
+    inputs = _collect_inputs(root, options, config, settings, found, previous or b"", state)
+    if state.problems:
+        return found
+    state.content = format_manifests(inputs)
+    found, problems = collect_install_manifests(root, {GENERATED_FILE: state.content})
+    state.problems += problems
+    return found
+
+
+def _collect_inputs(
+    root: Path,
+    options: PrepareOptions,
+    config: InstallConfig,
+    settings: ImageMode,
+    found: InstallManifests,
+    previous: bytes,
+    state: _Preparation,
+) -> PreparedInputs:
+    owners = {each.pool: each.name for each in found.image_configs.values()}
+    images = []
+    for pool, line in zip(settings.pools, config.mode.pool_lines, strict=True):
+        if pool.name not in found.pools and pool.name not in BUILT_IN_POOLS:
+            known = ", ".join(sorted({*found.pools, *BUILT_IN_POOLS}))
+            text = f"unknown pool {pool.name:.60}, expected one of {known}"
+            remedy = "correct the name, or add a MachineConfigPool of this name to the manifests"
+            state.problems.append(InstallProblem(config.name, text, remedy, line))
+        elif pool.name in owners:
+            manifest = found.objects["MachineOSConfig", "", owners[pool.name]]
+            state.notes.append(
+                f"{manifest.location}: MachineOSConfig {manifest.name} takes precedence over "
+                f"{config.name}, line {line}"
+            )
+        else:
+            images.append(_read_image(root, config, pool, line, state))
+    named = {*owners, *(each.name for each in settings.pools)}
+    for name in (MASTER, WORKER):
+        if name not in named and not config.mode.problems:
+            state.problems.append(
+                InstallProblem(
+                    config.name,
+                    f"{FIELD}.pools has no entry for pool {name}: its image needs a "
+                    "renderedImagePushSpec",
+                    f"add: - name: {name}, with renderedImagePushSpec: REGISTRY/REPOSITORY:TAG",
+                    config.mode.line,
+                )
+            )
+    logins = read_logins(options.pull_secret, options.push_secret, config, previous)
+    state.problems += logins.problems
+    pushes = select_push_logins(config, [each.pool for each in images], logins.push)
+    # Secrets of these names among the manifests take precedence.
+    secrets = {each.name for each in found.list_kind("Secret") if each.namespace == NAMESPACE}
+    if PUSH_SECRET not in secrets:
+        state.problems += pushes.problems
+        state.notes += pushes.notes
+    wanted = [each for each in BUILT_IN_POOLS if each in {MASTER, WORKER, *named}]
+    return PreparedInputs(
+        settings=settings,
+        images=images,
+        pools=[each for each in wanted if each not in found.pools],
+        has_namespace=found.find("Namespace", NAMESPACE) is not None,
+        is_openshift=not config.is_own,
+        has_pull_secret=PULL_SECRET in secrets,
+        pull_secret=PullSecret() if PULL_SECRET in secrets else logins.pull,
+        push_secret=PullSecret() if PUSH_SECRET in secrets else pushes.logins,
+        from_options=logins.from_options,
+    )
+
+
+def _read_image(
+    root: Path, config: InstallConfig, pool: ImageModePool, line: int, state: _Preparation
+) -> PreparedImage:
+    if not pool.container_file:
+        return PreparedImage(pool)
+    text, problems = read_containerfile(root, pool.container_file, where=config.name, line=line)
+    state.problems += problems
+    if not is_based_on_system(text):
+        state.notes.append(
+            f"{pool.container_file}: the last stage is not based on the OS image of the release; "
+            f"an image that is begins with: FROM {CONFIGS_STAGE} AS final"
+        )
+    return PreparedImage(pool, text)
+
+
+def _locate_problems(
+    root: Path, config: InstallConfig | None, found: InstallManifests, state: _Preparation
+) -> list[InstallProblem]:
+    """Return the problems with the lines of files that the user has."""
+    problems = state.problems
+    if config is not None and state.content and state.content != state.previous:
+        objects = {
+            each.line: each for each in found.objects.values() if each.file == GENERATED_FILE
+        }
+        problems = [
+            move_problem(each, objects.get(each.line), config)
+            if each.file == GENERATED_FILE
+            else each
+            for each in problems
+        ]
+    return locate_problems(problems, partial(read_manifest, root))
+
+
+def _remove_field(config: InstallConfig, state: _Preparation) -> bytes:
+    try:
+        return remove_field(config.content, FIELD, where=config.name)
+    except ConfigError as error:
+        problem = InstallProblem(config.name, str(error), error.remedy, config.mode.line)
+        state.problems.append(problem)
+        return b""
+
+
+def _read_status(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _write_file(
+    files: InstallFiles, path: Path, content: bytes, mode: int, owner: os.stat_result
+) -> bool:
+    """Write a file; as root, for the owner of another file: other installers read it as a user.
+
+    Of a link, its target is written.
+    """
+    path = path.resolve()
+    is_new_directory = not path.parent.exists()
+    has_changed = files.write(path, content, mode=mode)
+    if os.geteuid() == 0:
+        try:
+            for each in (path, *([path.parent] if is_new_directory else [])):
+                os.chown(each, owner.st_uid, owner.st_gid)
+        except OSError as error:
+            raise FileError(f"cannot set the owner of {path}: {error.strerror}") from error
+    return has_changed
+
+
+def _describe_result(root: Path, found: InstallManifests, config: InstallConfig | None) -> str:
+    pools = sorted(each.pool for each in found.image_configs.values())
+    if config and config.mode.settings and not config.mode.settings.is_enabled:
+        return f"{root} installs without image mode"
+    return f"{root} is prepared; pools with an image: {', '.join(pools)}"
+
+
+_MAX_BYTES = 4 * CONTAINERFILE_LIMIT
+"""Characters have up to 4 bytes."""
+
+
+def read_containerfile(
+    root: Path, name: str, *, where: str, line: int
+) -> tuple[str, list[InstallProblem]]:
+    """Return the text and its problems; ``where`` and ``line`` are those of the field.
+
+    The file is below the install directory, also through links.
+    """
+
+    def refuse(text: str, remedy: str) -> tuple[str, list[InstallProblem]]:
+        return "", [InstallProblem(where, f"containerFile {name[:200]!r}: {text}", remedy, line)]
+
+    try:
+        inside = root.resolve()
+        path = (root / name).resolve()
+        if Path(name).is_absolute() or not path.is_relative_to(inside):
+            return refuse(
+                "it is outside of the install directory",
+                "copy it into the install directory, and name it by its path there",
+            )
+        if path.is_dir():
+            return refuse("it is a directory", "name a file in it")
+        content, size = read_regular_file(path, _MAX_BYTES)
+    except FileNotFoundError:
+        return refuse("no such file in the install directory", "correct the name, or create it")
+    except NotAFileError:
+        return refuse("it is a pipe, a socket or a device", "name a regular file")
+    except (OSError, ValueError, RuntimeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else None
+        return refuse(f"cannot read it: {cause or 'its name cannot be used'}", "correct the name")
+    if size > _MAX_BYTES:
+        return "", [
+            InstallProblem(
+                name,
+                f"expected at most {CONTAINERFILE_LIMIT} characters, found {size} bytes",
+                "move files into the ConfigMap that the annotation treenail.io/context names, and "
+                "copy them",
+            )
+        ]
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line_number = content.count(b"\n", 0, error.start) + 1
+        return "", [InstallProblem(name, "expected UTF-8", "save the file as UTF-8", line_number)]
+    if not text.strip():
+        # Not an image with the config alone: the user named a file, and lost its content.
+        return refuse("the file is empty", "write instructions, or remove the field containerFile")
+    problems = [*find_containerfile_problems(text), *find_source_problems(text, ())]
+    return text, [InstallProblem(name, each.text, each.remedy, each.line) for each in problems]
+
+
+def drop_prebuilt_tags(root: Path, found: InstallManifests) -> dict[str, bytes]:
+    """Return the new contents of files by path below the directory; all other bytes stay.
+
+    Raises `InstallDirectoryError` where an annotation is written in a way that no edit can change
+    safely, and `FileError`.
+    """
+    contents: dict[str, bytes] = {}
+    for manifest in found.list_kind(machineosconfig.KIND):
+        annotations = found.image_configs[manifest.name].metadata.annotations
+        if key.PRE_BUILT_IMAGE not in annotations:
+            continue
+        image = parse_prebuilt_image(annotations[key.PRE_BUILT_IMAGE])
+        if not image.has_tag:
+            continue
+        content = contents.get(manifest.file) or _read_file(root / manifest.file)
+        edited = content.replace(image.text.encode(), str(image.spec).encode())
+        if not _has_values(edited, content, image.text, str(image.spec)):
+            problem = manifest.make_problem(
+                f"cannot remove the tag from annotation {key.PRE_BUILT_IMAGE}",
+                f"set it to {image.spec}",
+            )
+            raise InstallDirectoryError(f"cannot prepare {root}", [problem])
+        contents[manifest.file] = edited
+    return contents
+
+
+def _has_values(edited: bytes, content: bytes, old: str, new: str) -> bool:
+    """Return whether the edit replaced annotations alone, and at least one."""
+    try:
+        before = documents.load_documents(content, where="")
+        after = documents.load_documents(edited, where="")
+    except ConfigError:
+        return False
+    return before != after and [_replace_annotation(each, old, new) for each in before] == after
+
+
+def _replace_annotation(value: object, old: str, new: str) -> object:
+    if isinstance(value, list):
+        return [_replace_annotation(each, old, new) for each in value]
+    if not isinstance(value, dict):
+        return value
+    changed: Json = {name: _replace_annotation(each, old, new) for name, each in value.items()}
+    if changed.get(key.PRE_BUILT_IMAGE) == old:
+        changed[key.PRE_BUILT_IMAGE] = new
+    return changed
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+
+
+_POOL_FIELDS = {
+    "containerFile": "containerFile",
+    "renderedImagePushSpec": "renderedImagePushSpec",
+}
+"""Fields of a pool by those of its MachineOSConfig."""
+
+
+def move_problem(
+    problem: InstallProblem, manifest: InstallManifest | None, config: InstallConfig
+) -> InstallProblem:
+    """Return a problem of a generated object with file and line of the install configuration."""
+    try:
+        text = documents.decode_text(config.content, config.name)
+        positions = find_positions(text, where=config.name)
+    except ConfigError:
+        positions = YamlPositions()
+    path = _find_origin(problem, manifest, config, positions)
+    return InstallProblem(config.name, problem.text, problem.remedy, positions.find_line(*path))
+
+
+def _find_origin(
+    problem: InstallProblem,
+    manifest: InstallManifest | None,
+    config: InstallConfig,
+    positions: YamlPositions,
+) -> FieldPath:
+    if manifest is None or config.mode.settings is None:
+        return (FIELD,)
+    if manifest.kind == "Secret":
+        return (PULL_SECRET_FIELD,) if (PULL_SECRET_FIELD,) in positions.lines else (FIELD,)
+    if manifest.kind != machineosconfig.KIND:
+        return (FIELD,)
+    names = [each.name for each in config.mode.settings.pools]
+    lines = dict(zip(names, config.mode.pool_lines, strict=True))
+    for path, line in positions.lines.items():
+        if path[:-1] == (FIELD, "pools") and line == lines.get(manifest.name):
+            inner = _POOL_FIELDS.get(str(problem.path[1])) if len(problem.path) > 1 else None
+            return (*path, inner) if inner else path
+    return (FIELD,)

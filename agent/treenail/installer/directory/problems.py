@@ -1,0 +1,114 @@
+"""Problems of an install directory, with their lines; all are reported in one message. Pure.
+
+The line is that of the field, not that where its object begins.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from treenail.api import documents
+from treenail.api.yaml_positions import FieldPath, YamlPositions, find_positions
+from treenail.errors import ConfigError
+
+MAX_REPORTED = 50
+_LINE = re.compile(r"line ([0-9]{1,9})(?:, (?=column )|: )")
+
+
+@dataclass(frozen=True, slots=True)
+class InstallProblem:
+    """One mistake, with the place where the user corrects it."""
+
+    file: str
+    """Path below the install directory."""
+    text: str
+    remedy: str
+    line: int = 0
+    """Counts from 1; 0 for the whole file."""
+    path: FieldPath = field(default=(), compare=False)
+    """Field in the document that begins at this line; empty if the line is that of the problem."""
+
+    def __str__(self) -> str:
+        place = f"{self.file}, line {self.line}" if self.line else self.file
+        return f"{place}: {self.text}; {self.remedy}"
+
+
+def split_location(message: str, file: str) -> tuple[str, int]:
+    """Return the text and the line of an error about a file; 0 without a line."""
+    text = message.removeprefix(file).lstrip(":, ")
+    found = _LINE.match(text)
+    return (text[found.end() :], int(found[1])) if found else (text, 0)
+
+
+class InstallDirectoryError(ConfigError):
+    """An install directory has problems; ``problems`` are all of them, by file and line."""
+
+    def __init__(self, what: str, problems: Sequence[InstallProblem]) -> None:
+        """``what`` begins the message, such as ``cannot prepare DIR``."""
+        self.problems = tuple(sorted(set(problems), key=lambda each: (each.file, each.line)))
+        count = len(self.problems)
+        shown = "; ".join(map(str, self.problems[:MAX_REPORTED]))
+        more = f"; and {count - MAX_REPORTED} more" if count > MAX_REPORTED else ""
+        self.headline = f"{what}: {count} problem{'' if count == 1 else 's'}"
+        super().__init__(f"{self.headline}: {shown}{more}")
+
+    def list_lines(self) -> list[str]:
+        """Return the message as lines: the headline, then a line for each problem."""
+        rest = len(self.problems) - MAX_REPORTED
+        return [
+            self.headline,
+            *(f"  {each}" for each in self.problems[:MAX_REPORTED]),
+            *([f"  and {rest} more"] if rest > 0 else []),
+        ]
+
+
+_PATH = re.compile(
+    r"(?:[A-Z][A-Za-z]* \S{1,300}?: |Secret \S{1,300}, )?"
+    r"((?:metadata|spec|data|stringData|type|status|kind|apiVersion)"
+    r"(?:\.[\w-]{1,100}|\[[0-9]{1,6}\]|\[\"[^\"]{1,300}\"\])*)(?=[:, ]|$)"
+)
+_ANNOTATION = re.compile(r"(?:[A-Z][A-Za-z]* \S{1,300}?: )?annotation ([\w./-]{1,300}): ")
+_PART = re.compile(r"\[([0-9]+)\]|\[\"([^\"]+)\"\]|([\w-]+)")
+
+
+def find_field_path(text: str) -> FieldPath:
+    """Return the field with which the text of a problem begins; empty without one."""
+    if annotation := _ANNOTATION.match(text):
+        return ("metadata", "annotations", annotation[1])
+    found = _PATH.match(text)
+    if not found:
+        return ()
+    return tuple(
+        int(index) if index else key or name for index, key, name in _PART.findall(found[1])
+    )
+
+
+def locate_problems(
+    problems: Sequence[InstallProblem], read: Callable[[str], bytes | None]
+) -> list[InstallProblem]:
+    """Return the problems with the lines of their fields.
+
+    ``read`` returns the content of a file; None for one that cannot be read.
+    """
+    known: dict[tuple[str, int], YamlPositions | None] = {}
+    found = []
+    for each in problems:
+        place = (each.file, each.line)
+        if each.path and place not in known:
+            known[place] = _find_positions(read(each.file), each)
+        positions = known.get(place) if each.path else None
+        if positions is None:
+            found.append(each)
+        else:
+            found.append(replace(each, line=positions.find_line(*each.path), path=()))
+    return found
+
+
+def _find_positions(content: bytes | None, problem: InstallProblem) -> YamlPositions | None:
+    if content is None:
+        return None
+    try:
+        text = documents.decode_text(content, problem.file)
+        return find_positions(text, where=problem.file, line=problem.line)
+    except ConfigError:
+        return None

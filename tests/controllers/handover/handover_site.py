@@ -1,0 +1,216 @@
+"""A cluster, a bootstrap host with an image, and the final registry, for the hand-over."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tests.builder.builds import push_base
+from tests.controllers.image_build.site import CLOCK, BuildSite, MortalTransport, open_site
+from tests.installer.adoption import create_rendered_pool
+from tests.installer.pool_builds import InstallSite
+from tests.installer.registries import make_registry
+from tests.registry.real_registry import RegistryService
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.api.decode import Json
+from treenail.clock import Clock
+from treenail.controllers.handover.controller import InstallController
+from treenail.controllers.handover.handover_objects import (
+    HANDED_OVER,
+    HANDOVER_SECRET,
+    RESULT_CONFIGMAP,
+    Handover,
+    HandoverImage,
+    HandoverResult,
+    build_handover_secret,
+    read_result_configmap,
+)
+from treenail.controllers.handover.image_mode import NAMESPACE, ImageMode
+from treenail.controllers.handover.image_mode_field import build_settings_configmap
+from treenail.controllers.handover.image_mover import ImageMover
+from treenail.controllers.image_build.cluster_reader import ClusterReader
+from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.runtime import ControllerRuntime
+from treenail.controllers.runtime.workers import ControllerSettings
+from treenail.errors import AlreadyExistsError, NotFoundError
+from treenail.image.push_spec import parse_push_spec
+from treenail.installer.bootstrap.bootstrap_registry import BootstrapRegistry
+from treenail.installer.directory.install_manifests import read_install_manifests
+from treenail.installer.images.built_image import BuiltPoolImage
+from treenail.kube.client import Client
+from treenail.kube.events import EventRecorder
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.resources import (
+    CONFIGMAPS,
+    MACHINEOSCONFIGS,
+    NAMESPACES,
+    NODES,
+    SECRETS,
+    Resource,
+    get_object,
+)
+from treenail.kube.transport import HttpTransport
+
+
+class HandoverSite:
+    """An installed control plane whose image only the bootstrap host has."""
+
+    def __init__(
+        self,
+        cluster: BuildSite,
+        install: InstallSite,
+        registry: BootstrapRegistry,
+        *,
+        namespace: str = NAMESPACE,
+    ) -> None:
+        self.namespace = namespace
+        self.cluster = cluster
+        self.install = install
+        self.registry = registry
+        self.image: BuiltPoolImage
+        self.metrics = ControllerMetrics()
+
+    @property
+    def client(self) -> Client:
+        return self.cluster.client
+
+    def build(self) -> None:
+        """Build the image, and create what the installer applies: pool, config and settings."""
+        self.install.write()
+        self.image = self.install.build(self.registry)
+        create_rendered_pool(self.client, self.install)
+        with suppress(AlreadyExistsError):
+            self.client.create(NAMESPACES, {"metadata": {"name": self.namespace}})
+        settings = build_settings_configmap(ImageMode())
+        self._create_here(CONFIGMAPS, settings)
+
+    def _create_here(self, resource: Resource, document: Json) -> None:
+        metadata = {**get_object(document, "metadata"), "namespace": self.namespace}
+        body = {**document, "metadata": metadata}
+        self.client.create(resource, body, namespace=self.namespace)
+
+    def add_master(self, name: str) -> None:
+        """Create a Node whose agent uses the bootstrap registry, and that runs the image."""
+        self.cluster.add_node(name, "amd64", pool="master")
+        notes = {key.BOOTSTRAP_REGISTRY: self.registry.address}
+        self.client.patch(NODES, name, {"metadata": {"annotations": notes}})
+
+    def publish(self, *, has_registry: bool = True, address: str = "") -> None:
+        """Publish the Secret as the bootstrap host does."""
+        manifests = read_install_manifests(self.install.root)
+        own = [*manifests.list_kind("MachineOSConfig"), *manifests.list_kind("Secret")]
+        image = HandoverImage(
+            "master", self.image.digest, parse_push_spec(self.image.push_spec, where="the test")
+        )
+        login = self.registry.pull_login
+        handover = Handover(
+            (image,),
+            (address or self.registry.address) if has_registry else "",
+            self.registry.ca_pem if has_registry else "",
+            login.user if has_registry else "",
+            login.password if has_registry else "",
+            (*(each.document for each in own), self.install.read_object()),
+        )
+        self._create_here(SECRETS, build_handover_secret(handover))
+
+    def find_condition(self) -> tuple[str, str, str]:
+        try:
+            found = self.cluster.image_config("master")
+        except NotFoundError:
+            return "", "", ""
+        for each in found.get("status", {}).get("conditions", []):
+            if each["type"] == HANDED_OVER:
+                return each["status"], each["reason"], each["message"]
+        return "", "", ""
+
+    def wait_condition(self, reason: str) -> str:
+        """Wait for the reason of the condition; return its message."""
+        wait_until(lambda: self.find_condition()[1] == reason, limit_s=60.0)
+        return self.find_condition()[2]
+
+    def find_result(self) -> HandoverResult | None:
+        try:
+            found = self.client.get(CONFIGMAPS, RESULT_CONFIGMAP, namespace=self.namespace)
+        except NotFoundError:
+            return None
+        return read_result_configmap(found)
+
+    def wait_result(self) -> HandoverResult:
+        found = wait_until(self.find_result, limit_s=60.0)
+        assert isinstance(found, HandoverResult)
+        return found
+
+    def has_secret(self) -> bool:
+        try:
+            self.client.get(SECRETS, HANDOVER_SECRET, namespace=self.namespace)
+        except NotFoundError:
+            return False
+        return True
+
+    def notes(self, node: str) -> dict[str, str]:
+        found: Any = self.client.get(NODES, node)
+        notes: dict[str, str] = found["metadata"].get("annotations", {})
+        return notes
+
+    def image_config(self) -> Json:
+        found: Json = self.client.get(MACHINEOSCONFIGS, "master")
+        return found
+
+    @contextmanager
+    def controller(
+        self, *, die_at: int | None = None, die_on: str = "", dies_before: bool = True,
+        clock: Clock = CLOCK, deadline_s: float = 3600.0,
+    ) -> Iterator[MortalTransport]:  # fmt: skip
+        """Run the install controller as the only leader."""
+        wire = MortalTransport(
+            HttpTransport(read_kubeconfig(str(self.cluster.kubeconfig)), CLOCK, max_kept=16)
+        )
+        wire.die_at, wire.die_on, wire.dies_before = die_at, die_on, dies_before
+        client = Client(wire)
+        self.metrics = ControllerMetrics()
+        mover = ImageMover(ClusterReader(client, CLOCK, namespace=self.cluster.namespace), CLOCK)
+        controller = InstallController(
+            client,
+            clock,
+            EventRecorder(client, "treenail-controller", "test", CLOCK),
+            mover,
+            deadline_s=deadline_s,
+            metrics=self.metrics,
+        )
+        runtime = ControllerRuntime(
+            [ControllerSettings(controller, workers=1, first_retry_s=0.05, max_retry_s=0.5)],
+            Informers(client, CLOCK),
+            CLOCK,
+            ControllerMetrics(),
+        )
+        stop = threading.Event()
+        thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)
+        thread.start()
+        try:
+            yield wire
+        finally:
+            stop.set()
+            thread.join(30)
+            wire.close()
+            assert not thread.is_alive()
+
+
+@contextmanager
+def open_handover(
+    directory: Path, final: RegistryService, *, text: str = ""
+) -> Iterator[HandoverSite]:
+    """Install a cluster, and build its image on a bootstrap host; a Containerfile needs buildah."""
+    install = InstallSite(directory / "install", final, final=final.host)
+    with open_site(directory, final) as cluster:
+        if text:
+            install.base, install.text = push_base(final, directory), text
+        else:
+            install.push_base()
+        install.write()
+        with make_registry(install.root) as registry:
+            found = HandoverSite(cluster, install, registry)
+            found.build()
+            yield found
