@@ -36,7 +36,6 @@ from treenail.controllers.image_build.planner import Planner
 from treenail.controllers.runtime.informers import Informers
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
@@ -47,7 +46,8 @@ from treenail.kube.resources import (
     SECRETS,
     Resource,
 )
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail_lab.apiserver.serving.server import LabServer
 from treenail_lab.controllers import CONTROLLER_COMMAND
 

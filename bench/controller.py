@@ -21,8 +21,8 @@ from treenail.controllers.runtime.web import WebClient
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
-from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 
 
 def main(kubeconfig: str, name: str) -> None:

@@ -21,7 +21,7 @@ _PROGRAM = """
 import contextlib, io, sys, time
 from pathlib import Path
 from treenail.cli.files import read_machine_config
-from treenail.cli.main import main
+from treenail.cli.node.main import main
 from treenail.clock import SystemClock
 from treenail.config.wanted import read_wanted_state
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState

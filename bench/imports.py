@@ -14,8 +14,8 @@ from bench.interpreter import BYTECODE, ProcessCost, measure_cost
 from bench.result import Result
 from treenail_lab.lifetime.interpreter import build_python_path
 
-STATUS = "import treenail.cli.main, treenail.cli.node.status"
-AGENT = "import treenail.cli.main, treenail.cli.node.run"
+STATUS = "import treenail.cli.node.main, treenail.cli.node.status"
+AGENT = "import treenail.cli.node.main, treenail.cli.node.run"
 OFFICIAL = "import kubernetes.client; kubernetes.client.CoreV1Api"
 
 COMMANDS = ("--help", "status", "history", "drift", "why")

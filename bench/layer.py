@@ -18,8 +18,8 @@ from bench.interpreter import BYTECODE
 from bench.result import Result
 from treenail.clock import SystemClock
 from treenail.config.pullsecret import parse_pull_secret
+from treenail.registry.authorization import select_login
 from treenail.registry.client import RegistryClient
-from treenail.registry.logins import select_login
 from treenail.registry.names import OCI_MANIFEST
 from treenail.registry.referrers import encode_descriptor
 from treenail.registry.transport import TlsSettings
@@ -42,7 +42,7 @@ from treenail.image.labels import ImageLabels
 from treenail.config.pullsecret import parse_pull_secret
 from treenail.registry.client import RegistryClient
 from treenail.registry.images import resolve_image
-from treenail.registry.logins import select_login
+from treenail.registry.authorization import select_login
 from treenail.registry.transport import TlsSettings
 inputs = json.load(sys.stdin)
 begun = time.perf_counter()

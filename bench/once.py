@@ -61,7 +61,7 @@ begun = time.perf_counter()
 from treenail.loading import load_modules
 with load_modules():
     import treenail.daemon.configuration.machine as configuration
-    from treenail.cli.main import main
+    from treenail.cli.node.main import main
     from treenail.host.filesystem.disk import Disk
     from treenail.host.rollback.transaction import UndoTransaction
 writing_s = 0.0

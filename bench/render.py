@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from bench.result import Result
-from treenail.api.ignition_schema import IgnoredField
+from treenail.api.ignition.schema import IgnoredField
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.config.validation import validate_config

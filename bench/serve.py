@@ -39,8 +39,8 @@ from tests.provisioning.serving import write_certificate
 from treenail.clock import SystemClock
 from treenail.config.node_paths import KUBECONFIG
 from treenail.kube.client import Client
-from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation
 from treenail.manifests.ignition_server import NAME, build_server_documents
 from treenail.manifests.installation import InstallOptions

@@ -4,9 +4,9 @@ import textwrap
 
 import pytest
 
-from treenail.cli.controller.styled_line import StyledLine
+from treenail.cli.controller.status.text import StyledLine
 from treenail.cli.output_format import TableColumn, format_table_lines
-from treenail.text_width import (
+from treenail.cli.terminal import (
     cut_text,
     measure_text,
     pad_text,

@@ -13,7 +13,7 @@ import shtab
 
 from treenail.cli.controller.main import create_kubectl_parser
 from treenail.cli.controller.main import create_parser as create_controller_parser
-from treenail.cli.node.arguments import create_parser as create_node_parser
+from treenail.cli.node.main import create_parser as create_node_parser
 from treenail.cli.parser import list_actions, list_parsers
 from treenail_lab.command import create_parser as create_lab_parser
 

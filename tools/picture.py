@@ -14,8 +14,8 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-from treenail.cli.controller.status_screen import render_svg
-from treenail.cli.controller.status_text import format_table
+from treenail.cli.controller.status.screen import render_svg
+from treenail.cli.controller.status.text import format_table
 from treenail.clock import SystemClock
 from treenail.controllers.pools.nodes import NodeFacts
 from treenail.controllers.pools.policy import ObservedPolicy

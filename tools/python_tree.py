@@ -81,7 +81,7 @@ PROGRAMS = {
             "provisioning",
             "registry",
             "cli/controller",
-            "kube/official.py",
+            "kube/transport/official.py",
         ),
         NODE_FILES,
     ),
@@ -89,7 +89,7 @@ PROGRAMS = {
         ("treenail-controller", "kubectl-treenail"),
         "controller.txt",
         "controller.txt",
-        ("daemon", "host", "cli/node", "cli/main.py", "__main__.py"),
+        ("daemon", "host", "cli/node", "__main__.py"),
         CONTROLLER_FILES,
     ),
 }

@@ -6,6 +6,8 @@ One event is one line. Milestones of an update have a `MessageId` in the record'
 
 ``journalctl -x`` explains it from systemd/treenail.catalog. Every record has the fields of
 `set_log_context`, so that ``journalctl TREENAIL_UPDATE=…`` shows one update across its reboot.
+
+Processes in pods log to the standard error.
 """
 
 import errno
@@ -14,11 +16,13 @@ import logging
 import os
 import socket
 import struct
+import sys
 from contextlib import suppress
 from enum import StrEnum
 from typing import TextIO
 
 from treenail.clock import format_rfc3339
+from treenail.sanitize import escape_line
 
 JOURNAL_SOCKET = "/run/systemd/journal/socket"
 SYSLOG_IDENTIFIER = "treenail"
@@ -184,3 +188,24 @@ def _encode_field(name: str, value: str) -> bytes:
     if b"\n" not in content:
         return b"%s=%s\n" % (name.encode(), content)
     return b"%s\n%s%s\n" % (name.encode(), struct.pack("<Q", len(content)), content)
+
+
+class LineFormatter(logging.Formatter):
+    """Formats a record as one line, which a traceback follows."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # of logging
+        # A newline in a text from the cluster must not begin another line.
+        message = escape_line(super().formatMessage(record))
+        return f"{format_rfc3339(record.created)} {record.levelname:7} {message}"
+
+
+def log_to_stderr(level: int) -> None:
+    """Log to the standard error, one line for each record."""
+    # kubectl logs shows the standard error of a pod; there is no journal.
+    stream = logging.StreamHandler(sys.stderr)
+    stream.setFormatter(LineFormatter())
+    root = logging.getLogger()
+    root.addHandler(stream)
+    root.setLevel(level)
+    for chatty in ("urllib3", "kubernetes"):
+        logging.getLogger(chatty).setLevel(max(level, logging.INFO))

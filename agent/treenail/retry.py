@@ -1,10 +1,11 @@
-"""Named policies for retries; the only user of tenacity.
+"""Named policies for retries, and pauses that double; the only user of tenacity.
 
 A policy bridges seconds: an API server that restarts, a D-Bus service that starts. The reconcile
 loop retries what fails for longer. Every call must be idempotent. The limits apply to the pauses;
-each call has its own time limit.
+each call has its own time limit. `Backoff` is for loops that retry for as long as they run.
 """
 
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,6 +14,7 @@ from treenail.errors import BusError, TooManyRequestsError, UnreachableError
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
+
 
 T = TypeVar("T")
 
@@ -156,3 +158,32 @@ def _call_with_retries(
         reraise=True,
     )
     return retrying(repeat_call)
+
+
+Random = Callable[[], float]
+"""Returns a number from 0 up to 1."""
+
+
+class Backoff:
+    """Pauses that double from ``first_s`` up to ``max_s``, each reduced by up to a half.
+
+    The jitter spreads the reconnects of a thousand nodes that lost the same server.
+    """
+
+    def __init__(
+        self, *, first_s: float = 0.5, max_s: float = 30.0, jitter: Random = random.random
+    ) -> None:
+        self._first_s = first_s
+        self._max_s = max_s
+        self._jitter = jitter
+        self._next_s = first_s
+
+    def next_pause_s(self) -> float:
+        """Return the next pause and double the one after it."""
+        pause_s = self._next_s
+        self._next_s = min(pause_s * 2, self._max_s)
+        return pause_s * (1 - self._jitter() / 2)
+
+    def reset(self) -> None:
+        """Restart with the shortest pause."""
+        self._next_s = self._first_s

@@ -16,7 +16,6 @@ from treenail.api.machineconfigpool import MASTER
 from treenail.clock import SystemClock, format_rfc3339
 from treenail.errors import AlreadyExistsError, ClusterError, ConfigError
 from treenail.kube.client import Client, Json
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
     CUSTOMRESOURCEDEFINITIONS,
@@ -25,7 +24,8 @@ from treenail.kube.resources import (
     NODES,
     Resource,
 )
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation
 from treenail_lab import images
 from treenail_lab.apiserver.serving.server import LabServer

@@ -11,8 +11,8 @@ from typing import Self, TextIO
 from treenail.clock import SystemClock
 from treenail.kube.client import Client, Json
 from treenail.kube.resources import CONTROLLERCONFIGS, NODES
+from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient
-from treenail.registry.logins import Login
 from treenail.registry.transport import TlsSettings
 from treenail_lab.apiserver.access.certificates import write_private_file
 from treenail_lab.apiserver.controllers.scheduler import BUILDER_LABEL

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.api.configs import ENCODINGS
 from tests.api.fuzzing import damaged, fuzz
-from treenail.api.contents import SIZE_LIMIT, Contents
 from treenail.api.decode import Fields
+from treenail.api.ignition.model import SIZE_LIMIT, Contents
 from treenail.errors import ConfigError, IgnitionError
 
 

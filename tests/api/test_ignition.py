@@ -11,9 +11,8 @@ from tests.api.configs import configs, ignition, with_files, with_units, with_us
 from tests.api.fuzzing import damaged, fuzz, json_values
 from tests.oracle import needs_oracle, records, render_cases, rendered
 from treenail.api import documents
-from treenail.api.contents import Contents
-from treenail.api.ignition import VERSIONS, parse_ignition
-from treenail.api.ignition_model import (
+from treenail.api.ignition.model import (
+    Contents,
     IgnitionConfig,
     IgnitionDirectory,
     IgnitionDropin,
@@ -23,6 +22,7 @@ from treenail.api.ignition_model import (
     IgnitionUnit,
     IgnitionUser,
 )
+from treenail.api.ignition.parser import VERSIONS, parse_ignition
 from treenail.api.machineconfig import MachineConfig
 from treenail.errors import ConfigError, IgnitionError
 

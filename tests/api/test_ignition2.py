@@ -7,7 +7,7 @@ from hypothesis import given
 
 from tests.api.configs import ignition, with_units, with_users
 from tests.api.fuzzing import damaged, fuzz
-from treenail.api.ignition import parse_ignition
+from treenail.api.ignition.parser import parse_ignition
 from treenail.errors import ConfigError, IgnitionError
 
 

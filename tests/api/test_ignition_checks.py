@@ -6,8 +6,8 @@ import pytest
 
 from tests.api.configs import ignition, with_files, with_units
 from treenail.api.decode import Fields
-from treenail.api.ignition import parse_ignition
-from treenail.api.ignition_checks import check_document
+from treenail.api.ignition.checks import check_document
+from treenail.api.ignition.parser import parse_ignition
 from treenail.errors import IgnitionError
 
 SHA256 = "sha256-" + 64 * "0"

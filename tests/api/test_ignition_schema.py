@@ -3,7 +3,7 @@
 import pytest
 
 from treenail.api.decode import Fields, Json
-from treenail.api.ignition_schema import drop_newer_fields, find_ignored_fields
+from treenail.api.ignition.schema import drop_newer_fields, find_ignored_fields
 
 
 def report(version: str, **sections: object) -> list[str]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from treenail.api.unit_syntax import check_unit_syntax
+from treenail.api.ignition.checks import check_unit_syntax
 from treenail.errors import IgnitionError
 
 

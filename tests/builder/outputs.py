@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildReason
 
 
 @dataclass(frozen=True, slots=True)

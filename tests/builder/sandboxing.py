@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.builder.buildah.namespaces import choose_id_maps
-from treenail.builder.buildah.process import SandboxedProgram, make_environment
+from treenail.builder.buildah.program import SandboxedProgram, choose_id_maps, make_environment
 from treenail.clock import SystemClock
 from treenail.errors import TreenailError
 

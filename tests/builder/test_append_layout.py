@@ -7,12 +7,17 @@ import pytest
 from tests.builder.base_image import ARCHITECTURE, needs_busybox
 from tests.builder.builds import BASE_REPOSITORY, open_client, push_base
 from treenail.api.machineconfig import MachineConfig
-from treenail.builder.append_config import ImageDestination, ImageSource, append_config
-from treenail.builder.append_layout import append_config_layer, copy_to_layout
+from treenail.builder.append_config import (
+    ImageDestination,
+    ImageSource,
+    append_config,
+    append_config_layer,
+    copy_to_layout,
+)
 from treenail.builder.build_spec import BuildSpec
 from treenail.builder.layout import ImageLayout
 from treenail.builder.phases.fetch import fetch_image
-from treenail.builder.phases.registries import RegistrySettings
+from treenail.builder.registries import RegistrySettings
 from treenail.clock import SystemClock
 from treenail.config.pullsecret import parse_pull_secret
 from treenail.errors import FileError

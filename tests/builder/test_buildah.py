@@ -12,9 +12,14 @@ from tests.builder.base_image import (
     write_base_image,
 )
 from tests.builder.sandboxing import make_program, needs_buildah
-from treenail.builder import assemble
 from treenail.builder.buildah.program import BindMount, Buildah, TextFiles
-from treenail.builder.layout import ImageLayout, LayoutImage
+from treenail.builder.layout import (
+    ImageLayout,
+    LayoutImage,
+    collect_layers,
+    hide_layers,
+    restore_layers,
+)
 from treenail.errors import CommandError
 
 pytestmark = [needs_buildah, needs_busybox, pytest.mark.process]
@@ -60,10 +65,10 @@ def build_once(
         add_line=lines.append,
     )
     assert code == 0, lines
-    layers = assemble.collect_layers(layout, ["base"])
-    with assemble.hide_layers(layout, layers):
+    layers = collect_layers(layout, ["base"])
+    with hide_layers(layout, layers):
         buildah.save_image(buildah.built_image, layout.path, "built")
-        built = assemble.restore_layers(layout, "built", layers)
+        built = restore_layers(layout, "built", layers)
     return layout, built, lines
 
 

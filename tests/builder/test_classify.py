@@ -8,7 +8,7 @@ from tests.builder.outputs import FAILURES, RecordedFailure
 from tests.waiting import wait_until
 from treenail.builder.buildah.classify import classify_failure
 from treenail.builder.buildah.disk_space import DiskSpace, DiskWatch
-from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildReason
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda each: each.name)

@@ -12,11 +12,14 @@ from tests.builder.builds import make_builder, make_spec, push_base, run_phases
 from tests.builder.sandboxing import needs_buildah
 from treenail.api.machineconfig import MachineConfig
 from treenail.builder.local import BuildFiles
-from treenail.image.build_reason import BuildReason
-from treenail.image.build_result import BuildResult
+from treenail.image.build_result import BuildReason, BuildResult
 from treenail.image.config_layer import make_config_layer
-from treenail.image.inputs.build_inputs import BuildInputs
-from treenail.image.inputs.compose import CONFIG_FILE, TRUST_FILE, compose_containerfile
+from treenail.image.inputs.build_inputs import (
+    CONFIG_FILE,
+    TRUST_FILE,
+    BuildInputs,
+    compose_containerfile,
+)
 from treenail.image.inputs.containerfile_problems import find_containerfile_problems
 from treenail_lab.registry.service import RegistryService
 

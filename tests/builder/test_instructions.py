@@ -2,7 +2,7 @@
 
 import pytest
 
-from treenail.builder.instructions import find_images, find_step_lines
+from treenail.builder.build_spec import find_images, find_step_lines
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import pytest
 
 from tests.builder.sandboxing import make_program, needs_namespaces
 from tests.waiting import wait_until
-from treenail.builder.buildah.namespaces import (
+from treenail.builder.buildah.program import (
     choose_id_maps,
     count_own_ids,
     find_subordinate_ids,
+    make_environment,
 )
-from treenail.builder.buildah.oom import count_oom_kills
-from treenail.builder.buildah.process import make_environment
+from treenail.builder.phases.build import count_oom_kills
 from treenail.errors import CommandError, CommandTimeoutError, HostError
 
 KEEPER = """

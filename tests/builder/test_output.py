@@ -1,6 +1,6 @@
 """`BuildOutput`: the last lines and the current instruction."""
 
-from treenail.builder.buildah.output import TAIL_LINES, BuildOutput
+from treenail.builder.buildah.program import TAIL_LINES, BuildOutput
 
 LINES = {(1, 1): 1, (1, 2): 3, (2, 1): 7, (2, 2): 9}
 

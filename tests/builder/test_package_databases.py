@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.builder.images.package_databases import parse_dpkg_status, read_packages
+from treenail.builder.images.packages import parse_dpkg_status, read_packages
 from treenail.errors import FileError
 from treenail.image.oci.packages import InstalledPackage
 

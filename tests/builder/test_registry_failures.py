@@ -17,11 +17,11 @@ from treenail.builder.build_spec import (
     BuildSpec,
     FetchedImages,
 )
+from treenail.builder.failures import make_failed_result
 from treenail.builder.layout import ImageLayout
-from treenail.builder.phases.failures import make_failed_result
 from treenail.builder.phases.fetch import fetch_images
 from treenail.builder.phases.push import push_image
-from treenail.builder.phases.registries import ImageName, RegistrySettings, pull_from_places
+from treenail.builder.registries import ImageName, RegistrySettings, pull_from_places
 from treenail.config.image_mirrors import ImageMirrors, MirrorRule
 from treenail.config.pullsecret import parse_pull_secret
 from treenail.errors import TreenailError

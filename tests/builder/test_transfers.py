@@ -6,7 +6,7 @@ from threading import Barrier, Event
 
 import pytest
 
-from treenail.builder.phases.transfers import transfer_blobs
+from treenail.builder.registries import transfer_blobs
 from treenail.clock import SystemClock
 from treenail.errors import HostError
 from treenail.registry.client import RegistryClient

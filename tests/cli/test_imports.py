@@ -60,14 +60,14 @@ FORBIDDEN = {
 @pytest.mark.parametrize("module", FORBIDDEN)
 def test_command_loads_no_module_that_costs_too_much(module: str) -> None:
     loaded = load(
-        f"import treenail.cli.main, treenail.cli.node.arguments, {module}\n"
-        "treenail.cli.node.arguments.create_parser()"
+        f"import treenail.cli.node.main, treenail.cli.node.main, {module}\n"
+        "treenail.cli.node.main.create_parser()"
     )
     assert {name for name in FORBIDDEN[module] if name in loaded} == set()
 
 
 def test_reading_deployments_loads_no_config_and_no_tls() -> None:
-    loaded = load("import treenail.cli.node.status, treenail.cli.node.choose_backend")
+    loaded = load("import treenail.cli.node.status, treenail.cli.node.backend")
     forbidden = {"ssl", "_ssl", "treenail.config", "treenail.kube", "treenail.update.drift"}
     assert forbidden & loaded == set()
 
@@ -116,7 +116,7 @@ def test_modules_of_a_command_are_excluded_from_collections(tmp_path: Path) -> N
         "from treenail.cli.entry import run_treenail\n"
         f"sys.argv = ['treenail', 'drift', '--root', {str(tmp_path)!r}]\n"
         "run_treenail()\n"
-        "import treenail.cli.node.drift as drift, treenail.cli.main as main\n"
+        "import treenail.cli.node.drift as drift, treenail.cli.node.main as main\n"
         "collected = {id(each) for each in gc.get_objects()}\n"
         "print(id(vars(drift)) in collected, id(vars(main)) in collected)"
     )

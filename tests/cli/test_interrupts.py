@@ -46,7 +46,7 @@ def call(entry: str) -> str:
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_interrupt_while_modules_load_prints_nothing(entry: str) -> None:
-    module = "treenail.cli.main" if entry == "run_treenail" else "treenail.cli.controller.main"
+    module = "treenail.cli.node.main" if entry == "run_treenail" else "treenail.cli.controller.main"
     with start(
         HEEDED + INTERRUPTED_IMPORT.format(module=module, entry=entry), "--version"
     ) as process:

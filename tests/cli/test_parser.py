@@ -6,7 +6,7 @@ import pytest
 
 from treenail.cli.controller.main import create_parser, run_kubectl_plugin
 from treenail.cli.controller.main import main as run_controller
-from treenail.cli.main import main as run_treenail
+from treenail.cli.node.main import main as run_treenail
 from treenail.cli.output import EXIT_USAGE
 
 Run = Callable[[list[str]], int]

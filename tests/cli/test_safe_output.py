@@ -12,18 +12,12 @@ from tests.controllers.rollout.agents import client_of, install_kinds
 from treenail.api import annotations as key
 from treenail.cli.controller.main import create_parser as create_controller_parser
 from treenail.cli.controller.main import main as controller_main
-from treenail.cli.main import main
-from treenail.cli.node.arguments import create_parser
-from treenail.cli.safe_output import (
-    GREEN,
-    RESET,
-    GuardedStream,
-    guard_output,
-)
-from treenail.escape import escape_line, escape_text
+from treenail.cli.node.main import create_parser, main
+from treenail.cli.output import GREEN, RESET, GuardedStream, guard_output
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
 from treenail.kube.resources import MACHINECONFIGPOOLS, NODES
+from treenail.sanitize import escape_line, escape_text
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import (
     LedgerRecord,

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes.host_machine import make_machine
 from treenail.api.machineconfig import MachineConfig
-from treenail.cli.main import main
+from treenail.cli.node.main import main
 from treenail.config.wanted import read_wanted_state
 from treenail.daemon.configuration.apply import apply_steps
 from treenail.daemon.configuration.inspect import MachineInspector

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from treenail.cli.controller.main import create_parser as create_controller_parser
-from treenail.cli.node.arguments import create_parser
+from treenail.cli.node.main import create_parser
 from treenail.cli.terminal import VerbatimLine, print_lines, wrap_line, wrap_text
 
 IMAGE = "q.example/os@sha256:" + "0123456789abcdef" * 4

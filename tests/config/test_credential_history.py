@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treenail.config import credential_history
-from treenail.config.credential_history import CredentialHistory
-from treenail.config.pullsecret import PullSecret, RegistryCredential
+from treenail.config import pullsecret
+from treenail.config.pullsecret import CredentialHistory, PullSecret, RegistryCredential
 from treenail.errors import CredentialError
 
 IMAGE = "quay.example/os/node@sha256:" + "0" * 64
@@ -25,18 +24,18 @@ class CredentialNode:
 
     def receive_login(self, login: RegistryCredential | None) -> None:
         self.newest = secret(login)
-        self.history = credential_history.renew_history(self.history, self.in_place, self.newest)
+        self.history = pullsecret.renew_history(self.history, self.in_place, self.newest)
         self._write_files()
 
     def pull_image(self, *accepted: RegistryCredential) -> bool:
         """Pull as the agent does: at most twice."""
         for _ in range(2):
             if self.current_login in accepted:
-                self.history = credential_history.record_success(self.history, self.newest, IMAGE)
+                self.history = pullsecret.record_success(self.history, self.newest, IMAGE)
                 self._write_files()
                 return True
             before = self.current_login
-            found = credential_history.record_rejection(self.history, self.newest, IMAGE)
+            found = pullsecret.record_rejection(self.history, self.newest, IMAGE)
             self.history = found or self.history
             self._write_files()
             if found is None or self.current_login == before or not self.history.rejected_digests:
@@ -48,10 +47,8 @@ class CredentialNode:
         return self.in_place.credentials.get("quay.example")
 
     def _write_files(self) -> None:
-        self.history = credential_history.decode_history(
-            credential_history.encode_history(self.history), where="f"
-        )
-        self.in_place = credential_history.select_credentials(self.history, self.newest)
+        self.history = pullsecret.decode_history(pullsecret.encode_history(self.history), where="f")
+        self.in_place = pullsecret.select_credentials(self.history, self.newest)
 
 
 def test_previous_login_is_used_while_newest_is_rejected() -> None:
@@ -62,12 +59,12 @@ def test_previous_login_is_used_while_newest_is_rejected() -> None:
     assert node.current_login == B
     assert node.pull_image(A)
     assert node.current_login == A
-    assert list(credential_history.describe_rejections(node.history, node.newest)) == [
+    assert list(pullsecret.describe_rejections(node.history, node.newest)) == [
         "registry quay.example rejected the newest credential; the previous one stays in use"
     ]
     node.receive_login(C)
     assert node.current_login == C
-    assert list(credential_history.describe_rejections(node.history, node.newest)) == []
+    assert list(pullsecret.describe_rejections(node.history, node.newest)) == []
     assert node.pull_image(C)
     assert node.history.last_good == {"quay.example": C}
 
@@ -125,7 +122,7 @@ def test_last_working_login_is_retained_until_a_newer_one_works(events) -> None:
 )
 def test_longest_prefix_of_pull_spec_is_found(image: str, name: str | None) -> None:
     entries = ("quay.example", "quay.example/os", "quay.example:5000")
-    assert credential_history.find_registry(PullSecret(dict.fromkeys(entries, A)), image) == name
+    assert pullsecret.find_registry(PullSecret(dict.fromkeys(entries, A)), image) == name
 
 
 @pytest.mark.parametrize(
@@ -133,7 +130,7 @@ def test_longest_prefix_of_pull_spec_is_found(image: str, name: str | None) -> N
 )
 def test_invalid_history_raises_error_without_its_content(content: bytes) -> None:
     with pytest.raises(CredentialError, match=r"^cannot parse (pull secret )?f: "):
-        credential_history.decode_history(content, where="f")
+        pullsecret.decode_history(content, where="f")
 
 
 def test_repr_withholds_login() -> None:

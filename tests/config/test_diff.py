@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.api.configs import ENCODINGS, configs, ignition, with_files, with_units, with_users
 from tests.api.fuzzing import fuzz
-from treenail.api import ignition as reader
+from treenail.api.ignition import parser as reader
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.config.diff import ConfigDiff, EntryChange, OSAspect, compare_configs

@@ -15,10 +15,10 @@ from tests.api.fuzzing import EXAMPLES, fuzz
 from tests.config.random_configs import make_case
 from tests.oracle import needs_oracle, records, rendered
 from treenail.api import documents
-from treenail.api.ignition import parse_ignition
-from treenail.api.ignition_model import IgnitionConfig, IgnitionFile
+from treenail.api.ignition.model import IgnitionConfig, IgnitionFile
+from treenail.api.ignition.parser import parse_ignition
 from treenail.api.machineconfig import MachineConfig
-from treenail.config.ignition_emit import (
+from treenail.config.ignition.emit import (
     VERSIONS_SERVED,
     VersionTooOldError,
     emit_ignition,

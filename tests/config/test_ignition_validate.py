@@ -21,17 +21,17 @@ from tests.config.test_ignition_emit import list_models
 from tests.oracle import needs_oracle, rendered
 from treenail.api import documents
 from treenail.api.decode import Json
-from treenail.api.ignition import parse_ignition
-from treenail.api.ignition_model import IgnitionConfig
-from treenail.api.ignition_schema import NEWEST
+from treenail.api.ignition.model import IgnitionConfig
+from treenail.api.ignition.parser import parse_ignition
+from treenail.api.ignition.schema import NEWEST
 from treenail.api.machineconfig import MachineConfig
-from treenail.config.ignition_emit import (
+from treenail.config.ignition.emit import (
     KERNEL_ARGUMENTS_SINCE,
+    VERSION2,
     VERSIONS_SERVED,
     emit_ignition,
     split_kernel_arguments,
 )
-from treenail.config.ignition_emit2 import VERSION2
 from treenail.errors import ConfigError
 
 pytestmark = pytest.mark.process

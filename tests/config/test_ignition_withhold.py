@@ -10,9 +10,9 @@ from hypothesis import given
 
 from tests.api.configs import configs, ignition, with_files
 from tests.api.fuzzing import fuzz
-from treenail.api.ignition import parse_ignition
-from treenail.config.ignition_emit import VERSIONS_SERVED, emit_ignition
-from treenail.config.ignition_withhold import withhold_secrets
+from treenail.api.ignition.parser import parse_ignition
+from treenail.config.ignition.emit import VERSIONS_SERVED, emit_ignition
+from treenail.config.ignition.withhold import withhold_secrets
 
 Json = dict[str, Any]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from treenail.api.contents import Contents
+from treenail.api.ignition.model import Contents
 from treenail.config.drift import ActualEntry, EntryKind
 from treenail.config.image_content import (
     ImageContent,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.api.fuzzing import fuzz
-from treenail.config.registries import is_safe_change
+from treenail.config.image_mirrors import is_safe_change
 
 BASE = """
 unqualified-search-registries = ["a.example.com", "b.example.com"]

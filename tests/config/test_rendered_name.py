@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from tests.oracle import DATA, ROOT, needs_oracle, records, render_cases
-from treenail.config.goyaml import encode_yaml
-from treenail.config.rendered_name import digest, rendered_name
+from treenail.config.rendered_name import digest, encode_yaml, rendered_name
 
 RECORDED = [json.loads(line) for line in (DATA / "goyaml.jsonl").read_text("utf-8").splitlines()]
 RENDERED = [case for case in render_cases() if "specYAML" in case]

@@ -10,7 +10,7 @@ from tests.api.configs import configs, ignition, with_files, with_units
 from tests.api.fuzzing import damaged, fuzz
 from tests.oracle import needs_oracle, records, rendered
 from treenail.api import documents
-from treenail.api.contents import Contents
+from treenail.api.ignition.model import Contents
 from treenail.api.machineconfig import EXTENSIONS, MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.config.node_paths import FORCE_FILE

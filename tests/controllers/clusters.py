@@ -38,7 +38,6 @@ from treenail.controllers.runtime.workers import Controller, ControllerSettings
 from treenail.errors import AlreadyExistsError, ClusterError, NotFoundError
 from treenail.kube.client import Client, PatchType
 from treenail.kube.events import EventRecorder
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import (
@@ -50,7 +49,8 @@ from treenail.kube.resources import (
     ROLLOUTPOLICIES,
     Resource,
 )
-from treenail.kube.transport import HttpStream, HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpStream, HttpTransport
 from treenail.manifests import installation
 from treenail.manifests.installation import NAME, InstallOptions
 from treenail.manifests.permissions import DEFAULT_CONTROLLERS

@@ -14,8 +14,8 @@ from tests.controllers.objects import Objects
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
 from treenail.kube.client import Client
-from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation
 from treenail_lab.apiserver.serving.server import LabServer
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from treenail.clock import SystemClock
 from treenail.kube.client import Client, Json, PatchType
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import Resource
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.manifests.installation import NAME, InstallOptions, build_documents
 from treenail_lab.apiserver.serving.server import LabServer
 

@@ -25,8 +25,7 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.pullspec import parse_pull_spec
 from treenail.errors import ForbiddenError, NotFoundError
-from treenail.image.build_reason import BuildReason
-from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
 from treenail.kube.resources import (
     CONFIGMAPS,
     CONTROLLERCONFIGS,

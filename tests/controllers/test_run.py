@@ -25,13 +25,13 @@ from treenail.cli.controller.run import (
     ControllerContext,
     ControllerProcess,
 )
-from treenail.cli.controller.stderr_log import LineFormatter
 from treenail.cli.output import EXIT_USAGE
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import NotLeaderError, UsageError
 from treenail.kube.client import Client, Json
 from treenail.kube.resources import LEASES, NODES
+from treenail.log import LineFormatter
 from treenail.manifests.installation import NAME, build_documents
 from treenail.manifests.permissions import CONTROLLER_VERBS
 from treenail_lab.apiserver.serving.server import LabServer

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Entry, Found, MemoryDisk, Tree
 from tests.fakes.host_machine import make_machine
-from treenail.api.contents import Contents
+from treenail.api.ignition.model import Contents
 from treenail.config.wanted import (
     WantedDirectory,
     WantedFile,

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 
 from treenail.cli.controller.main import create_parser as create_controller_parser
-from treenail.cli.node.arguments import create_parser as create_node_parser
+from treenail.cli.node.main import create_parser as create_node_parser
 
 PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
     "treenail": create_node_parser,

@@ -15,7 +15,7 @@ import pytest
 from tests.docs.guide import FILE, read_guide
 from tests.docs.lab_actions import GUIDES
 from treenail.api.documents import load_document
-from treenail.api.ignition import parse_ignition
+from treenail.api.ignition.parser import parse_ignition
 
 BUTANE = os.environ.get("TREENAIL_TEST_BUTANE", "")
 IGNITION_VERSION = {"1.5.0": "3.4.0"}

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from treenail.controllers.pools.image_tags import TagAnswer
 from treenail.errors import TreenailError
-from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildReason
 
 
 @dataclass

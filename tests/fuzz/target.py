@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from treenail.cli.safe_output import GuardedStream
+from treenail.cli.output import GuardedStream
 from treenail.errors import TreenailError
 
 ROOT = Path(__file__).resolve().parent.parent.parent

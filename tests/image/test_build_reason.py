@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from treenail.image.build_reason import (
+from treenail.image.build_result import (
     REMEDIES,
     BuildReason,
     RetryClass,

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treenail.errors import ConfigError
-from treenail.image.build_reason import BuildReason
-from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
 
 DIGEST = "sha256:" + 64 * "a"
 VALID: dict[str, Any] = {

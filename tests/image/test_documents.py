@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from treenail.image.build_reason import BuildReason, RetryClass, classify_retry
-from treenail.image.inputs.findings import InputReason
+from treenail.image.build_result import BuildReason, RetryClass, classify_retry
+from treenail.image.inputs.checks import InputReason
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "image-builds.md").read_text("utf-8")

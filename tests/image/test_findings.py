@@ -14,28 +14,27 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.errors import ConfigError
-from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildReason
 from treenail.image.inputs.build_inputs import (
     BuildInputs,
     describe_hidden_files,
     find_build_paths,
 )
-from treenail.image.inputs.check_config import (
+from treenail.image.inputs.checks import (
+    BuildContext,
+    InputFinding,
+    InputReason,
     find_architecture_findings,
     find_config_findings,
-    find_pool_findings,
-    read_deadline,
-)
-from treenail.image.inputs.check_objects import (
-    BuildContext,
     find_context_findings,
+    find_pool_findings,
     find_pull_secret_findings,
     find_push_secret_findings,
     find_rendered_findings,
     find_size_findings,
     read_context,
+    read_deadline,
 )
-from treenail.image.inputs.findings import InputFinding, InputReason
 
 DIGEST = "@sha256:" + 64 * "a"
 BASE = f"registry.example.com/os/base{DIGEST}"

@@ -15,8 +15,8 @@ from treenail.installer.bootstrap.bootstrap_registry import (
     BootstrapRegistrySettings,
 )
 from treenail.installer.directory.install_files import MIB, InstallDirectory, InstallFiles
+from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient
-from treenail.registry.logins import Login
 from treenail.registry.transport import TlsSettings
 
 CLOCK = SystemClock()

@@ -11,7 +11,7 @@ from tests.fakes.clock import FakeClock
 from tests.installer.dying import DyingFiles, Fuse
 from tests.installer.joined_nodes import make_node
 from treenail.api.decode import Json
-from treenail.api.ignition_model import IgnitionFile
+from treenail.api.ignition.model import IgnitionFile
 from treenail.config.bootstrap_registry import list_node_files
 from treenail.controllers.handover.handover_objects import (
     HANDOVER_SECRET,

@@ -29,9 +29,9 @@ from treenail.installer.bootstrap.cluster_steps import (
 from treenail.installer.bootstrap.image_steps import PoolImage
 from treenail.installer.install_steps import StepLimit, StepOverdueError
 from treenail.kube.client import Client
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import CONFIGMAPS, SECRETS
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 
 pytestmark = pytest.mark.integration
 PUSH_SPEC = "registry.example.com/os/master:latest"

@@ -37,11 +37,11 @@ from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.errors import NotFoundError
 from treenail.installer.directory.install_manifests import read_install_manifests
 from treenail.kube.client import Client
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import CONFIGMAPS, SECRETS
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
+from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient
-from treenail.registry.logins import Login
 from treenail.registry.transport import TlsSettings
 from treenail_lab.apiserver.serving.server import LabServer
 

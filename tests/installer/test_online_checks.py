@@ -20,7 +20,7 @@ from tests.installer.directories import (
 from tests.registry.images import make_client, push_image
 from tests.registry.real_registry import PULLER, PUSHER, RegistryService, lab_registry
 from treenail.api import annotations as key
-from treenail.builder.phases.registries import RegistrySettings
+from treenail.builder.registries import RegistrySettings
 from treenail.cli.controller.main import main
 from treenail.controllers.handover.image_mode import ImageMode, RegistryType
 from treenail.controllers.handover.image_mode_field import build_settings_configmap

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from tests.integration.site import Site
 from treenail_lab.lifetime.owner import owner
 
-AGENT = "import sys; from treenail.cli.main import main; sys.exit(main())"
+AGENT = "import sys; from treenail.cli.node.main import main; sys.exit(main())"
 LAB = "import sys; from treenail_lab.__main__ import main; sys.exit(main())"
 LIMIT_S = 100.0
 Completed = subprocess.CompletedProcess[str]

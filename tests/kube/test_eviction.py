@@ -23,11 +23,11 @@ from treenail.kube.eviction import (
     find_stuck_reason,
     should_evict,
 )
-from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.pod import Pod, parse_pod
+from treenail.kube.pods import Pod, parse_pod
 from treenail.kube.request import ApiRequest, ApiResponse, parse_retry_after_s
 from treenail.kube.resources import DAEMONSETS, NAMESPACES, NODES, PODDISRUPTIONBUDGETS, PODS
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail_lab.apiserver.serving.server import LabServer
 
 NOW = 1_700_000_000.0

@@ -7,8 +7,7 @@ from tests.kube.cluster import Cluster
 from treenail.clock import BootTimeClock
 from treenail.errors import NotLeaderError
 from treenail.kube.client import Client
-from treenail.kube.fence import LeaderTransport
-from treenail.kube.lease import LeaderElectionConfig, LeaderElector
+from treenail.kube.lease import LeaderElectionConfig, LeaderElector, LeaderTransport
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import NODES
 

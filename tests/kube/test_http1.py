@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treenail.kube.http1 import HttpResponse, MalformedResponseError, TruncatedResponseError
+from treenail.kube.transport.connection import (
+    HttpResponse,
+    MalformedResponseError,
+    TruncatedResponseError,
+)
 
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nAudit-Id: 1\r\nTransfer-Encoding: chunked\r\n\r\n"

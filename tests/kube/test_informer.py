@@ -12,9 +12,9 @@ from tests.waiting import wait_until
 from treenail.clock import SystemClock
 from treenail.kube.client import Client
 from treenail.kube.informer import Informer
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import NODES
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.kube.watch import WatchScope
 
 

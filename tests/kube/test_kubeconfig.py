@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from treenail.errors import UsageError
-from treenail.kube.kubeconfig import (
+from treenail.kube.transport.kubeconfig import (
     ApiServerConfig,
     find_current_context,
     read_kubeconfig,

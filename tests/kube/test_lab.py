@@ -19,11 +19,11 @@ from treenail.errors import (
 )
 from treenail.kube.client import Client, Json, PatchType, WatchStream
 from treenail.kube.events import EventRecorder, ObjectReference
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector
-from treenail.kube.official import OfficialTransport
 from treenail.kube.resources import CONFIGMAPS, EVENTS, LEASES, NODES
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
+from treenail.kube.transport.official import OfficialTransport
 from treenail.kube.watch import ResourceWatch, WatchScope
 from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault
 from treenail_lab.apiserver.serving.server import LabServer

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from treenail.kube.responses import RecentResponses
+from treenail.kube.resource_version import RecentResponses
 
 
 @dataclass(frozen=True)

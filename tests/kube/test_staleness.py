@@ -11,7 +11,6 @@ import pytest
 from tests.fakes.clock import FakeClock
 from tests.kube.cluster import Json, refusal, reply
 from treenail.errors import GoneError, UnreachableError
-from treenail.kube.backoff import Backoff
 from treenail.kube.client import Client
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import NODES
@@ -22,6 +21,7 @@ from treenail.kube.watch import (
     ResourceWatch,
     WatchScope,
 )
+from treenail.retry import Backoff
 
 Step = Callable[[], Json | None]
 """Runs while the watch waits for an event; returns the next event, or None."""

@@ -14,10 +14,10 @@ from tests.waiting import wait_until
 from treenail.clock import SystemClock
 from treenail.errors import ClusterError, UnreachableError, UsageError
 from treenail.kube.client import Transport
-from treenail.kube.kubeconfig import ApiServerConfig, read_kubeconfig
-from treenail.kube.official import OfficialTransport
 from treenail.kube.request import ApiRequest, ApiResponse
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import ApiServerConfig, read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
+from treenail.kube.transport.official import OfficialTransport
 
 GET = ApiRequest("GET", "/api/v1/nodes/a")
 MakeTransport = Callable[[str], Transport]

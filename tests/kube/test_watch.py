@@ -15,12 +15,12 @@ from tests.kube.test_transport import kubeconfig
 from tests.waiting import wait_until
 from treenail.clock import Clock, SystemClock
 from treenail.errors import ClusterError, UnreachableError
-from treenail.kube.backoff import Backoff
 from treenail.kube.client import Client
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import NODES
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.kube.watch import ResourceWatch, WatchScope
+from treenail.retry import Backoff
 
 
 class NoPause(Backoff):

@@ -32,7 +32,6 @@ from treenail.controllers.runtime.web import WebClient
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.kube.client import Client, Json
 from treenail.kube.events import EventRecorder
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 from treenail.kube.request import ApiRequest
 from treenail.kube.resources import (
@@ -49,7 +48,8 @@ from treenail.kube.resources import (
     Resource,
     get_object,
 )
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation
 from treenail.manifests.installation import NAME, build_documents, load_crds
 from treenail.manifests.permissions import iter_granted_verbs

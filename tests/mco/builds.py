@@ -15,9 +15,9 @@ from tests.realcluster import RealCluster
 from treenail.clock import SystemClock
 from treenail.errors import AlreadyExistsError
 from treenail.kube.client import Client
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import SECRETS
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation
 from treenail.manifests.installation import NAME, InstallOptions
 from treenail.registry.names import Descriptor

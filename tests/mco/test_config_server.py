@@ -31,10 +31,10 @@ from tests.provisioning.samples import (
 )
 from tests.provisioning.serving import IGNITION, LIMIT_S
 from tests.waiting import wait_until
-from treenail.api.contents import Contents
 from treenail.api.decode import Fields
+from treenail.api.ignition.model import Contents
 from treenail.config import node_paths
-from treenail.config.ignition_emit import VERSIONS_SERVED
+from treenail.config.ignition.emit import VERSIONS_SERVED
 from treenail.manifests import installation
 from treenail_lab.apiserver.serving.server import LabServer
 from treenail_lab.install.bootstrap_host import find_free_port

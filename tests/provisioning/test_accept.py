@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.api.fuzzing import fuzz
 from tests.oracle import needs_oracle, records
-from treenail.config.ignition_emit import VERSIONS_SERVED
+from treenail.config.ignition.emit import VERSIONS_SERVED
 from treenail.provisioning.server.service import DEFAULT_VERSION, AcceptError, choose_version
 
 IGNITION = "application/vnd.coreos.ignition+json"

@@ -19,11 +19,10 @@ from tests.provisioning.samples import (
     make_pool,
 )
 from treenail.api import annotations as key
-from treenail.api.contents import Contents
-from treenail.api.ignition import parse_ignition
-from treenail.api.ignition_model import IgnitionFile
+from treenail.api.ignition.model import Contents, IgnitionFile
+from treenail.api.ignition.parser import parse_ignition
 from treenail.config import node_paths
-from treenail.config.ignition_emit import VERSIONS_SERVED, VersionTooOldError
+from treenail.config.ignition.emit import VERSIONS_SERVED, VersionTooOldError
 from treenail.errors import ConfigError
 from treenail.provisioning.content.directory_source import DirectorySource
 from treenail.provisioning.content.document import ServedDocument, build_document

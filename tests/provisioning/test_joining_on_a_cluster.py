@@ -26,9 +26,9 @@ from treenail.controllers.runtime.informers import Informers
 from treenail.errors import ForbiddenError
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import SECRETS
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.manifests.ignition_server import NAME, build_approval_access, build_join_access
 from treenail.manifests.installation import InstallOptions
 from treenail.manifests.permissions import CONTROLLER_VERBS, build_rules

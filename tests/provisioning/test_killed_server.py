@@ -28,8 +28,8 @@ from tests.waiting import wait_until
 from treenail.clock import SystemClock
 from treenail.controllers.runtime.informers import Informers
 from treenail.kube.client import Client
-from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation
 from treenail.manifests.ignition_server import NAME, build_server_documents
 from treenail.manifests.installation import InstallOptions

@@ -10,8 +10,8 @@ import pytest
 from tests.provisioning.process import Running, run_server
 from tests.provisioning.samples import NEW, Json, make_config, make_file, make_pool
 from tests.provisioning.serving import fetch_config, write_json
-from treenail.api.contents import Contents
-from treenail.api.ignition import parse_ignition
+from treenail.api.ignition.model import Contents
+from treenail.api.ignition.parser import parse_ignition
 from treenail.config import node_paths
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 from treenail_lab.machine.ignition import ignition

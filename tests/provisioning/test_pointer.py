@@ -7,8 +7,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from treenail.api.contents import Contents
-from treenail.config.ignition_emit import VERSIONS_SERVED
+from treenail.api.ignition.model import Contents
+from treenail.config.ignition.emit import VERSIONS_SERVED
 from treenail.errors import UsageError
 from treenail.provisioning.content.pointer import build_pointer
 from treenail_lab.apiserver.access.certificates import CertificateAuthority

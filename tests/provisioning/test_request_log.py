@@ -16,9 +16,9 @@ from tests.waiting import wait_until
 from treenail.clock import SystemClock
 from treenail.errors import ConflictError, ForbiddenError, NotFoundError, UnreachableError
 from treenail.kube.client import Client
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import CONFIGMAPS
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.provisioning.machines.logged_requests import (
     DATA_KEY,
     MAX_BYTES,

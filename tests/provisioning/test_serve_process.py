@@ -20,8 +20,8 @@ from treenail.cli.controller.main import main
 from treenail.cli.output import EXIT_USAGE
 from treenail.clock import SystemClock
 from treenail.kube.client import Client
-from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation
 from treenail.manifests.ignition_server import NAME, build_server_documents
 from treenail.manifests.installation import InstallOptions

@@ -29,8 +29,8 @@ from treenail.clock import SystemClock
 from treenail.controllers.runtime.informers import Informers
 from treenail.errors import TreenailError
 from treenail.kube.client import Client
-from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation
 from treenail.provisioning.content.cluster_source import ClusterSource
 from treenail.provisioning.content.directory_source import DirectorySource

@@ -24,8 +24,8 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.cli.controller.serve_tokens import TOKEN_LIMIT_S
 from treenail.errors import ForbiddenError
 from treenail.kube.client import Client
-from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.provisioning.tokens.access import AccessVerdict
 from treenail.provisioning.tokens.bootstrap_tokens import (
     BootstrapCredentials,

@@ -14,8 +14,8 @@ from treenail.clock import SystemClock
 from treenail.controllers.runtime.informers import Informers
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
-from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.provisioning.tokens.bootstrap_tokens import MachineCredentials, SharedCredentials
 from treenail.provisioning.tokens.token_access import (
     COMPONENT_NAME,

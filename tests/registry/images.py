@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from tests.fakes.clock import FakeClock
 from tests.registry.real_registry import PUSHER, RegistryService
 from treenail.config.pullsecret import parse_pull_secret
+from treenail.registry.authorization import select_login
 from treenail.registry.client import RegistryClient
-from treenail.registry.logins import select_login
 from treenail.registry.names import (
     DOCKER_LIST,
     DOCKER_MANIFEST,

@@ -10,6 +10,7 @@ from tests.fakes.clock import FakeClock
 from tests.registry.images import describe_blob
 from tests.registry.scripted_server import Script, ScriptedServer, SeenRequest, make_answer
 from treenail.clock import SystemClock
+from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import (
     AnswerInvalid,
@@ -20,7 +21,6 @@ from treenail.registry.errors import (
     Unreachable,
 )
 from treenail.registry.images import resolve_image
-from treenail.registry.logins import Login
 from treenail.registry.names import OCI_INDEX, OCI_MANIFEST, Descriptor, compute_digest
 from treenail.registry.referrers import get_referrers
 from treenail.registry.transport import RegistryLimits, TlsSettings

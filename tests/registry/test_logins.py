@@ -5,7 +5,7 @@ import json
 import pytest
 
 from treenail.config.pullsecret import parse_pull_secret
-from treenail.registry.logins import select_login
+from treenail.registry.authorization import select_login
 
 ENTRIES = {
     "quay.io": {"username": "host", "password": "p"},

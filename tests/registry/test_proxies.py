@@ -11,9 +11,9 @@ from tests.registry.images import push_image
 from tests.registry.real_registry import PUSHER, RegistryService
 from treenail.config.pullsecret import parse_pull_secret
 from treenail.errors import ConfigError
+from treenail.registry.authorization import select_login
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import Unreachable
-from treenail.registry.logins import select_login
 from treenail.registry.proxies import ProxySettings, read_proxy_settings
 from treenail.registry.transport import TlsSettings
 

@@ -19,8 +19,7 @@ from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
-from treenail.kube.fence import LateWrites, LeaderTransport
-from treenail.kube.lease import LeaderElectionConfig, LeaderElector
+from treenail.kube.lease import LateWrites, LeaderElectionConfig, LeaderElector, LeaderTransport
 from treenail_lab.apiserver.access.authentication import ApiUser
 
 NAMESPACE = "kube-system"

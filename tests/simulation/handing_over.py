@@ -29,7 +29,7 @@ from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.errors import NotFoundError
 from treenail.kube.resources import MACHINEOSBUILDS, NAMESPACES, NODES
 from treenail.manifests import installation
-from treenail.registry.logins import Login
+from treenail.registry.authorization import Login
 from treenail_lab.apiserver.storage.store import StoreEvent
 
 Json = dict[str, Any]

@@ -85,7 +85,7 @@ def build_packages(folder: Path, container: Container, *, is_new: bool) -> None:
     for module in MODULES:
         (source / module).mkdir(parents=True, exist_ok=True)
         (source / module / "__init__.py").touch()
-    for name in ("py.typed", "cli/main.py"):
+    for name in ("py.typed", "cli/node/main.py"):
         (source / "agent/treenail" / name).touch()
     (source / "agent/treenail/manifests/monitoring_files/alerts.yaml").touch()
     for name in ("systemd", "rpm", "tools"):

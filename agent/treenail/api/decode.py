@@ -1,12 +1,12 @@
 """Typed access to decoded JSON. An error names the location, the expected and the found type.
 
 `Fields` is one object of a document. An absent field equals a ``null`` field, as in Go's
-encoding/json. Unknown fields are ignored.
+encoding/json. Unknown fields are ignored, unless `reject_unknown_fields` refuses them.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TypeVar, cast
 
 from treenail.errors import ConfigError
@@ -246,3 +246,20 @@ def _describe_value(value: object, *, secret: bool = False) -> str:
 
 def _reject_constant(name: str) -> object:
     raise ValueError(name)
+
+
+def reject_unknown_fields(fields: Fields, known: Collection[str]) -> None:
+    """Raise `ConfigError` that names the first unknown field and the most similar known one."""
+    unknown = sorted(fields.values.keys() - set(known))
+    if not unknown:
+        return
+    import difflib  # noqa: PLC0415  # only errors need it
+
+    # Case is the most frequent mistake: nodeselector for nodeSelector.
+    by_case = {name.lower(): name for name in known}
+    similar = difflib.get_close_matches(unknown[0].lower(), by_case, n=1)
+    remedy = f"did you mean {by_case[similar[0]]}?" if similar else ""
+    raise ConfigError(
+        f"{fields.path_of(unknown[0])}: unknown field",
+        remedy=remedy or f"use one of: {', '.join(sorted(known))}",
+    )

@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, Json
+from treenail.api.decode import Fields, Json, reject_unknown_fields
 from treenail.api.meta import Condition, ObjectMeta
-from treenail.api.unknown_fields import reject_unknown_fields
 from treenail.errors import ConfigError
 
 API_VERSION = "machineconfiguration.openshift.io/v1"

@@ -1,9 +1,13 @@
-"""Pull specs by digest: the only accepted form of an OS image."""
+"""Pull specs by digest, the only accepted form of an OS image, and labels of bootable ones."""
 
 import re
 from dataclasses import dataclass
 
 from treenail.errors import ConfigError
+
+BOOTABLE_LABELS = ("ostree.bootable", "containers.bootc")
+"""The labels that ostree looks for before it deploys an image; one of them is enough."""
+
 
 # Compiled at the first use (re keeps them): most commands read no pull spec.
 _DIGEST = r"sha256:[a-f0-9]{64}"

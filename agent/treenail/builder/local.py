@@ -13,13 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from treenail.builder.build_spec import BUILT_IMAGE, GO, BuildDirectories, BuildSpec
-from treenail.builder.buildah.namespaces import IdMaps
-from treenail.builder.buildah.process import SandboxedProgram, make_environment
+from treenail.builder.buildah.program import IdMaps, SandboxedProgram, make_environment
 from treenail.builder.layout import ImageLayout
 from treenail.clock import Clock
 from treenail.errors import FileError, HostError, TreenailError
-from treenail.image.build_reason import BuildReason
-from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
 
 _PREFIX, _NAMED_PREFIX = "build-", "named-"
 _KEPT = frozenset({"layout", "fetched.json"})

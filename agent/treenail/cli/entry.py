@@ -16,7 +16,7 @@ def run_treenail() -> int:
     """Run ``treenail``; return its exit code."""
 
     def load() -> Callable[[], int]:
-        from treenail.cli.main import main
+        from treenail.cli.node.main import main
 
         return main
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from treenail.cli.terminal import find_width, print_lines
-from treenail.escape import escape_line
-from treenail.text_width import measure_text, pad_text, shorten_text
+from treenail.cli.terminal import find_width, measure_text, pad_text, print_lines, shorten_text
+from treenail.sanitize import escape_line
 
 if TYPE_CHECKING:
     from treenail.kube.resources import Resource

@@ -1,6 +1,10 @@
-"""Parsers of the commands: the source of help, completions and the options in man pages."""
+"""Parsers of the commands and of values in options.
+
+Help, completions and the options in man pages come from the parsers.
+"""
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
@@ -73,3 +77,32 @@ def rename_program(parser: argparse.ArgumentParser, old: str, new: str) -> None:
         each.prog = each.prog.replace(old, new, 1)
         each.description = (each.description or "").replace(old, new)
         each.epilog = (each.epilog or "").replace(old, new)
+
+
+def parse_count(text: str) -> int:
+    """Return a number from 1; raise `argparse.ArgumentTypeError`."""
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"expected a number from 1, found {text!r}")
+    return int(text)
+
+
+_DURATION = re.compile(r"(?:([0-9]{1,6})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of a duration; raise `argparse.ArgumentTypeError`."""
+    found = _DURATION.fullmatch(text)
+    if not text or found is None:
+        raise argparse.ArgumentTypeError(
+            f"expected a time such as 30m or 1h30m, found {text!r:.80}"
+        )
+    days, hours, minutes, seconds = (int(each or 0) for each in found.groups())
+    return float(days * 86400 + hours * 3600 + minutes * 60 + seconds)
+
+
+def add_image_annotation_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the argument."""
+    parser.add_argument(
+        "--image-annotation", choices=("desiredOSImage", "desiredImage"), default="desiredOSImage",
+        help="assign images to nodes with this annotation (default: %(default)s)",
+    )  # fmt: skip

@@ -12,10 +12,8 @@ import tomllib
 from dataclasses import dataclass, field
 
 from treenail.api import pullspec
-from treenail.api.contents import Contents
-from treenail.api.decode import Fields, load_json
-from treenail.api.ignition_model import IgnitionFile
-from treenail.api.unknown_fields import reject_unknown_fields
+from treenail.api.decode import Fields, load_json, reject_unknown_fields
+from treenail.api.ignition.model import Contents, IgnitionFile
 from treenail.config import node_paths
 from treenail.config.pullsecret import PullSecret, RegistryCredential
 from treenail.errors import ConfigError

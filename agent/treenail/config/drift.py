@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 
-from treenail.api.contents import Contents
+from treenail.api.ignition.model import Contents
 from treenail.config import node_paths
-from treenail.config.secret_files import WITHHELD, is_secret_file
+from treenail.config.node_paths import WITHHELD, is_secret_file
 from treenail.config.wanted import ROOT, UserOrGroup, WantedFile, WantedState, WantedUnit
-from treenail.escape import escape_line
+from treenail.sanitize import escape_line
 
 MASK_TARGET = "/dev/null"
 UNIT_MODE = 0o644

@@ -28,7 +28,7 @@ from treenail.config.wanted import (
     WantedUnit,
 )
 from treenail.errors import ConfigError
-from treenail.escape import escape_line
+from treenail.sanitize import escape_line
 
 IMAGE_FILES = "ImageFiles"
 """The name of the comparison, where a target is quarantined by it."""

@@ -1,6 +1,8 @@
-"""Paths on a node with a special meaning."""
+"""Paths on a node with a special meaning, among them those of files that contain secrets."""
 
-from fnmatch import fnmatchcase
+import re
+from fnmatch import fnmatchcase, translate
+from functools import cache
 
 FORCE_FILE = "/run/machine-config-daemon-force"
 """While this file exists, the agent applies the config in any state of the node, and reboots."""
@@ -88,3 +90,31 @@ _LOGIN_PATHS = (
 def holds_logins(path: str) -> bool:
     """Return whether the file is a pull secret or a kubeconfig: no image may contain it."""
     return path in CREDENTIALS or any(fnmatchcase(path, pattern) for pattern in _LOGIN_PATHS)
+
+
+WITHHELD = "<withheld>"
+
+_OTHERS_READ = 0o004
+_SECRET_PATHS = (
+    "/var/lib/kubelet/config.json", "/etc/ostree/auth.json", "/run/ostree/auth.json",
+    "/etc/containers/auth.json", "*/.docker/config.json", "*/.dockercfg", "*/.netrc",
+    "/etc/shadow*", "/etc/gshadow*", "*kubeconfig*", "*/ipsec.secrets", "/etc/ipsec.d/*.secrets",
+    "/etc/NetworkManager/system-connections/*", "/etc/wireguard/*", "*.key", "*-key.pem",
+    "*/ssh_host_*_key", "*/id_rsa", "*/id_ecdsa", "*/id_ed25519", "*.p12", "*.pfx", "*.jks",
+    "*.keytab", "/var/lib/treenail/auth.json",
+)  # fmt: skip
+
+
+def is_secret_file(path: str, mode: int) -> bool:
+    """Return whether the file is not world-readable, or its path is a known place of secrets."""
+    return (
+        not mode & _OTHERS_READ
+        or path in CREDENTIALS
+        or _compile_secret_paths().match(path) is not None
+    )
+
+
+@cache
+def _compile_secret_paths() -> re.Pattern[str]:
+    # One pattern: a config with thousands of files has each path compared.
+    return re.compile("|".join(map(translate, _SECRET_PATHS)))

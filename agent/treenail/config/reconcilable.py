@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from treenail.api import ignition
 from treenail.api.decode import Json
-from treenail.api.ignition_model import (
+from treenail.api.ignition.model import (
     IgnitionConfig,
     IgnitionDirectory,
     IgnitionFile,
     IgnitionLink,
     IgnitionUser,
 )
+from treenail.api.ignition.parser import parse_ignition
 from treenail.api.machineconfig import MachineConfig
 from treenail.config import node_paths, wanted
 from treenail.errors import UnreconcilableError
@@ -62,7 +62,7 @@ def find_irreconcilable_changes(
     old: MachineConfig, new: MachineConfig, *, allowed: frozenset[ValidationOverride] = frozenset()
 ) -> tuple[IrreconcilableChange, ...]:
     """Return the changes that cannot be applied to a running node; raises `IgnitionError`."""
-    before, after = ignition.parse_ignition(old.config), ignition.parse_ignition(new.config)
+    before, after = parse_ignition(old.config), parse_ignition(new.config)
     return (
         *_check_users(before, after),
         *_check_first_boot(before, after, allowed),
@@ -82,7 +82,7 @@ def find_read_only_paths(new: MachineConfig) -> tuple[IrreconcilableChange, ...]
             "build it into the image, and request the image beside the config; or write it below "
             "/etc or /var",
         )
-        for entry in _list_entries(ignition.parse_ignition(new.config))
+        for entry in _list_entries(parse_ignition(new.config))
         if node_paths.is_read_only(entry.path)
     )
 

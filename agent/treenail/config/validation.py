@@ -5,17 +5,18 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from treenail.api import ignition, ignition_checks, ignition_schema
 from treenail.api.decode import Fields, Json
-from treenail.api.ignition_schema import IgnoredField
+from treenail.api.ignition import checks, schema
+from treenail.api.ignition.parser import parse_ignition
+from treenail.api.ignition.schema import IgnoredField
 from treenail.api.machineconfig import EXTENSIONS, KERNEL_TYPES, MachineConfig
 from treenail.errors import ConfigError, IgnitionError
 
 SIZE_LIMIT = 1_572_864
 """Maximum size of an object as JSON, in bytes: the request limit of etcd."""
 
-_MACHINE_CONFIG = ignition_schema.make_shape("apiVersion kind metadata spec")
-_SPEC = ignition_schema.make_shape(
+_MACHINE_CONFIG = schema.make_shape("apiVersion kind metadata spec")
+_SPEC = schema.make_shape(
     "baseOSExtensionsContainerImage config extensions fips kernelArguments kernelType osImageURL"
 )
 _MAX_MODE = 0o777
@@ -41,12 +42,12 @@ def validate_config(config: MachineConfig) -> ValidConfig:
 
 def find_ignored_fields(config: MachineConfig) -> Iterator[IgnoredField]:
     """Yield the fields of a valid MachineConfig that have no effect, such as misspelt ones."""
-    yield from ignition_schema.find_unknown_fields(Fields(config.others, ""), _MACHINE_CONFIG)
-    yield from ignition_schema.find_unknown_fields(Fields(config.spec_others, "spec"), _SPEC)
+    yield from schema.find_unknown_fields(Fields(config.others, ""), _MACHINE_CONFIG)
+    yield from schema.find_unknown_fields(Fields(config.spec_others, "spec"), _SPEC)
     if config.config is not None:
         ignition_config = Fields(config.config, "spec.config")
         version = ignition_config.get_object("ignition").get_text("version")
-        yield from ignition_schema.find_ignored_fields(ignition_config, version)
+        yield from schema.find_ignored_fields(ignition_config, version)
 
 
 def check_rendered_size(spec: Json, name: str) -> None:
@@ -110,8 +111,8 @@ def _validate_spec(config: MachineConfig) -> ValidConfig:
     if config.config is None:
         return ValidConfig(tuple(find_ignored_fields(config)), None)
     document = Fields(config.config, "spec.config", IgnitionError)
-    parsed = ignition.parse_ignition(config.config)
-    ignition_checks.check_document(document, parsed)
+    parsed = parse_ignition(config.config)
+    checks.check_document(document, parsed)
     ignored = tuple(find_ignored_fields(config))
     _reject_other_case(ignored)
     # Also files that a later one of version 2 replaces.

@@ -8,9 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from treenail.api import ignition
-from treenail.api.contents import Contents
-from treenail.api.ignition_model import (
+from treenail.api.ignition.model import (
+    Contents,
     IgnitionConfig,
     IgnitionDirectory,
     IgnitionFile,
@@ -18,6 +17,7 @@ from treenail.api.ignition_model import (
     IgnitionOwner,
     IgnitionUnit,
 )
+from treenail.api.ignition.parser import parse_ignition
 from treenail.api.machineconfig import DEFAULT_KERNEL, EXTENSIONS, KERNEL_TYPES, MachineConfig
 from treenail.config import node_paths
 from treenail.errors import ConfigError, IgnitionError
@@ -133,7 +133,7 @@ def read_wanted_state(config: MachineConfig) -> WantedState:
     write.
     """
     prefix = f"MachineConfig {config.name}: " if config.name else ""
-    found = ignition.parse_ignition(config.config, location=f"{prefix}spec.config")
+    found = parse_ignition(config.config, location=f"{prefix}spec.config")
     for link in found.links:
         _check_link(link)
     return WantedState(

@@ -27,7 +27,7 @@ from treenail.errors import BusyError, ConfigError, HostError, TreenailError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
 from treenail.host.system.kernel import HostKernel
-from treenail.kube.backoff import Backoff
+from treenail.retry import Backoff
 from treenail.update import firstboot
 from treenail.update.firstboot import (
     FirstBootClaim,

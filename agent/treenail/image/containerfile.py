@@ -304,3 +304,7 @@ def _read_stages(instructions: Iterable[Instruction]) -> Iterator[Stage]:
 
 
 _FROM_AS_WORDS = 3
+
+
+OWN_PREFIX = ".treenail-"
+"""Names of our own files in the context begin with this."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from treenail.api.decode import Fields
 from treenail.api.machineosbuild import BuildState
 from treenail.api.meta import Condition, ObjectMeta
-from treenail.escape import escape_text
+from treenail.sanitize import escape_text
 
 MAX_FAILED_PODS = 3
 """``backoffLimit`` of a Job: one more failed pod ends it."""

@@ -20,8 +20,7 @@ from treenail.errors import (
     UnreachableError,
 )
 from treenail.kube.client import Client, Json
-from treenail.kube.node_pods import DaemonSetCache, NodePods
-from treenail.kube.pod import Pod
+from treenail.kube.pods import DaemonSetCache, NodePods, Pod
 from treenail.kube.resources import NODES, PODDISRUPTIONBUDGETS, get_object
 from treenail.label_selector import matches_selector
 

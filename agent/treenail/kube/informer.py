@@ -7,9 +7,9 @@ from typing import Generic, TypeVar
 
 from treenail.clock import Clock
 from treenail.errors import ClusterError
-from treenail.kube.backoff import Random
 from treenail.kube.client import Client, Json
 from treenail.kube.watch import ResourceWatch, WatchScope
+from treenail.retry import Random
 
 T = TypeVar("T")
 

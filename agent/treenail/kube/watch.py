@@ -15,10 +15,10 @@ from treenail.errors import (
     TooManyRequestsError,
     UnreachableError,
 )
-from treenail.kube.backoff import Backoff, Random
 from treenail.kube.client import Client, Json, WatchEvent, WatchStream
 from treenail.kube.resource_version import is_older_version
 from treenail.kube.resources import Resource, get_object
+from treenail.retry import Backoff, Random
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from treenail.clock import Clock
-from treenail.registry.authorization import Authorization, read_error_text
+from treenail.registry.authorization import ANONYMOUS, Authorization, Login, read_error_text
 from treenail.registry.errors import (
     AnswerInvalid,
     DigestMismatch,
@@ -24,7 +24,6 @@ from treenail.registry.errors import (
     is_temporary,
     make_status_error,
 )
-from treenail.registry.logins import ANONYMOUS, Login
 from treenail.registry.names import (
     INDEX_TYPES,
     MANIFEST_TYPES,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from treenail.errors import ConfigError
-from treenail.escape import escape_line
 from treenail.registry.errors import AnswerInvalid
+from treenail.sanitize import escape_line
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"

@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 
 from treenail.clock import Clock
 from treenail.errors import ConfigError
-from treenail.escape import escape_line
 from treenail.registry.errors import AnswerInvalid, CertificateUnknown, RegistryError, Unreachable
 from treenail.registry.proxies import Proxy, ProxySettings
+from treenail.sanitize import escape_line
 
 PIECE = 256 * 1024
 _HTTPS_PORT, _HTTP_PORT = 443, 80

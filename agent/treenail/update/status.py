@@ -18,7 +18,7 @@ from treenail.errors import (
     RetryPolicy,
     TreenailError,
 )
-from treenail.escape import escape_text
+from treenail.sanitize import escape_text
 from treenail.update.decision.actions import (
     TRIAL_REMEDY,
     AdoptAction,

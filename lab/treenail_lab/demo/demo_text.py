@@ -4,7 +4,7 @@ import shutil
 import textwrap
 from typing import TextIO
 
-from treenail.escape import escape_line
+from treenail.sanitize import escape_line
 from treenail_lab.cluster import Lab
 from treenail_lab.demo.rollout import DemoResult
 

@@ -14,8 +14,8 @@ from treenail.cli.controller.connect import (
 )
 from treenail.clock import SystemClock
 from treenail.errors import UsageError
-from treenail.kube.official import OfficialTransport
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.native import HttpTransport
+from treenail.kube.transport.official import OfficialTransport
 
 PROXIES = ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy")
 

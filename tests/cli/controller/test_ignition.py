@@ -18,10 +18,10 @@ from tests.provisioning.samples import (
     make_pool,
 )
 from tests.provisioning.serving import IGNITION, Serving, serve, write_json
-from treenail.api.ignition import parse_ignition
+from treenail.api.ignition.parser import parse_ignition
 from treenail.cli.controller.main import main
 from treenail.config import node_paths
-from treenail.config.ignition_emit import VERSIONS_SERVED
+from treenail.config.ignition.emit import VERSIONS_SERVED
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
 Json = dict[str, Any]

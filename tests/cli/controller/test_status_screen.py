@@ -10,15 +10,15 @@ from tests.controllers.rollout.agents import add_nodes, add_pool, start_client
 from tests.controllers.rollout.world import World
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.cli.controller.status import WatchedPools, choose_pools, follow_status
-from treenail.cli.controller.status_screen import (
+from treenail.cli.controller.status.command import WatchedPools, choose_pools, follow_status
+from treenail.cli.controller.status.screen import (
     ChangeLog,
     LiveTable,
     create_view,
     print_table,
     render_svg,
 )
-from treenail.cli.controller.styled_line import StyledLine
+from treenail.cli.controller.status.text import StyledLine
 from treenail.clock import SystemClock
 from treenail.controllers.status.leader import LeaderReport, LeaderState
 from treenail.controllers.status.status_table import PoolRow, build_rows

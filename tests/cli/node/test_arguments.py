@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.cli.main import main
+from treenail.cli.node.main import main
 
 COMMANDS = (
     *(["run"], ["firstboot"], ["status"], ["plan"], ["drift"], ["why"], ["history"]),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.cli.node.choose_backend import BackendChoice, choose_backend
+from treenail.cli.node.backend import BackendChoice, choose_backend
 from treenail.daemon.settings.backend import BackendSetting
 from treenail.host.filesystem.root import Root
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.clock import FakeClock
-from treenail.cli.main import main
-from treenail.cli.node.collect import JOURNAL_UNITS, collect_parts
-from treenail.cli.node.collect_bundle import MAX_PART_BYTES, Bundle
+from treenail.cli.node.collect import JOURNAL_UNITS, MAX_PART_BYTES, Bundle, collect_parts
+from treenail.cli.node.main import main
 from treenail.errors import FileError
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.node.test_once import entry, written
 from tests.cli.node.test_plan_node import config, kept
-from treenail.cli.main import main
+from treenail.cli.node.main import main
 from treenail.cli.output_format import API_VERSION
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
@@ -111,7 +111,7 @@ def test_drift_repair_restores_named_paths_only(
 def test_drift_of_directory_that_was_never_booted_asks_no_bus(root: Path) -> None:
     (root / "proc/cmdline").unlink()
     program = (
-        "import sys; from treenail.cli.main import main; "
+        "import sys; from treenail.cli.node.main import main; "
         "print(main(['drift', '--root', sys.argv[1]]), 'gi' in sys.modules)"
     )
     command = [sys.executable, "-c", program, str(root)]

@@ -11,7 +11,7 @@ from tests.cli.node.test_once import entry
 from tests.cli.reaching import reachable
 from tests.kube.server import serving
 from treenail.api.machineconfig import MachineConfig
-from treenail.cli.main import main
+from treenail.cli.node.main import main
 from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.cli.main import main
+from treenail.cli.node.main import main
 from treenail.cli.terminal import format_duration
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from treenail.cli.main import main
+from treenail.cli.node.main import main
 from treenail.cli.output import run_with_output
 
-PROGRAM = "import sys; from treenail.cli.main import main; sys.exit(main())"
+PROGRAM = "import sys; from treenail.cli.node.main import main; sys.exit(main())"
 CONTENTS = {
     "empty": b"",
     "binary": bytes(range(256)),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.services import Services
-from treenail.cli.main import main
+from treenail.cli.node.main import main
 
 pytestmark = pytest.mark.process
 

@@ -13,7 +13,7 @@ import pytest
 from tests import oracle
 from treenail.api import documents
 from treenail.api.machineconfig import MachineConfig
-from treenail.cli.main import main
+from treenail.cli.node.main import main
 from treenail.cli.output_format import API_VERSION
 from treenail.config.wanted import read_wanted_state
 

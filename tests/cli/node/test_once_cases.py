@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.cli.main import main
+from treenail.cli.node.main import main
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
 

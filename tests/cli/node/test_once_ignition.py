@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.cli.main import main
+from treenail.cli.node.main import main
 
 # Where distributions have it: it is for the initial RAM disk.
 ENGINE = shutil.which(

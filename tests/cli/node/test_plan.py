@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from treenail.cli.main import main
+from treenail.cli.node.main import main
+from treenail.cli.output import GREEN, RESET
 from treenail.cli.output_format import API_VERSION
-from treenail.cli.safe_output import GREEN, RESET
 from treenail.cli.terminal import create_painter
 
 OLD = """\

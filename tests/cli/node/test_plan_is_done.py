@@ -14,7 +14,7 @@ import pytest
 from tests.api.configs import ENCODINGS, ignition
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
-from treenail.cli.main import main
+from treenail.cli.node.main import main
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
 from treenail.update.state.phases import Phase

@@ -9,7 +9,7 @@ from tests.cli.node.test_once import entry
 from tests.cli.reaching import reachable
 from tests.kube.server import Exchange, serving
 from treenail.api.machineconfig import MachineConfig
-from treenail.cli.main import main
+from treenail.cli.node.main import main
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
 from treenail.update.state.phases import Phase

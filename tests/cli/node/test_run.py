@@ -29,7 +29,7 @@ def test_run_without_ostree_returns_0(
 # From its start on no allocation succeeds that the allocator maps.
 WITHOUT_MEMORY = """
 import resource, sys
-from treenail.cli.main import main
+from treenail.cli.node.main import main
 import treenail.cli.node.run
 resource.setrlimit(resource.RLIMIT_AS, (1, resource.RLIM_INFINITY))
 sys.exit(main(["run", "--root", sys.argv[1], "--node-name", "n1"]))

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from treenail.cli.main import main
-from treenail.cli.node.status import collect_status, compute_exit_code
-from treenail.cli.node.status_text import format_status
+from treenail.cli.node.main import main
+from treenail.cli.node.status import collect_status, compute_exit_code, format_status
 from treenail.cli.output import EXIT_ATTENTION, EXIT_PENDING
 from treenail.cli.output_format import API_VERSION
 from treenail.clock import SystemClock, format_rfc3339
@@ -248,7 +247,7 @@ def test_status_without_ledger_shows_targets_of_last_status_or_unknown(
 @pytest.mark.process
 def test_status_of_directory_that_was_never_booted_asks_no_bus(tmp_path: Path) -> None:
     program = (
-        "import sys; from treenail.cli.main import main; "
+        "import sys; from treenail.cli.node.main import main; "
         "main(['status', '--root', sys.argv[1]]); print('gi' in sys.modules)"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]

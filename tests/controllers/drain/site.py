@@ -17,7 +17,6 @@ from treenail.errors import ClusterError, NotFoundError
 from treenail.kube.client import Client, Json
 from treenail.kube.events import EventRecorder
 from treenail.kube.eviction import InlineExecutor
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import (
     CUSTOMRESOURCEDEFINITIONS,
@@ -28,7 +27,8 @@ from treenail.kube.resources import (
     PODDISRUPTIONBUDGETS,
     PODS,
 )
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail_lab.apiserver.serving.server import LabServer
 
 Hook = Callable[[ApiRequest], ApiResponse | None]

@@ -42,7 +42,6 @@ from treenail.installer.directory.install_manifests import read_install_manifest
 from treenail.installer.images.built_image import BuiltPoolImage
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import (
     CONFIGMAPS,
     MACHINEOSCONFIGS,
@@ -52,7 +51,8 @@ from treenail.kube.resources import (
     Resource,
     get_object,
 )
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 
 
 class HandoverSite:

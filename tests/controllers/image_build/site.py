@@ -26,7 +26,6 @@ from treenail.image.build_result import BuildPhase, BuildResult
 from treenail.image.push_spec import parse_push_spec
 from treenail.kube.client import Client, Transport
 from treenail.kube.events import EventRecorder
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import (
     CONFIGMAPS,
@@ -42,7 +41,8 @@ from treenail.kube.resources import (
     SECRETS,
     get_object,
 )
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation
 from treenail.registry.transport import RegistryLimits
 from treenail_lab.apiserver.serving.server import LabServer

@@ -23,8 +23,7 @@ from tests.waiting import wait_until
 from treenail.api.pullspec import parse_pull_spec
 from treenail.builder.images.provenance import read_documents
 from treenail.builder.images.signatures import verify_image
-from treenail.image.build_reason import BuildReason
-from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
 from treenail.image.oci.provenance import STATEMENT_TYPE
 from treenail.kube.client import Json
 from treenail.kube.resources import MACHINEOSCONFIGS, NODES, SECRETS, get_object

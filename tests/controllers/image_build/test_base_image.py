@@ -30,7 +30,7 @@ from treenail.controllers.pools.image_tags import (
     pin_base_image,
 )
 from treenail.errors import ConfigError
-from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildReason
 
 TAG = "registry.example.com/os/base:stable"
 IMAGES = [f"registry.example.com/os/base@sha256:{digit * 64}" for digit in "abc"]

@@ -22,8 +22,7 @@ from tests.waiting import wait_until
 from treenail.api.pullspec import parse_pull_spec
 from treenail.builder.images.provenance import attach_packages, read_documents
 from treenail.builder.images.signatures import verify_image
-from treenail.image.build_reason import BuildReason
-from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
 from treenail.image.oci.packages import SPDX_TYPE
 from treenail.image.oci.provenance import STATEMENT_TYPE
 from treenail.kube.resources import EVENTS, MACHINEOSCONFIGS

@@ -16,7 +16,7 @@ from treenail.controllers.image_build.facts import (
     ReportPool,
     make_job_name,
 )
-from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildReason
 
 RETRIED = [BuildReason.REGISTRY_BUSY, BuildReason.EVICTED, BuildReason.PUSH_LOGIN_REFUSED]
 FINAL = [BuildReason.INSTRUCTION_FAILED, BuildReason.PUSH_DENIED, BuildReason.CONTAINERFILE_INVALID]

@@ -7,7 +7,7 @@ import pytest
 from tests.controllers.image_build.world import Killed, World
 from treenail.api.machineosbuild import BuildState
 from treenail.controllers.image_build.facts import AppendConfig, BuildFacts, make_job_name
-from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildReason
 
 BOTH = ("amd64", "arm64")
 AMD, ARM = (f"build-worker-c00-{name}" for name in BOTH)

@@ -25,8 +25,13 @@ from tests.controllers.image_build.site import (
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.controllers.image_build.build_objects import decode_report
-from treenail.image.build_reason import BuildReason, RetryClass, classify_retry
-from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.image.build_result import (
+    BuildPhase,
+    BuildReason,
+    BuildResult,
+    RetryClass,
+    classify_retry,
+)
 from treenail.kube.resources import (
     CONFIGMAPS,
     JOBS,

@@ -10,10 +10,10 @@ from treenail.controllers.image_build.job_builder import JobBuilder, JobSettings
 from treenail.controllers.image_build.planner import BuildPlanner
 from treenail.errors import NotLeaderError
 from treenail.kube.client import Client, Json
-from treenail.kube.fence import LateWrites
-from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.lease import LateWrites
 from treenail.kube.resources import CONFIGMAPS
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail_lab.apiserver.serving.server import LabServer
 
 BODY: Json = {"metadata": {"name": "inputs"}, "data": {"Containerfile": "FROM a"}}

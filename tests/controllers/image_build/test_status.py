@@ -2,7 +2,7 @@
 
 from treenail.controllers.image_build.facts import AttemptFailure
 from treenail.controllers.image_build.status import MESSAGE_LIMIT, format_failure
-from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildReason
 
 LOG = (
     "STEP 1/2: FROM configs\n[2/2] STEP 2/2: RUN cat /x\n"

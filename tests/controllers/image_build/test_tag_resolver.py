@@ -13,7 +13,7 @@ from tests.registry.real_registry import RegistryService
 from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.image_build.layer_builder import TagResolver
 from treenail.controllers.pools.image_tags import TagSource
-from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildReason
 
 pytestmark = pytest.mark.integration
 

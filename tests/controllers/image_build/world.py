@@ -41,7 +41,7 @@ from treenail.controllers.image_build.facts import (
     make_job_name,
 )
 from treenail.controllers.image_build.planner import find_system_images
-from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildReason
 
 REPOSITORY = "registry.example.com/os/node"
 BASE = f"registry.example.com/base@sha256:{'b' * 64}"

@@ -14,9 +14,9 @@ from treenail.controllers.pools.disruption_budgets import CACHE_S, BudgetWatcher
 from treenail.controllers.pools.policy import NodeOrder
 from treenail.controllers.runtime.informers import Informers
 from treenail.kube.client import Client
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import PODS
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault
 from treenail_lab.apiserver.serving.server import LabServer
 

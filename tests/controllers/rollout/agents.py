@@ -12,7 +12,6 @@ from treenail.clock import SystemClock, format_rfc3339
 from treenail.errors import ClusterError, ConflictError
 from treenail.kube.client import Client
 from treenail.kube.informer import Informer
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import (
     CUSTOMRESOURCEDEFINITIONS,
     MACHINECONFIGPOOLS,
@@ -20,7 +19,8 @@ from treenail.kube.resources import (
     NODES,
     ROLLOUTPOLICIES,
 )
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.kube.watch import WatchScope
 from treenail.manifests import installation
 from treenail_lab.apiserver.serving.server import LabServer

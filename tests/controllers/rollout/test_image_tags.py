@@ -17,7 +17,7 @@ from treenail.controllers.pools.os_image import UNRESOLVED_CHECK_S
 from treenail.controllers.rollout.image_tag_keeper import TagParts
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.errors import ConfigError, UnreachableError
-from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildReason
 
 TAG = "registry.example.com/os/node:stable"
 IMAGES = [f"registry.example.com/os/node@sha256:{digit * 64}" for digit in "abc"]

@@ -17,11 +17,10 @@ from treenail.controllers.runtime.runtime import ControllerRuntime, MakeElector,
 from treenail.controllers.runtime.workers import Controller, ControllerSettings, Enqueue
 from treenail.errors import ClusterError, ConfigError, NotFoundError, NotLeaderError
 from treenail.kube.client import Client, Json
-from treenail.kube.fence import LateWrites
-from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.lease import LeaderElectionConfig, LeaderElector
+from treenail.kube.lease import LateWrites, LeaderElectionConfig, LeaderElector
 from treenail.kube.resources import CONFIGMAPS, LEASES, ROLLOUTPOLICIES
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.kube.watch import WatchScope
 from treenail_lab.apiserver.serving.faults import DelayFault, FaultMatch, RejectFault
 from treenail_lab.apiserver.serving.server import LabServer

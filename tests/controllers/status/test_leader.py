@@ -9,7 +9,7 @@ from tests.controllers.status.test_status_table import build, make_world, set_co
 from tests.fakes.clock import FakeClock
 from treenail.api.decode import Json
 from treenail.cli.controller.main import main
-from treenail.cli.controller.status_text import format_leader, format_summary
+from treenail.cli.controller.status.text import format_leader, format_summary
 from treenail.clock import SystemClock, format_micro_time
 from treenail.controllers.status.leader import (
     LeaderReader,

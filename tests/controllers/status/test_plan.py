@@ -14,7 +14,7 @@ from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import PoolConfiguration
 from treenail.cli.controller import main as command
-from treenail.cli.controller.status_text import format_table
+from treenail.cli.controller.status.text import format_table
 from treenail.controllers.pools.disruption_budgets import BlockingBudget, find_blocking_budget
 from treenail.controllers.pools.policy import ObservedPolicy, parse_policy
 from treenail.controllers.pools.pools import ObservedPool

@@ -7,7 +7,7 @@ import pytest
 from tests.controllers.status.test_status_table import build, make_world
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.cli.controller.status_text import format_table
+from treenail.cli.controller.status.text import format_table
 from treenail.controllers.status.status_document import build_status_document
 from treenail.controllers.status.status_table import BuildRow, RolloutBlocker, find_pool_builds
 

@@ -8,11 +8,11 @@ from tests.controllers.rollout.world import World
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
 from treenail.api.meta import Condition
-from treenail.cli.controller.status_text import format_table
+from treenail.cli.controller.status.text import format_table
+from treenail.cli.terminal import measure_text
 from treenail.controllers.pools.nodes import STARTED_AT
 from treenail.controllers.status.status_document import build_status_document
 from treenail.controllers.status.status_table import NodeRow, PoolRow, RolloutBlocker, build_rows
-from treenail.text_width import measure_text
 
 HASH = "0123456789abcdef" * 2
 REASON = "cannot stage quay.example/os@sha256:" + "1" * 64 + ": no space left on /boot; remove it"

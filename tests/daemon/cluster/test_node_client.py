@@ -18,10 +18,10 @@ from treenail.daemon.cluster.node_client import NodeClient
 from treenail.errors import ClusterError, ConfigMissingError, ConfigRejectedError
 from treenail.kube.client import Client, PatchType
 from treenail.kube.events import EventRecorder, ObjectReference
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import EVENTS, MACHINECONFIGNODES, NODES
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.kube.watch import ResourceWatch, WatchScope
 from treenail.manifests.installation import build_node_access
 from treenail.update.state.record import Target

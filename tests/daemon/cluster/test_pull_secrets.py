@@ -13,8 +13,12 @@ from treenail.config.bootstrap_registry import (
     BootstrapRegistryRecord,
     encode_record,
 )
-from treenail.config.credential_history import decode_history
-from treenail.config.pullsecret import PullSecret, encode_pull_secret, parse_pull_secret
+from treenail.config.pullsecret import (
+    PullSecret,
+    decode_history,
+    encode_pull_secret,
+    parse_pull_secret,
+)
 from treenail.daemon.cluster.pull_secrets import KUBECONFIG, LOGIN_HISTORY, PullSecrets
 from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
 from treenail.daemon.settings.settings import PartialSettings, merge_settings

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.host_machine import make_machine
-from treenail.api.contents import Contents
 from treenail.api.disruptionpolicy import (
     DaemonReloadPolicyAction,
     ReloadPolicyAction,
     RestartPolicyAction,
 )
+from treenail.api.ignition.model import Contents
 from treenail.config.wanted import WantedFile, WantedState, WantedUnit, WantedUser
 from treenail.daemon.configuration.apply import (
     RecoveryOutcome,

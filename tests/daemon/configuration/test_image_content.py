@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.host_machine import make_machine
-from treenail.api.contents import Contents
+from treenail.api.ignition.model import Contents
 from treenail.config.image_content import compare_with_image
 from treenail.config.wanted import WantedFile, WantedState, WantedUnit
 from treenail.daemon.configuration.image_content import list_tree_paths, read_image_content

@@ -13,21 +13,20 @@ from tests.controllers import test_fuzz
 from tests.fuzz.target import FuzzTarget, Grammar
 from tests.fuzz.targets.objects import CONTROLLER_CONFIG, IMAGE_CONFIG
 from treenail.api import documents, yaml11
-from treenail.api.contents import Contents
 from treenail.api.decode import Fields, load_json
-from treenail.api.ignition import VERSIONS, parse_ignition
-from treenail.api.ignition_checks import check_document
+from treenail.api.ignition.checks import check_document, check_unit_syntax
+from treenail.api.ignition.model import Contents
+from treenail.api.ignition.parser import VERSIONS, parse_ignition
 from treenail.api.machineconfig import MachineConfig
-from treenail.api.unit_syntax import check_unit_syntax
-from treenail.api.yaml_positions import find_positions
+from treenail.api.yaml11 import find_positions
 from treenail.config.diff import compare_configs
 from treenail.config.drift import compute_expected_entries
-from treenail.config.ignition_emit import VERSIONS_SERVED, emit_ignition
-from treenail.config.ignition_withhold import withhold_secrets
+from treenail.config.ignition.emit import VERSIONS_SERVED, emit_ignition
+from treenail.config.ignition.withhold import withhold_secrets
+from treenail.config.image_mirrors import is_safe_change
 from treenail.config.merge import BaseImages, merge_machine_configs
 from treenail.config.pullsecret import encode_pull_secret, parse_pull_secret, read_login_secret
 from treenail.config.redact import redact_json, redact_text
-from treenail.config.registries import is_safe_change
 from treenail.config.trust_anchors import find_certificates
 from treenail.config.validation import find_ignored_fields, validate_config
 from treenail.config.wanted import read_wanted_state

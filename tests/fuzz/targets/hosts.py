@@ -9,8 +9,7 @@ from tests.fuzz.target import ROOT, FuzzTarget, Grammar
 from tests.fuzz.targets.scratch import make_directory
 from tests.host.bootc import test_status
 from treenail.builder.buildah.classify import classify_failure
-from treenail.builder.images.package_databases import parse_dpkg_status
-from treenail.builder.images.rpm_header import parse_header
+from treenail.builder.images.packages import parse_dpkg_status, parse_header
 from treenail.codec import parse_json
 from treenail.daemon.settings.settings import PartialSettings, merge_settings, parse_settings
 from treenail.errors import CommandError
@@ -24,7 +23,7 @@ from treenail.host.rpmostree.client import _parse_deployments
 from treenail.host.rpmostree.transaction import RpmOstreeProgress
 from treenail.host.system.kernel_arguments import compute_edit, is_satisfied, split_arguments
 from treenail.host.systemd.bus import BusSignal
-from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.sanitize import sanitize_text
 from treenail.update.checks.signature_policy import find_rule, find_storage_rule
 

@@ -23,7 +23,7 @@ from treenail.controllers.pools.policy import parse_policy
 from treenail.controllers.pools.pools import ObservedPool
 from treenail.controllers.pools.windows import find_window_state
 from treenail.errors import TreenailError
-from treenail.kube.pod import parse_pod
+from treenail.kube.pods import parse_pod
 from treenail.label_selector import LabelSelector
 from treenail.update.decision.desired import (
     DesiredTarget,

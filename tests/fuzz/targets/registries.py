@@ -20,14 +20,18 @@ from treenail.image.oci.packages import PackageList, make_spdx_document
 from treenail.image.oci.prune import find_digests
 from treenail.image.oci.signature import find_payload_problem, read_signatures
 from treenail.kube.client import Client, WatchStream
-from treenail.kube.http1 import HttpResponse, MalformedResponseError, TruncatedResponseError
-from treenail.kube.kubeconfig import ApiServerConfig
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import NODES
-from treenail.kube.transport import _HttpProtocol
+from treenail.kube.transport.connection import (
+    HttpResponse,
+    MalformedResponseError,
+    TruncatedResponseError,
+)
+from treenail.kube.transport.kubeconfig import ApiServerConfig
+from treenail.kube.transport.native import _HttpProtocol
+from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient
 from treenail.registry.images import read_artifact, resolve_image
-from treenail.registry.logins import Login
 from treenail.registry.names import DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, Descriptor
 from treenail.registry.referrers import get_referrers
 from treenail.registry.transport import TlsSettings

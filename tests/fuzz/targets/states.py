@@ -11,12 +11,11 @@ from tests.fakes.clock import FakeClock
 from tests.fuzz.target import FuzzTarget, Grammar
 from tests.fuzz.targets.scratch import make_directory
 from treenail.builder.build_spec import BuildSpec, FetchedImages
-from treenail.cli.node.status import collect_status
-from treenail.cli.node.status_text import format_status
+from treenail.cli.node.status import collect_status, format_status
 from treenail.codec import parse_json
 from treenail.config.bootstrap_registry import decode_record
-from treenail.config.credential_history import decode_history, encode_history
 from treenail.config.provenance import Provenance
+from treenail.config.pullsecret import decode_history, encode_history
 from treenail.controllers.handover.image_mode_field import read_settings_configmap
 from treenail.controllers.pools.rollout_record import RolloutRecord
 from treenail.daemon.configuration.mcd_state import read_first_boot_annotations

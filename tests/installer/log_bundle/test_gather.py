@@ -21,8 +21,8 @@ from tests.installer.log_bundle.bundles import (
 )
 from treenail.cli.controller.main import main
 from treenail.clock import SystemClock
-from treenail.config.redacted_parts import format_redacted_ends
-from treenail.config.secret_files import WITHHELD
+from treenail.config.node_paths import WITHHELD
+from treenail.config.redact import format_redacted_ends
 from treenail.installer.directory.install_files import InstallDirectory
 from treenail.installer.log_bundle.archive import INDEX_NAME, LogBundle
 from treenail.installer.log_bundle.cluster_parts import parse_node_address

@@ -8,9 +8,9 @@ from typing import Any, Self
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
 from treenail.kube.client import Client
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import NODES, PODS
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail_lab.apiserver.controllers.scheduler import BUILDER_LABEL
 from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.serving.server import LabServer

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from treenail.api.contents import Contents
 from treenail.api.disruptionpolicy import (
     DaemonReloadPolicyAction,
     ReloadPolicyAction,
     RestartPolicyAction,
 )
+from treenail.api.ignition.model import Contents
 from treenail.config.drift import ActualEntry, EntryKind
 from treenail.config.wanted import (
     WantedDirectory,

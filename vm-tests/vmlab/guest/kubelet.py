@@ -10,9 +10,9 @@ from pathlib import Path
 from treenail.clock import SystemClock, format_rfc3339
 from treenail.errors import TreenailError
 from treenail.kube.client import Client, Json
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import NODES
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.sd_notify import SystemdNotifier
 
 log = logging.getLogger(__name__)

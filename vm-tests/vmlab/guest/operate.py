@@ -8,7 +8,7 @@ import base64
 import pickle
 import sys
 
-from treenail.cli.node.choose_backend import choose_backend, create_operating_system
+from treenail.cli.node.backend import choose_backend, create_operating_system
 from treenail.clock import SystemClock
 from treenail.daemon.settings.backend import BackendSetting
 from treenail.errors import TreenailError

@@ -94,7 +94,8 @@ def agent(version: str, *, emulated: bool = True) -> dict[str, Entry]:
         for path in (*_sources(lab / "vmlab/guest"), lab / "vmlab/__init__.py")
     }
     start = (
-        "#!/usr/bin/python3\nimport sys\n\nfrom treenail.cli.main import main\n\nsys.exit(main())\n"
+        "#!/usr/bin/python3\nimport sys\n\n"
+        "from treenail.cli.node.main import main\n\nsys.exit(main())\n"
     )
     entries["usr/bin/treenail"] = Entry(start.encode(), 0o755)
     units = REPOSITORY / "systemd"

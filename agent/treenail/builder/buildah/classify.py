@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treenail.builder.buildah.disk_space import DiskSpace
-from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildReason
 
 _CONTAINERFILE_INVALID = (
     r"unknown instruction",

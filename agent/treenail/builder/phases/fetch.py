@@ -19,16 +19,17 @@ from treenail.builder.build_spec import (
     BuildSpec,
     FetchedImage,
     FetchedImages,
+    find_images,
 )
-from treenail.builder.instructions import find_images
 from treenail.builder.layout import ImageLayout
-from treenail.builder.phases.registries import (
+from treenail.builder.registries import (
     ImageName,
+    OpenClient,
     RegistrySettings,
     parse_image_name,
     pull_from_places,
+    transfer_blobs,
 )
-from treenail.builder.phases.transfers import OpenClient, transfer_blobs
 from treenail.clock import Clock
 from treenail.errors import HostError, TreenailError
 from treenail.image.build_result import BuildPhase, BuildResult

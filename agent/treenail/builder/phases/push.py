@@ -11,21 +11,19 @@ from typing import BinaryIO
 
 from treenail import __version__
 from treenail.api.decode import Fields, Json
-from treenail.builder.assemble import read_manifest
 from treenail.builder.build_spec import (
     BUILT_IMAGE,
     CACHE_PREFIX,
     BuildDirectories,
     BuildSpec,
     FetchedImages,
+    find_images,
 )
-from treenail.builder.images.package_file import read_package_file
+from treenail.builder.images.packages import read_package_file
 from treenail.builder.images.provenance import attach_packages
-from treenail.builder.instructions import find_images
-from treenail.builder.layout import ImageLayout, LayoutImage
+from treenail.builder.layout import ImageLayout, LayoutImage, read_manifest
 from treenail.builder.phases.fetch import CACHE_LIMIT, compute_cache_tag
-from treenail.builder.phases.registries import RegistrySettings, parse_image_name
-from treenail.builder.phases.transfers import transfer_blobs
+from treenail.builder.registries import RegistrySettings, parse_image_name, transfer_blobs
 from treenail.clock import Clock, format_rfc3339
 from treenail.errors import HostError, TreenailError
 from treenail.image.build_result import BuildPhase, BuildResult

@@ -16,17 +16,20 @@ from typing import NoReturn
 
 from treenail.builder.build_spec import GO, BuildDirectories
 from treenail.builder.buildah import sandbox
-from treenail.builder.buildah.namespaces import choose_own_id_maps
-from treenail.builder.buildah.output import TAIL_LINES
-from treenail.builder.buildah.process import SandboxedProgram, make_environment
-from treenail.builder.buildah.program import BindMount, Buildah
+from treenail.builder.buildah.program import (
+    TAIL_LINES,
+    BindMount,
+    Buildah,
+    SandboxedProgram,
+    choose_own_id_maps,
+    make_environment,
+)
+from treenail.builder.failures import make_failed_result
 from treenail.builder.phases import build
-from treenail.builder.phases.failures import make_failed_result
 from treenail.builder.phases.termination import TerminationHandler
 from treenail.clock import SystemClock
 from treenail.errors import TreenailError
-from treenail.image.build_reason import BuildReason
-from treenail.image.build_result import EXIT_USER, BuildPhase, BuildResult
+from treenail.image.build_result import EXIT_USER, BuildPhase, BuildReason, BuildResult
 
 DRIVERS = ("overlay", "vfs")
 
@@ -117,7 +120,7 @@ def _run_phase(
             return build.build_image(directories, buildah, settings, clock, show_line)
         # ssl and http.client take half of the time of all imports; the build needs neither.
         from treenail.builder.phases import fetch, push
-        from treenail.builder.phases.registries import RegistrySettings
+        from treenail.builder.registries import RegistrySettings
 
         access = RegistrySettings.read(arguments.secret, arguments.ca, os.environ)
         if phase is BuildPhase.FETCH:

@@ -1,33 +1,52 @@
-"""``treenail-controller build``: show the builds of files, and run them on this host."""
+"""``treenail-controller build``: show the builds of files, and run them on this host.
+
+Tags of base images are resolved without a cluster.
+"""
 
 import argparse
 import os
 import platform
 import shutil
 import sys
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from treenail.builder.append_layout import append_config_layer, copy_to_layout
+from treenail.api.machineosconfig import MachineOSConfig
+from treenail.builder.append_config import append_config_layer, copy_to_layout
 from treenail.builder.build_spec import BUILT_IMAGE, BuildSpec
-from treenail.builder.buildah.namespaces import choose_own_id_maps
+from treenail.builder.buildah.program import choose_own_id_maps
 from treenail.builder.layout import ImageLayout, LayoutImage
 from treenail.builder.local import BuildFiles, LocalBuild, LocalBuilder, LocalSettings
-from treenail.builder.phases.registries import RegistrySettings
-from treenail.cli.controller import build_text
-from treenail.cli.controller.base_tag import make_tag_resolver
-from treenail.cli.controller.build_text import LocalResult
+from treenail.builder.registries import RegistrySettings
 from treenail.cli.files import read_documents
 from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments, print_output
 from treenail.cli.terminal import HelpFormatter, format_examples
-from treenail.clock import SystemClock
+from treenail.clock import Clock, SystemClock
+from treenail.config.pullsecret import PullSecret
 from treenail.controllers.image_build import planner
-from treenail.controllers.image_build.planner import OfflineBuild, SystemPlan
-from treenail.errors import ConfigError, HostError, TreenailError, UsageError
-from treenail.image.build_reason import REMEDIES
-from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.controllers.image_build.cluster_reader import ClusterReader
+from treenail.controllers.image_build.planner import OfflineBuild, ResolveTag, SystemPlan
+from treenail.errors import ConfigError, CredentialError, HostError, TreenailError, UsageError
+from treenail.image.build_result import REMEDIES, BuildPhase, BuildResult
 from treenail.image.inputs.build_inputs import ARCHITECTURES, list_builder_options
 from treenail.image.push_spec import parse_push_spec
+from treenail.kube.resources import SECRETS
+from treenail.registry.images import resolve_image
+
+SystemImages = Mapping[str, str | None]
+"""System part in the registry by architecture: empty if the registry lacks it, None if it was not
+asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalResult:
+    """An image that was built on this host."""
+
+    digest: str
+    pull_spec: str = ""
+    """Empty unless it was pushed."""
+
 
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _LAYOUT_PREFIX = "oci:"
@@ -177,8 +196,8 @@ def run_builds(arguments: argparse.Namespace) -> int:
     print_output(
         arguments.output,
         kind="ImageBuildList",
-        content=lambda: {"builds": build_text.convert_to_json(builds, systems, results)},
-        lines=lambda: build_text.format_builds(builds, systems, results),
+        content=lambda: {"builds": convert_to_json(builds, systems, results)},
+        lines=lambda: format_builds(builds, systems, results),
     )
     sys.stdout.flush()
     return 0
@@ -325,3 +344,167 @@ def _get_work_directory() -> Path:
         return Path("/var/cache/treenail/builds")
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache) / "treenail/builds"
+
+
+class TagUnresolvedError(TreenailError):
+    """The tag of a base image cannot be resolved."""
+
+
+def make_tag_resolver(arguments: argparse.Namespace, clock: Clock) -> ResolveTag:
+    """Make a resolver with the login and the CA of the arguments, otherwise of the input."""
+
+    def resolve(config: MachineOSConfig, reader: ClusterReader) -> str:
+        spec = parse_push_spec(config.base_image, where="the base image")
+        settings = RegistrySettings.read(arguments.pull_secret, arguments.ca, os.environ)
+        if arguments.pull_secret is None:
+            settings = replace(settings, secret=_read_login(config, reader))
+        if arguments.ca is None:
+            ca_pem = reader.read_ca(spec.registry)
+            settings = replace(settings, tls=replace(settings.tls, ca_pem=ca_pem))
+        try:
+            with settings.open_client(spec.registry, spec.repository, clock) as client:
+                first, *others = arguments.architectures
+                found = resolve_image(client, spec.repository, spec.tag, first)
+                digest = found.index_digest or found.digest
+                for each in others:
+                    # By digest: the tag may move between two requests.
+                    resolve_image(client, spec.repository, digest, each)
+        except TreenailError as error:
+            raise TagUnresolvedError(
+                f"cannot resolve the base image {config.base_image}: {error}",
+                remedy="name a login with --pull-secret FILE and a CA with --ca FILE, or name the "
+                "base by digest",
+            ) from error
+        return spec.make_pull_spec(digest)
+
+    return resolve
+
+
+def _read_login(config: MachineOSConfig, reader: ClusterReader) -> PullSecret:
+    """Read the login of the input; files without the Secret mean anonymous access."""
+    name = config.base_pull_secret
+    if name and reader.find_object(SECRETS, name) is None:
+        return PullSecret()
+    try:
+        return reader.read_base_login(name)
+    except CredentialError as error:
+        remedy = "correct it in the input, or name a login with --pull-secret FILE"
+        raise CredentialError(str(error), remedy=remedy) from error
+
+
+def format_builds(
+    builds: Iterable[OfflineBuild],
+    systems: Mapping[str, SystemImages],
+    results: Mapping[str, LocalResult],
+) -> Iterator[str]:
+    """Format the builds for people; ``systems`` and ``results`` are by pool."""
+    for number, build in enumerate(builds):
+        if number:
+            yield ""
+        yield from _format_build(build, systems[build.pool], results.get(build.pool))
+
+
+def convert_to_json(
+    builds: Iterable[OfflineBuild],
+    systems: Mapping[str, SystemImages],
+    results: Mapping[str, LocalResult],
+) -> list[dict[str, object]]:
+    """Convert the builds to the items of the document."""
+    return [
+        {
+            "pool": build.pool,
+            "machineOSConfig": build.config,
+            "machineOSBuild": build.plan.wanted.name,
+            "machineConfig": build.plan.wanted.config,
+            "baseImage": build.plan.wanted.base_image,
+            "baseTag": build.base_tag or None,
+            "contentKey": build.plan.wanted.content_key,
+            "needsJob": build.plan.wanted.needs_job,
+            "systems": [_convert_system(each, systems[build.pool]) for each in build.plan.systems],
+            "pushSpec": build.plan.wanted.push_spec,
+            "configLayer": {
+                "digest": build.layer.digest,
+                "sizeBytes": build.layer.size,
+                "omitted": list(build.layer.omitted),
+            },
+            **_convert_result(results.get(build.pool)),
+        }
+        for build in builds
+    ]
+
+
+def _convert_system(system: SystemPlan, images: SystemImages) -> dict[str, object]:
+    image = images[system.architecture]
+    return {
+        "architecture": system.architecture,
+        "contentKey": system.wanted.content_key,
+        "needsJob": system.wanted.needs_job,
+        "image": system.wanted.push_spec,
+        "imageExists": None if image is None else bool(image),
+        "containerfile": system.containerfile,
+    }
+
+
+def _describe_system(system: str | None, result: LocalResult | None) -> str:
+    if system is None:
+        return "unknown: name --push-secret FILE to look into the registry"
+    if result is not None:
+        return f"reused {system}" if system else "built on this host"
+    if system:
+        return "found in the registry: --local reuses it, the cluster if a build has the key"
+    return "not in the registry: a Job builds it"
+
+
+def _convert_result(result: LocalResult | None) -> dict[str, object]:
+    if result is None:
+        return {}
+    return {"image": {"digest": result.digest, "pullSpec": result.pull_spec or None}}
+
+
+def _format_build(
+    build: OfflineBuild, images: SystemImages, result: LocalResult | None
+) -> Iterator[str]:
+    plan = build.plan
+    yield f"pool {build.pool}: MachineOSConfig {build.config}"
+    yield f"  build:        {plan.wanted.name}"
+    yield f"  config:       {plan.wanted.config}"
+    yield f"  base image:   {plan.wanted.base_image}"
+    if build.base_tag:
+        yield f"  base tag:     {build.base_tag}, resolved now; the cluster resolves it again"
+    if len(plan.systems) == 1:
+        yield from _format_system(plan.systems[0], images, result)
+    yield f"  push spec:    {plan.wanted.push_spec}"
+    if len(plan.systems) > 1:
+        yield "                a list of manifests with an image for each architecture"
+    yield f"  config layer: {build.layer.size} bytes, {build.layer.digest}"
+    for path in build.layer.omitted:
+        yield f"    omitted:    {path}"
+    if len(plan.systems) == 1:
+        yield from _format_containerfile(plan.systems[0])
+    else:
+        for system in plan.systems:
+            yield from _format_system(system, images, result)
+            yield from _format_containerfile(system)
+    if result is not None:
+        yield f"  built:        {result.digest}"
+        if result.pull_spec:
+            yield f"  pushed:       {result.pull_spec}"
+
+
+def _format_system(
+    system: SystemPlan, images: SystemImages, result: LocalResult | None
+) -> Iterator[str]:
+    yield f"  architecture: {system.architecture}"
+    yield f"  content key:  {system.wanted.content_key}"
+    if system.wanted.needs_job:
+        yield f"  system image: {system.wanted.push_spec}"
+        yield f"                {_describe_system(images[system.architecture], result)}"
+    else:
+        yield "  system image: the base image; the build needs no Job"
+
+
+def _format_containerfile(system: SystemPlan) -> Iterator[str]:
+    if system.wanted.needs_job:
+        yield "  Containerfile:"
+        for line in system.containerfile.splitlines():
+            yield f"    {line}".rstrip()

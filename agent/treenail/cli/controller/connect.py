@@ -12,17 +12,17 @@ from urllib.parse import urlsplit
 from treenail.clock import Clock, SystemClock
 from treenail.errors import ForbiddenError, UnreachableError, UsageError
 from treenail.kube.client import Client, Transport
-from treenail.kube.kubeconfig import (
+from treenail.kube.transport.kubeconfig import (
     ApiServerConfig,
     UnsupportedKubeconfigError,
     find_current_context,
     read_kubeconfigs,
     read_service_account,
 )
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.native import HttpTransport
 
 if TYPE_CHECKING:
-    from treenail.kube.official import OfficialTransport
+    from treenail.kube.transport.official import OfficialTransport
 
 
 POD_ACCOUNT = "the service account of the pod"
@@ -193,7 +193,7 @@ def _refuse_proxy(connection: ApiServerConfig) -> None:
 def _import_package(otherwise: UsageError) -> "type[OfficialTransport]":
     # Imported late: it takes half a second and 40 MiB, and few kubeconfigs need it.
     try:
-        from treenail.kube.official import OfficialTransport
+        from treenail.kube.transport.official import OfficialTransport
     except ModuleNotFoundError as error:
         raise otherwise from error
     return OfficialTransport

@@ -11,8 +11,8 @@ from treenail.api import documents
 from treenail.cli.controller.serve import add_document_arguments
 from treenail.cli.files import read_input
 from treenail.cli.terminal import HelpFormatter, format_examples
-from treenail.config.ignition_emit import VERSIONS_SERVED
-from treenail.config.ignition_withhold import withhold_secrets
+from treenail.config.ignition.emit import VERSIONS_SERVED
+from treenail.config.ignition.withhold import withhold_secrets
 from treenail.errors import ConfigError, UsageError
 from treenail.provisioning.content.pointer import HEADERS_SINCE, build_pointer
 

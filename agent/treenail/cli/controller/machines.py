@@ -9,7 +9,6 @@ from treenail.cli.controller.connect import (
     connect_cluster,
     parse_namespace,
 )
-from treenail.cli.controller.duration import parse_duration
 from treenail.cli.output import EXIT_ATTENTION, EXIT_PENDING
 from treenail.cli.output_format import (
     OutputFormat,
@@ -20,6 +19,7 @@ from treenail.cli.output_format import (
     print_output,
     print_table,
 )
+from treenail.cli.parser import parse_duration
 from treenail.cli.terminal import (
     HelpFormatter,
     find_width,
@@ -31,7 +31,6 @@ from treenail.cli.terminal import (
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.status.snapshot import read_pools
 from treenail.errors import ClusterError, NotFoundError
-from treenail.escape import escape_line
 from treenail.kube.client import Client
 from treenail.kube.resources import NODES
 from treenail.manifests.ignition_server import NAME
@@ -49,6 +48,7 @@ from treenail.provisioning.machines.machine_report import (
     build_report_document,
 )
 from treenail.provisioning.machines.request_log import REQUEST_CONFIGMAP, RequestStore
+from treenail.sanitize import escape_line
 
 DOCUMENT_KIND = "MachineRequestList"
 

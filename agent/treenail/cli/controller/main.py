@@ -12,9 +12,14 @@ from functools import partial
 from treenail import __version__
 from treenail.api import documents
 from treenail.cli.files import read_documents
-from treenail.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, run_with_output
+from treenail.cli.output import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    guard_output,
+    run_with_output,
+)
 from treenail.cli.parser import CommandParser, rename_program
-from treenail.cli.safe_output import guard_output
 from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
 from treenail.errors import TreenailError, UsageError
 
@@ -69,7 +74,8 @@ def create_kubectl_parser() -> CommandParser:
         formatter_class=HelpFormatter,
     )
     _add_version(parser)
-    from treenail.cli.controller import machines, plan, rollout, status
+    from treenail.cli.controller import machines, plan, rollout
+    from treenail.cli.controller.status import command as status
 
     commands = _add_commands(parser)
     for command in (status, plan, rollout, machines):
@@ -126,11 +132,11 @@ def create_parser() -> CommandParser:
         rollout,
         run,
         serve,
-        status,
         token,
         trust,
     )
     from treenail.cli.controller.install import group as install_group
+    from treenail.cli.controller.status import command as status
 
     parser = CommandParser(
         prog=PROGRAM,

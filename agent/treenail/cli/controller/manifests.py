@@ -6,12 +6,12 @@ import sys
 
 from treenail.api import annotations as key
 from treenail.api import documents
-from treenail.cli.controller import build_options
+from treenail.cli.controller import run
 from treenail.cli.controller.connect import parse_namespace
-from treenail.cli.controller.image_annotation import add_image_annotation_argument
 from treenail.cli.controller.run import CONTROLLERS, parse_controllers
 from treenail.cli.controller.serve import parse_registry
 from treenail.cli.controller.serve_tokens import MODES, parse_server_url
+from treenail.cli.parser import add_image_annotation_argument
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.errors import UsageError
 from treenail.manifests import ignition_server, installation
@@ -131,7 +131,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="serve the read-only page on the loopback interface of the pods; see it with: kubectl "
         f"port-forward -n NAMESPACE deployment/{installation.NAME} {installation.WEB_PORT}",
     )
-    build_options.add_arguments(parser)
+    run.add_build_arguments(parser)
     parser.add_argument(
         "--signing-key-secret",
         metavar="NAME",
@@ -226,7 +226,7 @@ def print_manifests(arguments: argparse.Namespace) -> int:
         arguments.image,
         has_web_page=arguments.web,
         metrics_namespaces=readers,
-        builds=build_options.read_settings(arguments, arguments.build_namespace or ""),
+        builds=run.read_job_settings(arguments, arguments.build_namespace or ""),
         signing_key_secret=arguments.signing_key_secret or "",
         image_annotation=key.PREFIX + arguments.image_annotation,
         serve_namespace=serve_namespace if serve_namespace != ignition_server.NAME else "",

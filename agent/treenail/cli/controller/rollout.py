@@ -10,7 +10,6 @@ from treenail.cli.controller.connect import (
     add_leader_arguments,
     connect_cluster,
 )
-from treenail.cli.controller.duration import parse_duration
 from treenail.cli.output import EXIT_AT_TARGET, EXIT_ATTENTION, EXIT_FAILED, EXIT_PENDING
 from treenail.cli.output_format import (
     TABLE_FORMATS,
@@ -21,6 +20,7 @@ from treenail.cli.output_format import (
     print_output,
     print_table,
 )
+from treenail.cli.parser import parse_duration
 from treenail.cli.terminal import (
     HelpFormatter,
     find_width,

@@ -1,4 +1,7 @@
-"""``treenail-controller run``: construct the controllers and run them until SIGTERM or SIGINT."""
+"""``treenail-controller run``: construct the controllers and run them until SIGTERM or SIGINT.
+
+The arguments about image builds are also those of ``treenail-controller manifests``.
+"""
 
 import argparse
 import logging
@@ -14,22 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treenail.api.decode import Json
-from treenail.cli.controller import build_options
 from treenail.cli.controller.connect import (
     POD_ACCOUNT,
     add_connection_arguments,
     create_process_transport,
     parse_namespace,
 )
-from treenail.cli.controller.count import parse_count
-from treenail.cli.controller.duration import parse_duration
-from treenail.cli.controller.image_annotation import add_image_annotation_argument
-from treenail.cli.controller.stderr_log import log_to_stderr
 from treenail.cli.controller.trust import add_key_argument, load_key
 from treenail.cli.output import EXIT_FAILED
+from treenail.cli.parser import add_image_annotation_argument, parse_count, parse_duration
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import BootTimeClock, Clock
 from treenail.controllers.image_build.job_builder import JobSettings
+from treenail.controllers.pools.image_tags import LazyTagSource, TagSource
 from treenail.controllers.runtime.health import HealthServer
 from treenail.controllers.runtime.http_server import parse_address
 from treenail.controllers.runtime.informers import Informers
@@ -39,13 +39,14 @@ from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import UsageError
 from treenail.kube.client import Client, Transport
 from treenail.kube.events import EventRecorder
-from treenail.kube.fence import LateWrites, LeaderTransport
-from treenail.kube.lease import LeaderElectionConfig, LeaderElector
+from treenail.kube.lease import LateWrites, LeaderElectionConfig, LeaderElector, LeaderTransport
 from treenail.kube.resources import SECRETS
+from treenail.log import log_to_stderr
 from treenail.manifests import installation
 
 if TYPE_CHECKING:
     from treenail.controllers.status.leader import LeaderReport
+
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +113,6 @@ def _build_render(context: ControllerContext) -> tuple[ControllerSettings, ...]:
 
 def _build_rollout(context: ControllerContext) -> tuple[ControllerSettings, ...]:
     from treenail.api import annotations as key
-    from treenail.cli.controller.tag_source import make_tag_source
     from treenail.controllers.rollout.controller import RolloutController
     from treenail.controllers.rollout.external_gates import GateClient
     from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
@@ -288,7 +288,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="report that an image of an installation is not in its final registry after this "
         "time; install retries further (default: 60m)",
     )  # fmt: skip
-    build_options.add_arguments(parser)
+    add_build_arguments(parser)
     add_key_argument(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="log at level DEBUG")
     parser.set_defaults(run=run_controllers)
@@ -435,7 +435,7 @@ def _read_build_settings(arguments: argparse.Namespace) -> JobSettings:
     if not {"build", "install"} & set(arguments.enable):
         return JobSettings()
     namespace = arguments.build_namespace or arguments.namespace or _read_own_namespace()
-    return build_options.read_settings(arguments, namespace)
+    return read_job_settings(arguments, namespace)
 
 
 def _create_page(
@@ -498,3 +498,81 @@ def _parse_seconds(text: str) -> float:
             f"expected seconds from 0 to {_MAX_SECONDS:g}, found {text!r}"
         )
     return found
+
+
+_QUANTITY = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
+
+
+def add_build_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    defaults = JobSettings()
+    parser.add_argument(
+        "--builder-image",
+        metavar="IMAGE",
+        default=defaults.image,
+        help="build OS images with this image, which contains buildah (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--build-namespace",
+        metavar="NAME",
+        type=parse_namespace,
+        help="namespace of the Jobs and Secrets of builds (default: that of the controllers)",
+    )
+    for name, default, what in (
+        ("cpu", defaults.cpu, "CPU that a build requests"),
+        ("memory", defaults.memory, "memory that a build requests and may use"),
+        ("storage", defaults.storage, "disk space that a build may use"),
+    ):
+        parser.add_argument(
+            f"--build-{name}",
+            metavar="QUANTITY",
+            type=parse_quantity,
+            default=default,
+            help=f"{what} (default: %(default)s)",
+        )
+    parser.add_argument(
+        "--build-cache",
+        metavar="REPOSITORY",
+        default="",
+        help="store layers of builds in this repository, for later builds (default: no cache)",
+    )
+
+
+def read_job_settings(arguments: argparse.Namespace, namespace: str) -> JobSettings:
+    """Return the settings of Jobs in a namespace."""
+    return JobSettings(
+        image=arguments.builder_image,
+        namespace=namespace,
+        cpu=arguments.build_cpu,
+        memory=arguments.build_memory,
+        storage=arguments.build_storage,
+        cache_repository=arguments.build_cache,
+    )
+
+
+def parse_quantity(text: str) -> str:
+    """Parse a quantity of Kubernetes."""
+    if not _QUANTITY.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"expected a quantity such as 2Gi, found {text!r:.40}")
+    return text
+
+
+def make_tag_source(
+    client: Client, clock: Clock, find_namespace: Callable[[], str]
+) -> LazyTagSource:
+    """Make a source that reads logins from the namespace of the controllers."""
+
+    def make() -> TagSource:
+        from treenail.controllers.image_build.cluster_reader import ClusterReader
+        from treenail.controllers.image_build.layer_builder import TagResolver
+        from treenail.registry.proxies import read_proxy_settings
+
+        try:
+            namespace = find_namespace()
+        except UsageError:
+            # On a host, without --namespace.
+            namespace = "default"
+        reader = ClusterReader(client, clock, namespace=namespace)
+        return TagResolver(reader, clock, proxies=read_proxy_settings(os.environ))
+
+    return LazyTagSource(make)

@@ -17,9 +17,6 @@ from treenail.cli.controller.connect import (
     create_process_transport,
     parse_namespace,
 )
-from treenail.cli.controller.count import parse_count
-from treenail.cli.controller.duration import parse_duration
-from treenail.cli.controller.image_annotation import add_image_annotation_argument
 from treenail.cli.controller.serve_tokens import (
     REQUEST_LIMIT_S,
     add_token_arguments,
@@ -28,12 +25,13 @@ from treenail.cli.controller.serve_tokens import (
     find_namespace,
     open_access,
 )
-from treenail.cli.controller.stderr_log import log_to_stderr
 from treenail.cli.output import EXIT_FAILED
+from treenail.cli.parser import add_image_annotation_argument, parse_count, parse_duration
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import BootTimeClock, Clock
 from treenail.controllers.runtime.http_server import parse_address
 from treenail.errors import UsageError
+from treenail.log import log_to_stderr
 
 if TYPE_CHECKING:
     from treenail.controllers.runtime.informers import Informers

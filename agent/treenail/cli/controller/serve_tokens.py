@@ -8,11 +8,11 @@ import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from treenail.cli.controller.duration import parse_duration
 from treenail.cli.files import read_input
+from treenail.cli.parser import parse_duration
 from treenail.clock import Clock
 from treenail.errors import UsageError
-from treenail.kube.kubeconfig import SERVICE_ACCOUNT
+from treenail.kube.transport.kubeconfig import SERVICE_ACCOUNT
 
 if TYPE_CHECKING:
     from treenail.controllers.runtime.informers import Informers
@@ -184,7 +184,7 @@ def _make_shared_credentials(
 
 def _find_target(arguments: argparse.Namespace) -> "JoinTarget | None":
     """Return the API server of new machines; None when no address is known."""
-    from treenail.kube.kubeconfig import UnsupportedKubeconfigError, read_kubeconfig
+    from treenail.kube.transport.kubeconfig import UnsupportedKubeconfigError, read_kubeconfig
     from treenail.provisioning.tokens.bootstrap_tokens import JoinTarget
 
     url, file = arguments.api_server or "", arguments.api_server_ca

@@ -13,8 +13,6 @@ from treenail.cli.controller.connect import (
     connect_cluster,
     parse_namespace,
 )
-from treenail.cli.controller.count import parse_count
-from treenail.cli.controller.duration import parse_duration
 from treenail.cli.controller.serve_tokens import DEFAULT_NAMESPACE
 from treenail.cli.files import STDIN, read_input
 from treenail.cli.output_format import (
@@ -26,9 +24,10 @@ from treenail.cli.output_format import (
     print_document,
     print_table,
 )
+from treenail.cli.parser import parse_count, parse_duration
 from treenail.cli.terminal import HelpFormatter, format_duration, format_examples, print_lines
 from treenail.clock import SystemClock, format_rfc3339
-from treenail.config.ignition_emit import VERSIONS_SERVED
+from treenail.config.ignition.emit import VERSIONS_SERVED
 from treenail.errors import ClusterError, UsageError
 from treenail.provisioning.content.pointer import HEADERS_SINCE, build_pointer, check_server_url
 from treenail.provisioning.tokens.tokens import (

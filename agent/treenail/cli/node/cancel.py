@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from treenail.cli.node.choose_backend import read_agent_status
+from treenail.cli.node.backend import read_agent_status
 from treenail.cli.node.local_machine import open_machine
 from treenail.cli.output_format import OutputFormat, print_document
 from treenail.cli.terminal import print_lines

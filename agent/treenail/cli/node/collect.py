@@ -1,36 +1,115 @@
-"""``treenail collect``: write one file for a bug report, without secrets."""
+"""``treenail collect``: write one file for a bug report, without secrets.
+
+It is a compressed tar archive; every part passes the redaction.
+"""
 
 import argparse
+import io
+import json
 import platform
 import shutil
 import socket
 import stat
 import sys
+import tarfile
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from treenail import __version__
 from treenail.api.decode import Fields
+from treenail.cli.files import create_private_file
 from treenail.cli.node import plan, status
-from treenail.cli.node.collect_bundle import STDOUT, Bundle
 from treenail.cli.node.local_machine import open_machine
-from treenail.cli.node.own_node import connect_own_node
-from treenail.cli.node.plan_node import plan_node
+from treenail.cli.node.own_node import connect_own_node, plan_node
 from treenail.cli.output_format import OutputFormat, build_document, format_document
 from treenail.cli.terminal import print_lines
 from treenail.clock import Clock, format_rfc3339
 from treenail.codec import parse_json
+from treenail.config.redact import (
+    format_redacted_document,
+    format_redacted_lines,
+    format_redacted_text,
+    redact_line,
+    truncate_start,
+)
 from treenail.daemon.configuration import mcd_state
 from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
 from treenail.daemon.settings.settings import SETTINGS_FILE
-from treenail.errors import CommandError, FileError
+from treenail.errors import CommandError, FileError, TreenailError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.host.system.kernel import HostKernel
 from treenail.host.system.state_file import LEDGER_PATH, STATE_DIRECTORY
 from treenail.process import ProgramRunner
+
+STDOUT = "-"
+MAX_PART_BYTES = 2 * 1024 * 1024
+"""Size limit of a part; a longer part keeps its end, which has the latest records."""
+
+
+class Bundle:
+    """Parts in memory, at most 2 MiB each, and the causes of missing parts."""
+
+    def __init__(self, *, name: str, now: float) -> None:
+        self._name = name
+        self._now = now
+        self._parts: dict[str, bytes] = {}
+        self._missing: dict[str, str] = {}
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Cause of each missing part, by its name."""
+        return dict(self._missing)
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Names of the parts."""
+        return tuple(self._parts)
+
+    def add_document(self, name: str, read: Callable[[], object]) -> None:
+        """Add a JSON document."""
+        self._add_part(name, lambda: format_redacted_document(read()))
+
+    def add_text(self, name: str, read: Callable[[], str]) -> None:
+        """Add a text; redact also secrets that span several lines."""
+        self._add_part(name, lambda: format_redacted_text(read()))
+
+    def add_lines(self, name: str, read: Callable[[], str]) -> None:
+        """Add independent lines, such as journal records; redact line by line."""
+        self._add_part(name, lambda: format_redacted_lines(read()))
+
+    def write_archive(self, path: str) -> None:
+        """Write the archive with mode 0600; raise `FileError` if the file exists."""
+        archive = self._pack_archive()
+        if path == STDOUT:
+            sys.stdout.buffer.write(archive)
+            sys.stdout.buffer.flush()
+            return
+        with create_private_file(path) as file:
+            file.write(archive)
+
+    def _add_part(self, name: str, read: Callable[[], bytes]) -> None:
+        try:
+            content = read()
+        except (TreenailError, ValueError, RecursionError, OSError) as error:
+            self._missing[name] = redact_line(str(error) or type(error).__name__)
+            return
+        self._parts[name] = truncate_start(content, MAX_PART_BYTES)
+
+    def _pack_archive(self) -> bytes:
+        index = {"parts": sorted(self._parts), "missing": self._missing}
+        listed = {"index.json": json.dumps(index, indent=1).encode() + b"\n", **self._parts}
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+            for name, content in listed.items():
+                entry = tarfile.TarInfo(f"{self._name}/{name}")
+                entry.size, entry.mtime, entry.mode = len(content), int(self._now), 0o600
+                tar.addfile(entry, io.BytesIO(content))
+        return packed.getvalue()
+
 
 Json = dict[str, object]
 
@@ -171,7 +250,7 @@ def _list_files(root: Root) -> list[Json]:
 
 def _read_deployments(machine: Machine) -> Json:
     # Imported late: all other parts can be read without a bus.
-    from treenail.cli.node.choose_backend import read_deployments
+    from treenail.cli.node.backend import read_deployments
 
     return asdict(read_deployments(machine))
 

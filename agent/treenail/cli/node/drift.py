@@ -1,4 +1,7 @@
-"""``treenail drift``: show what differs from the current config, and repair it."""
+"""``treenail drift``: show what differs from the current config, and repair it.
+
+Without an agent it compares with the copy of the config that ``treenail once`` stored.
+"""
 
 import argparse
 import os
@@ -8,14 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treenail.api.contents import Contents
+from treenail.api.ignition.model import Contents
 from treenail.api.machineconfig import MachineConfig
-from treenail.cli.node.local_machine import create_unit_states, open_machine
-from treenail.cli.node.node_settings import load_node_settings
-from treenail.cli.node.stored_config import read_stored_config
+from treenail.cli.node.local_machine import create_unit_states, load_node_settings, open_machine
 from treenail.cli.output import EXIT_ATTENTION
 from treenail.cli.output_format import print_output
 from treenail.cli.terminal import Painter, VerbatimLine, create_painter
+from treenail.codec import encode_parts, parse_json
 from treenail.config.drift import Drift, DriftAttribute, compute_expected_entries
 from treenail.config.image_content import ImageSplit
 from treenail.config.wanted import WantedOS, read_wanted_state
@@ -24,7 +26,8 @@ from treenail.daemon.configuration.drift import BootedState, DriftCheck, Expecte
 from treenail.daemon.configuration.image_content import read_image_content
 from treenail.daemon.configuration.inspect import open_booted_tree
 from treenail.daemon.configuration.node_configs import NodeConfigs
-from treenail.errors import FileError, HostError, UnreachableError, UsageError
+from treenail.errors import ConfigError, FileError, HostError, UnreachableError, UsageError
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.machine import Machine
 from treenail.update.drift.drift_policy import BOOT_ATTRIBUTES, DriftReaction, format_drift_remedy
 from treenail.update.state import record as records
@@ -32,6 +35,11 @@ from treenail.update.state.record import Target
 
 if TYPE_CHECKING:
     from treenail.config.redact import FileDiff
+
+
+ONCE_CONFIG_PATH = "/var/lib/treenail/once.json"
+_MAX_CONFIG_BYTES = 64 * 1024 * 1024
+
 
 Json = dict[str, object]
 
@@ -187,7 +195,7 @@ class _DriftInspector:
             # A directory tree was never booted: the deployments on the bus are those of this host.
             return BootedState(self._split.wanted.os.kernel_arguments)
         # Imported late: a directory tree needs no bus.
-        from treenail.cli.node.choose_backend import read_deployments
+        from treenail.cli.node.backend import read_deployments
 
         try:
             booted = read_deployments(self._machine).booted
@@ -242,3 +250,32 @@ def _build_document(found: ReportedDrift) -> Json:
             "note": found.diff.note if found.diff else "",
         },
     }
+
+
+def encode_config(config: MachineConfig) -> Iterator[bytes]:
+    """Yield the copy of the config in parts, without users and their password hashes.
+
+    treenail drift does not compare these.
+    """
+    sections = {name: each for name, each in (config.config or {}).items() if name != "passwd"}
+    yield from encode_parts(replace(config, config=sections or None).to_json())
+
+
+def has_stored_config(files: HostFiles) -> bool:
+    """Return whether a copy of any config exists. Raises `FileError`."""
+    directory, _, name = ONCE_CONFIG_PATH.rpartition("/")
+    return name in files.list_directory(directory)
+
+
+def read_stored_config(files: HostFiles) -> MachineConfig | None:
+    """Return the copy, None without one. Raises `HostError` if it is damaged."""
+    content = files.read_file(ONCE_CONFIG_PATH, limit=_MAX_CONFIG_BYTES)
+    if content is None:
+        return None
+    try:
+        return MachineConfig.from_json(parse_json(content))
+    except (ValueError, ConfigError) as error:
+        raise HostError(
+            f"cannot read {ONCE_CONFIG_PATH}: expected the config of the last treenail once",
+            remedy="write it again: treenail once FILE",
+        ) from error

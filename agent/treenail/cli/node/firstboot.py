@@ -8,14 +8,17 @@ import sys
 import threading
 
 from treenail import log as journal
-from treenail.cli.node.choose_backend import (
+from treenail.cli.node.backend import (
     STATUS_PATH,
     BackendChoice,
     choose_backend,
     create_operating_system,
 )
-from treenail.cli.node.local_machine import create_inspector_and_runner, create_unit_states
-from treenail.cli.node.node_settings import load_agent_settings
+from treenail.cli.node.local_machine import (
+    create_inspector_and_runner,
+    create_unit_states,
+    load_agent_settings,
+)
 from treenail.cli.node.run_probes import create_preflight
 from treenail.clock import SystemClock
 from treenail.daemon.cluster.pull_secrets import PullSecrets

@@ -1,5 +1,9 @@
-"""The machine below a root, for commands: its context, inspector and step runner."""
+"""The machine below a root, for commands: its context, settings, inspector and step runner."""
 
+import argparse
+import logging
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treenail.clock import SystemClock
@@ -10,6 +14,8 @@ if TYPE_CHECKING:
     from treenail.daemon.configuration.inspect import MachineInspector, UnitStateSource
     from treenail.daemon.configuration.step_runner import StepRunner
     from treenail.host.systemd.bus import SystemBus
+if TYPE_CHECKING:
+    from treenail.daemon.settings.settings import AgentSettings, PartialSettings
 
 
 def open_machine(path: str | None, bus: "SystemBus | None" = None) -> Machine:
@@ -37,3 +43,30 @@ def create_inspector_and_runner(
     states = create_unit_states(machine, is_running=is_running)
     services = machine.systemd if is_running else None
     return MachineInspector(machine, states), StepRunner(machine, services)
+
+
+def load_agent_settings(arguments: argparse.Namespace) -> "AgentSettings":
+    """Load the settings for ``run`` and ``firstboot``; options take precedence over the file."""
+    from treenail.daemon.settings.settings import PartialSettings
+
+    given = PartialSettings(
+        kubeconfig=getattr(arguments, "kubeconfig", None),
+        node_name=getattr(arguments, "node_name", None),
+        root=arguments.root,
+        log_level=logging.DEBUG if arguments.verbose else None,
+    )
+    return _load_file(Root(arguments.root or "/"), arguments.config, given)
+
+
+def load_node_settings(root: Root, config: str | None) -> "AgentSettings":
+    """Load the settings of the agent; raise `UsageError` if they are invalid."""
+    from treenail.daemon.settings.settings import PartialSettings
+
+    return _load_file(root, config, PartialSettings(root=str(root.prefix)))
+
+
+def _load_file(root: Root, config: str | None, given: "PartialSettings") -> "AgentSettings":
+    from treenail.daemon.settings.settings import SETTINGS_FILE, load_settings
+
+    path = Path(config) if config else root.resolve_path(SETTINGS_FILE)
+    return load_settings(path, given, host_name=os.uname().nodename, is_required=config is not None)

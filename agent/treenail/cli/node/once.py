@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
 from treenail.cli.files import read_machine_config
+from treenail.cli.node.drift import ONCE_CONFIG_PATH, encode_config, has_stored_config
 from treenail.cli.node.local_machine import create_inspector_and_runner, open_machine
-from treenail.cli.node.stored_config import ONCE_CONFIG_PATH, encode_config, has_stored_config
 from treenail.cli.output import EXIT_ATTENTION, flush_output
 from treenail.cli.output_format import OutputFormat, print_document
 from treenail.cli.terminal import print_lines

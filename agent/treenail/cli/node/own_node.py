@@ -1,18 +1,45 @@
-"""The Node of this machine, for commands that also work without it."""
+"""The Node of this machine, and the plan from its current target to the desired one.
 
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
+Commands also work without the Node.
+"""
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from treenail.api import annotations as key
 from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy, DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
-from treenail.cli.node.node_settings import load_node_settings
-from treenail.errors import NotFoundError
+from treenail.api.meta import ObjectMeta
+from treenail.api.node import Node
+from treenail.cli.node.local_machine import create_inspector_and_runner, load_node_settings
+from treenail.codec import parse_json
+from treenail.config.image_content import (
+    ImageSplit,
+    assume_provided,
+    compare_with_image,
+    make_missing_error,
+)
+from treenail.config.wanted import read_wanted_state
+from treenail.daemon.configuration.config_cache import ConfigCache
+from treenail.daemon.configuration.image_content import read_image_content
+from treenail.daemon.configuration.inspect import open_booted_tree
+from treenail.daemon.configuration.machine import plan_machine_steps
+from treenail.daemon.reconcile.observe import summarize_deployments
+from treenail.daemon.settings.settings import DrainMode, ImageFiles, RebootMode
+from treenail.errors import ClusterError, HostError, NotFoundError, UsageError
 from treenail.host.machine import Machine
 from treenail.kube.resources import MACHINECONFIGS, MACHINECONFIGURATIONS, NODES
+from treenail.update.impact.os_change import RunningOS, compute_os_change
+from treenail.update.impact.preview import MachinePlan, Preview, preview_update
+from treenail.update.state import record as records
+from treenail.update.state.record import LedgerRecord, Target
+from treenail.update.steps.steps import BackUpEntry, RecordOwnership
 
 if TYPE_CHECKING:
     from treenail.kube.client import Client
+
 
 Json = dict[str, object]
 _CALL_TIMEOUT_S = 5.0
@@ -53,10 +80,193 @@ def connect_own_node(machine: Machine, config: str | None) -> Iterator[OwnNode]:
     """Connect to the API server with a short timeout; raise `UsageError` without a kubeconfig."""
     # Imported late: most commands do not need TLS.
     from treenail.kube.client import Client
-    from treenail.kube.kubeconfig import read_kubeconfig
-    from treenail.kube.transport import HttpTransport
+    from treenail.kube.transport.kubeconfig import read_kubeconfig
+    from treenail.kube.transport.native import HttpTransport
 
     settings = load_node_settings(machine.root, config)
     connection = read_kubeconfig(settings.kubeconfig, locate=machine.root.resolve_path)
     with closing(HttpTransport(connection, machine.clock)) as transport:
         yield OwnNode(Client(transport, limit_s=_CALL_TIMEOUT_S), settings.node_name)
+
+
+T = TypeVar("T")
+
+
+def plan_node(
+    machine: Machine, config: str | None, policy: DisruptionPolicy | None
+) -> tuple[Preview, tuple[str, ...]]:
+    """Plan the next update of this node; also return notes on what the plan does not consider.
+
+    Works without the API server for configs that the agent has read before. Raises `UsageError`
+    and `HostError` if a config is missing.
+    """
+    settings = load_node_settings(machine.root, config)
+    has_files_in_image = settings.image_files is ImageFiles.BAKED
+    record = records.from_json(machine.ledger.read_document())
+    target = read_desired_target(machine, record)
+    if not target.config:
+        raise UsageError(
+            "cannot plan: the desired target of this node is not known",
+            remedy="start the agent, which reads it: systemctl start treenail",
+        )
+    sources = _PlanSources(machine, config)
+    if target.image:
+        has_files_in_image = sources.must_image_have_files(default=has_files_in_image)
+    quarantined = record.quarantined
+    if quarantined is not None and quarantined.target == target:
+        sources.notes.append(
+            f"the target is quarantined: {quarantined.reason}; {quarantined.remedy}"
+        )
+    new = sources.find_config(target.config)
+    if new is None:
+        raise HostError(
+            f"cannot plan: this machine stores no copy of {target.config}, and the API server is "
+            "unreachable",
+            remedy="plan between two files instead: treenail plan OLD NEW",
+        )
+    current = record.current
+    old = sources.find_config(current.config) if current.config else None
+    if old is None and current.config:
+        sources.notes.append(
+            f"this machine stores no copy of {current.config}: its files are not considered"
+        )
+    old = old or MachineConfig(metadata=ObjectMeta(name=current.config))
+    machine_plan = _inspect_machine(machine, old, new, target, sources.notes)
+    if machine_plan and machine_plan.split and machine_plan.split.missing and has_files_in_image:
+        error = make_missing_error(target.config, target.image, machine_plan.split.missing)
+        sources.notes.append(f"the agent will reject the update: {error}; {error.remedy}")
+    if machine_plan is not None and target == current:
+        # Drift alone starts no update; the drift policy decides about it.
+        if any(not isinstance(step, BackUpEntry | RecordOwnership) for step in machine_plan.steps):
+            sources.notes.append("something has drifted; see: treenail drift")
+        machine_plan = None
+    found = preview_update(
+        old,
+        new,
+        policy or sources.find_policy(),
+        images=(current.image, target.image),
+        has_files_in_image=has_files_in_image,
+        machine=machine_plan,
+    )
+    if settings.reboot is RebootMode.AUTO and found.needs_reboot and found.can_keep_kernel:
+        sources.notes.append(
+            "the reboot is a soft reboot, of user space only, if kernel and initramfs stay the same"
+        )
+    if found.needs_drain and settings.drain is DrainMode.NEVER:
+        sources.notes.append(
+            'the setting drain is "never": drain the node yourself before the update'
+        )
+    return found, tuple(sources.notes)
+
+
+def read_desired_target(machine: Machine, record: LedgerRecord) -> Target:
+    """Return the desired target that the agent read last."""
+    from treenail.cli.node.status import STATUS_PATH
+
+    if record.update is not None:
+        return record.update.target
+    content = machine.files.read_file(STATUS_PATH)
+    with suppress(ValueError):
+        match parse_json(content or b"{}"):
+            case {"desired": {"config": config, "image": image}}:
+                return Target(str(config), str(image))
+            case _:
+                pass
+    return record.quarantined.target if record.quarantined else record.current
+
+
+class _PlanSources:
+    """Configs and policy, from this machine or the API server.
+
+    After one error the API server is skipped, so that a command waits for one timeout only.
+    """
+
+    def __init__(self, machine: Machine, config: str | None) -> None:
+        self._machine = machine
+        self._config = config
+        self._unreachable_reason = ""
+        self.notes: list[str] = []
+
+    def find_config(self, name: str) -> MachineConfig | None:
+        """Return the stored or the fetched config; None if neither is available."""
+        cached = ConfigCache(self._machine.files, self).read_cached(name)
+        return cached or self._query_cluster(lambda: self.fetch_machine_config(name))
+
+    def fetch_machine_config(self, name: str) -> MachineConfig:
+        """Fetch the config from the API server; raise `ClusterError` or `ConfigError`."""
+        with connect_own_node(self._machine, self._config) as node:
+            return node.machine_config(name)
+
+    def must_image_have_files(self, *, default: bool) -> bool:
+        """Return whether the image must contain the files: by the Node, or by the settings."""
+        chosen = self._query_cluster(self._fetch_image_files)
+        return chosen == ImageFiles.BAKED if chosen in set(ImageFiles) else default
+
+    def find_policy(self) -> DisruptionPolicy:
+        """Return the policy of the cluster, or the default policy with a note."""
+        found = self._query_cluster(self._fetch_policy)
+        if found is None:
+            self.notes.append(
+                f"the plan assumes the default node disruption policy: {self._unreachable_reason}"
+            )
+        return found or DEFAULT_POLICY
+
+    def _fetch_image_files(self) -> str:
+        with connect_own_node(self._machine, self._config) as node:
+            return Node.from_json(node.read_node()).annotations.get(key.IMAGE_FILES, "")
+
+    def _fetch_policy(self) -> DisruptionPolicy:
+        with connect_own_node(self._machine, self._config) as node:
+            return node.fetch_policy()
+
+    def _query_cluster(self, query: Callable[[], T]) -> T | None:
+        if self._unreachable_reason:
+            return None
+        try:
+            return query()
+        except (ClusterError, UsageError) as error:
+            self._unreachable_reason = str(error)
+            return None
+
+
+def _inspect_machine(
+    machine: Machine,
+    old: MachineConfig,
+    new: MachineConfig,
+    target: Target,
+    notes: list[str],
+) -> MachinePlan | None:
+    """Plan the steps for this machine; add a note if it cannot be inspected."""
+    wanted = read_wanted_state(new)
+    try:
+        running = _read_running_os(machine)
+        change = compute_os_change(
+            read_wanted_state(old).os, wanted.os, running, image=target.image
+        )
+    except HostError as error:
+        notes.append(f"the plan assumes that the booted deployment matches the config: {error}")
+        change = None
+    split = ImageSplit(wanted)
+    try:
+        inspector, _ = create_inspector_and_runner(
+            machine, is_running=machine.root.prefix == Path("/")
+        )
+        if target.image and (change is None or change.image):
+            split = assume_provided(wanted)
+        elif target.image:
+            content = read_image_content(open_booted_tree(machine.root), wanted)
+            split = compare_with_image(wanted, content)
+        steps = plan_machine_steps(inspector, split.wanted, new.name, split.provided).steps
+    except HostError as error:
+        notes.append(f"the plan compares the configs only, not this machine: {error}")
+        return None
+    is_image_booted = bool(target.image) and change is not None and not change.image
+    return MachinePlan(steps, change, split if is_image_booted else None)
+
+
+def _read_running_os(machine: Machine) -> RunningOS:
+    from treenail.cli.node.backend import read_deployments
+
+    return summarize_deployments(
+        read_deployments(machine), machine.kernel.read_command_line()
+    ).running

@@ -114,7 +114,7 @@ def build_plan_document(found: Preview) -> Json:
 def _plan_this_node(arguments: argparse.Namespace) -> tuple[Preview, tuple[str, ...]]:
     # Imported late: two files need neither a machine nor a cluster.
     from treenail.cli.node.local_machine import open_machine
-    from treenail.cli.node.plan_node import plan_node
+    from treenail.cli.node.own_node import plan_node
 
     policy = _read_policy(arguments.policy) if arguments.policy else None
     return plan_node(open_machine(arguments.root), arguments.config, policy)

@@ -14,7 +14,7 @@ from treenail.allocator import limit_allocator, release_freed_memory
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
-from treenail.cli.node.choose_backend import (
+from treenail.cli.node.backend import (
     STATUS_PATH,
     BackendChoice,
     choose_backend,
@@ -25,9 +25,9 @@ from treenail.cli.node.choose_backend import (
 from treenail.cli.node.local_machine import (
     create_inspector_and_runner,
     create_unit_states,
+    load_agent_settings,
     open_machine,
 )
-from treenail.cli.node.node_settings import load_agent_settings
 from treenail.cli.node.run_probes import create_health_checks, create_preflight
 from treenail.cli.output import EXIT_UNMANAGEABLE
 from treenail.clock import SystemClock
@@ -78,9 +78,9 @@ from treenail.host.systemd.bus_process import BusProcess
 from treenail.host.systemd.logind import Logind
 from treenail.kube.client import Client, Json
 from treenail.kube.events import EventRecorder
-from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import CONTROLLERCONFIGS, NODES
-from treenail.kube.transport import HttpTransport
+from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.native import HttpTransport
 from treenail.kube.watch import ResourceWatch, WatchScope
 from treenail.log import MessageId
 from treenail.update.status import format_reason

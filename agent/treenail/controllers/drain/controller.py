@@ -48,9 +48,9 @@ from treenail.errors import ConflictError, ForbiddenError, InvalidError, NotFoun
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.eviction import NodeDrain
-from treenail.kube.node_pods import DaemonSetCache
+from treenail.kube.pods import DaemonSetCache
+from treenail.kube.resource_version import RecentResponses, RequestToken
 from treenail.kube.resources import MACHINECONFIGNODES, NODES, PODDISRUPTIONBUDGETS
-from treenail.kube.responses import RecentResponses, RequestToken
 from treenail.kube.watch import WatchScope
 
 log = logging.getLogger(__name__)

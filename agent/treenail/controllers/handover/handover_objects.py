@@ -14,12 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, Json, load_json
+from treenail.api.decode import Fields, Json, load_json, reject_unknown_fields
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.meta import Condition, ObjectMeta
-from treenail.api.unknown_fields import reject_unknown_fields
 from treenail.config.bootstrap_registry import (
     BootstrapRegistryRecord,
     decode_record,
@@ -30,10 +29,10 @@ from treenail.controllers.pools.os_image import find_pool_owner
 from treenail.controllers.pools.pool_status import DEGRADED, read_reported_counts
 from treenail.controllers.pools.select import CONTROL_PLANE_LABELS
 from treenail.errors import ConfigError
-from treenail.escape import escape_text
 from treenail.image.push_spec import PushSpec, parse_push_spec
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, SECRETS
 from treenail.registry.names import check_digest
+from treenail.sanitize import escape_text
 
 HANDOVER_SECRET = "treenail-install-handover"  # noqa: S105  # the name of a Secret
 RESULT_CONFIGMAP = "treenail-install-result"

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from treenail.api import documents
 from treenail.api.decode import Fields, Json
-from treenail.api.yaml_positions import FieldPath, YamlPositions, find_positions
+from treenail.api.yaml11 import FieldPath, YamlPositions, find_positions
 from treenail.controllers.handover.image_mode import (
     CONFIGMAP,
     CONFIGMAP_KEY,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from treenail.api import annotations as key
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
+from treenail.builder.failures import choose_reason
 from treenail.builder.images.copies import ImageCopier, Place
-from treenail.builder.phases.failures import choose_reason
-from treenail.builder.phases.registries import RegistrySettings
+from treenail.builder.registries import RegistrySettings
 from treenail.clock import Clock
 from treenail.config.pullsecret import PullSecret, merge_pull_secrets, parse_pull_secret
 from treenail.config.wanted import read_wanted_state
@@ -17,12 +17,11 @@ from treenail.controllers.handover.handover_objects import Handover, HandoverIma
 from treenail.controllers.image_build.build_objects import find_pushed_images
 from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.errors import ClusterError, TreenailError
-from treenail.image.build_reason import REMEDIES, BuildReason
-from treenail.image.build_result import BuildPhase
+from treenail.image.build_result import REMEDIES, BuildPhase, BuildReason
 from treenail.kube.resources import MACHINEOSBUILDS
+from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import Denied, LoginRefused, RegistryError
-from treenail.registry.logins import Login
 from treenail.registry.proxies import ProxySettings
 from treenail.registry.transport import RegistryLimits, TlsSettings
 

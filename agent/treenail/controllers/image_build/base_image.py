@@ -31,7 +31,7 @@ from treenail.controllers.pools.windows import (
     parse_window,
 )
 from treenail.errors import ConfigError
-from treenail.image.inputs.findings import InputFinding, InputReason
+from treenail.image.inputs.checks import InputFinding, InputReason
 
 _MAX_WINDOWS = 20
 _NO_TAG = Condition(

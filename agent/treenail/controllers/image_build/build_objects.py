@@ -28,8 +28,13 @@ from treenail.controllers.image_build.facts import (
     WantedBuild,
 )
 from treenail.errors import ConfigError
-from treenail.image.build_reason import PRE_BUILT_SEEDED, BuildReason
-from treenail.image.build_result import EXIT_USER, BuildPhase, BuildResult
+from treenail.image.build_result import (
+    EXIT_USER,
+    PRE_BUILT_SEEDED,
+    BuildPhase,
+    BuildReason,
+    BuildResult,
+)
 from treenail.image.job_status import JobStatus, compute_job_state
 from treenail.image.push_spec import parse_push_spec
 from treenail.kube.resources import MACHINEOSCONFIGS

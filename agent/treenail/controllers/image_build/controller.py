@@ -91,11 +91,10 @@ from treenail.errors import (
     NotFoundError,
 )
 from treenail.image.inputs.build_inputs import list_builder_options
-from treenail.image.inputs.check_config import find_pool_findings
-from treenail.image.inputs.findings import InputFinding, InputReason
+from treenail.image.inputs.checks import InputFinding, InputReason, find_pool_findings
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder
-from treenail.kube.fence import LateWrites
+from treenail.kube.lease import LateWrites
 from treenail.kube.resources import (
     JOBS,
     MACHINECONFIGPOOLS,

@@ -45,7 +45,7 @@ from treenail.controllers.image_build.status import (
     format_failure,
     format_retry,
 )
-from treenail.image.build_reason import (
+from treenail.image.build_result import (
     BUILT_AT_INSTALL,
     PRE_BUILT_SEEDED,
     REMEDIES,

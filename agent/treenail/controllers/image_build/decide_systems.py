@@ -29,12 +29,7 @@ from treenail.controllers.image_build.facts import (
     make_job_name,
 )
 from treenail.controllers.image_build.status import UNSCHEDULABLE, format_job_progress
-from treenail.image.build_reason import (
-    BuildReason,
-    RetryClass,
-    classify_retry,
-    compute_retry_delay,
-)
+from treenail.image.build_result import BuildReason, RetryClass, classify_retry, compute_retry_delay
 
 KEPT_BUILDS = 3
 """Ended builds that a MachineOSConfig keeps beside the current one, the newest ones."""

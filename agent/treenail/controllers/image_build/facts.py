@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from treenail.api.machineosbuild import BuildState
 from treenail.api.meta import Condition
-from treenail.image.build_reason import BuildReason
+from treenail.image.build_result import BuildReason
 
 POOL_TAKEN = "PoolTaken"
 """Reason of a MachineOSConfig that lost its pool to another one."""

@@ -30,7 +30,7 @@ from treenail.controllers.pools.select import CONTROL_PLANE_LABELS
 from treenail.errors import AlreadyExistsError, ConflictError, NotFoundError
 from treenail.image.build_result import EXIT_USER
 from treenail.kube.client import Client
-from treenail.kube.fence import LateWrites
+from treenail.kube.lease import LateWrites
 from treenail.kube.resources import CONFIGMAPS, JOBS, SECRETS, Resource, get_object
 
 log = logging.getLogger(__name__)

@@ -25,10 +25,10 @@ from treenail.builder.append_config import (
     append_config,
     append_config_to_list,
 )
+from treenail.builder.failures import choose_reason
 from treenail.builder.images.provenance import attach_provenance, copy_packages
 from treenail.builder.images.signatures import SigningKey, sign_image
-from treenail.builder.phases.failures import choose_reason
-from treenail.builder.phases.registries import ImageName, RegistrySettings, pull_from_places
+from treenail.builder.registries import ImageName, RegistrySettings, pull_from_places
 from treenail.clock import Clock, format_rfc3339
 from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors
 from treenail.config.pullsecret import PullSecret
@@ -45,15 +45,14 @@ from treenail.controllers.image_build.facts import (
 from treenail.controllers.image_build.planner import BuildPlan, Planner
 from treenail.controllers.pools.image_tags import TagAnswer
 from treenail.errors import ClusterError, TreenailError
-from treenail.image.build_reason import BuildReason
-from treenail.image.build_result import BuildPhase
+from treenail.image.build_result import BuildPhase, BuildReason
 from treenail.image.config_layer import ConfigLayer, make_config_layer
 from treenail.image.labels import POOL
 from treenail.image.oci.provenance import BuildProvenance
 from treenail.image.push_spec import PushSpec, parse_push_spec
+from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient
 from treenail.registry.images import has_complete_image, resolve_image
-from treenail.registry.logins import Login
 from treenail.registry.names import compute_digest
 from treenail.registry.proxies import ProxySettings
 from treenail.registry.transport import RegistryLimits, TlsSettings

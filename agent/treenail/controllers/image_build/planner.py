@@ -36,27 +36,31 @@ from treenail.controllers.pools.os_image import find_pool_owner
 from treenail.controllers.render import render
 from treenail.controllers.render.render import RenderedConfig
 from treenail.errors import ConfigError, CredentialError, UsageError
-from treenail.image.build_name import compute_build_name
 from treenail.image.config_layer import ConfigLayer, make_config_layer
-from treenail.image.inputs.build_inputs import BuildInputs, describe_hidden_files
-from treenail.image.inputs.check_config import (
+from treenail.image.inputs.build_inputs import (
+    CONFIG_FILE,
+    TRUST_FILE,
+    BuildInputs,
+    compose_containerfile,
+    compute_build_name,
+    compute_content_key,
+    describe_hidden_files,
+)
+from treenail.image.inputs.checks import (
+    BuildContext,
+    InputFinding,
+    InputReason,
     find_architecture_findings,
     find_config_findings,
-    find_pool_findings,
-    read_deadline,
-)
-from treenail.image.inputs.check_objects import (
-    BuildContext,
     find_context_findings,
+    find_pool_findings,
     find_pull_secret_findings,
     find_push_secret_findings,
     find_rendered_findings,
     find_size_findings,
     read_context,
+    read_deadline,
 )
-from treenail.image.inputs.compose import CONFIG_FILE, TRUST_FILE, compose_containerfile
-from treenail.image.inputs.content_key import compute_content_key
-from treenail.image.inputs.findings import InputFinding, InputReason
 from treenail.image.labels import ImageLabels
 from treenail.image.push_spec import PushSpec, parse_push_spec
 from treenail.kube.resources import CONFIGMAPS, SECRETS, Resource

@@ -26,7 +26,7 @@ from treenail.builder.images.prune import (
     never_late,
     read_stored_images,
 )
-from treenail.builder.phases.registries import RegistrySettings
+from treenail.builder.registries import RegistrySettings
 from treenail.clock import Clock
 from treenail.controllers.image_build.build_objects import (
     PushedImage,

@@ -14,8 +14,8 @@ from treenail.controllers.image_build.facts import (
     BuildReport,
     JobFacts,
 )
-from treenail.image.build_reason import REMEDIES, BuildReason
-from treenail.image.inputs.findings import InputReason
+from treenail.image.build_result import REMEDIES, BuildReason
+from treenail.image.inputs.checks import InputReason
 
 _WITH_OUTPUT = frozenset({
     BuildReason.INSTRUCTION_FAILED, BuildReason.DISK_FULL, BuildReason.OUT_OF_MEMORY,

@@ -42,7 +42,7 @@ from treenail.controllers.pools.image_tags import TagChange
 from treenail.controllers.runtime.metrics import SLOW_BUCKETS_S, ControllerMetrics, MetricTable
 from treenail.controllers.runtime.own_writes import OwnWrites
 from treenail.errors import AlreadyExistsError, NotFoundError
-from treenail.image.inputs.findings import InputReason
+from treenail.image.inputs.checks import InputReason
 from treenail.image.job_status import compute_build_conditions
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder, ObjectReference

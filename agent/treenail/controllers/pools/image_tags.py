@@ -25,7 +25,7 @@ from treenail.api.pullspec import parse_pull_spec
 from treenail.clock import format_rfc3339
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.errors import ConfigError
-from treenail.image.build_reason import REMEDIES, BuildReason, compute_retry_delay
+from treenail.image.build_result import REMEDIES, BuildReason, compute_retry_delay
 from treenail.image.push_spec import parse_push_spec
 
 MAX_EARLIER = 20

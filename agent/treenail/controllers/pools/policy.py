@@ -31,10 +31,9 @@ from enum import StrEnum
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from treenail.api.decode import Fields, Json
+from treenail.api.decode import Fields, Json, reject_unknown_fields
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import ObjectMeta
-from treenail.api.unknown_fields import reject_unknown_fields
 from treenail.controllers.pools.windows import MaintenanceWindow, parse_window
 from treenail.errors import ConfigError
 from treenail.label_selector import LabelSelector, parse_optional_selector

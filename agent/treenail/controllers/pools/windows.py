@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from treenail.api.decode import Fields
-from treenail.api.unknown_fields import reject_unknown_fields
+from treenail.api.decode import Fields, reject_unknown_fields
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _DAY = timedelta(days=1)

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from treenail import __version__
 from treenail.api import annotations as key
-from treenail.api import documents, ignition, machineconfig, machineconfigpool, machineosconfig
+from treenail.api import documents, machineconfig, machineconfigpool, machineosconfig
 from treenail.api.decode import Fields, Json
+from treenail.api.ignition.parser import parse_ignition
 from treenail.api.machineconfig import API_VERSION, KIND, MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
@@ -269,14 +270,14 @@ def _check_ignition(
 ) -> None:
     """Raise when a node cannot append, or configs that are valid alone contradict each other."""
     try:
-        parsed = ignition.parse_ignition(new.config)
+        parsed = parse_ignition(new.config)
     except ConfigError as error:
         names = _find_sources(str(error), new, provenance)
         prefix = f"MachineConfig {names[-1]}: together with the others, " if names else ""
         raise ConfigError(f"{prefix}{error}", remedy=error.remedy) from error
     appended = {file.path for file in parsed.files if file.append}
     for config in chosen if appended else ():
-        for file in ignition.parse_ignition(config.config).files:
+        for file in parse_ignition(config.config).files:
             if file.append and file.path in appended:
                 raise ConfigError(
                     f"MachineConfig {config.name}: {file.location}.append: cannot append to a "

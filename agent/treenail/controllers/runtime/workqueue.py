@@ -11,7 +11,7 @@ import threading
 from collections import deque
 
 from treenail.clock import Clock
-from treenail.kube.backoff import Backoff, Random
+from treenail.retry import Backoff, Random
 
 
 class WorkQueue:

@@ -20,14 +20,13 @@ from treenail.controllers.pools.os_image import (
     read_pool_target,
 )
 from treenail.errors import ConfigError
-from treenail.image.build_name import complete_spec, compute_build_name
-from treenail.image.inputs.build_inputs import BuildInputs
-from treenail.image.inputs.check_config import (
+from treenail.image.inputs.build_inputs import BuildInputs, complete_spec, compute_build_name
+from treenail.image.inputs.checks import (
     find_architecture_findings,
     find_config_findings,
     find_pool_findings,
+    find_rendered_findings,
 )
-from treenail.image.inputs.check_objects import find_rendered_findings
 
 UNBUILT_IMAGE = "(built first)"
 """In place of the pull spec of an image that does not exist yet."""

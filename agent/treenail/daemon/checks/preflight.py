@@ -3,7 +3,7 @@
 import logging
 from dataclasses import replace
 
-from treenail.api.image_labels import BOOTABLE_LABELS
+from treenail.api.pullspec import BOOTABLE_LABELS
 from treenail.daemon.checks.signature_policy import find_image_rule
 from treenail.daemon.cluster.pull_secrets import AUTH_FILE
 from treenail.daemon.interfaces import OSBackend

@@ -28,13 +28,13 @@ from treenail.errors import (
 )
 from treenail.kube.client import Client, PatchType
 from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.resource_version import RecentResponses, RequestToken
 from treenail.kube.resources import (
     MACHINECONFIGNODES,
     MACHINECONFIGS,
     MACHINECONFIGURATIONS,
     NODES,
 )
-from treenail.kube.responses import RecentResponses, RequestToken
 from treenail.update.decision.drain_tokens import is_drain_token
 from treenail.update.status import (
     AGENT_CONDITIONS,

@@ -5,9 +5,9 @@ import os
 from dataclasses import dataclass
 
 from treenail.codec import parse_json
-from treenail.config import credential_history
-from treenail.config.credential_history import CredentialHistory
+from treenail.config import pullsecret
 from treenail.config.pullsecret import (
+    CredentialHistory,
     PullSecret,
     encode_pull_secret,
     merge_pull_secrets,
@@ -84,11 +84,11 @@ class PullSecrets:
         try:
             if self._merged.credentials:
                 installed = self._parse_file_or_none(AUTH_FILE) or PullSecret()
-                history = credential_history.renew_history(
+                history = pullsecret.renew_history(
                     self._read_login_history(), installed, self._merged
                 )
                 self._write_logins(history)
-                problems += credential_history.describe_rejections(history, self._merged)
+                problems += pullsecret.describe_rejections(history, self._merged)
                 self._link_auth_file(RPM_OSTREE_AUTH, problems, backup_path=ORIGINAL_AUTH)
                 self._link_auth_file(BOOTC_AUTH, problems)
             elif not problems:
@@ -103,7 +103,7 @@ class PullSecrets:
         Raises `FileError`.
         """
         history = self._read_login_history()
-        found = credential_history.record_rejection(history, self._merged, image)
+        found = pullsecret.record_rejection(history, self._merged, image)
         if found is None:
             return False
         self._write_logins(found)
@@ -112,7 +112,7 @@ class PullSecrets:
     def confirm_login(self, image: str) -> None:
         """Record that the image was pulled with the installed login. Raises `FileError`."""
         self._write_logins(
-            credential_history.record_success(self._read_login_history(), self._merged, image)
+            pullsecret.record_success(self._read_login_history(), self._merged, image)
         )
 
     def _read_login_history(self) -> CredentialHistory:
@@ -121,7 +121,7 @@ class PullSecrets:
             return (
                 CredentialHistory()
                 if content is None
-                else credential_history.decode_history(content, where=LOGIN_HISTORY)
+                else pullsecret.decode_history(content, where=LOGIN_HISTORY)
             )
         except CredentialError as error:
             log.warning("%s; starting without a history of logins", error)
@@ -130,11 +130,11 @@ class PullSecrets:
     def _write_logins(self, history: CredentialHistory) -> None:
         """Write the history first; the next `install_secrets` repairs an interruption."""
         if not history.is_empty:
-            self._write_if_changed(LOGIN_HISTORY, credential_history.encode_history(history))
+            self._write_if_changed(LOGIN_HISTORY, pullsecret.encode_history(history))
         elif self._files.has_entry(LOGIN_HISTORY):
             self._files.remove_file(LOGIN_HISTORY)
         if self._merged.credentials:
-            self._write_auth_file(credential_history.select_credentials(history, self._merged))
+            self._write_auth_file(pullsecret.select_credentials(history, self._merged))
 
     def _read_source(self, source: _PullSecretSource, problems: list[str]) -> PullSecret:
         problem, absence = "", f"{source.path} no longer exists; its last valid logins stay in use"

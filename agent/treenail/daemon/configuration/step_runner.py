@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, assert_never
 
-from treenail.api.contents import Contents
+from treenail.api.ignition.model import Contents
 from treenail.config import node_paths
 from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
 from treenail.daemon.configuration.trust_store import UPDATE_UNIT, TrustStore

@@ -17,7 +17,7 @@ from typing import Protocol
 from treenail.api import annotations as key
 from treenail.api import controllerconfig
 from treenail.api.decode import Json
-from treenail.api.ignition_model import IgnitionFile
+from treenail.api.ignition.model import IgnitionFile
 from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
 from treenail.clock import Clock
 from treenail.controllers.handover.handover_objects import Handover

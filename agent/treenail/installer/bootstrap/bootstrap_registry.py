@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from treenail.api.decode import Fields, load_json
-from treenail.api.unknown_fields import reject_unknown_fields
+from treenail.api.decode import Fields, load_json, reject_unknown_fields
 from treenail.clock import Clock
 from treenail.controllers.runtime.http_server import parse_address
 from treenail.errors import HostError, TreenailError
@@ -44,7 +43,7 @@ from treenail.installer.bootstrap.registry_process import (
 )
 from treenail.installer.bootstrap.server_certificates import CaFiles, prepare_server_certificate
 from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
-from treenail.registry.logins import Login
+from treenail.registry.authorization import Login
 
 PUSHER, PULLER = "treenail-push", "treenail-pull"
 _FIELDS = ("pushPassword", "pullPassword", "uploadKey")

@@ -28,7 +28,7 @@ from treenail.installer.bootstrap.server_certificates import (
 )
 from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
 from treenail.installer.directory.install_manifests import InstallManifests
-from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.provisioning.machines.logged_requests import (
     ConfigRequestLog,
     RequestOutcome,

@@ -20,7 +20,7 @@ from typing import Protocol, Self
 from treenail import __version__
 from treenail.api import documents, machineconfigpool
 from treenail.api.decode import Json
-from treenail.api.ignition_model import IgnitionFile
+from treenail.api.ignition.model import IgnitionFile
 from treenail.api.machineconfig import KIND as MACHINE_CONFIG_KIND
 from treenail.controllers.handover.handover_objects import Handover
 from treenail.controllers.render.render import CONTROLLER_CONFIG_KIND

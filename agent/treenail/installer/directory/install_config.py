@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from treenail.api import documents
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import ARBITER, MASTER, WORKER
-from treenail.api.yaml11 import ValueBudget
-from treenail.api.yaml_positions import FieldRange, find_positions
+from treenail.api.yaml11 import FieldRange, ValueBudget, find_positions
 from treenail.controllers.handover.image_mode_field import FIELD, ParsedImageMode, parse_image_mode
 from treenail.errors import ConfigError
 from treenail.image.inputs.build_inputs import ARCHITECTURES

@@ -10,8 +10,7 @@ from treenail.api.decode import Fields, Json
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool, reject_unknown_pool_fields
 from treenail.api.machineosconfig import MachineOSConfig, reject_unknown_image_config_fields
-from treenail.api.yaml11 import ValueBudget
-from treenail.api.yaml_positions import FieldPath
+from treenail.api.yaml11 import FieldPath, ValueBudget
 from treenail.config.image_mirrors import MIRROR_KINDS, MirrorRule, read_mirror_object
 from treenail.config.validation import validate_config
 from treenail.controllers.handover.image_mode import ImageMode

@@ -17,31 +17,32 @@ from fnmatch import fnmatchcase
 from treenail.api import annotations as key
 from treenail.api import machineosconfig
 from treenail.api.decode import Json
-from treenail.api.image_labels import BOOTABLE_LABELS
 from treenail.api.machineconfigpool import ARBITER, MASTER
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.pullspec import PullSpec, parse_pull_spec
+from treenail.api.pullspec import BOOTABLE_LABELS, PullSpec, parse_pull_spec
 from treenail.controllers.handover.image_mode import NAMESPACE, RegistryType
 from treenail.controllers.image_build.cluster_reader import GLOBAL_PULL_SECRET, encode_strings
 from treenail.controllers.render.render import is_rendered, render_pools
 from treenail.errors import ConfigError, NotFoundError
 from treenail.image.containerfile import (
+    OWN_PREFIX,
     Instruction,
     has_open_quote,
     parse_containerfile,
     split_words,
     strip_quotes,
 )
-from treenail.image.inputs.check_config import find_architecture_findings, find_config_findings
-from treenail.image.inputs.check_objects import (
+from treenail.image.inputs.checks import (
+    InputFinding,
+    InputReason,
+    find_architecture_findings,
+    find_config_findings,
     find_context_findings,
     find_pull_secret_findings,
     find_push_secret_findings,
     read_context,
 )
 from treenail.image.inputs.containerfile_problems import CONFIGS_STAGE, ContainerfileProblem
-from treenail.image.inputs.findings import InputFinding, InputReason
-from treenail.image.inputs.own_files import OWN_PREFIX
 from treenail.image.labels import BASE_IMAGE
 from treenail.installer.directory.install_manifests import InstallManifest, InstallManifests
 from treenail.installer.directory.prepared_manifests import BUILT_IN_POOLS, GENERATED_FILE

@@ -19,7 +19,7 @@ from treenail.api import documents, machineosconfig
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MASTER, WORKER
 from treenail.api.machineosconfig import CONTAINERFILE_LIMIT
-from treenail.api.yaml_positions import FieldPath, YamlPositions, find_positions
+from treenail.api.yaml11 import FieldPath, YamlPositions, find_positions
 from treenail.config.pullsecret import PullSecret
 from treenail.controllers.handover.image_mode import NAMESPACE, ImageMode, ImageModePool
 from treenail.controllers.handover.image_mode_field import FIELD

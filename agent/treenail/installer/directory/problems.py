@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from treenail.api import documents
-from treenail.api.yaml_positions import FieldPath, YamlPositions, find_positions
+from treenail.api.yaml11 import FieldPath, YamlPositions, find_positions
 from treenail.errors import ConfigError
 
 MAX_REPORTED = 50

@@ -20,10 +20,10 @@ from typing import BinaryIO, Protocol
 from treenail.api.decode import Json
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.builder.build_spec import BuildDirectories, BuildSpec, FetchedImages
-from treenail.builder.buildah.namespaces import choose_own_id_maps
+from treenail.builder.buildah.program import choose_own_id_maps
+from treenail.builder.failures import choose_reason
 from treenail.builder.layout import ImageLayout, LayoutImage
 from treenail.builder.local import BuildFiles, LocalBuild, LocalBuilder, LocalSettings
-from treenail.builder.phases.failures import choose_reason
 from treenail.builder.phases.push import upload_image
 from treenail.clock import Clock
 from treenail.config.pullsecret import PullSecret, RegistryCredential, encode_pull_secret
@@ -37,12 +37,11 @@ from treenail.controllers.image_build.facts import (
 from treenail.controllers.image_build.layer_builder import AttemptFailed, LayerBuilder
 from treenail.controllers.image_build.planner import BuildPlan, Planner, SystemPlan
 from treenail.errors import FileError, TreenailError
-from treenail.image.build_reason import BuildReason
-from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
 from treenail.image.push_spec import parse_push_spec
 from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
+from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient
-from treenail.registry.logins import Login
 from treenail.registry.transport import RegistryLimits, TlsSettings
 
 log = logging.getLogger(__name__)

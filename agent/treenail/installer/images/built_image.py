@@ -28,7 +28,7 @@ from treenail.controllers.image_build.build_objects import (
 from treenail.controllers.image_build.facts import BuildReport, SystemFacts, WantedBuild
 from treenail.controllers.pools.image_tags import TagRecord, encode_base_record
 from treenail.errors import ConfigError, FileError
-from treenail.image.build_reason import BUILT_AT_INSTALL
+from treenail.image.build_result import BUILT_AT_INSTALL
 from treenail.image.job_status import compute_build_conditions
 from treenail.registry.names import INDEX_TYPES, OCI_MANIFEST, check_digest
 from treenail.registry.referrers import make_referrers_tag

@@ -45,9 +45,9 @@ from treenail.controllers.pools.image_tags import (
     pin_base_image,
 )
 from treenail.errors import ConfigError, HostError, TreenailError
-from treenail.image.build_reason import REMEDIES, BuildReason
+from treenail.image.build_result import REMEDIES, BuildReason
 from treenail.image.inputs.build_inputs import list_builder_options
-from treenail.image.inputs.findings import InputReason
+from treenail.image.inputs.checks import InputReason
 from treenail.image.push_spec import parse_push_spec
 from treenail.installer.directory.install_files import InstallDirectory, InstallFiles, format_bytes
 from treenail.installer.directory.install_manifests import InstallManifests, RenderedPool

@@ -12,10 +12,14 @@ from typing import BinaryIO
 
 from treenail.api.decode import Json, load_json
 from treenail.api.documents import dump_document, load_documents
-from treenail.config.ignition_withhold import withhold_secrets
-from treenail.config.redact import redact_json, redact_line
-from treenail.config.redacted_parts import format_redacted_document, format_redacted_text
-from treenail.config.secret_files import WITHHELD
+from treenail.config.ignition.withhold import withhold_secrets
+from treenail.config.node_paths import WITHHELD
+from treenail.config.redact import (
+    format_redacted_document,
+    format_redacted_text,
+    redact_json,
+    redact_line,
+)
 from treenail.errors import ConfigError, TreenailError
 
 MAX_ARCHIVE_BYTES = 200_000_000

@@ -18,7 +18,7 @@ from pathlib import Path
 from treenail import __version__
 from treenail.api.decode import load_json
 from treenail.clock import Clock, format_rfc3339
-from treenail.config.redacted_parts import (
+from treenail.config.redact import (
     format_redacted_document,
     format_redacted_ends,
     format_redacted_lines,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from treenail.api.decode import Json, load_json
-from treenail.config.redacted_parts import (
+from treenail.config.redact import (
     format_redacted_document,
     format_redacted_lines,
     format_redacted_text,

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, replace
 from treenail.api import annotations as key
 from treenail.api import documents
 from treenail.api.annotations import NodeState
-from treenail.api.contents import Contents
 from treenail.api.decode import Json
-from treenail.api.ignition import parse_ignition
-from treenail.api.ignition_model import IgnitionConfig, IgnitionFile
+from treenail.api.ignition.model import Contents, IgnitionConfig, IgnitionFile
+from treenail.api.ignition.parser import parse_ignition
 from treenail.api.machineconfig import MachineConfig
 from treenail.config import node_paths
-from treenail.config.ignition_emit import (
+from treenail.config.ignition.emit import (
     KERNEL_ARGUMENTS_SINCE,
     VersionTooOldError,
     emit_ignition,

@@ -4,8 +4,8 @@ import re
 from urllib.parse import quote
 
 from treenail.api.decode import Json
-from treenail.api.ignition_model import IgnitionConfig
-from treenail.config.ignition_emit import emit_ignition
+from treenail.api.ignition.model import IgnitionConfig
+from treenail.config.ignition.emit import emit_ignition
 from treenail.errors import UsageError
 
 HEADERS_SINCE = "3.1.0"

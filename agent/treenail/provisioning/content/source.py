@@ -11,7 +11,7 @@ from treenail.api import annotations as key
 from treenail.api import controllerconfig
 from treenail.api.controllerconfig import ControllerConfigContents
 from treenail.api.decode import Fields, Json
-from treenail.api.ignition_model import IgnitionFile
+from treenail.api.ignition.model import IgnitionFile
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig

@@ -14,8 +14,7 @@ from typing import Protocol
 from treenail.api.decode import Fields, load_json
 from treenail.clock import format_rfc3339, parse_rfc3339
 from treenail.errors import ConfigError
-from treenail.escape import escape_line
-from treenail.sanitize import sanitize_text
+from treenail.sanitize import escape_line, sanitize_text
 
 
 class RequestOutcome(StrEnum):

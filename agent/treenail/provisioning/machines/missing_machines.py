@@ -11,7 +11,6 @@ from dataclasses import replace
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import Clock, format_rfc3339
 from treenail.errors import GoneError
-from treenail.escape import escape_line
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.resources import MACHINECONFIGPOOLS, NODES
@@ -26,6 +25,7 @@ from treenail.provisioning.machines.joined_machines import (
 )
 from treenail.provisioning.machines.logged_requests import LoggedRequest
 from treenail.provisioning.machines.request_log import RequestStore
+from treenail.sanitize import escape_line
 
 log = logging.getLogger(__name__)
 

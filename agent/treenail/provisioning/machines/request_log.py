@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from treenail.clock import Clock
 from treenail.errors import ConflictError, ForbiddenError, NotFoundError, TreenailError
-from treenail.kube.backoff import Backoff
 from treenail.kube.client import Client, Json
 from treenail.kube.resources import CONFIGMAPS, get_object
 from treenail.provisioning.machines.logged_requests import (
@@ -22,6 +21,7 @@ from treenail.provisioning.machines.logged_requests import (
     parse_requests,
     select_newest,
 )
+from treenail.retry import Backoff
 
 log = logging.getLogger(__name__)
 

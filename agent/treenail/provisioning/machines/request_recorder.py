@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from treenail.clock import Clock
-from treenail.config.ignition_emit import VERSIONS_SERVED
+from treenail.config.ignition.emit import VERSIONS_SERVED
 from treenail.controllers.runtime.metrics import FAST_BUCKETS_S, ControllerMetrics, MetricTable
 from treenail.kube.client import Client
 from treenail.kube.events import EventRecorder

@@ -18,9 +18,8 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from treenail.config.ignition_emit import VERSIONS_SERVED, VersionTooOldError
+from treenail.config.ignition.emit import VERSIONS_SERVED, VersionTooOldError
 from treenail.errors import ConfigError, TreenailError, UsageError
-from treenail.escape import escape_line
 from treenail.provisioning.content.document import ServedDocument, build_document
 from treenail.provisioning.content.source import (
     RETRY_AFTER_S,
@@ -31,6 +30,7 @@ from treenail.provisioning.content.source import (
 )
 from treenail.provisioning.machines.logged_requests import RequestOutcome
 from treenail.provisioning.tokens.access import Access, AccessVerdict
+from treenail.sanitize import escape_line
 
 T = TypeVar("T")
 

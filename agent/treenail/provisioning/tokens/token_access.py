@@ -15,7 +15,6 @@ from typing import Self
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import Clock
 from treenail.errors import TreenailError, UnreachableError
-from treenail.escape import escape_line
 from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail.provisioning.tokens.access import AccessVerdict
@@ -39,6 +38,7 @@ from treenail.provisioning.tokens.tokens import (
     read_name,
     release_use,
 )
+from treenail.sanitize import escape_line
 
 UseKey = tuple[str, str]
 """Name of the token, and address of the machine."""

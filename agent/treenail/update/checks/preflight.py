@@ -7,9 +7,9 @@ same problem a little later, which is still before the drain.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from treenail.api.image_labels import BOOTABLE_LABELS
+from treenail.api.pullspec import BOOTABLE_LABELS
 from treenail.errors import PreflightError
-from treenail.escape import escape_line
+from treenail.sanitize import escape_line
 from treenail.update.checks.preflight_reason import PreflightReason
 from treenail.update.checks.signature_policy import POLICY_PATH, SignatureRule, SignatureTrust
 

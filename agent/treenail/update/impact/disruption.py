@@ -217,9 +217,9 @@ def _is_safe_registries_change(change: EntryChange[WantedFile]) -> bool:
     """Return whether the container runtime can read the changed file while pods run."""
     if change.key != node_paths.REGISTRIES_CONF or change.old is None or change.new is None:
         return False
-    from treenail.config import registries  # noqa: PLC0415 - rare, and it needs tomllib
+    from treenail.config import image_mirrors  # noqa: PLC0415 - rare, and it needs tomllib
 
-    return registries.is_safe_change(
+    return image_mirrors.is_safe_change(
         change.old.contents.decode_bytes(), change.new.contents.decode_bytes()
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from treenail.api.contents import Contents
+from treenail.api.ignition.model import Contents
 from treenail.config.wanted import ROOT, UserOrGroup
 from treenail.update.steps.ownership import Ownership
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from treenail.clock import SystemClock, parse_rfc3339
+from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import (
     Busy,
@@ -25,7 +26,6 @@ from treenail.registry.errors import (
     ServerFailure,
 )
 from treenail.registry.images import ResolvedImage, resolve_image
-from treenail.registry.logins import Login
 from treenail.registry.names import Descriptor
 from treenail.registry.transport import TlsSettings
 from treenail_lab.images import ARCHITECTURE, CatalogueLayer, Credential, Image

@@ -17,17 +17,15 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from treenail.cli.controller.count import parse_count
-from treenail.cli.controller.duration import parse_duration
-from treenail.cli.controller.image_annotation import add_image_annotation_argument
 from treenail.cli.controller.install.arguments import add_directory_argument
-from treenail.cli.controller.stderr_log import LineFormatter
 from treenail.cli.output import EXIT_FAILED, EXIT_INSTALL_FAILED, EXIT_INTERRUPTED
+from treenail.cli.parser import add_image_annotation_argument, parse_count, parse_duration
 from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
 from treenail.clock import SystemClock
 from treenail.errors import TreenailError, UsageError
-from treenail.escape import escape_line
 from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
+from treenail.log import LineFormatter
+from treenail.sanitize import escape_line
 
 if TYPE_CHECKING:
     from treenail.installer.bootstrap.bootstrap import BootstrapStage, ImageStore

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from treenail.api.pullspec import parse_pull_spec
-from treenail.builder.phases.registries import RegistrySettings
+from treenail.builder.registries import RegistrySettings
 from treenail.cli.output import EXIT_FAILED
 from treenail.cli.terminal import print_lines
 from treenail.clock import SystemClock

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from treenail.cli.controller.connect import create_transport
-from treenail.cli.controller.duration import parse_duration
 from treenail.cli.controller.install.arguments import add_directory_argument
 from treenail.cli.files import create_private_file
 from treenail.cli.output import EXIT_FAILED
+from treenail.cli.parser import parse_duration
 from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
 from treenail.clock import SystemClock, format_rfc3339
 from treenail.errors import FileError, UsageError

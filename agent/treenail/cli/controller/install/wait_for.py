@@ -5,9 +5,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treenail.cli.controller.duration import parse_duration
 from treenail.cli.controller.install.arguments import add_directory_argument
 from treenail.cli.output import EXIT_AT_TARGET, EXIT_FAILED, EXIT_INSTALL_FAILED
+from treenail.cli.parser import parse_duration
 from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
 from treenail.clock import Clock, SystemClock
 from treenail.errors import TreenailError

@@ -1,0 +1,341 @@
+"""Model of an Ignition config in terms of version 3.5.
+
+Sections for the first boot only (disks, filesystems, raid, luks, groups, ``ignition``) keep their
+original JSON. The contents of files stay encoded until a caller needs the bytes, so that a large
+config is in memory only once.
+"""
+
+import binascii
+import hashlib
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from treenail.api.decode import Fields, Json
+from treenail.api.meta import omit_none
+from treenail.errors import IgnitionError
+
+SIZE_LIMIT = 64 * 1024 * 1024
+"""Maximum size of a decompressed file in bytes."""
+
+GZIP = "gzip"
+DIGEST_SIZES = {"sha256": 64, "sha512": 128}
+"""Number of hexadecimal digits for each supported digest."""
+
+_REMOTE = ("http:", "https:", "tftp:", "s3:", "gs:", "arn:")
+_TOKEN = r"[!#$%&'*+.^_`{|}~0-9A-Za-z-]+"  # noqa: S105  # a token of RFC 2045, no secret
+_HEAD = re.compile(
+    rf'data:(?:{_TOKEN}/{_TOKEN})?(?:;{_TOKEN}=(?:{_TOKEN}|"(?:[^"\\]|\\.)*"))*(;base64)?,'
+)
+_NOT_IN_URL = re.compile(r"[^!$-;=?-Z_a-z~]")
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The contents of one file; ``location`` is where in the document they stand."""
+
+    source: str | None = field(default=None, repr=False)
+    compression: str | None = None
+    digest: str | None = None
+    http_headers: tuple[Json, ...] = field(default=(), repr=False)
+    location: str = field(default="contents", compare=False)
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "Contents":
+        """Read the contents with Ignition's checks; `decode_bytes` checks the data itself."""
+        source = fields.get_optional_text("source")
+        compression = fields.get_optional_text("compression")
+        digest = None
+        if source and not source.startswith(("data:", *_REMOTE)):
+            raise fields.make_error("source", "a data: URL")
+        if compression and compression != GZIP:
+            raise fields.error(
+                f"{fields.path_of('compression')}: expected gzip or nothing, found "
+                f"{compression!r:.40}"
+            )
+        if "verification" in fields.values:
+            verification = fields.get_object("verification")
+            digest = verification.get_optional_text("hash")
+            name, _, digits = (digest or "").partition("-")
+            if digest is not None and len(digits) != DIGEST_SIZES.get(name, -1):
+                raise verification.make_error("hash", "sha512- or sha256- and as many digits")
+        headers = fields.map_objects("httpHeaders", lambda header: omit_none(**header.values))
+        return cls(source, compression, digest, headers, fields.path)
+
+    @property
+    def is_empty(self) -> bool:
+        """True when no field is set. Empty contents are not `is_empty`: their source is set."""
+        return self == Contents()
+
+    def decode_bytes(self) -> bytes:
+        """Return the bytes of the file; raise `IgnitionError` with the location in the document."""
+        found = self._decompress(_decode_url(self.source, self.location) if self.source else b"")
+        if self.digest is not None:
+            name, _, digits = self.digest.partition("-")
+            if hashlib.new(name, found).hexdigest() != digits.lower():
+                raise IgnitionError(
+                    f"{self.location}.verification.hash: the contents have another digest"
+                )
+        return found
+
+    def check_source(self) -> None:
+        """Raise `IgnitionError` unless the source is a data URL with valid data."""
+        _decode_url(self.source or "", self.location)
+
+    def compute_sha256(self) -> str:
+        """Return the SHA-256 of the bytes in hexadecimal; raise as `decode_bytes` does."""
+        return hashlib.sha256(self.decode_bytes()).hexdigest()
+
+    def to_json(self) -> Json:
+        """Convert to Ignition 3, without unset fields."""
+        return omit_none(
+            source=self.source,
+            compression=self.compression,
+            verification=None if self.digest is None else {"hash": self.digest},
+            httpHeaders=list(self.http_headers) or None,
+        )
+
+    def _decompress(self, packed: bytes) -> bytes:
+        if self.compression != GZIP or not packed:
+            return packed
+        parts: list[bytes] = []
+        room = SIZE_LIMIT + 1
+        try:
+            while packed:
+                member = zlib.decompressobj(wbits=31)
+                parts.append(member.decompress(packed, room))
+                room -= len(parts[-1])
+                if room <= 0:
+                    raise IgnitionError(
+                        f"{self.location}: more than {SIZE_LIMIT} bytes when decompressed"
+                    )
+                if not member.eof:
+                    raise IgnitionError(
+                        f"{self.location}.source: expected gzip, found truncated gzip"
+                    )
+                packed = member.unused_data
+        except zlib.error as error:
+            raise IgnitionError(
+                f"{self.location}.source: expected gzip, found other data"
+            ) from error
+        return b"".join(parts)
+
+
+def _decode_url(url: str, location: str) -> bytes:
+    head = _HEAD.match(url)
+    if head is None:
+        if url.startswith(_REMOTE):
+            raise IgnitionError(
+                f"{location}.source: expected a data: URL, found a remote URL",
+                remedy="write the contents into the config as a data: URL",
+            )
+        raise IgnitionError(f"{location}.source: malformed data: URL before its comma")
+    if '"' not in head[0] and _BAD_ESCAPE.search(head[0]):
+        raise IgnitionError(
+            f"{location}.source: malformed escape before the comma of its data: URL"
+        )
+    text = url[head.end() :]
+    if head[1]:
+        try:
+            return binascii.a2b_base64(text, strict_mode=True)
+        except ValueError as error:
+            raise IgnitionError(f"{location}.source: expected base64, found other data") from error
+    if found := _NOT_IN_URL.search(text) or _BAD_ESCAPE.search(text):
+        raise IgnitionError(
+            f"{location}.source: invalid URL character {found.start()} after the comma",
+            remedy="write it as % and two hexadecimal digits, or use base64",
+        )
+    # Quoted-printable differs from percent encoding only in its sign, and binascii has a C decoder.
+    return binascii.a2b_qp(text.replace("=", "=3D").replace("%", "="))
+
+
+VERSION = "3.5.0"
+"""The version that `IgnitionConfig.to_json` writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class IgnitionOwner:
+    """A user or group by ID or by name; root when neither is set, and the ID wins over a name."""
+
+    id: int | None = None
+    name: str | None = None
+
+    def to_json(self) -> Json | None:
+        return omit_none(id=self.id, name=self.name) or None
+
+
+UNSET_OWNER = IgnitionOwner()
+
+
+@dataclass(frozen=True, slots=True)
+class IgnitionFile:
+    """A file; ``location`` is its path in the document."""
+
+    path: str
+    contents: Contents = field(default_factory=Contents)
+    append: tuple[Contents, ...] = ()
+    mode: int | None = None
+    user: IgnitionOwner = UNSET_OWNER
+    group: IgnitionOwner = UNSET_OWNER
+    overwrite: bool | None = None
+    location: str = field(default="", compare=False)
+
+    def to_json(self) -> Json:
+        return omit_none(
+            path=self.path,
+            contents=self.contents.to_json() or None,
+            append=[part.to_json() for part in self.append] or None,
+            mode=self.mode,
+            user=self.user.to_json(),
+            group=self.group.to_json(),
+            overwrite=self.overwrite,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IgnitionDirectory:
+    """A directory."""
+
+    path: str
+    mode: int | None = None
+    user: IgnitionOwner = UNSET_OWNER
+    group: IgnitionOwner = UNSET_OWNER
+    overwrite: bool | None = None
+    location: str = field(default="", compare=False)
+
+    def to_json(self) -> Json:
+        return omit_none(
+            path=self.path,
+            mode=self.mode,
+            user=self.user.to_json(),
+            group=self.group.to_json(),
+            overwrite=self.overwrite,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IgnitionLink:
+    """A symbolic or hard link."""
+
+    path: str
+    target: str
+    hard: bool | None = None
+    user: IgnitionOwner = UNSET_OWNER
+    group: IgnitionOwner = UNSET_OWNER
+    overwrite: bool | None = None
+    location: str = field(default="", compare=False)
+
+    def to_json(self) -> Json:
+        return omit_none(
+            path=self.path,
+            target=self.target,
+            hard=self.hard,
+            user=self.user.to_json(),
+            group=self.group.to_json(),
+            overwrite=self.overwrite,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IgnitionDropin:
+    """A drop-in of a unit."""
+
+    name: str
+    contents: str | None = field(default=None, repr=False)
+
+    def to_json(self) -> Json:
+        return omit_none(name=self.name, contents=self.contents)
+
+
+@dataclass(frozen=True, slots=True)
+class IgnitionUnit:
+    """A systemd unit, or settings and drop-ins of an existing one."""
+
+    name: str
+    contents: str | None = field(default=None, repr=False)
+    enabled: bool | None = None
+    mask: bool | None = None
+    dropins: tuple[IgnitionDropin, ...] = ()
+    location: str = field(default="", compare=False)
+
+    def to_json(self) -> Json:
+        return omit_none(
+            name=self.name,
+            contents=self.contents,
+            enabled=self.enabled,
+            mask=self.mask,
+            dropins=[dropin.to_json() for dropin in self.dropins] or None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IgnitionUser:
+    """A user; ``others`` keeps all fields except SSH keys and the password hash."""
+
+    name: str
+    ssh_keys: tuple[str, ...] = field(default=(), repr=False)
+    password_hash: str | None = field(default=None, repr=False)
+    others: Json = field(default_factory=dict, repr=False)
+
+    def to_json(self) -> Json:
+        return {
+            **self.others,
+            **omit_none(
+                name=self.name,
+                passwordHash=self.password_hash,
+                sshAuthorizedKeys=list(self.ssh_keys) or None,
+            ),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class IgnitionConfig:
+    """An Ignition config; ``version`` is that of the original document."""
+
+    version: str = VERSION
+    files: tuple[IgnitionFile, ...] = ()
+    directories: tuple[IgnitionDirectory, ...] = ()
+    links: tuple[IgnitionLink, ...] = ()
+    units: tuple[IgnitionUnit, ...] = ()
+    users: tuple[IgnitionUser, ...] = ()
+    groups: tuple[Json, ...] = field(default=(), repr=False)
+    disks: tuple[Json, ...] = ()
+    filesystems: tuple[Json, ...] = ()
+    raid: tuple[Json, ...] = ()
+    luks: tuple[Json, ...] = field(default=(), repr=False)
+    kernel_arguments: tuple[str, ...] = ()
+    absent_kernel_arguments: tuple[str, ...] = ()
+    ignition_section: Json = field(default_factory=dict, repr=False)
+    """Fields of ``ignition`` except the version."""
+
+    def to_json(self) -> Json:
+        """Convert to Ignition 3.5 without empty fields, as Go's conversion does."""
+        return {
+            "ignition": {**self.ignition_section, "version": VERSION},
+            **_build_section(
+                "kernelArguments",
+                shouldExist=self.kernel_arguments,
+                shouldNotExist=self.absent_kernel_arguments,
+            ),
+            **_build_section(
+                "passwd", users=[user.to_json() for user in self.users], groups=self.groups
+            ),
+            **_build_section(
+                "storage",
+                directories=[directory.to_json() for directory in self.directories],
+                disks=self.disks,
+                files=[file.to_json() for file in self.files],
+                filesystems=self.filesystems,
+                links=[link.to_json() for link in self.links],
+                luks=self.luks,
+                raid=self.raid,
+            ),
+            **_build_section("systemd", units=[unit.to_json() for unit in self.units]),
+        }
+
+
+def _build_section(name: str, **parts: Sequence[object]) -> Json:
+    filled = {key: list(part) for key, part in parts.items() if part}
+    return {name: filled} if filled else {}

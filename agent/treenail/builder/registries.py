@@ -1,0 +1,193 @@
+"""Registries of a phase: the login of its Secret, its CAs, its proxies, and transfers of blobs."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Event
+from typing import TypeVar
+
+from treenail.api.pullspec import parse_pull_spec
+from treenail.clock import Clock
+from treenail.config.image_mirrors import ImageMirrors
+from treenail.config.pullsecret import PullSecret, parse_pull_secret
+from treenail.errors import FileError
+from treenail.image.push_spec import parse_push_spec
+from treenail.registry.authorization import select_login
+from treenail.registry.client import RegistryClient
+from treenail.registry.errors import NotFound, RegistryError, is_temporary
+from treenail.registry.names import Descriptor, is_digest
+from treenail.registry.proxies import ProxySettings, read_proxy_settings
+from treenail.registry.transport import RegistryLimits, TlsSettings
+
+log = logging.getLogger(__name__)
+
+_LIMIT = 1024 * 1024  # bytes of a Secret's key or of a CA bundle
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrySettings:
+    """How a phase reaches registries."""
+
+    secret: PullSecret = field(default_factory=PullSecret)
+    tls: TlsSettings = field(default_factory=TlsSettings)
+    proxies: ProxySettings | None = None
+    limits: RegistryLimits | None = None
+
+    @classmethod
+    def read(
+        cls, secret: Path | None, ca: Path | None, environ: Mapping[str, str]
+    ) -> "RegistrySettings":
+        """Read the files; raise `FileError`, or `CredentialError` without content of the Secret.
+
+        A Secret that does not exist means anonymous access.
+        """
+        found = PullSecret()
+        if secret is not None and (path := _find_secret(secret)) is not None:
+            found = parse_pull_secret(_read_file(path), where=str(path))
+        ca_pem = _read_file(ca).decode("ascii", "replace") if ca is not None else ""
+        return cls(found, TlsSettings(ca_pem=ca_pem), read_proxy_settings(environ))
+
+    def make_client(self, host: str, repository: str, clock: Clock) -> RegistryClient:
+        """Make a client with the login for this repository; the caller closes it."""
+        return RegistryClient(
+            host,
+            clock,
+            login=select_login(self.secret.credentials, host, repository),
+            tls=self.tls,
+            proxies=self.proxies,
+            limits=self.limits,
+        )
+
+    @contextmanager
+    def open_client(self, host: str, repository: str, clock: Clock) -> Iterator[RegistryClient]:
+        """Make a client as `make_client` does, and close it."""
+        client = self.make_client(host, repository, clock)
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageName:
+    """An image in a registry by tag or digest."""
+
+    registry: str
+    repository: str
+    reference: str
+
+    @property
+    def full_repository(self) -> str:
+        return f"{self.registry}/{self.repository}"
+
+
+def parse_image_name(text: str) -> ImageName:
+    """Parse an image name of a Containerfile; raise `ConfigError`."""
+    if "@" in text:
+        # A tag beside the digest has no effect.
+        name, _, digest = text.partition("@")
+        head, slash, last = name.rpartition("/")
+        spec = parse_pull_spec(f"{head}{slash}{last.partition(':')[0]}@{digest}", where="the image")
+        return ImageName(spec.registry, spec.repository, spec.digest)
+    tagged = text if ":" in text.rpartition("/")[2] else f"{text}:latest"
+    pushed = parse_push_spec(tagged, where="the image")
+    return ImageName(pushed.registry, pushed.repository, pushed.tag)
+
+
+def pull_from_places(image: ImageName, mirrors: ImageMirrors, pull: Callable[[ImageName], T]) -> T:
+    """Return the result of the first place that has the image: its mirrors, then its source.
+
+    When all fail, raise the most telling error, with those of the others in its message.
+    """
+    errors: list[RegistryError] = []
+    names = mirrors.list_places(image.full_repository, is_digest=is_digest(image.reference))
+    for name in names:
+        registry, _, repository = name.partition("/")
+        try:
+            return pull(ImageName(registry, repository, image.reference))
+        except RegistryError as error:
+            if len(names) > 1:
+                log.warning("cannot pull %s from %s: %s", image.full_repository, name, error)
+            errors.append(error)
+    if not errors:
+        raise NotFound(
+            f"cannot pull {image.full_repository}: its registry is blocked, and no mirror has "
+            "images that are named like this",
+            status=404,
+        )
+    # The error of the source, unless it is a mere outage, as where only a mirror is reachable.
+    lasting = [each for each in reversed(errors) if not is_temporary(each)]
+    chosen = next(iter(lasting), errors[-1])
+    texts = [str(chosen), *(str(each) for each in errors if each is not chosen)]
+    chosen.args = ("; also ".join(texts),)
+    raise chosen
+
+
+def _find_secret(path: Path) -> Path | None:
+    """Return the file of a Secret: itself, or the key in a mounted directory."""
+    for each in (path / ".dockerconfigjson", path / ".dockercfg", path):
+        if each.is_file():
+            return each
+    return None
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LIMIT + 1)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+    if len(content) > _LIMIT:
+        raise FileError(f"cannot read {path}: it is longer than {_LIMIT} bytes")
+    return content
+
+
+_CONNECTIONS = 3
+
+OpenClient = Callable[[], AbstractContextManager[RegistryClient]]
+"""Opens a client; a client belongs to one thread."""
+
+
+def transfer_blobs(
+    blobs: Iterable[Descriptor],
+    open_client: OpenClient,
+    transfer: Callable[[RegistryClient, Descriptor, Event], None],
+) -> None:
+    """Call ``transfer`` for each blob, the largest first; raise the first error.
+
+    ``transfer`` gets an event that is set when another transfer has failed.
+    """
+    waiting: SimpleQueue[Descriptor] = SimpleQueue()
+    for blob in sorted(blobs, key=lambda each: -each.size):
+        waiting.put(blob)
+    has_failed = Event()
+
+    def transfer_waiting() -> None:
+        with open_client() as client:
+            while not has_failed.is_set():
+                try:
+                    blob = waiting.get_nowait()
+                except Empty:
+                    return
+                try:
+                    transfer(client, blob, has_failed)
+                except BaseException:
+                    has_failed.set()
+                    raise
+
+    count = min(_CONNECTIONS, waiting.qsize())
+    if not count:
+        return
+    with ThreadPoolExecutor(count) as pool:
+        try:
+            for done in [pool.submit(transfer_waiting) for _ in range(count)]:
+                done.result()
+        except BaseException:
+            # SIGTERM too: the pool waits for its threads.
+            has_failed.set()
+            raise

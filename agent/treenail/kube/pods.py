@@ -1,0 +1,237 @@
+"""The pods of a node that is drained, and the DaemonSets that create pods again.
+
+A Pod has 5 kB or more, its metadata a third. The watch therefore omits spec and status. The few
+pods that need them, such as one that does not end, are read whole.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from treenail.clock import Clock, parse_rfc3339
+from treenail.errors import ClusterError, ForbiddenError, NotFoundError, UnreachableError
+from treenail.kube.client import Client, Json
+from treenail.kube.informer import Informer
+from treenail.kube.resources import DAEMONSETS, PODS, get_object
+from treenail.kube.watch import WatchScope
+
+# The kubelet sets it on the mirror pods of static pods and recreates those after a deletion.
+_MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod as the API server reports it.
+
+    ``terminates_at`` is the end of the grace period of a deleted pod, in seconds since the epoch.
+    ``daemonset`` names the DaemonSet that controls the pod. ``is_running`` is True until all
+    containers are known to have ended. ``claims`` are its PersistentVolumeClaims.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    daemonset: str = ""
+    is_mirror: bool = False
+    is_finished: bool = False
+    is_running: bool = False
+    terminates_at: float | None = None
+    grace_s: int = 0
+    finalizers: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
+    resource_version: str = field(default="", compare=False)
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+
+def parse_pod(found: Json) -> Pod:
+    """Read the pod in an API object; malformed fields count as absent."""
+    metadata, spec, status = (get_object(found, name) for name in ("metadata", "spec", "status"))
+    grace_s = metadata.get("deletionGracePeriodSeconds")
+    return Pod(
+        namespace=str(metadata.get("namespace") or ""),
+        name=str(metadata.get("name") or ""),
+        uid=str(metadata.get("uid") or ""),
+        labels={key: str(value) for key, value in get_object(metadata, "labels").items()},
+        daemonset=_find_daemonset(metadata),
+        is_mirror=_MIRROR_ANNOTATION in get_object(metadata, "annotations"),
+        is_finished=str(status.get("phase")) in {"Succeeded", "Failed"},
+        is_running=_is_running(status),
+        terminates_at=parse_rfc3339(metadata.get("deletionTimestamp")),
+        grace_s=grace_s if isinstance(grace_s, int) else 0,
+        finalizers=tuple(str(one) for one in _as_list(metadata.get("finalizers"))),
+        claims=tuple(
+            str(claim["claimName"])
+            for volume in _as_objects(spec.get("volumes"))
+            if "claimName" in (claim := get_object(volume, "persistentVolumeClaim"))
+        ),
+        resource_version=str(metadata.get("resourceVersion") or ""),
+    )
+
+
+def _is_running(status: Json) -> bool:
+    """Return True until every container is known to have ended."""
+    containers = _as_objects(status.get("containerStatuses"))
+    ended = containers and all("terminated" in get_object(one, "state") for one in containers)
+    return status.get("phase") == "Running" and not ended
+
+
+def _find_daemonset(metadata: Json) -> str:
+    for owner in _as_objects(metadata.get("ownerReferences")):
+        if owner.get("controller") is True and owner.get("kind") == "DaemonSet":
+            return str(owner.get("name") or "")
+    return ""
+
+
+def _as_list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _as_objects(value: object) -> list[Json]:
+    return [one for one in _as_list(value) if isinstance(one, dict)]
+
+
+log = logging.getLogger(__name__)
+
+_ENDED_PHASES = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
+_DAEMONSET_LIFETIME_S = 30.0
+_WATCH_DURATION_S = 3.0
+"""Short, because the connection of a finished drain serves another one after twice this time."""
+
+
+class NodePods:
+    """Watches the pods of a node.
+
+    ``notify`` runs on another thread when a pod is new, and when the last pod of `await_removal` is
+    removed. A drain looks at all pods then, so it must not do that for each change. One thread
+    calls the other methods.
+    """
+
+    def __init__(
+        self, client: Client, node: str, clock: Clock, *, notify: Callable[[], None]
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._selector = f"spec.nodeName={node}"
+        self._last_error: ClusterError | None = None
+        self._informer = Informer(
+            client,
+            WatchScope(
+                PODS,
+                field_selector=self._selector,
+                has_metadata_only=True,
+                duration_s=_WATCH_DURATION_S,
+            ),
+            clock,
+            parse_pod,
+            on_lost=self._record_error,
+        )
+        self._notify = notify
+        self._lock = threading.Lock()
+        self._awaited: set[str] = set()
+        self._informer.add_handler(self._handle_change)
+        self._ended_uids: frozenset[str] | None = None
+        self._details: dict[str, Pod] = {}
+        self._has_fresh_details = False
+
+    def start(self) -> None:
+        """Start to list and watch."""
+        self._informer.start()
+
+    def stop(self) -> None:
+        """Stop to notify; the watch ends a few seconds later."""
+        self._informer.retire()
+
+    def read_pods(self, limit_s: float) -> Sequence[Pod]:
+        """Return all pods; ``is_running`` and ``claims`` are known to `read_details` only.
+
+        Waits up to ``limit_s`` for the first list. Raises ClusterError without it.
+        """
+        if not self._informer.wait_until_synced(limit_s):
+            raise self._last_error or UnreachableError(
+                f"cannot drain {self._node}: its pods are not listed yet"
+            )
+        self._has_fresh_details = False
+        pods = list(self._informer.get_all().values())
+        if self._ended_uids is None and any(pod.daemonset for pod in pods):
+            self._ended_uids = self._list_ended_uids()
+        ended = self._ended_uids or frozenset()
+        return [replace(pod, is_finished=True) if pod.uid in ended else pod for pod in pods]
+
+    def await_removal(self, keys: Iterable[str]) -> None:
+        """Call ``notify`` when none of these pods (``namespace/name``) exists any longer."""
+        awaited = set(keys)
+        with self._lock:
+            self._awaited = awaited & self._informer.get_all().keys()
+            is_over = bool(awaited) and not self._awaited
+        if is_over:
+            self._notify()
+
+    def read_details(self, pod: Pod) -> Pod:
+        """Return the pod with all fields; one list serves all pods until `read_pods`."""
+        known = self._details.get(pod.uid)
+        is_current = known is not None and known.resource_version == pod.resource_version
+        if not (is_current or self._has_fresh_details):
+            found = self._client.list(PODS, params={"fieldSelector": self._selector}).items
+            self._details = {each.uid: each for each in map(parse_pod, found)}
+            self._has_fresh_details = True
+        return self._details.get(pod.uid, pod)
+
+    def _list_ended_uids(self) -> frozenset[str]:
+        """List the ended pods: a DaemonSet creates its pods again, but not on a cordoned node."""
+        params = {"fieldSelector": f"{self._selector},{_ENDED_PHASES}"}
+        pages = self._client.list_pages(PODS, params=params, has_metadata_only=True)
+        return frozenset(parse_pod(item).uid for page in pages for item in page.items)
+
+    def _handle_change(self, key: str, before: Pod | None, after: Pod | None) -> None:
+        if before is not None and after is not None and before.uid == after.uid:
+            return
+        with self._lock:
+            self._awaited.discard(key)
+            is_over = not self._awaited
+        if after is not None or is_over:
+            self._notify()
+
+    def _record_error(self, error: ClusterError) -> None:
+        self._last_error = error
+
+
+class DaemonSetCache:
+    """Remembers for half a minute which DaemonSets exist, for all nodes. Thread-safe."""
+
+    def __init__(self, client: Client, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, str], tuple[float, bool]] = {}
+
+    def has_daemonset(self, namespace: str, name: str) -> bool:
+        """Return True when it exists, or when the API server forbids to read it."""
+        now = self._clock.monotonic()
+        with self._lock:
+            read_at, exists = self._known.get((namespace, name), (float("-inf"), False))
+        if now - read_at < _DAEMONSET_LIFETIME_S:
+            return exists
+        exists = self._read_daemonset(namespace, name)
+        with self._lock:
+            self._known = {
+                key: found
+                for key, found in self._known.items()
+                if now - found[0] < _DAEMONSET_LIFETIME_S
+            }
+            self._known[namespace, name] = (now, exists)
+        return exists
+
+    def _read_daemonset(self, namespace: str, name: str) -> bool:
+        try:
+            self._client.get(DAEMONSETS, name, namespace=namespace)
+        except NotFoundError:
+            return False
+        except ForbiddenError as error:
+            log.warning("assuming that DaemonSet %s/%s exists: %s", namespace, name, error)
+        return True

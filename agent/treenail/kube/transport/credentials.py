@@ -1,0 +1,167 @@
+"""TLS context and Authorization header of a connection, reloaded when their files change.
+
+The kubelet replaces /var/lib/kubelet/pki/kubelet-client-current.pem long before the certificate
+expires, and a service account token every hour. A check is one ``stat`` per file. When a new file
+is unusable the last good one stays in use, and the error is logged once.
+"""
+
+import logging
+import os
+import ssl
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from treenail.errors import UnreachableError
+from treenail.kube.transport.kubeconfig import ApiServerConfig
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_FileStamps = tuple[tuple[int, int, int], ...]
+
+
+class ApiCredentials:
+    """TLS context and Authorization header for a transport. Thread-safe."""
+
+    def __init__(self, connection: ApiServerConfig) -> None:
+        self._connection = connection
+        files = [p for p in (connection.ca, connection.certificate, connection.key) if p]
+        self._context = _ReloadedValue(
+            connection, tuple(p for p in files if isinstance(p, str)), _make_tls_context
+        )
+        self._token = _ReloadedValue(
+            connection, (connection.token_file,) if connection.token_file else (), _read_token
+        )
+
+    def get_tls_context(self) -> ssl.SSLContext:
+        """Return the TLS context: the same object while no file changes.
+
+        Raises UnreachableError when a file is missing or unusable and no earlier one was good.
+        """
+        return self._context.get_value()
+
+    def get_authorization(self) -> str:
+        """Return the Authorization header; empty with a client certificate."""
+        token = self._token.get_value()
+        return f"Bearer {token}" if token else ""
+
+
+class _ReloadedValue(Generic[T]):
+    """A value made from files, and made again when a file changes."""
+
+    def __init__(
+        self,
+        connection: ApiServerConfig,
+        files: tuple[str, ...],
+        make: Callable[[ApiServerConfig], T],
+    ) -> None:
+        self._connection = connection
+        # Each request looks at these files, and building a Path is slower than stat(2).
+        self._files = tuple((name, connection.locate(name)) for name in files)
+        self._make = make
+        self._lock = threading.Lock()
+        self._last_stamps: _FileStamps | None = None
+        self._last_good: tuple[T] | None = None
+
+    def get_value(self) -> T:
+        with self._lock:
+            try:
+                stamp = self._stat_files()
+                if self._last_good is None or stamp != self._last_stamps:
+                    self._last_good = (self._make(self._connection),)
+                    self._last_stamps = stamp
+            except UnreachableError as error:
+                if self._last_good is None:
+                    raise
+                if self._last_stamps is not None:
+                    log.warning("using the last good credentials: %s", error)
+                self._last_stamps = None
+            return self._last_good[0]
+
+    def _stat_files(self) -> _FileStamps:
+        return tuple(self._stat_file(name, path) for name, path in self._files)
+
+    def _stat_file(self, name: str, path: Path) -> tuple[int, int, int]:
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise _make_error(self._connection, name, error.strerror or "read error") from error
+        except ValueError as error:  # a NUL character in the path
+            raise _make_error(self._connection, name, str(error)) from error
+        return (found.st_mtime_ns, found.st_ino, found.st_size)
+
+
+def _make_tls_context(connection: ApiServerConfig) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    if not connection.should_verify_tls:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif connection.ca:
+        _load_ca(connection, context)
+    else:
+        context.load_default_certs()
+    if connection.certificate:
+        _load_client_certificate(connection, context)
+    return context
+
+
+def _load_ca(connection: ApiServerConfig, context: ssl.SSLContext) -> None:
+    try:
+        context.load_verify_locations(cadata=_read_pem(connection, connection.ca).decode("ascii"))
+    except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
+        raise _make_error(connection, connection.ca, "no CA certificate in PEM") from error
+
+
+def _load_client_certificate(connection: ApiServerConfig, context: ssl.SSLContext) -> None:
+    pem = _read_pem(connection, connection.certificate)
+    if connection.key != connection.certificate:
+        pem = pem + b"\n" + _read_pem(connection, connection.key)
+    # SSLContext.load_cert_chain takes only paths (ssl.py). A memfd has one, is private to this
+    # process, and disappears when closed.
+    memory = os.memfd_create("client", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(memory), "wb") as writable:
+            writable.write(pem)
+        context.load_cert_chain(f"/proc/self/fd/{memory}", password=_refuse_passphrase)
+    except (ssl.SSLError, OSError, ValueError):
+        # Not chained: no frame with the key may get into a traceback.
+        what = "no usable client certificate with its key in PEM"
+        raise _make_error(connection, connection.certificate, what) from None
+    finally:
+        os.close(memory)
+
+
+def _refuse_passphrase() -> str:
+    """Raise, because OpenSSL would otherwise prompt for the passphrase on the terminal."""
+    raise ValueError("the key is encrypted")
+
+
+def _read_token(connection: ApiServerConfig) -> str:
+    if not connection.token_file:
+        return connection.token
+    raw = _read_pem(connection, connection.token_file).strip()
+    token = raw.decode("ascii", errors="replace")
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise _make_error(connection, connection.token_file, "not one line of printable ASCII")
+    return token
+
+
+def _read_pem(connection: ApiServerConfig, pem: str | bytes) -> bytes:
+    if isinstance(pem, bytes):
+        return pem
+    try:
+        return connection.locate(pem).read_bytes()
+    except OSError as error:
+        raise _make_error(connection, pem, error.strerror or "read error") from error
+
+
+def _make_error(connection: ApiServerConfig, pem: str | bytes, what: str) -> UnreachableError:
+    name = pem if isinstance(pem, str) else "inline PEM data"
+    return UnreachableError(
+        f"cannot use {name} of {connection.source}: {what}",
+        remedy=f"fix {name}; the next request reads it again",
+    )
