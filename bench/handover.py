@@ -23,7 +23,7 @@ from tests.installer.registries import (
 from tests.registry.images import make_layer, push_image
 from treenail.builder.images.copies import ImageCopier, Place
 from treenail.installer.bootstrap.bootstrap_registry import BootstrapRegistry
-from treenail_lab.registry.docker_registry import find_docker_registry
+from treenail_lab.registry.service import find_docker_registry
 
 RATIO = 1.2
 PRESENT_S = 1.0

@@ -20,12 +20,12 @@ from treenail.update.checks.health import (
     HealthCheckResult,
     HealthyVerdict,
     PendingVerdict,
+    TrialClock,
     UnhealthyVerdict,
     decide_verdict,
+    record_trial_status,
 )
-from treenail.update.checks.trial_clock import TrialClock, record_trial_status
-from treenail.update.checks.trial_limits import TrialLimits
-from treenail.update.state.boot_trial import BootTrial
+from treenail.update.state.boot_trial import BootTrial, TrialLimits
 
 NODES = 500
 SEED = 12

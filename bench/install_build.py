@@ -21,8 +21,7 @@ from tests.builder.builds import push_base
 from tests.installer.pool_builds import InstallSite, RecordingContext
 from tests.installer.registries import make_registry, write_auth_file, write_certificates
 from treenail.installer.bootstrap.bootstrap_registry import BootstrapRegistry
-from treenail_lab.registry.docker_registry import find_docker_registry
-from treenail_lab.registry.service import PULLER, RegistryService
+from treenail_lab.registry.service import PULLER, RegistryService, find_docker_registry
 
 RUNS = 3
 LIMIT = 8 << 30

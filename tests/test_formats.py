@@ -29,7 +29,7 @@ from tests.fakes.disk import MemoryDisk
 from tests.update.build import B
 from tests.update.state.test_record import COMPLETE, is_part_of
 from treenail.config.wanted import WantedDirectory, WantedUnit
-from treenail.daemon.configuration.apply import apply_steps
+from treenail.daemon.configuration.machine import apply_steps
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.rollback.undo_log import PENDING_PATH
 from treenail.update.decision import request as requests
@@ -39,8 +39,8 @@ from treenail.update.state import record as records
 from treenail.update.state.boot_trial import HealthCheckMode
 from treenail.update.state.crash_record import CrashRecord
 from treenail.update.state.record import FailedTry
-from treenail.update.steps import ownership
-from treenail.update.steps.ownership import Ownership
+from treenail.update.steps import inventory
+from treenail.update.steps.inventory import Ownership
 
 Json = dict[str, object]
 
@@ -95,7 +95,7 @@ REQUEST = UserRequest(RequestKind.REPAIR, "0123", ("/etc/motd", "a.service"))
 DOCUMENTS: dict[str, tuple[object, Callable[..., Json], Callable[..., object]]] = {
     "ledger.json": (LEDGER, records.to_json, records.from_json),
     "crash-record.json": (CRASHES, crash_records.to_json, crash_records.from_json),
-    "managed.json": (OWNED, ownership.to_json, ownership.from_json),
+    "managed.json": (OWNED, inventory.to_json, inventory.from_json),
     "request.json": (REQUEST, requests.to_json, requests.from_json),
 }
 """The complete value of each document, and its encoder and decoder."""

@@ -15,7 +15,7 @@ from treenail.api import annotations as key
 from treenail.cli.output import EXIT_INSTALL_FAILED, EXIT_USAGE
 from treenail.controllers.pools.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED
 from treenail.controllers.pools.policy import POLICY_FIELDS
-from treenail.daemon.settings.settings import (
+from treenail.daemon.settings import (
     DriftSettings,
     FirstBootSettings,
     HealthSettings,

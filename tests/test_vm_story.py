@@ -3,7 +3,7 @@
 import pytest
 
 from treenail.api import annotations as key
-from treenail_lab.apiserver.storage.store import StoreEvent
+from treenail_lab.apiserver.store import StoreEvent
 from vmlab.story import Story
 
 OLD, NEW = "sha256:" + "a" * 64, "sha256:" + "b" * 64

@@ -1,18 +1,21 @@
 """The command ``treenail-lab``: run a cluster and its machines on this host.
 
 ``demo`` shows a rollout. ``up`` keeps a lab running for kubectl. ``reboot``, ``power-cut`` and
-``fault`` act on a machine of a lab that is up.
+``fault`` act on a machine of a lab that is up, through a socket of its process.
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import os
 import signal
+import socket
+import socketserver
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -21,12 +24,13 @@ from treenail.api import documents
 from treenail.api.decode import Json
 from treenail.api.machineconfig import MachineConfig
 from treenail.clock import SystemClock
-from treenail.errors import ConfigError, TreenailError, UsageError
-from treenail_lab import control_socket, image_builds, provision
+from treenail.controllers.runtime.http_server import ServerThread
+from treenail.errors import ConfigError, HostError, TreenailError, UsageError
+from treenail_lab import image_builds, provision
 from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.controllers import ALL_CONTROLLERS, ControllerReplicas
-from treenail_lab.demo import demo_text, pool
-from treenail_lab.demo.build import CONTAINERFILE, check_builds
+from treenail_lab.demo import pool, rollout
+from treenail_lab.demo.pool import CONTAINERFILE, check_builds
 from treenail_lab.demo.rollout import PODS_PER_NODE, DemoScenario, RolloutDemo
 from treenail_lab.help_text import LabParser
 from treenail_lab.images import Credential, Image, make_image
@@ -35,6 +39,66 @@ from treenail_lab.lifetime.owner import OWNER_FILE, owner, remove_if_abandoned
 from treenail_lab.machine.node.machine import LabMachine
 from treenail_lab.machine.settings import MachineSettings
 from treenail_lab.workload import Workload
+
+CONTROL_SOCKET = "control.sock"
+_TIMEOUT_S = 60.0
+_MAX_BYTES = 65536
+
+LabCommands = dict[str, Callable[[list[str]], str]]
+
+
+class ControlSocketServer(ServerThread):
+    """Accepts commands, each a name and its words, and answers each with a line."""
+
+    def __init__(self, directory: Path, commands: LabCommands) -> None:
+        self._path = directory / CONTROL_SOCKET
+        self._path.unlink(missing_ok=True)
+        before = os.umask(0o077)
+        try:
+            server = _ThreadingServer(str(self._path), _build_request_class(commands))
+        finally:
+            os.umask(before)
+        super().__init__(server, "lab-control")
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self._path.unlink(missing_ok=True)
+
+
+def send_command(directory: Path, words: list[str]) -> str:
+    """Send a command to a running lab; return its answer."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as connection:
+        connection.settimeout(_TIMEOUT_S)
+        try:
+            connection.connect(str(directory / CONTROL_SOCKET))
+            connection.sendall(json.dumps(words).encode() + b"\n")
+            answer = json.loads(connection.makefile("rb").readline(_MAX_BYTES))
+        except (OSError, ValueError) as error:
+            raise HostError(
+                f"cannot reach a lab in {directory}: {error}",
+                remedy="run: treenail-lab up, or name its --directory",
+            ) from error
+    if "error" in answer:
+        raise UsageError(str(answer["error"]))
+    return str(answer["result"])
+
+
+class _ThreadingServer(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+
+
+def _build_request_class(commands: LabCommands) -> type[socketserver.StreamRequestHandler]:
+    class CommandRequest(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            try:
+                name, *words = json.loads(self.rfile.readline(_MAX_BYTES))
+                answer = {"result": commands[name](words)}
+            except (KeyError, ValueError, TypeError, UsageError, HostError) as error:
+                answer = {"error": str(error)}
+            self.wfile.write(json.dumps(answer).encode() + b"\n")
+
+    return CommandRequest
+
 
 REPOSITORY = "os/node"
 BEFORE_VERSION, AFTER_VERSION = "41.20260101", "42.20260601"
@@ -204,14 +268,14 @@ def _run_demo(arguments: argparse.Namespace) -> int:
         try:
             demo.prepare_pool()
             if scenario.containerfile:
-                demo_text.print_containerfile(scenario.containerfile, stream)
+                rollout.print_containerfile(scenario.containerfile, stream)
             else:
-                demo_text.print_plan(demo.run_plan(), stream)
+                rollout.print_plan(demo.run_plan(), stream)
             print("\n$ treenail-controller status --watch", file=stream)
             result = demo.run_rollout()
         finally:
             demo.stop()
-        journal = demo_text.collect_journal(lab, result)
+        journal = rollout.collect_journal(lab, result)
         if arguments.json:
             document: Json = {
                 "nodes": [node.to_json() for node in demo.list_nodes()],
@@ -226,7 +290,7 @@ def _run_demo(arguments: argparse.Namespace) -> int:
             }
             print(json.dumps(document, indent=1))
         else:
-            demo_text.print_result(result, journal if arguments.journal else [])
+            rollout.print_result(result, journal if arguments.journal else [])
     return 1 if result.failures else 0
 
 
@@ -267,7 +331,7 @@ def _run_lab(arguments: argparse.Namespace) -> int:
         try:
             if newcomer is not None:
                 newcomer.start()
-            with control_socket.ControlSocketServer(directory, _build_commands(lab)):
+            with ControlSocketServer(directory, _build_commands(lab)):
                 _print_access(lab)
                 if lab.registry is not None:
                     image_builds.print_registry_access(lab.registry, directory, sys.stdout)
@@ -282,11 +346,11 @@ def _run_lab(arguments: argparse.Namespace) -> int:
 
 def _send_command(arguments: argparse.Namespace) -> int:
     words = [arguments.command, *arguments.words]
-    print(control_socket.send_command(_find_directory(arguments), words))
+    print(send_command(_find_directory(arguments), words))
     return 0
 
 
-def _build_commands(lab: Lab) -> control_socket.LabCommands:
+def _build_commands(lab: Lab) -> LabCommands:
     def find_machine(words: list[str]) -> LabMachine:
         if not words or words[0] not in lab.machines:
             raise UsageError(

@@ -11,7 +11,7 @@ from collections import Counter
 from treenail.errors import AlreadyExistsError, ClusterError, NotFoundError
 from treenail.kube.client import Client, Json
 from treenail.kube.resources import NODES, PODDISRUPTIONBUDGETS, PODS, REPLICASETS
-from treenail_lab.apiserver.controllers.scheduler import BUILDER_LABEL
+from treenail_lab.apiserver.controllers.pods import BUILDER_LABEL
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from treenail.builder.local import BuildFiles
 from treenail.image.build_result import BuildPhase, BuildResult
 from treenail.image.oci.documents import ImageInstance, make_index
 from treenail.image.oci.packages import SPDX_TYPE
-from treenail_lab.registry.faults import FaultKind, RegistryFault
+from treenail_lab.registry.front import FaultKind, RegistryFault
 from treenail_lab.registry.service import PULLER, RegistryService
 
 pytestmark = [needs_buildah, needs_busybox, pytest.mark.process]

@@ -28,7 +28,7 @@ from treenail.errors import TreenailError
 from treenail.image.build_result import BuildPhase, BuildResult
 from treenail.registry.errors import NotFound
 from treenail.registry.transport import RegistryLimits, TlsSettings
-from treenail_lab.registry.faults import FaultKind, RegistryFault
+from treenail_lab.registry.front import FaultKind, RegistryFault
 from treenail_lab.registry.service import PULLER, PUSHER, RegistryService
 
 __all__ = ["lab_registry"]
@@ -253,7 +253,7 @@ def test_unreachable_registry_has_its_reason(tmp_path: Path, phase: BuildPhase) 
 )
 def test_push_to_a_full_registry_has_its_reason(tmp_path: Path, *, is_real: bool) -> None:
     if is_real:
-        pytest.importorskip("treenail_lab.registry.docker_registry")
+        pytest.importorskip("treenail_lab.registry.service")
     with RegistryService(is_real=is_real, storage_bytes=256 * 1024) as registry:
         directories = prepare_push(registry, tmp_path)
         result = push(directories, make_settings(registry, PUSHER))

@@ -24,8 +24,8 @@ from tests.contract.os_machines import go_on
 from tests.waiting import wait_until
 from treenail.errors import BusyError, HostError, TransactionError
 from treenail.host.bootc.backend import PULL_UNIT, ROLLBACK_UNIT, SWITCH_UNIT
+from treenail.host.ostree.backends import TransactionLimits
 from treenail.host.ostree.deployments import DeploymentChange, TransactionProgress, WatchVerdict
-from treenail.host.ostree.limits import TransactionLimits
 from treenail.host.systemd.transient import TransientJob
 from treenail_lab.machine.ostree.sysroot import layer_packages, make_deployment
 

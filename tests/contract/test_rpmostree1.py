@@ -15,13 +15,13 @@ from tests.fakes.bus_service import BusService
 from treenail.clock import SystemClock
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.limits import TransactionLimits
+from treenail.host.ostree.backends import TransactionLimits
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.rpmostree.client import RpmOstreeClient
 from treenail.host.rpmostree.transaction import TransactionOutcome
 from treenail.host.systemd.bus import BusInterface, SystemBus, make_options
 from treenail_lab.images import ARCHITECTURE, Credential, make_image, make_manifest_list
-from treenail_lab.machine.node.rpmostree_only import RpmOstreeHost
+from treenail_lab.machine.node.daemons import RpmOstreeHost
 from treenail_lab.machine.settings import MachineSettings
 
 HERE = make_image("os/node", "1.0", 1_000_000)

@@ -16,14 +16,14 @@ from tests.contract.os_machines import go_on
 from treenail.clock import SystemClock
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
+from treenail.host.ostree.backends import TransactionLimits
 from treenail.host.ostree.deployments import DeploymentChange, OstreeDeployment
-from treenail.host.ostree.limits import TransactionLimits
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.rpmostree.client import RpmOstreeClient
-from treenail.host.system.kernel_arguments import split_arguments
+from treenail.host.system.kernel import split_arguments
 from treenail.host.systemd.bus import SystemBus
 from treenail_lab.images import make_image
-from treenail_lab.machine.node.rpmostree_only import RpmOstreeHost
+from treenail_lab.machine.node.daemons import RpmOstreeHost
 
 IMAGE = os.environ.get("TREENAIL_TEST_OS_IMAGE", "")
 A = make_image("os/node", "1.0", 1_000_000)

@@ -20,13 +20,13 @@ from treenail.config.wanted import (
     WantedUnit,
     WantedUser,
 )
-from treenail.daemon.configuration.apply import (
+from treenail.daemon.configuration.inspect import MachineInspector
+from treenail.daemon.configuration.machine import (
     RecoveryOutcome,
     apply_steps,
     recover_interrupted,
     restore_pending,
 )
-from treenail.daemon.configuration.inspect import MachineInspector
 from treenail.daemon.configuration.step_runner import ServiceManager, StepRunner
 from treenail.errors import UnitError
 from treenail.host.filesystem.files import HostFiles

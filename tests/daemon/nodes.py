@@ -38,14 +38,13 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.config.drift import ActualEntry, EntryKind
 from treenail.config.image_content import ImageContent, list_image_paths
 from treenail.config.wanted import WantedState, read_wanted_state
-from treenail.daemon.cluster.bootstrap_registry import BootstrapRegistryFiles
-from treenail.daemon.configuration.config_cache import ConfigCache
+from treenail.daemon.cluster.pull_secrets import BootstrapRegistryFiles
+from treenail.daemon.configuration.config_cache import ConfigCache, NodeConfigs
 from treenail.daemon.configuration.drift import DriftCheck
 from treenail.daemon.configuration.drift_repair import DriftRepairer
 from treenail.daemon.configuration.inspect import MachineInspector
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
-from treenail.daemon.configuration.node_configs import NodeConfigs
 from treenail.daemon.configuration.path_watcher import TouchedPaths
 from treenail.daemon.configuration.step_runner import ServiceManager, StepRunner
 from treenail.daemon.local.metrics import NodeMetrics

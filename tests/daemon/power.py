@@ -18,7 +18,7 @@ from tests.daemon.machines import (
     visible,
 )
 from tests.fakes.disk import Found, MemoryDisk, PowerCut, Tree
-from treenail.daemon.configuration.apply import RecoveryOutcome
+from treenail.daemon.configuration.machine import RecoveryOutcome
 from treenail.errors import StepError, TreenailError
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.docs import send_command
 from treenail.errors import UsageError
 from treenail_lab.cluster import Lab
-from treenail_lab.control_socket import CONTROL_SOCKET, ControlSocketServer, LabCommands
+from treenail_lab.command import CONTROL_SOCKET, ControlSocketServer, LabCommands
 from treenail_lab.lifetime.interpreter import PYTHON_MODULE, build_python_path
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.node.machine import LabMachine

@@ -13,8 +13,12 @@ from tests.docs.guide import FILE, NOT_RUN, GuideStep, read_guide
 from tests.docs.lab_actions import GUIDES
 from treenail_lab.controllers import CONTROLLER_COMMAND
 from treenail_lab.image_builds import find_build_refusal
-from treenail_lab.install.install_inputs import PUSH_SECRET, InstallInputs
-from treenail_lab.install.install_lab import InstallLab, make_install_plan
+from treenail_lab.install.install_lab import (
+    PUSH_SECRET,
+    InstallInputs,
+    InstallLab,
+    make_install_plan,
+)
 from treenail_lab.install.install_run import InstallRun
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.ignition import ignition

@@ -15,7 +15,7 @@ from pathlib import Path
 from treenail import log as journal
 from treenail.cli.node.run import Agent
 from treenail.clock import SystemClock
-from treenail.daemon.settings.settings import SETTINGS_FILE, PartialSettings, load_settings
+from treenail.daemon.settings import SETTINGS_FILE, PartialSettings, load_settings
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.host.system.state_file import Json, Ledger

@@ -42,12 +42,11 @@ from treenail.update.checks.health import (
     BootTrialStatus,
     HealthCheckResult,
     OriginCheck,
+    TrialClock,
     judge_origin_check,
 )
-from treenail.update.checks.trial_clock import TrialClock
-from treenail.update.checks.trial_limits import TrialLimits
 from treenail.update.decision.request import UserRequest
-from treenail.update.state.boot_trial import BootTrial
+from treenail.update.state.boot_trial import BootTrial, TrialLimits
 from treenail.update.state.phases import TRANSITIONS, Phase
 from treenail.update.state.record import Target
 from treenail.update.status import NodeEvent, StatusReport

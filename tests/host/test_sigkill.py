@@ -10,9 +10,9 @@ import pytest
 
 from tests.daemon import walk_budget
 from tests.fakes.host_machine import make_machine
-from treenail.daemon.configuration.apply import apply_steps, recover_interrupted, restore_pending
+from treenail.daemon.configuration.machine import apply_steps, recover_interrupted, restore_pending
 from treenail.daemon.configuration.step_runner import StepRunner
-from treenail.host.bootc.switch_record import SwitchRecord
+from treenail.host.bootc.backend import SwitchRecord
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.files import FileSpec
 from treenail.host.filesystem.root import Root

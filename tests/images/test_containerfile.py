@@ -11,7 +11,7 @@ import pytest
 
 from tests.images.locks import LOCKS, normalize, read_locked_versions
 from tools import python_tree
-from treenail.host.systemd.update_agents import KNOWN_AGENTS
+from treenail.daemon.checks.preflight import KNOWN_AGENTS
 from treenail.manifests.installation import InstallOptions, build_documents
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from treenail.clock import SystemClock
 from treenail.kube.resources import MACHINECONFIGNODES, NODES
 from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault
-from treenail_lab.apiserver.serving.service import ApiServer
+from treenail_lab.apiserver.serving.server import ApiServer
 from treenail_lab.cluster import Lab, LabPlan, build_rendered_config
 from treenail_lab.images import Credential, Image, make_image
 from treenail_lab.lifetime.owner import owner

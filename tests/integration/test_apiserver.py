@@ -15,7 +15,7 @@ from treenail_lab.apiserver.serving.faults import (
     RefuseFault,
     RejectFault,
 )
-from treenail_lab.apiserver.serving.service import ApiServer
+from treenail_lab.apiserver.serving.server import ApiServer
 
 pytestmark = pytest.mark.integration
 

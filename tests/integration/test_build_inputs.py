@@ -27,7 +27,7 @@ from treenail.registry.names import parse_descriptor
 from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.controllers import QUICK_OPTIONS, ControllerReplicas
 from treenail_lab.demo import pool
-from treenail_lab.demo.build import DemoBuild
+from treenail_lab.demo.pool import DemoBuild
 from treenail_lab.image_builds import LabRegistry, find_build_refusal
 from treenail_lab.lifetime.owner import owner
 

@@ -30,7 +30,7 @@ from treenail.registry.uploads import upload_bytes
 from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.controllers import ALL_CONTROLLERS, ControllerReplicas
 from treenail_lab.demo import pool
-from treenail_lab.demo.build import CONTAINERFILE, DemoBuild
+from treenail_lab.demo.pool import CONTAINERFILE, DemoBuild
 from treenail_lab.image_builds import BASE_REPOSITORY, BUILDER, LabRegistry, find_build_refusal
 from treenail_lab.images import ARCHITECTURE
 from treenail_lab.lifetime.owner import owner

@@ -19,7 +19,7 @@ from treenail.kube.resources import JOBS, MACHINECONFIGPOOLS, MACHINECONFIGS, MA
 from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.controllers import ALL_CONTROLLERS, ControllerReplicas
 from treenail_lab.demo import pool
-from treenail_lab.demo.build import CONTAINERFILE, DemoBuild
+from treenail_lab.demo.pool import CONTAINERFILE, DemoBuild
 from treenail_lab.image_builds import CERTIFICATES, LabRegistry, find_build_refusal
 from treenail_lab.lifetime.owner import owner
 

@@ -12,8 +12,12 @@ from tests.waiting import wait_until
 from treenail.errors import HostError
 from treenail.kube.resources import MACHINEOSCONFIGS
 from treenail_lab.image_builds import find_build_refusal
-from treenail_lab.install.install_inputs import CONTAINERFILES, InstallInputs
-from treenail_lab.install.install_lab import InstallLab, make_install_plan
+from treenail_lab.install.install_lab import (
+    CONTAINERFILES,
+    InstallInputs,
+    InstallLab,
+    make_install_plan,
+)
 from treenail_lab.install.install_run import InstallRun
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.ignition import ignition

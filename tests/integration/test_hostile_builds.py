@@ -12,7 +12,7 @@ from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS
 from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.controllers import ControllerReplicas
 from treenail_lab.demo import pool
-from treenail_lab.demo.build import CONTAINERFILE, DemoBuild
+from treenail_lab.demo.pool import CONTAINERFILE, DemoBuild
 from treenail_lab.image_builds import find_build_refusal
 from treenail_lab.lifetime.owner import owner
 

@@ -12,14 +12,14 @@ from treenail.kube.resources import JOBS, MACHINEOSBUILDS, MACHINEOSCONFIGS, POD
 from treenail.manifests.installation import InstallOptions
 from treenail_lab.apiserver.objects import Json as Document
 from treenail_lab.apiserver.schema.kinds import StorageKey
-from treenail_lab.apiserver.storage.store import StoreEvent
+from treenail_lab.apiserver.store import StoreEvent
 from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.controllers import ControllerReplicas
 from treenail_lab.demo import pool
-from treenail_lab.demo.build import CONTAINERFILE, DemoBuild
+from treenail_lab.demo.pool import CONTAINERFILE, DemoBuild
 from treenail_lab.image_builds import LabRegistry, find_build_refusal
 from treenail_lab.lifetime.owner import owner
-from treenail_lab.registry.faults import FaultKind, RegistryFault
+from treenail_lab.registry.front import FaultKind, RegistryFault
 
 pytestmark = [pytest.mark.integration]
 

@@ -26,7 +26,7 @@ from treenail.kube.resources import CONTROLLERCONFIGS, EVENTS, MACHINECONFIGNODE
 from treenail.log import SYSLOG_IDENTIFIER
 from treenail_lab.cluster import build_pull_secret
 from treenail_lab.images import Credential, make_image
-from treenail_lab.machine.bus.connections import bus_method, call_method, scoped_connection
+from treenail_lab.machine.bus.objects import bus_method, call_method, scoped_connection
 
 pytestmark = [pytest.mark.integration]
 

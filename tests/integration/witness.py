@@ -14,8 +14,8 @@ from treenail.api import annotations as key
 from treenail.update.status import AGENT_CONDITIONS
 from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.schema.kinds import StorageKey
-from treenail_lab.apiserver.serving.service import ApiServer
-from treenail_lab.apiserver.storage.store import StoreEvent
+from treenail_lab.apiserver.serving.server import ApiServer
+from treenail_lab.apiserver.store import StoreEvent
 from treenail_lab.machine.node.machine import LabMachine
 from treenail_lab.machine.ostree.sysroot import Sysroot
 

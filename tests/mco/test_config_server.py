@@ -37,7 +37,7 @@ from treenail.config import node_paths
 from treenail.config.ignition.emit import VERSIONS_SERVED
 from treenail.manifests import installation
 from treenail_lab.apiserver.serving.server import LabServer
-from treenail_lab.install.bootstrap_host import find_free_port
+from treenail_lab.install.install_run import find_free_port
 from treenail_lab.kubelet import runtime
 
 pytestmark = [

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from treenail_lab.registry.docker_registry import find_docker_registry
-from treenail_lab.registry.faults import FaultKind, RegistryFault
-from treenail_lab.registry.service import PULLER, PUSHER, RegistryService
+from treenail_lab.registry.front import FaultKind, RegistryFault
+from treenail_lab.registry.service import PULLER, PUSHER, RegistryService, find_docker_registry
 
 __all__ = ["PULLER", "PUSHER", "FaultKind", "RegistryFault", "RegistryService"]
 

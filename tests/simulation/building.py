@@ -17,7 +17,7 @@ from treenail.errors import ClusterError
 from treenail.kube.client import Client
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, NAMESPACES
 from treenail.manifests import installation
-from treenail_lab.apiserver.storage.store import StoreEvent
+from treenail_lab.apiserver.store import StoreEvent
 
 Json = dict[str, Any]
 POOL = "worker"

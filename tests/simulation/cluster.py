@@ -17,13 +17,17 @@ from treenail.kube.request import ApiRequest, ApiResponse
 from treenail_lab.apiserver.access.authentication import ApiUser, TokenIssuer
 from treenail_lab.apiserver.access.authorization import Authorizer
 from treenail_lab.apiserver.errors import ApiError
-from treenail_lab.apiserver.registry.lists import build_selection
-from treenail_lab.apiserver.registry.watch import OpenWatch, WatchOptions, WatchPace
+from treenail_lab.apiserver.registry.list_watch import (
+    OpenWatch,
+    WatchOptions,
+    WatchPace,
+    build_selection,
+)
 from treenail_lab.apiserver.request import ServerRequest, parse_request
-from treenail_lab.apiserver.serving.metadata_only import is_metadata_requested, select_metadata
-from treenail_lab.apiserver.serving.service import ApiServer
+from treenail_lab.apiserver.serving.http import is_metadata_requested, select_metadata
+from treenail_lab.apiserver.serving.server import ApiServer
 from treenail_lab.apiserver.serving.verbs import RequestBody, VerbDispatcher
-from treenail_lab.apiserver.storage.store import ChangeWaiter
+from treenail_lab.apiserver.store import ChangeWaiter
 
 Json = dict[str, Any]
 ADMIN = ApiUser("kubernetes-admin", ("system:masters",))

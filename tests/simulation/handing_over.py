@@ -30,7 +30,7 @@ from treenail.errors import NotFoundError
 from treenail.kube.resources import MACHINEOSBUILDS, NAMESPACES, NODES
 from treenail.manifests import installation
 from treenail.registry.authorization import Login
-from treenail_lab.apiserver.storage.store import StoreEvent
+from treenail_lab.apiserver.store import StoreEvent
 
 Json = dict[str, Any]
 MASTERS, LATE = ("m0", "m1"), "m2"

@@ -26,7 +26,7 @@ from treenail.provisioning.tokens.tokens import (
     format_book,
 )
 from treenail_lab.apiserver.access.authentication import AUTHENTICATED, ApiUser
-from treenail_lab.apiserver.storage.store import StoreEvent
+from treenail_lab.apiserver.store import StoreEvent
 
 Json = dict[str, Any]
 NAMESPACE = "treenail-ignition"

@@ -28,15 +28,14 @@ from tests.fakes.world import (
 from tests.simulation.cluster import SimCluster, SimTransport
 from tests.simulation.threads import SimProcess
 from treenail.clock import format_rfc3339
-from treenail.daemon.cluster.bootstrap_registry import BootstrapRegistryFiles
 from treenail.daemon.cluster.node_client import NodeClient
-from treenail.daemon.configuration.config_cache import ConfigCache
+from treenail.daemon.cluster.pull_secrets import BootstrapRegistryFiles
+from treenail.daemon.configuration.config_cache import ConfigCache, NodeConfigs
 from treenail.daemon.configuration.drift import DriftCheck
 from treenail.daemon.configuration.drift_repair import DriftRepairer
 from treenail.daemon.configuration.inspect import MachineInspector
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
-from treenail.daemon.configuration.node_configs import NodeConfigs
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.daemon.local.metrics import NodeMetrics
 from treenail.daemon.local.status_file import StatusFile

@@ -12,7 +12,7 @@ from tests.simulation.run import PODS, ClusterRun
 from treenail.api import annotations as key
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail.manifests import installation
-from treenail_lab.apiserver.storage.store import StoreEvent
+from treenail_lab.apiserver.store import StoreEvent
 
 Json = dict[str, Any]
 GROUP = MACHINECONFIGPOOLS.group

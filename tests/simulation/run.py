@@ -10,7 +10,7 @@ from tests.simulation.cluster import ClusterState, SimCluster
 from tests.simulation.controllers import SimControllers
 from tests.simulation.machines import SimMachine
 from tests.simulation.threads import Simulation
-from treenail_lab.apiserver.storage.store import StoreEvent
+from treenail_lab.apiserver.store import StoreEvent
 
 Json = dict[str, Any]
 PODS = ("a", "b")

@@ -20,7 +20,7 @@ sys.path[:0] = ["{REPOSITORY}/agent"]
 from pathlib import Path
 from treenail.host.filesystem.entries import AbsentEntry, DirectoryEntry, FileEntry
 from treenail.host.filesystem.root import Root
-from treenail.host.rollback.prepare import PathChange
+from treenail.host.rollback.undo_log import PathChange
 from treenail.host.rollback.transaction import UndoTransaction
 
 CAPABILITY = bytes.fromhex("0100000200040000000000000000000000000000")

@@ -3,10 +3,14 @@
 from dataclasses import replace
 
 from treenail.api import annotations as key
-from treenail.update.decision import desired
-from treenail.update.decision.facts import DeploymentState, DrainHandshake, Facts, ObservedNode
-from treenail.update.impact.disruption import DisruptionLevel
-from treenail.update.impact.impact import UpdateImpact
+from treenail.update.decision.facts import (
+    DeploymentState,
+    DrainHandshake,
+    Facts,
+    ObservedNode,
+    read_desired_target,
+)
+from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
 from treenail.update.impact.os_change import OSChange
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import LedgerRecord, Target, UpdateRecord
@@ -36,7 +40,7 @@ def observed_node(
     if target.image:
         annotations[spelling] = target.image
     return ObservedNode(
-        desired.read_desired_target(annotations),
+        read_desired_target(annotations),
         DrainHandshake(requested, applied, unschedulable),
         claimed,
         shown_config=shown.config if shown else "",

@@ -14,8 +14,7 @@ from treenail.update.decision.actions import (
     VerifyAction,
 )
 from treenail.update.decision.decide_boot import CHECKS_BEGIN
-from treenail.update.impact.disruption import DisruptionLevel
-from treenail.update.impact.impact import UpdateImpact
+from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
 from treenail.update.impact.os_change import OSChange
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import LedgerRecord, Target

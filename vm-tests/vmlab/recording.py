@@ -7,7 +7,7 @@ from pathlib import Path
 
 from treenail.kube.client import Json
 from treenail_lab.apiserver.schema.kinds import StorageKey
-from treenail_lab.apiserver.storage.store import StoreEvent
+from treenail_lab.apiserver.store import StoreEvent
 from vmlab.configs import with_files
 from vmlab.drivers import Qemu
 from vmlab.image.build import Builder, Built

@@ -9,7 +9,7 @@ from treenail.api import annotations as key
 from treenail.update.state.phases import Phase
 from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.schema.kinds import StorageKey
-from treenail_lab.apiserver.storage.store import StoreEvent
+from treenail_lab.apiserver.store import StoreEvent
 
 _VERIFIED = (Phase.UNCORDONING, None)
 """In these the target of an update may be reported; it has been found healthy, or there is none."""

@@ -13,27 +13,25 @@ from treenail.clock import Clock
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.ostree.limits import TransactionLimits
+from treenail.host.ostree.backends import TransactionLimits
 
 if TYPE_CHECKING:
     from treenail.host.container.podman import Podman
     from treenail.host.ostree.admin import OstreeSoftReboot
-    from treenail.host.ostree.commit import OstreeMetadata
     from treenail.host.ostree.jobs import JobRunner
+    from treenail.host.ostree.sysroot import OstreeMetadata
     from treenail.host.rollback.backups import FileBackups
     from treenail.host.rollback.transaction import PendingChange, UndoTransaction
+    from treenail.host.system.disk_space import SpaceReservation
     from treenail.host.system.kernel import HostKernel
-    from treenail.host.system.reservation import SpaceReservation
     from treenail.host.system.state_file import CrashRecordFile, Ledger
     from treenail.host.system.users import ShadowFile
     from treenail.host.systemd.bus import SystemBus
     from treenail.host.systemd.journal import SystemdJournal
     from treenail.host.systemd.logind import Logind
-    from treenail.host.systemd.systemd import Systemd
-    from treenail.host.systemd.timedate import Timedate
-    from treenail.host.systemd.transient import TransientUnits
+    from treenail.host.systemd.systemd import Systemd, Timedate
+    from treenail.host.systemd.transient import TransientUnits, UnsandboxedRunner
     from treenail.host.systemd.unit_files import UnitFileReader
-    from treenail.host.systemd.unsandboxed import UnsandboxedRunner
     from treenail.process import ProgramRunner
     from treenail.sd_notify import SystemdNotifier
 
@@ -112,7 +110,7 @@ class Machine:
 
     @cached_property
     def reservation(self) -> "SpaceReservation":
-        from treenail.host.system.reservation import SpaceReservation
+        from treenail.host.system.disk_space import SpaceReservation
 
         return SpaceReservation(self.root)
 
@@ -165,7 +163,7 @@ class Machine:
     @cached_property
     def unsandboxed(self) -> "UnsandboxedRunner":
         """Programs that systemd runs, outside the sandbox of the agent's unit."""
-        from treenail.host.systemd.unsandboxed import UnsandboxedRunner
+        from treenail.host.systemd.transient import UnsandboxedRunner
 
         return UnsandboxedRunner(
             self.transient_units, self.journal, self.root, heartbeat=self.heartbeat
@@ -201,7 +199,7 @@ class Machine:
 
     @cached_property
     def timedate(self) -> "Timedate":
-        from treenail.host.systemd.timedate import Timedate
+        from treenail.host.systemd.systemd import Timedate
 
         return Timedate(self.bus)
 
@@ -247,7 +245,7 @@ class Machine:
 
     @cached_property
     def ostree_metadata(self) -> "OstreeMetadata":
-        from treenail.host.ostree.commit import OstreeMetadata
+        from treenail.host.ostree.sysroot import OstreeMetadata
 
         return OstreeMetadata(self.programs, self.root)
 

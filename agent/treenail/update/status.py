@@ -45,8 +45,7 @@ from treenail.update.decision.actions import (
     VerifyAction,
     WaitAction,
 )
-from treenail.update.decision.desired import DesiredTarget, InvalidTarget, NoTarget
-from treenail.update.decision.facts import Facts
+from treenail.update.decision.facts import DesiredTarget, Facts, InvalidTarget, NoTarget
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import LedgerRecord, Target, UpdateRecord

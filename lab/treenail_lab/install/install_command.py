@@ -11,16 +11,17 @@ from typing import TextIO
 from treenail.api.machineconfigpool import MASTER
 from treenail.errors import HostError, UsageError
 from treenail.kube.client import Json
-from treenail_lab.demo.demo_text import wrap_line
+from treenail_lab.demo.rollout import wrap_line
 from treenail_lab.help_text import LabParser
 from treenail_lab.image_builds import find_build_refusal
-from treenail_lab.install.install_inputs import (
+from treenail_lab.install.install_lab import (
     CONTAINERFILES,
     INSTALL_CONFIG,
     InstallInputs,
+    InstallLab,
     find_containerfile,
+    make_install_plan,
 )
-from treenail_lab.install.install_lab import InstallLab, make_install_plan
 from treenail_lab.install.install_run import InstallRun
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.ignition import ignition

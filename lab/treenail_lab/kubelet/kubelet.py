@@ -11,7 +11,7 @@ from treenail.kube.client import Client
 from treenail.kube.resources import NODES, PODS
 from treenail_lab.apiserver.objects import Json, find_value, is_deleting, read_uid
 from treenail_lab.images import ARCHITECTURE
-from treenail_lab.kubelet import cgroups
+from treenail_lab.kubelet import runtime
 from treenail_lab.kubelet.pod_worker import LOGS, KubeletPlaces, PodWorker
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Kubelet:
 
     def start(self) -> None:
         """Report the Node ready, and run its pods."""
-        cgroups.remove_leftovers()
+        runtime.remove_leftovers()
         self._places.directory.mkdir(parents=True, exist_ok=True)
         for each in self._places.forwards:
             each.start()

@@ -14,7 +14,6 @@ from treenail.errors import ClusterError, ConfigError, HostError, NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.resources import PODS
 from treenail_lab.apiserver.objects import Json, is_equal, read_uid
-from treenail_lab.kubelet.forward import PortForward
 from treenail_lab.kubelet.pod_spec import (
     Container,
     PodPlan,
@@ -31,6 +30,7 @@ from treenail_lab.kubelet.pod_status import (
 from treenail_lab.kubelet.runtime import (
     ContainerPlace,
     ContainerProcess,
+    PortForward,
     Sandbox,
     build_image_environment,
 )

@@ -1,10 +1,15 @@
-"""Sandboxes and containers of pods as processes of this host."""
+"""Sandboxes and containers of pods as processes of this host.
+
+The memory of containers is limited by cgroups, where this process may create them. A pod reaches a
+port of the host's loopback, which is the registry's, through a Unix socket (`PortForward`).
+"""
 
 import contextlib
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,12 +18,138 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treenail.errors import HostError
-from treenail_lab.kubelet.cgroups import MemoryGroup, create_memory_group
-from treenail_lab.kubelet.forward import PortForward
 from treenail_lab.kubelet.pod_spec import CAPABILITIES, Container
 from treenail_lab.kubelet.processes import container_process, sandbox_process
 from treenail_lab.lifetime.interpreter import PYTHON_MODULE, build_python_path
 from treenail_lab.lifetime.owner import owner
+
+_MOUNT = Path("/sys/fs/cgroup")
+_PREFIX = "treenail-lab-"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """A cgroup with a memory limit."""
+
+    path: Path
+    is_unified: bool
+
+    def is_out_of_memory(self) -> bool:
+        """Return whether the kernel killed a process of the group for its limit."""
+        name = "memory.events" if self.is_unified else "memory.oom_control"
+        with contextlib.suppress(OSError):
+            for line in (self.path / name).read_text("ascii").splitlines():
+                key, _, count = line.partition(" ")
+                if key == "oom_kill" and count != "0":
+                    return True
+        return False
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+
+def create_memory_group(name: str, limit: int) -> MemoryGroup | None:
+    """Create a group with a limit in bytes; None where this process may not."""
+    for parent, is_unified in _list_parents():
+        path = parent / f"{_PREFIX}{name}"
+        file = path / ("memory.max" if is_unified else "memory.limit_in_bytes")
+        try:
+            path.mkdir()
+            file.write_text(str(limit), "ascii")
+        except OSError:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+            continue
+        return MemoryGroup(path, is_unified)
+    return None
+
+
+def remove_leftovers() -> None:
+    """Remove the groups of labs that were killed; the kernel keeps those with processes."""
+    for parent, _ in _list_parents():
+        for path in parent.glob(f"{_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def _list_parents() -> list[tuple[Path, bool]]:
+    """Return the groups that may get a child: this process's, in version 2 the root."""
+    parents = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text("ascii").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if "memory" in controllers.split(","):
+                parents.append((_MOUNT / "memory" / path.lstrip("/"), False))
+            elif not controllers and (_MOUNT / "cgroup.controllers").exists():
+                # A group with processes cannot give its children a controller (cgroups(7)).
+                parents.append((_MOUNT, True))
+    return parents
+
+
+_CHUNK = 1 << 16
+_CONNECT_TIMEOUT_S = 10.0
+
+
+class PortForward:
+    """Accepts connections on a Unix socket between `start` and `stop`."""
+
+    def __init__(self, path: Path, port: int) -> None:
+        self.path = path
+        self.port = port
+        self._listener: socket.socket | None = None
+
+    def start(self) -> None:
+        self.path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX)
+        before = os.umask(0o077)
+        try:
+            listener.bind(str(self.path))
+        finally:
+            os.umask(before)
+        listener.listen(64)
+        self._listener = listener
+        threading.Thread(
+            target=self._accept, args=(listener,), name="lab-forward", daemon=True
+        ).start()
+
+    def stop(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            # close() alone leaves the thread in accept(); shutdown() makes it return.
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+            self.path.unlink(missing_ok=True)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._forward, args=(client,), daemon=True).start()
+
+    def _forward(self, client: socket.socket) -> None:
+        with client:
+            try:
+                server = socket.create_connection(("127.0.0.1", self.port), _CONNECT_TIMEOUT_S)
+            except OSError:
+                return
+            with server:
+                server.settimeout(None)
+                back = threading.Thread(target=_copy, args=(server, client), daemon=True)
+                back.start()
+                _copy(client, server)
+                back.join()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while chunk := source.recv(_CHUNK):
+            target.sendall(chunk)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
+
 
 IMAGE = "lab.treenail.example/host"
 """The image that every container of the lab has: the tree of this host, with this Python."""

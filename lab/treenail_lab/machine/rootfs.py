@@ -6,7 +6,7 @@ from pathlib import Path
 
 from treenail_lab.images import Image, find_layer_file
 from treenail_lab.machine.ostree.sysroot import Sysroot, SysrootDeployment, make_deployment
-from treenail_lab.machine.systemd.unit_files import VENDOR, UnitFileTree
+from treenail_lab.machine.unit_files import VENDOR, UnitFileTree
 
 PLATFORM_ARGUMENTS = ("root=LABEL=root", "rw", "console=ttyS0", "ignition.platform.id=lab")
 _DIRECTORIES = ("etc/systemd/system", "usr/lib/systemd/system", "var/lib", "var/log", "proc", "run")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from treenail.cli.node.backend import BackendChoice, choose_backend
-from treenail.daemon.settings.backend import BackendSetting
 from treenail.host.filesystem.root import Root
+from treenail.host.ostree.backends import BackendSetting
 
 RPM_OSTREED = "usr/lib/systemd/system/rpm-ostreed.service"
 BOOTC = "usr/bin/bootc"

@@ -18,8 +18,7 @@ from treenail.clock import SystemClock, format_rfc3339
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.host.system.state_file import Ledger
-from treenail.update.impact.disruption import DisruptionLevel
-from treenail.update.impact.impact import UpdateImpact
+from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import (
     LedgerRecord,

@@ -41,7 +41,7 @@ from treenail.kube.resources import (
     SECRETS,
 )
 from treenail.registry.transport import RegistryLimits
-from treenail_lab.registry.faults import FaultKind, RegistryFault
+from treenail_lab.registry.front import FaultKind, RegistryFault
 from treenail_lab.registry.service import PULLER, PUSHER, RegistryService
 
 pytestmark = [pytest.mark.integration]

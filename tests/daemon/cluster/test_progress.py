@@ -1,7 +1,7 @@
 """Reports of the progress of an OS transaction: few, and none delays it."""
 
 from tests.controllers.rollout.world import World
-from treenail.daemon.cluster.progress import ProgressReporter
+from treenail.daemon.reconcile.os_transaction import ProgressReporter
 from treenail.errors import UnreachableError
 from treenail.host.ostree.deployments import TransactionProgress
 

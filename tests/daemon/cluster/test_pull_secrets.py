@@ -21,13 +21,13 @@ from treenail.config.pullsecret import (
 )
 from treenail.daemon.cluster.pull_secrets import KUBECONFIG, LOGIN_HISTORY, PullSecrets
 from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
-from treenail.daemon.settings.settings import PartialSettings, merge_settings
+from treenail.daemon.settings import PartialSettings, merge_settings
 from treenail.errors import FileError
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.log import MessageId
-from treenail.update.steps.ownership import Ownership, to_json
+from treenail.update.steps.inventory import Ownership, to_json
 
 CLUSTER = "/var/lib/kubelet/config.json"
 INTERNAL = "/etc/mco/internal-registry-pull-secret.json"

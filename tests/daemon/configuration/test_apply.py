@@ -15,13 +15,13 @@ from treenail.api.disruptionpolicy import (
 )
 from treenail.api.ignition.model import Contents
 from treenail.config.wanted import WantedFile, WantedState, WantedUnit, WantedUser
-from treenail.daemon.configuration.apply import (
+from treenail.daemon.configuration.inspect import MachineInspector, SystemdUnitStates
+from treenail.daemon.configuration.machine import (
     RecoveryOutcome,
     apply_steps,
     recover_interrupted,
     restore_pending,
 )
-from treenail.daemon.configuration.inspect import MachineInspector, SystemdUnitStates
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.daemon.configuration.trust_store import ANCHORS, BUNDLE, PROGRAM, UPDATE_UNIT
 from treenail.errors import LedgerError, RollbackError, StepError, UnitError

@@ -13,10 +13,10 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.clock import SystemClock
 from treenail.config.drift import Drift, DriftAttribute, EntryKind
 from treenail.config.wanted import read_wanted_state
-from treenail.daemon.configuration.apply import apply_steps
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
-from treenail.daemon.configuration.drift_monitor import DriftMonitor
+from treenail.daemon.configuration.drift_repair import DriftMonitor
 from treenail.daemon.configuration.inspect import MachineInspector, UnitStateSource
+from treenail.daemon.configuration.machine import apply_steps
 from treenail.daemon.configuration.path_watcher import InotifyPathWatcher
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.errors import BusError

@@ -13,8 +13,8 @@ from treenail.host.filesystem.entries import FileEntry
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.host.rollback.backups import FileBackups
-from treenail.host.rollback.prepare import PathChange
 from treenail.host.rollback.transaction import UndoTransaction
+from treenail.host.rollback.undo_log import PathChange
 from treenail.update.steps.steps import MakeDirectory, MakeLink, SetSshKeys, WriteFile
 
 

@@ -29,8 +29,7 @@ from treenail.api.disruptionpolicy import (
 )
 from treenail.update.decision.request import RequestKind, UserRequest, cancel_update
 from treenail.update.state import record as records
-from treenail.update.state.moment import Moment
-from treenail.update.state.record import Target, UpdateOutcome
+from treenail.update.state.record import Moment, Target, UpdateOutcome
 
 
 def booted_b(world: World) -> bool:

@@ -25,7 +25,7 @@ from treenail.controllers.pools.windows import find_window_state
 from treenail.errors import TreenailError
 from treenail.kube.pods import parse_pod
 from treenail.label_selector import LabelSelector
-from treenail.update.decision.desired import (
+from treenail.update.decision.facts import (
     DesiredTarget,
     InvalidTarget,
     read_desired_target,

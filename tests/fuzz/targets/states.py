@@ -31,7 +31,7 @@ from treenail.host.system.state_file import CrashRecordFile, Ledger
 from treenail.installer.directory import install_state
 from treenail.installer.directory.install_files import InstallDirectory
 from treenail.update.state import crash_record, record
-from treenail.update.steps import ownership
+from treenail.update.steps import inventory
 
 _STATUS_PATH = "run/treenail/status.json"
 
@@ -123,7 +123,7 @@ def read_small_records(content: bytes) -> Iterable[str]:
     values = document if isinstance(document, dict) else {}
     readers: tuple[Callable[[], object], ...] = (
         lambda: read_first_boot_annotations(files),
-        lambda: ownership.from_json(document),
+        lambda: inventory.from_json(document),
         lambda: decode_record(content, where="record"),
         lambda: encode_history(decode_history(content, where="history")),
         lambda: Provenance.from_json(document),

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from treenail.clock import SystemClock
-from treenail.host.container.cri import ContainerRuntime
 from treenail.host.filesystem.root import Root
+from treenail.host.system.health_probes import ContainerRuntime
 from treenail.process import ProgramRunner
 
 CRIO = "run/crio/crio.sock"

@@ -1,6 +1,6 @@
 """Progress of a pull, parsed from podman's output."""
 
-from treenail.host.container.podman_progress import PodmanProgress
+from treenail.host.container.podman import PodmanProgress
 from treenail.host.ostree.deployments import TransactionProgress
 
 IMAGE = "registry.example.com/os/node@sha256:" + "a" * 64

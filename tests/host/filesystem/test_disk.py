@@ -96,6 +96,9 @@ def test_disk_uses_only_calls_that_pyfakefs_replaces():
     }
     # os.fchown, os.fchmod, os.pwrite, os.statvfs and os.copy_file_range reach the real process.
     assert called == {
+        "directory.split",
+        "stat.S_ISLNK",
+        "os.geteuid",
         "os.chmod",
         "os.fspath(path).rpartition",
         "self._checked.add",

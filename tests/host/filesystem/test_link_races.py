@@ -19,8 +19,8 @@ from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.entries import AbsentEntry, FileEntry
 from treenail.host.filesystem.files import FileSpec, HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.rollback.prepare import PathChange
 from treenail.host.rollback.transaction import UndoTransaction
+from treenail.host.rollback.undo_log import PathChange
 
 USER = 12345
 ROUNDS = 300

@@ -17,8 +17,8 @@ from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.path_stat import stat_paths
 from treenail.host.filesystem.root import Root
 from treenail.host.filesystem.selinux import SelinuxPolicy
-from treenail.host.rollback.prepare import PathChange
 from treenail.host.rollback.transaction import UndoTransaction
+from treenail.host.rollback.undo_log import PathChange
 
 CONTEXTS = """\
 /.*                     system_u:object_r:default_t:s0

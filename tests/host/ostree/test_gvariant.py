@@ -4,7 +4,7 @@ from gi.repository import GLib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treenail.host.ostree.gvariant import find_boolean
+from treenail.host.ostree.sysroot import find_boolean
 
 KEYS = st.sampled_from(["locked", "", "target", "merge-deployment", "x" * 300])
 VALUES = st.one_of(

@@ -7,7 +7,7 @@ from gi.repository import GLib
 
 from treenail.errors import HostError
 from treenail.host.filesystem.root import Root
-from treenail.host.ostree.staged_lock import is_staged_locked
+from treenail.host.ostree.sysroot import is_staged_locked
 
 
 def write_state(root: Path, content: bytes) -> Path:

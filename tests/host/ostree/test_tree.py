@@ -8,7 +8,7 @@ import pytest
 from treenail.errors import HostError
 from treenail.host.filesystem.root import Root
 from treenail.host.ostree.deployments import OstreeDeployment
-from treenail.host.ostree.tree import open_deployment_tree
+from treenail.host.ostree.sysroot import open_deployment_tree
 
 STAGED = OstreeDeployment(
     id="fedora-coreos-abc.1", checksum="abc", version="", image="quay.io/os@sha256:1",

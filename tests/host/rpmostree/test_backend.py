@@ -19,6 +19,7 @@ from treenail.clock import SystemClock
 from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
+from treenail.host.ostree.backends import TransactionLimits
 from treenail.host.ostree.deployments import (
     DeploymentChange,
     DeploymentStatus,
@@ -26,12 +27,11 @@ from treenail.host.ostree.deployments import (
     TransactionProgress,
     WatchVerdict,
 )
-from treenail.host.ostree.limits import TransactionLimits
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.rpmostree.transaction import INTERFACE
 from treenail.host.systemd.bus import BusInterface, BusPeer, SystemBus, make_options
 from treenail_lab.images import Credential, Image, make_image
-from treenail_lab.machine.node.rpmostree_only import RpmOstreeHost
+from treenail_lab.machine.node.daemons import RpmOstreeHost
 from treenail_lab.machine.settings import MachineSettings
 
 pytestmark = pytest.mark.process

@@ -17,10 +17,10 @@ from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentChange, TransactionProgress, WatchVerdict
 from treenail.host.rpmostree.backend import RpmOstreeBackend
-from treenail.host.system.kernel_arguments import split_arguments
+from treenail.host.system.kernel import split_arguments
 from treenail.host.systemd.bus import BusInterface, SystemBus
 from treenail_lab.images import make_image
-from treenail_lab.machine.node.rpmostree_only import RpmOstreeHost
+from treenail_lab.machine.node.daemons import RpmOstreeHost
 from treenail_lab.machine.ostree.sysroot import SysrootDeployment
 from treenail_lab.machine.settings import MachineSettings
 

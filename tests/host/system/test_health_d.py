@@ -7,7 +7,7 @@ import pytest
 from treenail.clock import SystemClock
 from treenail.errors import FileError
 from treenail.host.filesystem.root import Root
-from treenail.host.system.health_d import MAX_CHECKS, HealthCheckDirectory
+from treenail.host.system.health_probes import MAX_CHECKS, HealthCheckDirectory
 from treenail.process import ProgramRunner
 
 DIRECTORY = "/etc/treenail/health.d"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treenail.host.system.kernel_arguments import compute_edit, is_satisfied, split_arguments
+from treenail.host.system.kernel import compute_edit, is_satisfied, split_arguments
 
 WORDS = st.lists(st.sampled_from(["a", "b=1", "b=2", "c", "quiet"]), max_size=6)
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from treenail.host.filesystem.root import Root
-from treenail.host.system.kubelet import KubeletFiles
-from treenail.host.system.network import HostNetwork
+from treenail.host.system.health_probes import HostNetwork, KubeletFiles
 
 HEADER = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
 LINK = "eth0\t0001A8C0\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0\n"

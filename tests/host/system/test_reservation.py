@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from treenail.host.filesystem.root import Root
-from treenail.host.system.reservation import RESERVATION_PATH, RESERVATION_SIZE, SpaceReservation
+from treenail.host.system.disk_space import RESERVATION_PATH, RESERVATION_SIZE, SpaceReservation
 
 
 def test_space_is_reserved_until_released(tmp_path: Path) -> None:

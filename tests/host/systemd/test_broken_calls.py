@@ -11,8 +11,8 @@ from tests.fakes.bus_proxy import BusCall, BusProxy, FaultKind
 from tests.fakes.clock import FakeClock
 from tests.fakes.services import Services
 from treenail.errors import BusError, UnitError
+from treenail.host.ostree.backends import TransactionLimits
 from treenail.host.ostree.deployments import WatchVerdict
-from treenail.host.ostree.limits import TransactionLimits
 from treenail.host.rpmostree.transaction import TransactionFinished, follow_transaction
 from treenail.host.systemd.bus import BusPeer, BusSignal, SystemBus
 from treenail.host.systemd.logind import Logind

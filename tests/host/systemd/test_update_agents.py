@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from treenail.daemon.checks.preflight import find_active_agents
 from treenail.errors import BusError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.systemd.systemd import SystemdUnit
-from treenail.host.systemd.update_agents import find_active_agents
 
 
 class FakeUnits:

@@ -4,7 +4,7 @@ import pytest
 
 from treenail_lab.apiserver.controllers.job_decision import PodBackoff, decide_step, match_rules
 from treenail_lab.apiserver.objects import Json
-from treenail_lab.apiserver.registry.jobs import prepare_new_job
+from treenail_lab.apiserver.registry.builtin_kinds import prepare_new_job
 
 NOW = 1_800_000_000.0
 

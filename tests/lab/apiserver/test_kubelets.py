@@ -6,7 +6,7 @@ import pytest
 
 from tests.contract.client import Cluster, Json
 from tests.waiting import wait_until
-from treenail_lab.apiserver.controllers.kubelets import STOP_SECONDS_ANNOTATION
+from treenail_lab.apiserver.controllers.pods import STOP_SECONDS_ANNOTATION
 from treenail_lab.apiserver.serving.server import LabServer
 
 PODS = "/api/v1/namespaces/default/pods"

@@ -6,8 +6,11 @@ import pytest
 
 from tests.contract.client import Json
 from treenail_lab.apiserver.errors import ApiError
-from treenail_lab.apiserver.patch.json_patch import apply_json_patch, apply_merge_patch
-from treenail_lab.apiserver.patch.strategic_merge import apply_strategic_merge
+from treenail_lab.apiserver.patch.patches import (
+    apply_json_patch,
+    apply_merge_patch,
+    apply_strategic_merge,
+)
 from treenail_lab.apiserver.schema.selectors import compile_selector, parse_label_selector
 
 

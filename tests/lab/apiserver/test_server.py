@@ -15,8 +15,7 @@ import pytest
 from tests.contract.client import Cluster
 from treenail_lab.apiserver.access.authentication import ApiUser
 from treenail_lab.apiserver.registry.registry import WriteContext
-from treenail_lab.apiserver.serving.server import LabServer
-from treenail_lab.apiserver.serving.service import ApiServer
+from treenail_lab.apiserver.serving.server import ApiServer, LabServer
 
 NODES = "/api/v1/nodes"
 

@@ -11,7 +11,7 @@ from tests.contract.conftest import GADGET, definition
 from tests.contract.space import names
 from treenail_lab.apiserver.errors import ApiError
 from treenail_lab.apiserver.serving.server import LabServer
-from treenail_lab.apiserver.storage.store import Store
+from treenail_lab.apiserver.store import Store
 
 THINGS = ("", "things")
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

@@ -4,8 +4,7 @@ import io
 
 import pytest
 
-from treenail_lab.demo.demo_text import print_plan, print_result
-from treenail_lab.demo.rollout import DemoResult
+from treenail_lab.demo.rollout import DemoResult, print_plan, print_result
 
 PLAN = """\
 pool worker: 3 of 3 nodes to rendered-worker-290a57063a22e597eed16ca1adb0d91f with image quay.io/x

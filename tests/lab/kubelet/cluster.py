@@ -11,12 +11,12 @@ from treenail.kube.client import Client
 from treenail.kube.resources import NODES, PODS
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
-from treenail_lab.apiserver.controllers.scheduler import BUILDER_LABEL
+from treenail_lab.apiserver.controllers.pods import BUILDER_LABEL
 from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.serving.server import LabServer
-from treenail_lab.kubelet.forward import PortForward
 from treenail_lab.kubelet.kubelet import Kubelet
 from treenail_lab.kubelet.pod_worker import LOGS, KubeletPlaces
+from treenail_lab.kubelet.runtime import PortForward
 
 NODE = "builder-0"
 NAMESPACE = "default"

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from gi.repository import Gio, GLib
 
-from treenail_lab.machine.bus.connections import open_connection
+from treenail_lab.machine.bus.objects import open_connection
 
 RPM_OSTREE = "org.projectatomic.rpmostree1"
 SYSROOT = "/org/projectatomic/rpmostree1/Sysroot"

@@ -14,9 +14,7 @@ from treenail.process import ProgramRunner
 from treenail_lab import images
 from treenail_lab.images import Credential, ImageCatalogue, make_image
 from treenail_lab.machine.container import skopeo
-from treenail_lab.machine.container.cri_socket import CriSocket
-from treenail_lab.machine.node import other_clients
-from treenail_lab.machine.node.machine import LabMachine
+from treenail_lab.machine.node.machine import CriSocket, LabMachine, is_unit_active
 from treenail_lab.machine.ostree.sysroot import SysrootDeployment
 from treenail_lab.machine.settings import MachineSettings
 
@@ -57,7 +55,7 @@ def test_failing_unit_fails_at_boot(directory: Path) -> None:
         machine.reboot()
         after = machine.is_kubelet_running
         assert (before, after) == (True, False)
-        assert other_clients.is_unit_active(machine.address, "crio.service")
+        assert is_unit_active(machine.address, "crio.service")
 
 
 def test_on_boot_is_called_before_services_start(directory: Path) -> None:

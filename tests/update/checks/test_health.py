@@ -21,8 +21,7 @@ from treenail.update.checks.health import (
     format_unhealthy,
     judge_origin_check,
 )
-from treenail.update.checks.trial_limits import TrialLimits
-from treenail.update.state.boot_trial import BootTrial, HealthCheckMode
+from treenail.update.state.boot_trial import BootTrial, HealthCheckMode, TrialLimits
 
 KUBELET = HealthCheckResult("Kubelet", is_passing=True)
 DEAD = HealthCheckResult(

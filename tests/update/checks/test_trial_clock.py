@@ -1,9 +1,7 @@
 """The clock of a boot trial: ages of results, and time that does not count."""
 
-from treenail.update.checks.health import HealthCheckResult
-from treenail.update.checks.trial_clock import TrialClock, record_trial_status
-from treenail.update.checks.trial_limits import TrialLimits
-from treenail.update.state.boot_trial import BootTrial
+from treenail.update.checks.health import HealthCheckResult, TrialClock, record_trial_status
+from treenail.update.state.boot_trial import BootTrial, TrialLimits
 
 LIMITS = TrialLimits(deadline_s=600, settle_s=10, failing_s=120, ready_s=300, outage_s=1000)
 TRIAL = BootTrial(boot_id="b", began_monotonic=100.0)

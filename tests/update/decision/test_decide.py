@@ -33,7 +33,6 @@ from tests.update.build import (
 from treenail.api import annotations as key
 from treenail.config.drift import Drift, DriftAttribute
 from treenail.config.image_content import IMAGE_FILES
-from treenail.update.decision import desired
 from treenail.update.decision.actions import (
     AdoptAction,
     AnnotateNodeAction,
@@ -63,15 +62,20 @@ from treenail.update.decision.decide import (
 )
 from treenail.update.decision.decide_boot import CHECKS_BEGIN
 from treenail.update.decision.decide_idle import DRAIN_REMEDY
-from treenail.update.decision.drain_tokens import (
+from treenail.update.decision.facts import (
+    DeploymentState,
+    DesiredTarget,
+    DrainHandshake,
+    InvalidTarget,
+    NoTarget,
+    ObservedNode,
     make_drain_token,
     make_uncordon_token,
+    read_desired_target,
     read_drain_config,
 )
-from treenail.update.decision.facts import DeploymentState, DrainHandshake, ObservedNode
 from treenail.update.drift.drift_policy import DriftAssessment
-from treenail.update.impact.disruption import DisruptionLevel
-from treenail.update.impact.impact import UpdateImpact
+from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
 from treenail.update.impact.os_change import OSChange
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import (
@@ -522,13 +526,13 @@ def test_drain_from_before_the_ledger_was_lost_is_withdrawn() -> None:
 
 
 def test_node_without_a_request_is_idle() -> None:
-    node = ObservedNode(desired.NoTarget(), DrainHandshake(), Target())
+    node = ObservedNode(NoTarget(), DrainHandshake(), Target())
     without_ledger = facts(node=node, record=LedgerRecord())
     assert decide_action(without_ledger) == IdleAction("the Node requests no config")
 
 
 def test_lost_annotations_are_written_again_from_ledger() -> None:
-    node = ObservedNode(desired.NoTarget(), DrainHandshake(), Target())
+    node = ObservedNode(NoTarget(), DrainHandshake(), Target())
     at = facts(node=node)
     decision = decide_action(at)
     assert decision == IdleAction(f"at {A}; the Node requests no config", is_settled=True)
@@ -540,7 +544,7 @@ def test_lost_annotations_are_written_again_from_ledger() -> None:
 
 @pytest.mark.parametrize("phase", [Phase.STAGING, Phase.DRAINING, Phase.APPLYING, Phase.REBOOTING])
 def test_update_of_node_created_again_is_cancelled_until_done(phase: Phase) -> None:
-    node = ObservedNode(desired.NoTarget(), DrainHandshake(), Target())
+    node = ObservedNode(NoTarget(), DrainHandshake(), Target())
     at = facts(record=in_phase(phase, drain_token=TOKEN), deployments=staged(), node=node)
     assert isinstance(decide_action(at), CancelStagedAction)
     cancelled = in_phase(Phase.CANCELLING, drain_token=TOKEN)
@@ -548,24 +552,24 @@ def test_update_of_node_created_again_is_cancelled_until_done(phase: Phase) -> N
 
 
 def test_empty_image_annotation_requests_no_image() -> None:
-    asked = desired.read_desired_target(_annotations((key.DESIRED_IMAGE, "")))
-    assert asked == desired.DesiredTarget(Target(B.config))
-    assert desired.read_desired_target({key.DESIRED_IMAGE: ""}) == desired.NoTarget()
+    asked = read_desired_target(_annotations((key.DESIRED_IMAGE, "")))
+    assert asked == DesiredTarget(Target(B.config))
+    assert read_desired_target({key.DESIRED_IMAGE: ""}) == NoTarget()
 
 
 def test_mistake_in_second_image_annotation_keeps_update() -> None:
     for mistake in (A.image, "registry.example.com/os:latest"):
-        asked = desired.read_desired_target(
+        asked = read_desired_target(
             _annotations((key.DESIRED_OS_IMAGE, B.image), (key.DESIRED_IMAGE, mistake))
         )
-        assert isinstance(asked, desired.InvalidTarget)
+        assert isinstance(asked, InvalidTarget)
         node = replace(observed_node(), desired=asked)
         assert is_target_requested(node, update())
         assert not is_target_requested(node, update(target=C))
 
 
 def test_refused_request_is_reported_as_desired() -> None:
-    asked = desired.read_desired_target(_annotations((key.DESIRED_OS_IMAGE, "registry/os:latest")))
+    asked = read_desired_target(_annotations((key.DESIRED_OS_IMAGE, "registry/os:latest")))
     at = facts(node=replace(observed_node(), desired=asked))
     decision = decide_action(at)
     assert isinstance(decision, RefuseAction)
@@ -597,23 +601,19 @@ def _annotations(*pairs: tuple[str, str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("spelling", list(key.IMAGE_SPELLINGS))
 def test_each_spelling_of_the_image_is_read(spelling: str) -> None:
-    assert desired.read_desired_target(_annotations((spelling, B.image))) == desired.DesiredTarget(
-        B, (spelling,)
-    )
+    assert read_desired_target(_annotations((spelling, B.image))) == DesiredTarget(B, (spelling,))
 
 
 def test_two_equal_spellings_are_one_target() -> None:
     asked = _annotations((key.DESIRED_IMAGE, B.image), (key.DESIRED_OS_IMAGE, B.image))
-    assert desired.read_desired_target(asked) == desired.DesiredTarget(
-        B, (key.DESIRED_OS_IMAGE, key.DESIRED_IMAGE)
-    )
+    assert read_desired_target(asked) == DesiredTarget(B, (key.DESIRED_OS_IMAGE, key.DESIRED_IMAGE))
 
 
 def test_two_different_spellings_are_an_error_that_names_both() -> None:
-    asked = desired.read_desired_target(
+    asked = read_desired_target(
         _annotations((key.DESIRED_IMAGE, A.image), (key.DESIRED_OS_IMAGE, B.image))
     )
-    assert isinstance(asked, desired.InvalidTarget)
+    assert isinstance(asked, InvalidTarget)
     for part in (key.DESIRED_IMAGE, key.DESIRED_OS_IMAGE, A.image, B.image):
         assert part in str(asked.error)
 
@@ -637,8 +637,8 @@ def test_two_different_spellings_are_an_error_that_names_both() -> None:
     ],
 )
 def test_image_without_a_valid_digest_is_refused_with_a_remedy(image: str, problem: str) -> None:
-    asked = desired.read_desired_target(_annotations((key.DESIRED_OS_IMAGE, image)))
-    assert isinstance(asked, desired.InvalidTarget)
+    asked = read_desired_target(_annotations((key.DESIRED_OS_IMAGE, image)))
+    assert isinstance(asked, InvalidTarget)
     assert problem in str(asked.error)
     assert "@sha256:" in asked.error.remedy
     assert isinstance(
@@ -754,5 +754,5 @@ def test_interrupted_change_is_recovered_first() -> None:
 
 
 def test_invalid_name_of_a_config_is_refused() -> None:
-    asked = desired.read_desired_target({key.DESIRED_CONFIG: "../../etc/shadow"})
-    assert isinstance(asked, desired.InvalidTarget)
+    asked = read_desired_target({key.DESIRED_CONFIG: "../../etc/shadow"})
+    assert isinstance(asked, InvalidTarget)

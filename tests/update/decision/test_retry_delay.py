@@ -6,7 +6,7 @@ from tests.update.build import A, B, facts, observed_node
 from treenail.errors import HostError
 from treenail.update.decision.actions import RefuseAction, RetryAction
 from treenail.update.decision.decide import decide_action
-from treenail.update.decision.retry_delay import (
+from treenail.update.decision.decide_idle import (
     LAST_DELAY_S,
     compute_retry_delay,
     format_retry_remedy,

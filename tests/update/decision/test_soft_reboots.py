@@ -21,12 +21,10 @@ from tests.update.build import (
 from treenail.update.decision.actions import CancelStagedAction, RebootAction
 from treenail.update.decision.decide import REBOOTS_ALLOWED, decide_action
 from treenail.update.decision.facts import DeploymentState
-from treenail.update.impact.disruption import DisruptionLevel
-from treenail.update.impact.impact import UpdateImpact
+from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
 from treenail.update.impact.os_change import OSChange
-from treenail.update.state.moment import Moment
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord
+from treenail.update.state.record import LedgerRecord, Moment
 from treenail.update.status import NodeEvent, make_report
 
 TOKEN = f"drain-{B.config}"

@@ -7,7 +7,7 @@ from treenail.api.meta import ObjectMeta
 from treenail.config.diff import compare_configs
 from treenail.config.provenance import PROVENANCE, Provenance
 from treenail.config.wanted import read_wanted_state
-from treenail.update.impact.disruption import ConfigSources, DisruptionCause, compute_disruption
+from treenail.update.impact.impact import ConfigSources, DisruptionCause, compute_disruption
 
 OLD = MachineConfig(
     metadata=ObjectMeta(

@@ -8,7 +8,7 @@ from tests.update.build import DIGEST_A, DIGEST_B, A, B
 from treenail.config.diff import OSAspect
 from treenail.config.wanted import WantedOS
 from treenail.errors import ConfigError, UnreconcilableError
-from treenail.host.system.kernel_arguments import compute_edit
+from treenail.host.system.kernel import compute_edit
 from treenail.update.impact.os_change import (
     NO_OS_CHANGE,
     OSChange,

@@ -11,7 +11,7 @@ from treenail.api.meta import ObjectMeta
 from treenail.config.diff import compare_configs
 from treenail.config.redact import FileDiff
 from treenail.config.wanted import read_wanted_state
-from treenail.update.impact.disruption import DisruptionCause, compute_disruption
+from treenail.update.impact.impact import DisruptionCause, compute_disruption
 from treenail.update.impact.preview import (
     ChangeMark,
     ContentDiff,

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from tests.update.build import A, B, C, update
-from treenail.update.impact.disruption import DisruptionLevel
-from treenail.update.impact.impact import UpdateImpact
+from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
 from treenail.update.state.history import DisruptionHistory, UpdateSummary, summarize_history
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import LedgerRecord, PastUpdate, UpdateOutcome

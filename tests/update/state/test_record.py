@@ -10,15 +10,14 @@ import pytest
 
 from tests.update.build import BOOT_1, BOOT_2, A, B, C, update
 from treenail.errors import LedgerError
-from treenail.update.impact.disruption import DisruptionLevel
-from treenail.update.impact.impact import UpdateImpact
+from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
 from treenail.update.impact.os_change import OSChange
 from treenail.update.state.boot_trial import BootTrial
-from treenail.update.state.moment import Moment
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import (
     HISTORY_LIMIT,
     LedgerRecord,
+    Moment,
     PastUpdate,
     PrestagedTarget,
     QuarantinedTarget,

@@ -22,8 +22,14 @@ from treenail.config.wanted import (
 )
 from treenail.errors import LedgerError
 from treenail.update.impact.impact import convert_steps_to_diff, plan_service_steps
-from treenail.update.steps.inventory import Inventory, list_inspected_paths
-from treenail.update.steps.ownership import Ownership, compute_ownership, from_json, to_json
+from treenail.update.steps.inventory import (
+    Inventory,
+    Ownership,
+    compute_ownership,
+    from_json,
+    list_inspected_paths,
+    to_json,
+)
 from treenail.update.steps.plan import plan_steps
 from treenail.update.steps.steps import RecordOwnership, RelabelEntry
 

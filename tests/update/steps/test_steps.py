@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from treenail.update.steps.ownership import Ownership
+from treenail.update.steps.inventory import Ownership
 from treenail.update.steps.steps import (
     BackUpEntry,
     ConfigStep,

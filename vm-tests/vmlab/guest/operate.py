@@ -10,10 +10,10 @@ import sys
 
 from treenail.cli.node.backend import choose_backend, create_operating_system
 from treenail.clock import SystemClock
-from treenail.daemon.settings.backend import BackendSetting
 from treenail.errors import TreenailError
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
+from treenail.host.ostree.backends import BackendSetting
 from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gi.repository import Gio, GLib
 
-from treenail_lab.machine.bus.connections import open_connection
+from treenail_lab.machine.bus.objects import open_connection
 from treenail_lab.machine.rpmostree.daemon import NAME, EmulatedRpmOstree
 from vmlab.guest.pulling import Pulling
 from vmlab.guest.realsysroot import RealSysroot

@@ -10,7 +10,7 @@ import sys
 
 from treenail.clock import SystemClock
 from treenail.errors import TreenailError
-from treenail.host.ostree.limits import TransactionLimits
+from treenail.host.ostree.backends import TransactionLimits
 from treenail.host.rpmostree.client import RpmOstreeClient
 from treenail.host.systemd.bus import SystemBus, make_options
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treenail.codec import parse_json
-from treenail.daemon.settings.backend import BackendSetting
 from treenail.errors import FileError, HostError
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
+from treenail.host.ostree.backends import BackendSetting
 from treenail.host.ostree.deployments import DeploymentStatus
 
 if TYPE_CHECKING:

@@ -27,9 +27,8 @@ from treenail.update.decision.request import (
     explain_too_late,
 )
 from treenail.update.state import record as records
-from treenail.update.state.moment import Moment
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord, Target, UpdateRecord
+from treenail.update.state.record import LedgerRecord, Moment, Target, UpdateRecord
 
 # An idle agent answers within milliseconds; one that runs a step finishes the step first.
 _ANSWER_TIMEOUT_S = 30.0

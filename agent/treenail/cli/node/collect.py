@@ -36,7 +36,7 @@ from treenail.config.redact import (
 )
 from treenail.daemon.configuration import mcd_state
 from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
-from treenail.daemon.settings.settings import SETTINGS_FILE
+from treenail.daemon.settings import SETTINGS_FILE
 from treenail.errors import CommandError, FileError, TreenailError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root

@@ -21,11 +21,10 @@ from treenail.codec import encode_parts, parse_json
 from treenail.config.drift import Drift, DriftAttribute, compute_expected_entries
 from treenail.config.image_content import ImageSplit
 from treenail.config.wanted import WantedOS, read_wanted_state
-from treenail.daemon.configuration.config_cache import ConfigCache
+from treenail.daemon.configuration.config_cache import ConfigCache, NodeConfigs
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.daemon.configuration.image_content import read_image_content
 from treenail.daemon.configuration.inspect import open_booted_tree
-from treenail.daemon.configuration.node_configs import NodeConfigs
 from treenail.errors import ConfigError, FileError, HostError, UnreachableError, UsageError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.machine import Machine
@@ -170,8 +169,7 @@ class _DriftInspector:
         # Imported late: comparing needs no steps.
         from treenail.cli.node.cancel import request_from_agent
         from treenail.cli.node.local_machine import create_inspector_and_runner
-        from treenail.daemon.configuration.apply import apply_steps
-        from treenail.daemon.configuration.machine import plan_machine_steps
+        from treenail.daemon.configuration.machine import apply_steps, plan_machine_steps
         from treenail.update.decision.request import RequestKind, UserRequest
         from treenail.update.drift.drift_repair import plan_repair
 

@@ -29,12 +29,12 @@ from treenail.daemon.firstboot import FirstBootInterfaces, FirstBootRunner, reco
 from treenail.daemon.firstboot_verifier import FirstBootVerifier
 from treenail.daemon.interfaces import OSBackend
 from treenail.daemon.local.status_file import StatusFile
-from treenail.daemon.settings.settings import AgentSettings, ImageFiles
+from treenail.daemon.settings import AgentSettings, ImageFiles
 from treenail.errors import FileError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.limits import TransactionLimits
+from treenail.host.ostree.backends import TransactionLimits
 from treenail.host.system.kernel import HostKernel
 
 log = logging.getLogger(__name__)

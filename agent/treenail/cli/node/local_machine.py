@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from treenail.daemon.configuration.step_runner import StepRunner
     from treenail.host.systemd.bus import SystemBus
 if TYPE_CHECKING:
-    from treenail.daemon.settings.settings import AgentSettings, PartialSettings
+    from treenail.daemon.settings import AgentSettings, PartialSettings
 
 
 def open_machine(path: str | None, bus: "SystemBus | None" = None) -> Machine:
@@ -47,7 +47,7 @@ def create_inspector_and_runner(
 
 def load_agent_settings(arguments: argparse.Namespace) -> "AgentSettings":
     """Load the settings for ``run`` and ``firstboot``; options take precedence over the file."""
-    from treenail.daemon.settings.settings import PartialSettings
+    from treenail.daemon.settings import PartialSettings
 
     given = PartialSettings(
         kubeconfig=getattr(arguments, "kubeconfig", None),
@@ -60,13 +60,13 @@ def load_agent_settings(arguments: argparse.Namespace) -> "AgentSettings":
 
 def load_node_settings(root: Root, config: str | None) -> "AgentSettings":
     """Load the settings of the agent; raise `UsageError` if they are invalid."""
-    from treenail.daemon.settings.settings import PartialSettings
+    from treenail.daemon.settings import PartialSettings
 
     return _load_file(root, config, PartialSettings(root=str(root.prefix)))
 
 
 def _load_file(root: Root, config: str | None, given: "PartialSettings") -> "AgentSettings":
-    from treenail.daemon.settings.settings import SETTINGS_FILE, load_settings
+    from treenail.daemon.settings import SETTINGS_FILE, load_settings
 
     path = Path(config) if config else root.resolve_path(SETTINGS_FILE)
     return load_settings(path, given, host_name=os.uname().nodename, is_required=config is not None)

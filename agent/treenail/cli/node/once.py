@@ -20,14 +20,17 @@ from treenail.cli.output_format import OutputFormat, print_document
 from treenail.cli.terminal import print_lines
 from treenail.config.image_content import ImageSplit
 from treenail.config.wanted import WantedState, read_wanted_state
-from treenail.daemon.configuration.apply import RecoveryOutcome, recover_interrupted
-from treenail.daemon.configuration.machine import NodeConfiguration
+from treenail.daemon.configuration.machine import (
+    NodeConfiguration,
+    RecoveryOutcome,
+    recover_interrupted,
+)
 from treenail.errors import IgnitionError, LedgerError
 from treenail.host.machine import Machine
 from treenail.update.steps.steps import ConfigStep, StoreConfig
 
 if TYPE_CHECKING:
-    from treenail.update.impact.disruption import ConfigDisruption
+    from treenail.update.impact.impact import ConfigDisruption
 
 Json = dict[str, object]
 
@@ -129,8 +132,11 @@ def _add_service_steps(
     """Add the reloads and restarts of services; also return the disruption."""
     # Imported late: a directory has no services.
     from treenail.api.disruptionpolicy import DEFAULT_POLICY
-    from treenail.update.impact.disruption import compute_disruption
-    from treenail.update.impact.impact import convert_steps_to_diff, plan_service_steps
+    from treenail.update.impact.impact import (
+        compute_disruption,
+        convert_steps_to_diff,
+        plan_service_steps,
+    )
 
     disruption = compute_disruption(convert_steps_to_diff(wanted, steps), DEFAULT_POLICY)
     if not disruption.needs_reboot:

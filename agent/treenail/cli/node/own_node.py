@@ -27,7 +27,7 @@ from treenail.daemon.configuration.image_content import read_image_content
 from treenail.daemon.configuration.inspect import open_booted_tree
 from treenail.daemon.configuration.machine import plan_machine_steps
 from treenail.daemon.reconcile.observe import summarize_deployments
-from treenail.daemon.settings.settings import DrainMode, ImageFiles, RebootMode
+from treenail.daemon.settings import DrainMode, ImageFiles, RebootMode
 from treenail.errors import ClusterError, HostError, NotFoundError, UsageError
 from treenail.host.machine import Machine
 from treenail.kube.resources import MACHINECONFIGS, MACHINECONFIGURATIONS, NODES

@@ -31,17 +31,15 @@ from treenail.cli.node.local_machine import (
 from treenail.cli.node.run_probes import create_health_checks, create_preflight
 from treenail.cli.output import EXIT_UNMANAGEABLE
 from treenail.clock import SystemClock
-from treenail.daemon.cluster.bootstrap_registry import BootstrapRegistryFiles
 from treenail.daemon.cluster.controller_config import ControllerConfigSync
 from treenail.daemon.cluster.node_client import NodeClient
-from treenail.daemon.cluster.pull_secrets import PullSecrets
-from treenail.daemon.configuration.config_cache import ConfigCache
+from treenail.daemon.cluster.pull_secrets import BootstrapRegistryFiles, PullSecrets
+from treenail.daemon.configuration.config_cache import ConfigCache, NodeConfigs
 from treenail.daemon.configuration.drift import DriftCheck
 from treenail.daemon.configuration.drift_repair import DriftRepairer
 from treenail.daemon.configuration.image_content import DeploymentImages
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
-from treenail.daemon.configuration.node_configs import NodeConfigs
 from treenail.daemon.configuration.path_watcher import InotifyPathWatcher
 from treenail.daemon.configuration.trust_store import TrustStore
 from treenail.daemon.interfaces import OSBackend
@@ -52,13 +50,7 @@ from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.daemon.reconcile.crash_counter import CrashCounter, record_clean_stop
 from treenail.daemon.reconcile.loop import START_EXTENSION_S, LoopTiming, ReconcileLoop, Wakeup
 from treenail.daemon.reconcile.observe import Observer
-from treenail.daemon.settings.backend import BackendSetting
-from treenail.daemon.settings.settings import (
-    AgentSettings,
-    DrainMode,
-    ImageFiles,
-    RebootMode,
-)
+from treenail.daemon.settings import AgentSettings, DrainMode, ImageFiles, RebootMode
 from treenail.errors import (
     BusError,
     ClusterError,
@@ -71,7 +63,7 @@ from treenail.errors import (
 )
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.limits import TransactionLimits
+from treenail.host.ostree.backends import BackendSetting, TransactionLimits
 from treenail.host.system.state_file import Ledger
 from treenail.host.systemd.bus import SystemBus
 from treenail.host.systemd.bus_process import BusProcess

@@ -3,14 +3,16 @@
 from treenail.daemon.checks.health import HealthChecker, HealthProbes
 from treenail.daemon.checks.preflight import PreflightChecker
 from treenail.daemon.interfaces import ClusterAccess, OSBackend
-from treenail.daemon.settings.backend import BackendSetting
-from treenail.daemon.settings.settings import HealthSettings, PreflightSettings
-from treenail.host.container.cri import ContainerRuntime
+from treenail.daemon.settings import HealthSettings, PreflightSettings
 from treenail.host.container.registry import SkopeoClient
 from treenail.host.machine import Machine
-from treenail.host.system.health_d import HealthCheckDirectory
-from treenail.host.system.kubelet import KubeletFiles
-from treenail.host.system.network import HostNetwork
+from treenail.host.ostree.backends import BackendSetting
+from treenail.host.system.health_probes import (
+    ContainerRuntime,
+    HealthCheckDirectory,
+    HostNetwork,
+    KubeletFiles,
+)
 
 HEALTH_CHECK_DIRECTORY = "/etc/treenail/health.d"
 

@@ -43,7 +43,7 @@ from treenail.controllers.status.planned_build import (
     plan_pool_build,
 )
 from treenail.errors import ConfigError
-from treenail.update.impact.disruption import (
+from treenail.update.impact.impact import (
     ConfigSources,
     DisruptionCause,
     compute_disruption,

@@ -7,7 +7,7 @@ from treenail.api.decode import Json
 from treenail.controllers.pools.nodes import RolloutTarget
 from treenail.controllers.pools.rollout_record import format_duration, format_limit
 from treenail.controllers.status.plan import NodeChange, PoolPlan
-from treenail.update.impact.disruption import DisruptionCause
+from treenail.update.impact.impact import DisruptionCause
 
 MAX_REASONS = 20
 MAX_BATCHES = 12

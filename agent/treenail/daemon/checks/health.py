@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from treenail.api.node import Node
 from treenail.clock import Clock, format_rfc3339
 from treenail.daemon.interfaces import ClusterAccess
-from treenail.daemon.settings.settings import HealthSettings
+from treenail.daemon.settings import HealthSettings
 from treenail.errors import ClusterError, ForbiddenError, HostError, NotFoundError
-from treenail.host.container.cri import RUNTIME_SOCKETS, ContainerRuntime
-from treenail.host.system.health_d import HealthCheckDirectory
-from treenail.host.system.kubelet import KubeletFiles
-from treenail.host.system.network import HostNetwork
+from treenail.host.system.health_probes import (
+    RUNTIME_SOCKETS,
+    ContainerRuntime,
+    HealthCheckDirectory,
+    HostNetwork,
+    KubeletFiles,
+)
 from treenail.host.systemd.systemd import Systemd, SystemdUnit
 from treenail.update.checks.health import (
     API_SERVER,
@@ -25,10 +28,10 @@ from treenail.update.checks.health import (
     BootTrialStatus,
     HealthCheckResult,
     OriginCheck,
+    TrialClock,
     judge_origin_check,
 )
-from treenail.update.checks.trial_clock import TrialClock
-from treenail.update.state import boot_id as boot_ids
+from treenail.update.state import record as boot_ids
 from treenail.update.state.boot_trial import BootTrial
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,6 @@ from treenail.api.machineconfignode import MachineConfigNode
 from treenail.api.meta import Condition, merge_conditions
 from treenail.api.node import Node
 from treenail.clock import Clock, format_rfc3339
-from treenail.daemon.cluster.node_summary import summarize_node
 from treenail.errors import (
     ClusterError,
     ConfigError,
@@ -35,7 +34,7 @@ from treenail.kube.resources import (
     MACHINECONFIGURATIONS,
     NODES,
 )
-from treenail.update.decision.drain_tokens import is_drain_token
+from treenail.update.decision.facts import is_drain_token, summarize_node
 from treenail.update.status import (
     AGENT_CONDITIONS,
     NOT_DEGRADED,

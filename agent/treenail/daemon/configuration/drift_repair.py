@@ -1,20 +1,112 @@
-"""Finds and repairs drift from the current config between updates."""
+"""Finds and repairs drift from the current config between updates.
+
+`DriftMonitor` compares the paths that changed at once, and everything from time to time.
+"""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 
+from treenail.clock import Clock
 from treenail.config import node_paths
 from treenail.config.drift import Drift
-from treenail.daemon.configuration.drift import BootedState, DriftCheck
-from treenail.daemon.configuration.drift_monitor import DriftMonitor
+from treenail.daemon.configuration.config_cache import NodeConfigs
+from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.daemon.configuration.machine import NodeConfiguration
-from treenail.daemon.configuration.node_configs import NodeConfigs
-from treenail.daemon.configuration.path_watcher import PathWatcher
+from treenail.daemon.configuration.path_watcher import PathWatcher, TouchedPaths
 from treenail.host.machine import Machine
 from treenail.log import MessageId
-from treenail.update.drift.drift_policy import DriftAssessment, DriftPolicy
+from treenail.update.drift.drift_policy import DriftAssessment, DriftPolicy, assess_drift
 from treenail.update.drift.drift_repair import plan_repair
 from treenail.update.state.record import Target
+
+
+class DriftMonitor:
+    """Tracks drift from the current config while no update is in progress."""
+
+    def __init__(
+        self,
+        check: DriftCheck,
+        watcher: PathWatcher,
+        load_expected: Callable[[Target], ExpectedState | None],
+        clock: Clock,
+        *,
+        policy: DriftPolicy,
+        full_check_s: float,
+    ) -> None:
+        """``load_expected`` returns None when the current config is unavailable."""
+        self._check = check
+        self._watcher = watcher
+        self._load_expected = load_expected
+        self._clock = clock
+        self._policy = policy
+        self._full_check_s = full_check_s
+        self._current = Target()
+        self._expected: ExpectedState | None = None
+        self._found: dict[str, tuple[Drift, ...]] = {}
+        self._checked_at = float("-inf")
+        self._needs_full_check = True
+        """Nothing was checked yet, or a check failed: what it had to compare is unknown."""
+        self._repairs: dict[str, tuple[float, ...]] = {}
+
+    def find_drift(self, current: Target, booted: BootedState) -> DriftAssessment:
+        """Return the drift as of now. Raises `HostError` and `ConfigError`."""
+        now = self._clock.monotonic()
+        is_overdue = now - self._checked_at >= self._full_check_s
+        is_new_config = current != self._current or (self._expected is None and is_overdue)
+        if is_new_config:
+            self._checked_at, self._needs_full_check = now, True
+            self._current, self._expected, self._found = current, self._load_expected(current), {}
+            self._update_watch()
+        if self._expected is None:
+            return DriftAssessment(is_checked=False)
+        touched = self._watcher.take_touched()
+        if self._needs_full_check or touched.is_incomplete or is_overdue:
+            self._needs_full_check = True
+            self._found = self._check.check_everything(self._expected, booted)
+            self._checked_at, self._needs_full_check = now, False
+        elif touched.paths:
+            self._needs_full_check = True
+            self._check_touched(self._expected, touched)
+            self._needs_full_check = False
+        found = (each for drifts in self._found.values() for each in drifts)
+        assessed = assess_drift(found, self._policy, self._repairs, now)
+        return replace(assessed, image_gaps=self._expected.image_gaps)
+
+    def record_repairs(self, drifts: Iterable[Drift]) -> None:
+        """Record that these were repaired, or that the repair was attempted."""
+        now = self._clock.monotonic()
+        for subject in {drift.subject for drift in drifts}:
+            earlier = self._repairs.get(subject, ())
+            self._repairs[subject] = (*earlier, now)[-self._policy.repairs_per_hour - 1 :]
+            self._found.pop(subject, None)
+
+    def _check_touched(self, expected_state: ExpectedState, touched: TouchedPaths) -> None:
+        results = self._check.check_touched(expected_state, touched.paths)
+        if any(path.startswith(f"{node_paths.UNIT_DIRECTORY}/") for path in touched.paths):
+            # A removed unknown drop-in yields no result: forget it by its directory.
+            self._found = {
+                subject: drifts
+                for subject, drifts in self._found.items()
+                if subject in expected_state.entries
+                or not subject.startswith(f"{node_paths.UNIT_DIRECTORY}/")
+            }
+        self._found |= results
+        self._found = {subject: drifts for subject, drifts in self._found.items() if drifts}
+
+    def _update_watch(self) -> None:
+        if self._expected is None:
+            self._watcher.watch_paths((), directories=())
+            return
+        units = (
+            (node_paths.UNIT_DIRECTORY, *self._check.find_link_directories())
+            if self._expected.units.units
+            else ()
+        )
+        self._watcher.watch_paths(
+            self._expected.entries, directories=(*self._expected.dropin_directories, *units)
+        )
+
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,8 @@ from treenail.host.filesystem.root import Root, strip_prefix
 from treenail.host.machine import Machine
 from treenail.host.system.accounts import Accounts
 from treenail.host.systemd.unit_files import SEARCH_PATH, UnitFileReader
-from treenail.update.steps import ownership as records
-from treenail.update.steps.inventory import Inventory, list_inspected_paths
-from treenail.update.steps.ownership import Ownership
+from treenail.update.steps import inventory as records
+from treenail.update.steps.inventory import Inventory, Ownership, list_inspected_paths
 
 if TYPE_CHECKING:
     # A directory has no systemd.

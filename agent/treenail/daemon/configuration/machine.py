@@ -1,22 +1,245 @@
-"""Plans and applies the files, units and users of this machine."""
+"""Plans the files, units and users of this machine, and applies all steps of a plan or none.
 
-from collections.abc import Sequence
+That holds across a power cut.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
 
 from treenail.config.image_content import ImageSplit
 from treenail.config.wanted import WantedState
-from treenail.daemon.configuration.apply import apply_steps, recover_interrupted, restore_pending
 from treenail.daemon.configuration.inspect import MachineInspector
 from treenail.daemon.configuration.step_runner import StepRunner, decode_service_notes
-from treenail.errors import FileError
-from treenail.update.steps.ownership import Ownership, compute_ownership
+from treenail.errors import FileError, RollbackError, StepError, TreenailError
+from treenail.host.rollback.undo_log import PathChange
+from treenail.update.steps.inventory import Ownership, compute_ownership
 from treenail.update.steps.plan import StepPlan, plan_steps
 from treenail.update.steps.steps import (
     ConfigStep,
+    DisableUnits,
     EnablementStep,
+    EnableUnits,
+    FileStep,
+    MakeLink,
+    PresetUnits,
     RecordOwnership,
+    ReloadDaemon,
+    ReloadUnit,
+    RemoveEntry,
+    RestartUnit,
+    RestoreEntry,
     ServiceStep,
+    SetPassword,
+    list_undo_steps,
 )
+
+log = logging.getLogger(__name__)
+
+_READ_ONLY = os.strerror(errno.EROFS)
+# A remount for writing does not reach the mount namespace of a unit that started before it.
+_RESTART_REMEDY = "; after a remount for writing run: systemctl restart treenail"
+
+_SYSTEMD_DIRECTORY = "/etc/systemd/"
+
+
+class RecoveryOutcome(StrEnum):
+    """The outcome of recovering an interrupted change."""
+
+    UNDONE = "undone"
+    CONFIRMED = "confirmed"
+
+
+def apply_steps(
+    steps: Sequence[ConfigStep],
+    runner: StepRunner,
+    *,
+    verify: Callable[[], None] = lambda: None,
+    owner: str = "",
+) -> None:
+    """Apply and verify all steps, then commit them durably.
+
+    With an ``owner`` the change stays pending instead, and the owner confirms or undoes it later.
+
+    Raises `StepError` with the failed step after undoing all others. Raises `RollbackError` with a
+    list of what is left when undoing failed; until `recover_interrupted` has undone that, every
+    further call raises `LedgerError`.
+    """
+    if not steps:
+        return
+    runner.undo.ensure_none_interrupted()
+    runner.check_owners(steps)
+    progress = _ApplyProgress(steps[0])
+    try:
+        for batch in _split_batches(steps):
+            _run_batch(batch, runner, progress)
+        progress.description = "verify the applied steps"
+        verify()
+        if owner:
+            runner.undo.mark_pending(owner)
+        else:
+            runner.undo.commit_changes()
+    except TreenailError as error:
+        started = steps[: steps.index(progress.step) + 1]
+        log.warning("cannot %s; undoing the %d steps done so far", progress, len(started))
+        for each in list_undo_steps(started):
+            log.debug("undoing: %s", each)
+        _undo_failed(progress, error, runner)
+
+
+def recover_interrupted(runner: StepRunner) -> RecoveryOutcome | None:
+    """Undo an interrupted change, or finish it when it was already committed.
+
+    Returns None when nothing was interrupted. Call it before any other change of the machine.
+    Raises `RollbackError`, and `LedgerError` when the undo log cannot be read.
+    """
+    runner.pending.finish_confirm()
+    interrupted = runner.undo.find_interrupted()
+    if interrupted is None:
+        return None
+    _raise_if_failed(_undo_logged(runner))
+    if interrupted.is_committed:
+        return RecoveryOutcome.CONFIRMED
+    log.info("undid an interrupted change")
+    return RecoveryOutcome.UNDONE
+
+
+def restore_pending(runner: StepRunner, *, is_booted: bool = False) -> None:
+    """Undo the pending change durably, if there is one; idempotent.
+
+    ``is_booted``: the machine booted with the change, so that systemd has read its units. Raises
+    `RollbackError`, and what `StepRunner.reload_and_start` raises.
+    """
+    interrupted = runner.pending.find_interrupted()
+    if interrupted is None:
+        return
+    failed = runner.pending.undo_changes() + runner.undo_notes(interrupted.notes)
+    _raise_if_failed(failed)
+    # Starting default.target also starts oneshot units that have already ended. Do it only when
+    # units changed.
+    if is_booted and any(place.startswith(_SYSTEMD_DIRECTORY) for place in interrupted.paths):
+        runner.reload_and_start()
+    runner.pending.discard_log()
+    log.info("restored files, units and users")
+
+
+class _ApplyProgress:
+    """The step that is running, or the description of what follows the last one."""
+
+    def __init__(self, step: ConfigStep) -> None:
+        self.step = step
+        self.description = ""
+
+    def __str__(self) -> str:
+        return self.description or str(self.step)
+
+
+def _run_batch(batch: Sequence[ConfigStep], runner: StepRunner, progress: _ApplyProgress) -> None:
+    progress.step = step = batch[0]
+    match step:
+        case EnableUnits() | DisableUnits() | PresetUnits():
+            _place_changes(
+                [(step, change) for change in runner.compute_link_changes(step)], runner, progress
+            )
+            runner.change_enablement(step)
+        case SetPassword():
+            runner.set_password(step)
+        case ReloadDaemon() | ReloadUnit() | RestartUnit():
+            runner.notify_service(step)
+        case _:
+            changes = []
+            for each in batch:
+                if isinstance(each, FileStep):
+                    progress.step = each
+                    changes += [(each, change) for change in runner.compute_changes(each)]
+            _place_changes(changes, runner, progress)
+    if log.isEnabledFor(logging.DEBUG):
+        for each in batch:
+            log.debug("done: %s", each)
+
+
+def _place_changes(
+    changes: Sequence[tuple[ConfigStep, PathChange]], runner: StepRunner, progress: _ApplyProgress
+) -> None:
+    if not changes:
+        return
+    undo = runner.undo
+    try:
+        undo.apply_changes([change for _, change in changes])
+    except TreenailError:
+        steps = {change.path: step for step, change in changes}
+        progress.step = steps.get(undo.current_path, progress.step)
+        raise
+
+
+def _split_batches(steps: Sequence[ConfigStep]) -> Iterator[Sequence[ConfigStep]]:
+    """Yield batches of file steps that are applied together, and other steps one by one.
+
+    Removals end a batch, because later steps may need the path. A hard link begins a batch,
+    because its target may be new.
+    """
+    started = 0
+    for number, (step, following) in enumerate(pairwise([*steps, None]), start=1):
+        is_joined = isinstance(step, FileStep) and isinstance(following, FileStep)
+        is_removal_end = isinstance(step, RemoveEntry | RestoreEntry) and not isinstance(
+            following, RemoveEntry | RestoreEntry
+        )
+        is_hard_link = isinstance(following, MakeLink) and following.is_hard
+        if not is_joined or is_removal_end or is_hard_link:
+            yield steps[started:number]
+            started = number
+
+
+def _undo_failed(progress: _ApplyProgress, error: TreenailError, runner: StepRunner) -> None:
+    interrupted = runner.undo.find_interrupted()
+    if interrupted is not None and interrupted.is_committed:
+        # The log already has its commit line: the change is done and must not be undone.
+        log.warning("committed the change, but its clean-up failed: %s", error)
+        _undo_logged(runner)
+        return
+    failed = _undo_logged(runner)
+    if failed:
+        raise RollbackError(
+            f"cannot {progress}: {error}; undoing the earlier steps failed, too: "
+            f"{'; '.join(failed)}",
+            remedy=error.remedy or "fix what is listed; the next start tries again",
+        ) from error
+    # The errors of units begin with the step, too.
+    cause = str(error).removeprefix(f"cannot {progress}: ")
+    raise StepError(
+        f"cannot {progress}: {cause}; all steps were undone",
+        step=None if progress.description else progress.step,
+        remedy=error.remedy,
+    ) from error
+
+
+def _raise_if_failed(failed: Sequence[str]) -> None:
+    if failed:
+        raise RollbackError(
+            f"cannot undo an interrupted change: {'; '.join(failed)}",
+            remedy="fix what is listed; treenail tries again"
+            + _RESTART_REMEDY * any(_READ_ONLY in each for each in failed),
+        )
+
+
+def _undo_logged(runner: StepRunner) -> tuple[str, ...]:
+    """Undo the logged change; return what failed, and discard the log when nothing did."""
+    interrupted = runner.undo.find_interrupted()
+    if interrupted is None:
+        runner.undo.discard_log()
+        return ()
+    failed = runner.undo.undo_changes()
+    if interrupted.is_committed:
+        return failed
+    failed += runner.undo_notes(interrupted.notes)
+    if not failed:
+        runner.undo.discard_log()
+    return failed
+
 
 _MAX_SHOWN_STEPS = 3
 

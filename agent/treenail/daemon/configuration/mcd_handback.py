@@ -16,8 +16,8 @@ from treenail.host.filesystem.entries import AbsentEntry, FileEntry
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.rollback.backups import FileBackups
-from treenail.host.rollback.prepare import PathChange
 from treenail.host.rollback.transaction import UndoTransaction
+from treenail.host.rollback.undo_log import PathChange
 from treenail.host.system import state_file
 from treenail.update.state.record import Target
 

@@ -27,12 +27,12 @@ from treenail.host.filesystem.path_stat import (
     stat_paths,
 )
 from treenail.host.machine import Machine
-from treenail.host.rollback.prepare import ChangeRecorder, PathChange
+from treenail.host.rollback.undo_log import ChangeRecorder, PathChange
 from treenail.host.system.accounts import Accounts
 from treenail.host.systemd.unit_files import UnitFileReader, UnitLinks
-from treenail.update.steps import ownership as records
+from treenail.update.steps import inventory as records
 from treenail.update.steps.inventory import KEY_DIRECTORIES
-from treenail.update.steps.ssh_keys import KEY_DIRECTORY_MODE, KEYS_MODE, format_key_file
+from treenail.update.steps.plan import KEY_DIRECTORY_MODE, KEYS_MODE, format_key_file
 from treenail.update.steps.steps import (
     BackUpEntry,
     ConfigStep,

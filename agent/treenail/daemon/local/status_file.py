@@ -15,8 +15,7 @@ from treenail.config.drift import Drift
 from treenail.errors import TreenailError
 from treenail.host.ostree.deployments import TransactionProgress
 from treenail.sd_notify import SystemdNotifier
-from treenail.update.decision.desired import DesiredTarget, InvalidTarget
-from treenail.update.decision.facts import Facts
+from treenail.update.decision.facts import DesiredTarget, Facts, InvalidTarget
 from treenail.update.state.record import LedgerRecord, Target
 from treenail.update.status import StatusReport
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from treenail.config.image_content import IMAGE_FILES
 from treenail.config.wanted import read_wanted_state
 from treenail.daemon.interfaces import Watch
-from treenail.daemon.reconcile import closing, pinning, prestage
-from treenail.daemon.reconcile.boot_trial import BootTrialRunner
+from treenail.daemon.reconcile import prestage, state
+from treenail.daemon.reconcile.boot_trial import BootTrialRunner, pin_booted, unpin_retained
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.daemon.reconcile.os_transaction import (
     build_deployment_change,
@@ -61,8 +61,8 @@ from treenail.update.decision.actions import (
     VerifyAction,
     WaitAction,
 )
+from treenail.update.decision.decide_idle import compute_retry_delay, format_retry_remedy
 from treenail.update.decision.facts import Facts
-from treenail.update.decision.retry_delay import compute_retry_delay, format_retry_remedy
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import (
     LedgerRecord,
@@ -119,7 +119,7 @@ class ActionRunner:
 
     def record_failed_try(self, error: TreenailError) -> None:
         """Add the error to the update in progress, for the history."""
-        closing.record_failed_try(self._interfaces, self._ledger, error)
+        state.record_failed_try(self._interfaces, self._ledger, error)
 
     def run_action(self, decision: Decision, facts: Facts) -> float:
         """Run the action; return the seconds until the next pass.
@@ -179,7 +179,7 @@ class ActionRunner:
             return NOW
         update = self._ledger.record.update
         watch = self._make_watch(update)[0] if update else None
-        is_done = pinning.unpin_retained(decision.id, self._interfaces, self._ledger, watch)
+        is_done = unpin_retained(decision.id, self._interfaces, self._ledger, watch)
         return NOW if is_done or update else SOON_S
 
     def _adopt_target(self, target: Target, facts: Facts) -> None:
@@ -210,9 +210,9 @@ class ActionRunner:
             case CommitAction(unhealthy=unhealthy):
                 self._commit_update(facts, unhealthy)
             case FinishAction(is_done=is_done):
-                closing.close_update(self._interfaces, self._ledger, is_done=is_done)
+                state.close_update(self._interfaces, self._ledger, is_done=is_done)
             case CancelStagedAction(reason=reason, staged_id=staged_id, quarantine=quarantine):
-                closing.cancel_update(self._interfaces, self._ledger, reason, staged_id, quarantine)
+                state.cancel_update(self._interfaces, self._ledger, reason, staged_id, quarantine)
 
     def _plan_update(self, target: Target, facts: Facts) -> None:
         update = self._ledger.record.update
@@ -302,7 +302,7 @@ class ActionRunner:
             check = IMAGE_FILES if is_config else ""
             blamed = QuarantinedTarget(target, str(error), error.remedy, check=check)
             reason = "the image differs from the config" if is_config else "the image has no agent"
-            closing.cancel_update(self._interfaces, self._ledger, reason, staged_id, blamed)
+            state.cancel_update(self._interfaces, self._ledger, reason, staged_id, blamed)
             return
         log.info("checked %s: the image has what it must", impact.os.image)
         self._ledger.save_record(
@@ -352,7 +352,7 @@ class ActionRunner:
             if facts.has_undo:
                 # The written files would count as all of them, and the reboot would come first.
                 reason = f"its impact grew after files were written: {pending.impact.level_name}"
-                closing.cancel_update(self._interfaces, self._ledger, reason, staged_id, None)
+                state.cancel_update(self._interfaces, self._ledger, reason, staged_id, None)
                 return
             log.info(
                 "planning %s again, its impact grew: %s", target, "; ".join(pending.impact.reasons)
@@ -420,7 +420,7 @@ class ActionRunner:
             self._ledger.enter_phase(Phase.REBOOTING, boot_trial=boot_trial)
         self._boot_trial.arm_crash_record(facts)
         watch, _ = self._make_watch(self._ledger.update)
-        if staged_id and not pinning.pin_booted(facts, self._interfaces, self._ledger, watch):
+        if staged_id and not pin_booted(facts, self._interfaces, self._ledger, watch):
             return NOW
         is_soft = action.is_soft and self._prepare_soft_reboot(staged_id)
         log.info(

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from treenail.clock import Clock
 from treenail.daemon.checks.health import HealthChecker
 from treenail.daemon.checks.preflight import PreflightChecker
-from treenail.daemon.cluster.bootstrap_registry import BootstrapRegistryFiles
 from treenail.daemon.cluster.controller_config import ControllerConfigSync
-from treenail.daemon.cluster.pull_secrets import PullSecrets
+from treenail.daemon.cluster.pull_secrets import BootstrapRegistryFiles, PullSecrets
 from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.configuration.drift_repair import DriftRepairer
 from treenail.daemon.configuration.machine import NodeConfiguration
@@ -24,7 +23,7 @@ from treenail.daemon.interfaces import (
 from treenail.daemon.local.requests import RequestFile
 from treenail.host.system.kernel import HostKernel
 from treenail.host.system.state_file import CrashRecordFile, Ledger
-from treenail.update.state.moment import Moment
+from treenail.update.state.record import Moment
 
 
 @dataclass(frozen=True, slots=True)

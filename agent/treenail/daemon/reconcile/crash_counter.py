@@ -26,9 +26,8 @@ from treenail.update.state import crash_record as crash_records
 from treenail.update.state import record as records
 from treenail.update.state.boot_trial import HealthCheckMode
 from treenail.update.state.crash_record import CrashRecord, derive_crash_record
-from treenail.update.state.moment import Moment
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord, QuarantinedTarget, UpdateRecord
+from treenail.update.state.record import LedgerRecord, Moment, QuarantinedTarget, UpdateRecord
 
 log = logging.getLogger(__name__)
 

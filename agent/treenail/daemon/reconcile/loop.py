@@ -14,17 +14,16 @@ from dataclasses import dataclass, replace
 from treenail import log as journal
 from treenail.api import annotations as key
 from treenail.config.drift import Drift
-from treenail.daemon.cluster.node_summary import summarize_node
-from treenail.daemon.cluster.progress import ProgressReporter
 from treenail.daemon.local.metrics import NodeMetrics
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile.act import ActionRunner
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.daemon.reconcile.observe import Observer
+from treenail.daemon.reconcile.os_transaction import ProgressReporter
 from treenail.errors import ClusterError, RetryPolicy, TreenailError, UnreachableError
 from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
 from treenail.log import MessageId
-from treenail.update.decision import decide_prestage
+from treenail.update.decision import decide_idle
 from treenail.update.decision.actions import (
     Decision,
     RebootAction,
@@ -34,7 +33,7 @@ from treenail.update.decision.actions import (
 )
 from treenail.update.decision.decide import decide_action, is_target_requested
 from treenail.update.decision.decide_boot import is_boot_action
-from treenail.update.decision.facts import Facts
+from treenail.update.decision.facts import Facts, summarize_node
 from treenail.update.decision.request import RequestKind, is_answered, is_cancel_request
 from treenail.update.drift.drift_policy import format_drift
 from treenail.update.state.record import LedgerRecord, PrestagedTarget, UpdateRecord
@@ -437,7 +436,7 @@ class ReconcileLoop:
         node = self._interfaces.cluster.get_cached_node()
         if isinstance(update, PrestagedTarget):
             current = self._runner.record.current
-            is_requested = node is None or decide_prestage.is_prestage_requested(
+            is_requested = node is None or decide_idle.is_prestage_requested(
                 summarize_node(node), update, current
             )
             return WatchVerdict.CONTINUE if is_requested else WatchVerdict.CANCEL

@@ -6,18 +6,23 @@ from dataclasses import replace
 from treenail.api import annotations as key
 from treenail.api.node import Node
 from treenail.config.wanted import read_wanted_state
-from treenail.daemon.cluster.node_summary import summarize_node
 from treenail.daemon.configuration.drift import BootedState
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.host.ostree.deployments import DeploymentStatus
-from treenail.update.decision import desired
 from treenail.update.decision.decide import needs_deployments
 from treenail.update.decision.decide_idle import (
     is_first_contact,
     needs_origin_check,
     needs_reapply,
 )
-from treenail.update.decision.facts import DeploymentState, Facts, ObservedNode
+from treenail.update.decision.facts import (
+    DeploymentState,
+    DesiredTarget,
+    Facts,
+    NoTarget,
+    ObservedNode,
+    summarize_node,
+)
 from treenail.update.impact.os_change import compute_os_change, is_in_effect
 from treenail.update.state.boot_trial import HealthCheckMode
 from treenail.update.state.phases import Phase
@@ -62,7 +67,7 @@ class Observer:
         """Collect the facts that need no call to a system service."""
         node = self._interfaces.cluster.get_cached_node()
         observed = None if node is None else summarize_node(node)
-        has_no_target = observed is not None and isinstance(observed.desired, desired.NoTarget)
+        has_no_target = observed is not None and isinstance(observed.desired, NoTarget)
         return Facts(
             record=record,
             boot_id=self._interfaces.kernel.read_boot_id(),
@@ -194,7 +199,7 @@ class Observer:
         """Compare the booted OS with that of a target that the node may have."""
         if facts.node is None or facts.deployments is None:
             return facts
-        if not isinstance(facts.node.desired, desired.DesiredTarget):
+        if not isinstance(facts.node.desired, DesiredTarget):
             return facts
         target = facts.node.desired.target
         config = self._interfaces.config_cache.fetch_first_config(target.config)

@@ -1,18 +1,58 @@
-"""OS transactions: build the change, pull the image with a working login, wait while busy."""
+"""OS transactions: build the change, pull the image with a working login, wait while busy.
+
+Their progress goes to the API server, in a few writes at most.
+"""
 
 import logging
 from collections.abc import Callable
 
+from treenail.clock import Clock
 from treenail.daemon.cluster.pull_secrets import PullSecrets
 from treenail.daemon.interfaces import OSBackend, Watch
-from treenail.errors import BusyError, PreflightError, TransactionError
+from treenail.errors import BusyError, ClusterError, PreflightError, TransactionError
 from treenail.host.container.registry import is_unauthorized
-from treenail.host.ostree.deployments import DeploymentChange
+from treenail.host.ostree.deployments import DeploymentChange, TransactionProgress
 from treenail.log import MessageId
 from treenail.update.checks.preflight_reason import PreflightReason
 from treenail.update.impact.os_change import OSChange
 
 log = logging.getLogger(__name__)
+
+INTERVAL_S = 2.0
+"""Minimum interval between two writes, and from the first percentage to the first write."""
+STEP_PERCENT = 10
+
+
+class ProgressReporter:
+    """Writes percentages of an update: ten at most, however long its transaction takes.
+
+    Each costs the API server a write of the Node. A failed write ends the reports of this update,
+    so that an API server without an answer does not delay the transaction again.
+    """
+
+    def __init__(self, write: Callable[[int], None], clock: Clock) -> None:
+        self._write = write
+        self._clock = clock
+        self._update_id = ""
+        self._written_percent = 0
+        self._not_before = 0.0
+
+    def handle_progress(self, update_id: str, progress: TransactionProgress) -> None:
+        """Write the percentage if it grew enough since the last write. Never raises."""
+        if progress.percent is None:
+            return
+        now = self._clock.monotonic()
+        if update_id != self._update_id:
+            self._update_id, self._written_percent = update_id, 0
+            self._not_before = now + INTERVAL_S
+        if now < self._not_before or progress.percent < self._written_percent + STEP_PERCENT:
+            return
+        self._not_before, self._written_percent = now + INTERVAL_S, progress.percent
+        try:
+            self._write(progress.percent)
+        except ClusterError as error:
+            log.debug("cannot write the progress: %s", error)
+            self._not_before = float("inf")
 
 
 def build_deployment_change(os_change: OSChange) -> DeploymentChange:

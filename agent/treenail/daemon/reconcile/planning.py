@@ -18,10 +18,12 @@ from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.errors import ClusterError, ConfigError, UnreachableError, UnreconcilableError
 from treenail.update.decision.facts import DeploymentState
-from treenail.update.impact.disruption import ConfigDisruption, ConfigSources, compute_disruption
 from treenail.update.impact.impact import (
+    ConfigDisruption,
+    ConfigSources,
     UpdateImpact,
     compute_differences,
+    compute_disruption,
     compute_impact,
     plan_service_steps,
 )

@@ -12,42 +12,84 @@ unlocked (https://github.com/bootc-dev/bootc/issues/2425), and no command undoes
 
 The unit of the pull stays until it is released, and is the record that the image was pulled. A
 reboot removes the unit, as it finalizes a staged deployment.
+
+bootc may stage another image than the requested one. From before the switch until its result is
+verified, a record names the requested image. Without the record an agent that starts after a kill
+would take that deployment for an administrator's, and the next reboot would boot it.
 """
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from treenail.codec import parse_json
 from treenail.errors import (
     BusyError,
     CancelledError,
     CommandTimeoutError,
+    FileError,
     HostError,
     TransactionError,
 )
 from treenail.host.bootc.progress import read_progress
 from treenail.host.bootc.status import BootcStatus, parse_status
-from treenail.host.bootc.switch_record import SwitchRecord
-from treenail.host.container.podman_progress import PodmanProgress
-from treenail.host.filesystem.files import FileSpec
+from treenail.host.container.podman import PodmanProgress
+from treenail.host.filesystem.files import FileSpec, HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.admin import FINALIZE_UNIT
-from treenail.host.ostree.commit import OSTREE_PROGRAM
 from treenail.host.ostree.deployments import (
     ActiveTransaction,
     DeploymentChange,
     DeploymentStatus,
     OstreeDeployment,
     TransactionProgress,
+    WatchCallback,
     WatchVerdict,
     parse_digest,
 )
-from treenail.host.ostree.watch import WatchCallback
+from treenail.host.ostree.sysroot import OSTREE_PROGRAM
+from treenail.host.system.kernel import HostKernel
+from treenail.host.system.state_file import STATE_DIRECTORY
 from treenail.host.systemd.transient import TransientJob, TransientRun
 
 log = logging.getLogger(__name__)
+
+SWITCH_RECORD_PATH = f"{STATE_DIRECTORY}/bootc-switch.json"
+
+
+class SwitchRecord:
+    """The image of the unverified switch of this boot: no staged deployment outlives a boot."""
+
+    def __init__(self, files: HostFiles, kernel: HostKernel) -> None:
+        self._files = files
+        self._kernel = kernel
+
+    def read_image(self) -> str:
+        """Return the pull spec; empty without a record of this boot. Raises `HostError`."""
+        try:
+            content = self._files.read_file(SWITCH_RECORD_PATH)
+            found: object = None if content is None else parse_json(content)
+        except (FileError, ValueError) as error:
+            log.warning("cannot read the record of the last switch: %s", error)
+            return ""
+        match found:
+            case {"image": str(image), "bootID": str(boot)} if boot == self._kernel.read_boot_id():
+                return image
+            case _:
+                return ""
+
+    def write_image(self, image: str) -> None:
+        """Record the pull spec durably. Raises `HostError`."""
+        document = {"image": image, "bootID": self._kernel.read_boot_id()}
+        self._files.write_file(SWITCH_RECORD_PATH, json.dumps(document).encode(), mode=0o600)
+
+    def remove_image(self) -> None:
+        """Remove the record, if there is one. Raises `FileError`."""
+        self._files.remove_file(SWITCH_RECORD_PATH)
+
 
 PULL_UNIT = "treenail-pull.service"
 SWITCH_UNIT = "treenail-bootc-switch.service"

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from treenail.errors import BusyError, TransactionError
 from treenail.host.filesystem.root import Root
-from treenail.host.ostree.commit import OSTREE_PROGRAM
 from treenail.host.ostree.deployments import DeploymentStatus, OstreeDeployment
 from treenail.host.ostree.jobs import JobRunner
+from treenail.host.ostree.sysroot import OSTREE_PROGRAM
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Deployments, as both OS back ends report them, and the progress of a transaction."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -228,3 +228,6 @@ def _get_text(found: Mapping[str, object], key: str) -> str:
 def _get_texts(found: Mapping[str, object], key: str) -> tuple[str, ...]:
     values = found.get(key)
     return tuple(map(str, values)) if isinstance(values, list | tuple) else ()
+
+
+WatchCallback = Callable[[TransactionProgress], WatchVerdict]

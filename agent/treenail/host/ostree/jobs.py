@@ -7,9 +7,8 @@ from contextlib import suppress
 
 from treenail.clock import Clock
 from treenail.errors import TransactionError
+from treenail.host.ostree.backends import TransactionLimits, find_remedy
 from treenail.host.ostree.deployments import TransactionProgress
-from treenail.host.ostree.limits import TransactionLimits
-from treenail.host.ostree.remedies import find_remedy
 from treenail.host.systemd.journal import SystemdJournal
 from treenail.host.systemd.transient import TransientJob, TransientRun, TransientUnits
 

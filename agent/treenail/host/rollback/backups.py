@@ -20,8 +20,7 @@ from treenail.host.filesystem.entries import (
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.path_stat import DIRECTORY, FILE, LINK, stat_paths
 from treenail.host.filesystem.root import Root
-from treenail.host.rollback.prepare import PathChange
-from treenail.host.rollback.undo_log import decode_xattrs, encode_xattrs
+from treenail.host.rollback.undo_log import PathChange, decode_xattrs, encode_xattrs
 
 BACKUP_DIRECTORY = "/var/lib/treenail/original"
 _SUFFIX = ".original"

@@ -13,10 +13,10 @@ from treenail.host.filesystem.entries import (
     TEMPORARY_PREFIX,
     DirectoryEntry,
     EntryWriter,
+    FsyncQueue,
     SymlinkEntry,
 )
 from treenail.host.filesystem.files import translate_errors
-from treenail.host.filesystem.fsync import FsyncQueue
 from treenail.host.filesystem.root import Root, strip_prefix
 
 Json = dict[str, object]

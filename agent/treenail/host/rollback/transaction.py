@@ -26,24 +26,27 @@ from functools import partial
 from treenail.errors import FileError, LedgerError
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.entries import (
+    FSYNC_EACH_LIMIT,
     AbsentEntry,
     DirectoryEntry,
     EntryWriter,
     FileEntry,
+    FsyncQueue,
     HardlinkEntry,
     SymlinkEntry,
 )
 from treenail.host.filesystem.files import make_file_error
-from treenail.host.filesystem.fsync import FSYNC_EACH_LIMIT, FsyncQueue
 from treenail.host.filesystem.root import Root, strip_prefix
-from treenail.host.rollback.prepare import ChangeRecorder, PathChange, PreparedChange
 from treenail.host.rollback.symlinks import SymlinkTree
 from treenail.host.rollback.undo_log import (
     CONFIRMED_PATH,
     LOG_PATH,
     PENDING_PATH,
+    ChangeRecorder,
     Inverse,
     Json,
+    PathChange,
+    PreparedChange,
     PreviousEntry,
     UndoLog,
 )

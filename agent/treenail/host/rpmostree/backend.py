@@ -1,9 +1,12 @@
-"""The back end for rpm-ostree over D-Bus: reads, stages, finalizes and rolls back deployments."""
+"""The back end for rpm-ostree over D-Bus: reads, stages, finalizes and rolls back deployments.
+
+After a change is staged, it compares the deployment with the expected one.
+"""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, assert_never
 
@@ -11,23 +14,90 @@ from treenail.errors import BusError, BusyError, CancelledError, HostError, Tran
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.admin import FINALIZE_UNIT
-from treenail.host.ostree.deployments import DeploymentChange, DeploymentStatus, OstreeDeployment
-from treenail.host.ostree.staged_lock import is_staged_locked
-from treenail.host.ostree.tree import open_deployment_tree
-from treenail.host.ostree.watch import WatchCallback
+from treenail.host.ostree.deployments import (
+    DeploymentChange,
+    DeploymentStatus,
+    OstreeDeployment,
+    WatchCallback,
+    parse_digest,
+)
+from treenail.host.ostree.sysroot import is_staged_locked, open_deployment_tree
 from treenail.host.rpmostree.client import CLIENT, RpmOstreeClient, check_outcome
-from treenail.host.rpmostree.expected import ExpectedDeployment, compute_expected
 from treenail.host.rpmostree.transaction import (
     TransactionDetached,
     TransactionFinished,
     TransactionLost,
     TransactionTimedOut,
 )
-from treenail.host.system.kernel_arguments import compute_edit, is_satisfied, split_arguments
+from treenail.host.system.kernel import compute_edit, is_satisfied, split_arguments
 from treenail.host.systemd.bus import BusOption, make_options
 
 if TYPE_CHECKING:
     from treenail.host.rpmostree.extensions import ExtensionsRepository
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedDeployment:
+    """The properties that a `DeploymentChange` sets, except kernel arguments."""
+
+    image: str
+    digest: str
+    base_checksum: str
+    """The commit of the image, where there is neither a digest nor a name."""
+    packages: frozenset[str]
+    removed_packages: frozenset[str]
+
+    def list_differences(self, found: OstreeDeployment) -> tuple[str, ...]:
+        """Return the differences of the found deployment, as ends of a sentence after ``it``."""
+        return (
+            *(
+                ()
+                if self._has_same_image(found)
+                else (f"is of {_describe_origin(found)}, not {self._origin}",)
+            ),
+            *_format_difference("lacks", self.packages - set(found.requested_packages)),
+            *_format_difference("has", set(found.requested_packages) - self.packages),
+            *_format_difference(
+                "has not left out", self.removed_packages - set(found.requested_base_removals)
+            ),
+            *_format_difference(
+                "has left out", set(found.requested_base_removals) - self.removed_packages
+            ),
+        )
+
+    @property
+    def _origin(self) -> str:
+        return self.image or self.digest or self.base_checksum
+
+    def _has_same_image(self, found: OstreeDeployment) -> bool:
+        if self.digest:
+            return found.has_image(self.digest)
+        return (
+            found.image == self.image if self.image else found.base_checksum == self.base_checksum
+        )
+
+
+def compute_expected(booted: OstreeDeployment, change: DeploymentChange) -> ExpectedDeployment:
+    """Return the deployment that the change derives from the booted one."""
+    return ExpectedDeployment(
+        image=change.image or booted.image,
+        digest=parse_digest(change.image) if change.image else booted.digest,
+        base_checksum=booted.base_checksum,
+        packages=frozenset(booted.requested_packages) - {*change.uninstall_packages}
+        | {*change.install_packages},
+        removed_packages=frozenset(booted.requested_base_removals) - {*change.override_reset}
+        | {*change.override_remove},
+    )
+
+
+def _describe_origin(found: OstreeDeployment) -> str:
+    return found.image or found.origin or found.base_checksum
+
+
+def _format_difference(verb: str, names: Iterable[str]) -> tuple[str, ...]:
+    found = sorted(names)
+    return (f"{verb} {', '.join(found)}",) if found else ()
+
 
 log = logging.getLogger(__name__)
 

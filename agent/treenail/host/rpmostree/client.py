@@ -6,16 +6,15 @@ from typing import assert_never
 
 from treenail.clock import Clock
 from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
+from treenail.host.ostree.backends import TransactionLimits, find_remedy
 from treenail.host.ostree.deployments import (
     ActiveTransaction,
     DeploymentStatus,
     TransactionProgress,
+    WatchCallback,
     WatchVerdict,
     parse_deployment,
 )
-from treenail.host.ostree.limits import TransactionLimits
-from treenail.host.ostree.remedies import find_remedy
-from treenail.host.ostree.watch import WatchCallback
 from treenail.host.rpmostree.transaction import (
     INTERFACE,
     TransactionDetached,

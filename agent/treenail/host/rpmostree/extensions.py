@@ -11,9 +11,8 @@ from treenail.errors import CancelledError
 from treenail.host.container.podman import Podman
 from treenail.host.filesystem.files import HostFiles, translate_errors
 from treenail.host.filesystem.root import Root
-from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
+from treenail.host.ostree.deployments import TransactionProgress, WatchCallback, WatchVerdict
 from treenail.host.ostree.jobs import JobRunner
-from treenail.host.ostree.watch import WatchCallback
 from treenail.host.systemd.transient import TransientJob, TransientUnits
 
 UNPACK_UNIT = "treenail-extensions.service"

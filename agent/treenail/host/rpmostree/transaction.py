@@ -7,9 +7,8 @@ from typing import assert_never
 
 from treenail.clock import Clock
 from treenail.errors import BusError
-from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
-from treenail.host.ostree.limits import TransactionLimits
-from treenail.host.ostree.watch import WatchCallback
+from treenail.host.ostree.backends import TransactionLimits
+from treenail.host.ostree.deployments import TransactionProgress, WatchCallback, WatchVerdict
 from treenail.host.systemd.bus import BusPeer, BusSignal
 from treenail.sanitize import sanitize_text
 

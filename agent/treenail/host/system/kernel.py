@@ -1,13 +1,46 @@
-"""Facts about the running kernel and the booted system."""
+"""Facts about the running kernel and the booted system, and the arithmetic of kernel arguments.
+
+The order of kernel arguments and their repetitions are significant.
+"""
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from treenail.errors import FileError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.system.kernel_arguments import split_arguments
+
+_ARGUMENT = re.compile(r'(?:[^\s"]|"[^"]*"?)+')
+
+
+def split_arguments(text: str) -> tuple[str, ...]:
+    """Split a kernel command line; text in double quotes stays together, with its quotes."""
+    return tuple(_ARGUMENT.findall(text))
+
+
+def is_satisfied(existing: Sequence[str], append: Sequence[str], delete: Sequence[str]) -> bool:
+    """Whether ``delete`` is absent, and ``append`` comes last among the same arguments."""
+    if any(argument in existing for argument in delete if argument not in append):
+        return False
+    concerned = [argument for argument in existing if argument in append]
+    return not append or concerned[-len(append) :] == list(append)
+
+
+def compute_edit(
+    existing: Sequence[str], append: Sequence[str], delete: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Compute the arguments to remove from ``existing``, and then to append to it.
+
+    Both are empty when ``existing`` satisfies the change already. An argument of ``delete`` is
+    removed as often as it occurs.
+    """
+    if is_satisfied(existing, append, delete):
+        return (), ()
+    removed = tuple(argument for argument in existing if argument in delete)
+    rest = [argument for argument in existing if argument not in delete]
+    return removed, () if is_satisfied(rest, append, ()) else tuple(append)
+
 
 _LIMIT = 64 * 1024
 _STAT_LIMIT = 1024 * 1024

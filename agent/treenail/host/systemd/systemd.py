@@ -1,4 +1,7 @@
-"""systemd: units, unit files and jobs (org.freedesktop.systemd1(5))."""
+"""systemd: units, unit files and jobs (org.freedesktop.systemd1(5)).
+
+The state of the system clock is that of timedated (org.freedesktop.timedate1(5)).
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -199,3 +202,25 @@ def _make_unit_error(error: BusError, verb: str, unit: str) -> UnitError | BusEr
     if not error.name or is_service_starting(error):
         return error
     return UnitError(f"cannot {verb} {unit}: {error}", remedy=error.remedy)
+
+
+_NAME = "org.freedesktop.timedate1"
+_TIMEDATE = BusInterface(_NAME, "/org/freedesktop/timedate1", _NAME)
+_TIMEDATE_CALL_S = 10.0
+
+
+class Timedate:
+    """The system clock. timedated asks the kernel: ProtectClock= denies the agent adjtimex(2)."""
+
+    def __init__(self, bus: SystemBus) -> None:
+        self._bus = bus
+
+    def is_synchronized(self) -> bool | None:
+        """Return whether the clock is synchronized by NTP; None when timedated does not answer."""
+        try:
+            value = self._bus.read_properties(_TIMEDATE, timeout_s=_TIMEDATE_CALL_S).get(
+                "NTPSynchronized"
+            )
+        except BusError:
+            return None
+        return value if isinstance(value, bool) else None

@@ -3,12 +3,18 @@
 A job has a fixed unit name, so it runs at most once at a time, and a second start joins it. The
 unit stays loaded until it is released, so that a later process can read the result: a successful
 one because of ``RemainAfterExit``, a failed one in any case.
+
+`UnsandboxedRunner` waits for such a program: it runs outside the sandbox of the agent's unit.
 """
 
+import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from treenail.errors import BusError, UnitError
+from treenail.errors import BusError, CommandError, CommandTimeoutError, UnitError
+from treenail.host.filesystem.files import HostFiles
+from treenail.host.filesystem.root import Root
 from treenail.host.systemd.bus import (
     BusInterface,
     BusSignal,
@@ -16,6 +22,7 @@ from treenail.host.systemd.bus import (
     SystemBus,
     make_unit_properties,
 )
+from treenail.host.systemd.journal import SystemdJournal
 from treenail.host.systemd.systemd import MANAGER, SYSTEMD_NAME, subscribe_manager
 
 _NO_SUCH_UNIT = f"{SYSTEMD_NAME}.NoSuchUnit"
@@ -234,3 +241,59 @@ def _require_run(run: TransientRun | None, job: TransientJob) -> TransientRun:
             f"cannot read the result of {job.unit} ({job.description}): another program removed it"
         )
     return run
+
+
+_OUTPUT_PREFIX = "/run/treenail/output"
+_OUTPUT_LIMIT = 1024 * 1024
+_REDIRECT_SCRIPT = 'exec "$@" >"$0"'
+
+
+class UnsandboxedRunner:
+    """Runs programs to their end, as `ProgramRunner` does, and returns their output.
+
+    For one thread.
+    """
+
+    def __init__(
+        self,
+        units: TransientUnits,
+        journal: SystemdJournal,
+        root: Root,
+        *,
+        heartbeat: Callable[[], None],
+    ) -> None:
+        """``heartbeat`` is called once a second while a program runs."""
+        self._units = units
+        self._journal = journal
+        self._root = root
+        self._files = HostFiles(root)
+        self._heartbeat = heartbeat
+        self._numbers = itertools.count(1)
+
+    def run_command(self, argv: Sequence[str], *, timeout_s: float) -> bytes:
+        """Return the standard output of the program, at most 1 MiB.
+
+        Raises `CommandError` when it fails or exceeds ``timeout_s``, `BusError`, `FileError`.
+        """
+        # A unique name: unlike a job of the agent, no later process joins it.
+        name = f"{os.getpid()}-{next(self._numbers)}"
+        output = f"{_OUTPUT_PREFIX}-{name}"
+        self._files.write_file(output, b"", mode=0o600)
+        try:
+            # The shell writes the output to a file that this process can read.
+            redirected = ("/bin/sh", "-c", _REDIRECT_SCRIPT, str(self._root.resolve_path(output)))
+            description = f"treenail: run {argv[0].rpartition('/')[2]}"
+            unit = f"treenail-ask-{name}.service"
+            job = TransientJob(unit, description, (*redirected, *argv), timeout_s)
+            run = self._units.run_once(job, self._heartbeat)
+            if run.result == "timeout":
+                raise CommandTimeoutError(f"{argv[0]} did not exit within {timeout_s:g} s")
+            if not run.is_done:
+                stderr = self._journal.read_error(run.invocation)
+                raise CommandError(
+                    f"{argv[0]} failed with exit code {run.status}{': ' if stderr else ''}{stderr}",
+                    stderr=stderr,
+                )
+            return self._files.read_file(output, limit=_OUTPUT_LIMIT) or b""
+        finally:
+            self._files.remove_file(output)

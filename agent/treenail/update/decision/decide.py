@@ -43,19 +43,24 @@ from treenail.update.decision.decide_idle import (
     WAIT_FOR_DEPLOYMENTS,
     decide_excuse,
     decide_without_update,
+    needs_deployments_for_prestage,
     refuse_foreign_staged,
     refuse_unknown_booted,
 )
-from treenail.update.decision.decide_prestage import needs_deployments_for_prestage
-from treenail.update.decision.desired import DesiredTarget, InvalidTarget
-from treenail.update.decision.drain_tokens import make_drain_token, make_uncordon_token
-from treenail.update.decision.facts import DeploymentState, Facts, ObservedNode
+from treenail.update.decision.facts import (
+    DeploymentState,
+    DesiredTarget,
+    Facts,
+    InvalidTarget,
+    ObservedNode,
+    make_drain_token,
+    make_uncordon_token,
+)
 from treenail.update.decision.request import is_cancel_request, make_cancelled_target
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import is_in_effect
-from treenail.update.state.boot_id import is_soft_reboot
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import QuarantinedTarget, UpdateRecord
+from treenail.update.state.record import QuarantinedTarget, UpdateRecord, is_soft_reboot
 
 REBOOTS_ALLOWED = 3
 """Reboots into one target before its quarantine: one may fail by a power cut."""

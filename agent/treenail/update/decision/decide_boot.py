@@ -27,8 +27,7 @@ from treenail.update.decision.actions import (
     VerifyAction,
 )
 from treenail.update.decision.decide_idle import WAIT_FOR_DEPLOYMENTS, refuse_unknown_booted
-from treenail.update.decision.desired import DesiredTarget
-from treenail.update.decision.facts import DeploymentState, Facts
+from treenail.update.decision.facts import DeploymentState, DesiredTarget, Facts
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import is_in_effect
 from treenail.update.state.boot_trial import HealthCheckMode

@@ -1,8 +1,16 @@
-"""Decide the next action of a node without an update: stay idle, or begin something."""
+"""Decide the next action of a node without an update: stay idle, or begin something.
+
+It may begin an update, try a failed target again when its delay is over, or pre-stage an image: the
+image is deployed before its update begins. Pre-staging needs neither a drain nor an update; the
+node stays idle at its current target. An update takes the deployment over if it needs the same
+image. The agent drops it once the Node no longer requests it.
+"""
 
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 
 from treenail.api import annotations as key
+from treenail.clock import format_rfc3339
 from treenail.config.drift import Drift, DriftAttribute
 from treenail.config.image_content import IMAGE_FILES
 from treenail.errors import DriftError, HostError, PreflightError
@@ -12,25 +20,135 @@ from treenail.update.decision.actions import (
     AdoptAction,
     AnnotateNodeAction,
     Decision,
+    DropPrestagedAction,
     ExcuseTargetAction,
     IdleAction,
     PlanAction,
+    PrestageAction,
     RefuseAction,
     RepairDriftAction,
     RetryAction,
     UncordonAction,
     WaitAction,
 )
-from treenail.update.decision.decide_prestage import decide_prestage
-from treenail.update.decision.desired import DesiredTarget, InvalidTarget
-from treenail.update.decision.drain_tokens import make_uncordon_token, read_drain_config
-from treenail.update.decision.facts import DeploymentState, DrainHandshake, Facts, ObservedNode
+from treenail.update.decision.facts import (
+    DeploymentState,
+    DesiredTarget,
+    DrainHandshake,
+    Facts,
+    InvalidTarget,
+    ObservedNode,
+    make_uncordon_token,
+    read_drain_config,
+)
 from treenail.update.decision.request import RequestKind, UserRequest
-from treenail.update.decision.retry_delay import is_retry_due
 from treenail.update.drift.drift_policy import format_drift, format_drift_remedy
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord, QuarantinedTarget, Target
+from treenail.update.state.record import (
+    LedgerRecord,
+    PrestagedTarget,
+    QuarantinedTarget,
+    Target,
+    UpdateOutcome,
+)
+
+
+def decide_prestage(facts: Facts, decision: Decision, target: Target) -> Decision:
+    """Return the decision about the target, or the pre-stage action that comes before it."""
+    prestaged, requested = facts.record.prestaged, _find_requested_target(facts)
+    if prestaged is not None and prestaged.target.image != target.image:
+        is_requested = requested is not None and prestaged.target.image == requested.image
+        is_idle = isinstance(decision, IdleAction | WaitAction | UncordonAction | AdoptAction)
+        if not (is_requested and is_idle):
+            return DropPrestagedAction(_find_staged_id(facts, prestaged))
+    deployments = facts.deployments
+    is_settled = isinstance(decision, IdleAction) and decision.is_settled
+    if requested is None or deployments is None or not is_settled:
+        return decision
+    if _is_prestaged(facts, requested):
+        return decision
+    is_ours = deployments.has_staged(requested.digest) and deployments.is_locked
+    return PrestageAction(requested, "" if is_ours else deployments.staged_id)
+
+
+def needs_deployments_for_prestage(facts: Facts) -> bool:
+    """Return whether the decision about pre-staging on an idle node needs the deployments."""
+    prestaged, requested = facts.record.prestaged, _find_requested_target(facts)
+    if prestaged is not None and (requested is None or prestaged.target.image != requested.image):
+        return True
+    return requested is not None and not _is_prestaged(facts, requested)
+
+
+def is_prestage_requested(node: ObservedNode, prestaged: PrestagedTarget, current: Target) -> bool:
+    """Return whether to go on: the Node still requests to pre-stage the image, or to move to it."""
+    desired = node.desired
+    if not isinstance(desired, DesiredTarget):
+        return False
+    is_idle = desired.target == current and node.prestage == prestaged.target
+    return is_idle or desired.target.image == prestaged.target.image
+
+
+def _find_requested_target(facts: Facts) -> Target | None:
+    return None if facts.node is None else facts.node.prestage
+
+
+def _is_prestaged(facts: Facts, requested: Target) -> bool:
+    # A staged deployment is in /run/ostree until ostree-finalize-staged writes it at shutdown. That
+    # skips a locked one, so the next boot has lost it.
+    prestaged = facts.record.prestaged
+    if prestaged is None or not prestaged.is_done:
+        return False
+    return prestaged.target == requested and prestaged.boot_id == facts.boot_id
+
+
+def _find_staged_id(facts: Facts, prestaged: PrestagedTarget) -> str:
+    """Return the deployment to drop, also if the agent crashed before it recorded the ID."""
+    deployments = facts.deployments
+    if prestaged.staged_id or deployments is None:
+        return prestaged.staged_id
+    is_ours = deployments.has_staged(prestaged.target.digest) and deployments.is_locked
+    return deployments.staged_id if is_ours else ""
+
+
+FIRST_DELAY_S = 120.0
+FIRST_DRAIN_DELAY_S = 600.0
+"""The first delay if each try drains the node."""
+LAST_DELAY_S = 6 * 3600.0
+_ROUNDING_S = 1.0
+"""The time of the next try is a whole second."""
+
+
+def compute_retry_delay(record: LedgerRecord, target: Target, *, needs_drain: bool) -> float:
+    """Return the seconds until the next try: each failure of the target in a row doubles them."""
+    failures = takewhile(
+        lambda past: past.target == target and past.outcome is UpdateOutcome.FAILED, record.history
+    )
+    doublings = min(sum(1 for _ in failures), 16)
+    first_s = FIRST_DRAIN_DELAY_S if needs_drain else FIRST_DELAY_S
+    return min(first_s * 2.0**doublings, LAST_DELAY_S)
+
+
+def is_retry_due(record: LedgerRecord, now: float) -> bool:
+    """Return whether the quarantined target failed in a step whose delay is over.
+
+    A time that no delay explains comes from a clock that has been set back since.
+    """
+    quarantined = record.quarantined
+    if quarantined is None or quarantined.retry_at <= 0:
+        return False
+    left_s = quarantined.retry_at - now
+    return left_s <= 0 or left_s > LAST_DELAY_S + _ROUNDING_S
+
+
+def format_retry_remedy(remedy: str, retry_at: float) -> str:
+    """Return the remedy of the failed step, with the time of the next try."""
+    again = (
+        f"the agent tries again at {format_rfc3339(retry_at)}; "
+        "to try at once, run on this node: treenail retry"
+    )
+    return f"{remedy}; {again}" if remedy else again
+
 
 DRAIN_REMEDY = (
     "read what blocks it in the annotation treenail.io/drain-blocked of the Node, and check that "

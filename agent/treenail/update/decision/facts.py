@@ -1,17 +1,162 @@
-"""The facts that a decision depends on."""
+"""The facts that a decision depends on, and what the Node's annotations request of this machine.
 
+The annotations name the desired target and the target to pre-stage. The value of ``desiredDrain``
+is a token with which the agent requests a drain or an uncordon.
+"""
+
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from treenail.api import annotations as key
+from treenail.api import pullspec
+from treenail.api.node import Node
+from treenail.errors import ConfigError
 from treenail.update.checks.health import BootTrialStatus, OriginCheck
-from treenail.update.decision.desired import DesiredTarget, InvalidTarget, NoTarget
-from treenail.update.decision.drain_tokens import is_drain_token
 from treenail.update.decision.request import UserRequest
 from treenail.update.drift.drift_policy import DriftAssessment
 from treenail.update.impact.os_change import NO_OS_CHANGE, OSChange, RunningOS
 from treenail.update.state.boot_trial import HealthCheckMode
-from treenail.update.state.moment import Moment
-from treenail.update.state.record import LedgerRecord, Target
+from treenail.update.state.record import LedgerRecord, Moment, Target
+
+_SHOWN_CHARS = 500
+
+# A DNS subdomain of RFC 1123, which is what the API server accepts as a name.
+_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredTarget:
+    """The desired target, and the annotations that named its image."""
+
+    target: Target
+    image_keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidTarget:
+    """Annotations that cannot be obeyed."""
+
+    error: ConfigError
+    target: Target = field(default_factory=Target)
+    """What they request, as far as it can be read; only to be shown."""
+    candidates: tuple[Target, ...] = ()
+    """The targets that the valid ones among them request."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoTarget:
+    """Annotations that request no config."""
+
+
+def read_prestage_target(annotations: Mapping[str, str]) -> Target | None:
+    """Return the target to pre-stage; None without a config and an image by digest."""
+    config = annotations.get(key.PRESTAGE_CONFIG, "")
+    image = annotations.get(key.PRESTAGE_IMAGE, "")
+    try:
+        pullspec.parse_pull_spec(image, where=key.PRESTAGE_IMAGE)
+    except ConfigError:
+        return None
+    return Target(config, image) if _NAME.fullmatch(config) else None
+
+
+def read_desired_target(annotations: Mapping[str, str]) -> DesiredTarget | InvalidTarget | NoTarget:
+    """Return the desired target in a Node's annotations.
+
+    Three annotations may name the image; an empty one names none. Two that name different images
+    are invalid, because obeying either would be a guess.
+    """
+    images = {name: annotations[name] for name in key.IMAGE_SPELLINGS if annotations.get(name)}
+    config = annotations.get(key.DESIRED_CONFIG, "")
+    shown = Target(config[:_SHOWN_CHARS], next(iter(images.values()), "")[:_SHOWN_CHARS])
+    if not config:
+        if not images:
+            return NoTarget()
+        name = next(iter(images))
+        return InvalidTarget(
+            ConfigError(
+                f"cannot use {name}: {key.DESIRED_CONFIG} is not set",
+                remedy=f"set {key.DESIRED_CONFIG} to the name of the rendered MachineConfig that "
+                "the image was built from",
+            ),
+            shown,
+        )
+    if not _NAME.fullmatch(config):
+        return InvalidTarget(
+            ConfigError(
+                f"cannot use {key.DESIRED_CONFIG}: {config!r:.300} is not the name of a "
+                "MachineConfig",
+                remedy="set it to the name of a rendered MachineConfig",
+            ),
+            shown,
+        )
+    errors = [error for name, image in images.items() if (error := _check_image(name, image))]
+    if errors:
+        valid = [image for name, image in images.items() if _check_image(name, image) is None]
+        return InvalidTarget(errors[0], shown, tuple(Target(config, image) for image in valid))
+    if len(set(images.values())) > 1:
+        listed = " and ".join(f"{name} ({image})" for name, image in sorted(images.items()))
+        return InvalidTarget(
+            ConfigError(
+                f"cannot choose an image: the annotations name different ones: {listed}",
+                remedy="remove one of the annotations, or set both to the same image",
+            ),
+            shown,
+            tuple(Target(config, image) for image in images.values()),
+        )
+    return DesiredTarget(Target(config, next(iter(images.values()), "")), tuple(images))
+
+
+def _check_image(name: str, image: str) -> ConfigError | None:
+    try:
+        pullspec.parse_pull_spec(image, where=name)
+    except ConfigError as error:
+        return error
+    return None
+
+
+_DRAIN, _UNCORDON, _AGAIN = "drain-", "uncordon-", ".again-"
+_MAX_DIGITS = 9
+
+
+def make_drain_token(config: str, previous: str) -> str:
+    """Return a token that requests a drain and differs from ``previous``."""
+    return _make_token(_DRAIN + config, previous)
+
+
+def make_uncordon_token(config: str, applied: str) -> str:
+    """Return a token that requests the uncordon and differs from ``applied``.
+
+    A drain that was cancelled before it was complete leaves the uncordon before it as the last
+    applied request. The drain controller would take the same token for that one.
+    """
+    return _make_token(_UNCORDON + config, applied)
+
+
+def is_drain_token(token: str) -> bool:
+    """Return whether the token requests a drain."""
+    return token.startswith(_DRAIN)
+
+
+def read_drain_config(token: str) -> str:
+    """Return the config of a token that requests a drain."""
+    config = token.removeprefix(_DRAIN)
+    before, found, count = config.rpartition(_AGAIN)
+    return before if found and count.isdecimal() else config
+
+
+def _make_token(plain: str, previous: str) -> str:
+    # The MCO's drain controller reads the verb before the first hyphen and compares the whole
+    # value with lastAppliedDrain, so the suffix makes it act again.
+    again = plain + _AGAIN
+    if previous == plain:
+        return f"{again}1"
+    if not previous.startswith(again):
+        return plain
+    count = previous.removeprefix(again)
+    # Other clients can write the annotation, too.
+    is_number = count.isascii() and count.isdecimal() and len(count) <= _MAX_DIGITS
+    return f"{again}{int(count) + 1 if is_number else 1}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +321,42 @@ class Facts:
     def moment(self) -> Moment:
         """The time of the observation, for waits: they must not depend on the wall clock alone."""
         return Moment(self.now, self.boot_id, self.monotonic)
+
+
+def summarize_node(node: Node) -> ObservedNode:
+    """Return what decisions read of the Node."""
+    annotations = node.annotations
+    requested = read_desired_target(annotations)
+    spellings = (
+        requested.image_keys if isinstance(requested, DesiredTarget) else tuple(key.IMAGE_SPELLINGS)
+    )
+    health_mode = _read_health_mode(annotations.get(key.HEALTH_MODE))
+    claimed_images = (annotations.get(key.IMAGE_SPELLINGS[each], "") for each in spellings)
+    return ObservedNode(
+        desired=requested,
+        handshake=DrainHandshake(
+            requested=annotations.get(key.DESIRED_DRAIN, ""),
+            applied=annotations.get(key.LAST_APPLIED_DRAIN, ""),
+            is_unschedulable=node.is_unschedulable,
+        ),
+        claimed=Target(
+            annotations.get(key.CURRENT_CONFIG, ""), next(filter(None, claimed_images), "")
+        ),
+        prestage=read_prestage_target(annotations),
+        health_mode=health_mode,
+        invalid_health_mode="" if health_mode else annotations.get(key.HEALTH_MODE, "")[:100],
+        retry=annotations.get(key.RETRY, "")[: key.REASON_LIMIT],
+        image_files=annotations.get(key.IMAGE_FILES, ""),
+        shown_config=annotations.get(key.CURRENT_CONFIG, ""),
+        shown_images=frozenset(
+            image for each in key.IMAGE_SPELLINGS.values() if (image := annotations.get(each))
+        ),
+        removed_registry=annotations.get(key.REMOVE_BOOTSTRAP_REGISTRY, ""),
+    )
+
+
+def _read_health_mode(value: str | None) -> HealthCheckMode | None:
+    try:
+        return None if value is None else HealthCheckMode(value)
+    except ValueError:
+        return None

@@ -6,9 +6,8 @@ from enum import StrEnum
 from treenail import codec
 from treenail.codec import CodecError, key
 from treenail.errors import ConfigError
-from treenail.update.state.moment import Moment
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord, QuarantinedTarget, UpdateRecord
+from treenail.update.state.record import LedgerRecord, Moment, QuarantinedTarget, UpdateRecord
 
 Json = dict[str, object]
 

@@ -1,20 +1,31 @@
-"""The impact of an update on its machine, computed before anything changes."""
+"""The impact of an update on its machine, computed before anything changes.
+
+It includes the disruption: the least one that brings a change of configs into effect, and its
+causes. The order is: nothing < daemon-reload < reload < restart < drain < reboot.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from enum import IntEnum
+from typing import TypeVar, assert_never
 
 from treenail.api.disruptionpolicy import (
     DaemonReloadPolicyAction,
+    DisruptionPolicy,
+    DrainPolicyAction,
+    NonePolicyAction,
     PolicyAction,
+    RebootPolicyAction,
     ReloadPolicyAction,
     RestartPolicyAction,
+    SpecialPolicyAction,
 )
+from treenail.api.machineconfig import MachineConfig
 from treenail.codec import key
 from treenail.config import node_paths
-from treenail.config.diff import ConfigDiff, EntryChange, compare_configs
+from treenail.config.diff import ConfigDiff, EntryChange, OSAspect, compare_configs
+from treenail.config.provenance import PROVENANCE, Provenance
 from treenail.config.wanted import WantedFile, WantedState
-from treenail.update.impact.disruption import ConfigDisruption, DisruptionLevel, DisruptionReason
 from treenail.update.impact.os_change import NO_OS_CHANGE, OSChange
 from treenail.update.steps.steps import (
     BackUpEntry,
@@ -33,6 +44,250 @@ from treenail.update.steps.steps import (
     SetSshKeys,
     WriteFile,
 )
+
+CONTAINER_RUNTIME = "crio.service"
+
+
+class DisruptionLevel(IntEnum):
+    """The level of disruption of an action."""
+
+    NONE = 0
+    DAEMON_RELOAD = 1
+    RELOAD = 2
+    RESTART = 3
+    DRAIN = 4
+    REBOOT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class DisruptionReason:
+    """A difference of configs, and the rule of the policy for it."""
+
+    subject: str
+    rule: str
+
+    def __str__(self) -> str:
+        return f"{self.subject} ({self.rule})"
+
+
+@dataclass(frozen=True, slots=True)
+class DisruptionCost:
+    """An action and the differences that require it."""
+
+    action: PolicyAction
+    reasons: tuple[DisruptionReason, ...]
+
+    @property
+    def level(self) -> DisruptionLevel:
+        return rank_action(self.action)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigDisruption:
+    """The actions, the least disruptive first; a reboot replaces all others."""
+
+    costs: tuple[DisruptionCost, ...] = ()
+    harmless: tuple[DisruptionReason, ...] = ()
+    """The differences that disrupt nothing."""
+
+    @property
+    def level(self) -> DisruptionLevel:
+        return self.costs[-1].level if self.costs else DisruptionLevel.NONE
+
+    @property
+    def needs_drain(self) -> bool:
+        """The node must be drained."""
+        return self.level >= DisruptionLevel.DRAIN
+
+    @property
+    def needs_reboot(self) -> bool:
+        return self.level is DisruptionLevel.REBOOT
+
+
+@dataclass(frozen=True, slots=True)
+class DisruptionCause:
+    """A difference, the rule for it, and the MachineConfig behind it; empty if unknown."""
+
+    subject: str
+    rule: str
+    source: str = ""
+
+    def __str__(self) -> str:
+        source = f", from {self.source}" if self.source else ""
+        return f"{self.subject} ({self.rule}){source}"
+
+
+class ConfigSources:
+    """The MachineConfig that decided each difference that `compute_disruption` names."""
+
+    def __init__(
+        self, diff: ConfigDiff, old: MachineConfig, new: MachineConfig, *, image_source: str = ""
+    ) -> None:
+        """Find the sources; ``image_source`` requested the image if no MachineConfig did.
+
+        Raises `ConfigError` when the provenance in a config's annotation is invalid.
+        """
+        self._by_subject = dict(_find_sources(diff, _read_provenance(old), _read_provenance(new)))
+        if image_source:
+            self._by_subject[f"{OSAspect.IMAGE} changed"] = image_source
+
+    def find_cause(self, reason: DisruptionReason) -> DisruptionCause:
+        """Return the reason with its source."""
+        return DisruptionCause(
+            reason.subject, reason.rule, self._by_subject.get(reason.subject, "")
+        )
+
+
+def compute_disruption(diff: ConfigDiff, policy: DisruptionPolicy) -> ConfigDisruption:
+    """Return the disruption that the policy requires for the differences."""
+    found: dict[PolicyAction, list[DisruptionReason]] = {}
+    for action, reason in _find_actions(diff, policy):
+        found.setdefault(action, []).append(reason)
+    harmless = tuple(found.pop(NonePolicyAction(), ()))
+    if RebootPolicyAction() in found:
+        found = {RebootPolicyAction(): found[RebootPolicyAction()]}
+    costs = [
+        DisruptionCost(action, tuple(reasons))
+        for action, reasons in found.items()
+        # A restart also reads the configuration again.
+        if not (
+            isinstance(action, ReloadPolicyAction) and RestartPolicyAction(action.unit) in found
+        )
+    ]
+    return ConfigDisruption(tuple(sorted(costs, key=_rank_cost)), harmless)
+
+
+def rank_action(action: PolicyAction) -> DisruptionLevel:
+    """Return the level of an action."""
+    match action:
+        case NonePolicyAction():
+            return DisruptionLevel.NONE
+        case DaemonReloadPolicyAction():
+            return DisruptionLevel.DAEMON_RELOAD
+        case ReloadPolicyAction():
+            return DisruptionLevel.RELOAD
+        case RestartPolicyAction():
+            return DisruptionLevel.RESTART
+        case DrainPolicyAction() | SpecialPolicyAction():
+            return DisruptionLevel.DRAIN
+        case RebootPolicyAction():
+            return DisruptionLevel.REBOOT
+        case _:
+            assert_never(action)
+
+
+def _rank_cost(cost: DisruptionCost) -> tuple[DisruptionLevel, str]:
+    action = cost.action
+    unit = action.unit if isinstance(action, ReloadPolicyAction | RestartPolicyAction) else ""
+    return cost.level, unit
+
+
+def _find_actions(
+    diff: ConfigDiff, policy: DisruptionPolicy
+) -> Iterator[tuple[PolicyAction, DisruptionReason]]:
+    for change in diff.files:
+        yield from _find_path_actions(
+            "file", change, policy, is_safe=_is_safe_registries_change(change)
+        )
+    for directory in diff.directories:
+        yield from _find_path_actions("directory", directory, policy, is_safe=False)
+    for link in diff.links:
+        yield from _find_path_actions("link", link, policy, is_safe=False)
+    units = {each.name: each.actions for each in policy.units}
+    for unit in diff.units:
+        rule = f"policy for {unit.key}" if unit.key in units else "no policy for this unit"
+        for action in units.get(unit.key, (RebootPolicyAction(),)):
+            yield action, DisruptionReason(f"unit {unit}", rule)
+    for user in diff.users:
+        for action in policy.ssh_key_actions:
+            yield action, DisruptionReason(f"keys or password of {user}", "policy for sshkey")
+    for aspect in diff.os:
+        # Another image of extensions does not change the installed packages.
+        if aspect is not OSAspect.EXTENSIONS_IMAGE:
+            yield (
+                RebootPolicyAction(),
+                DisruptionReason(f"{aspect} changed", "part of the operating system"),
+            )
+
+
+def _find_path_actions(
+    kind: str, change: EntryChange[object], policy: DisruptionPolicy, *, is_safe: bool
+) -> Iterator[tuple[PolicyAction, DisruptionReason]]:
+    """Return the actions of the policy for the path, or for its closest parent directory."""
+    policies = [
+        each
+        for each in policy.files
+        if change.key == each.path or change.key.startswith(each.path.rstrip("/") + "/")
+    ]
+    if not policies:
+        yield RebootPolicyAction(), DisruptionReason(f"{kind} {change}", "no policy for this path")
+        return
+    closest = max(policies, key=lambda each: len(each.path))
+    reason = DisruptionReason(f"{kind} {change}", f"policy for {closest.path}")
+    for action in closest.actions:
+        if not isinstance(action, SpecialPolicyAction):
+            yield action, reason
+            continue
+        yield ReloadPolicyAction(CONTAINER_RUNTIME), reason
+        if not is_safe:
+            yield DrainPolicyAction(), reason
+
+
+def _is_safe_registries_change(change: EntryChange[WantedFile]) -> bool:
+    """Return whether the container runtime can read the changed file while pods run."""
+    if change.key != node_paths.REGISTRIES_CONF or change.old is None or change.new is None:
+        return False
+    from treenail.config import image_mirrors  # noqa: PLC0415 - rare, and it needs tomllib
+
+    return image_mirrors.is_safe_change(
+        change.old.contents.decode_bytes(), change.new.contents.decode_bytes()
+    )
+
+
+def describe_action(action: PolicyAction) -> str:
+    """Return the action as text for users."""
+    match action:
+        case NonePolicyAction():
+            return "nothing"
+        case DaemonReloadPolicyAction():
+            return "daemon-reload"
+        case ReloadPolicyAction(unit):
+            return f"reload {unit}"
+        case RestartPolicyAction(unit):
+            return f"restart {unit}"
+        case DrainPolicyAction() | SpecialPolicyAction():
+            return "drain"
+        case RebootPolicyAction():
+            return "drain and reboot"
+
+
+def _read_provenance(config: MachineConfig) -> Provenance:
+    text = config.metadata.annotations.get(PROVENANCE)
+    return Provenance({}) if text is None else Provenance.from_text(text)
+
+
+def _find_sources(diff: ConfigDiff, old: Provenance, new: Provenance) -> Iterator[tuple[str, str]]:
+    def find_last(section: str, key: str) -> str:
+        return _name_last(new.find_sources(section, key) or old.find_sources(section, key))
+
+    for file in diff.files:
+        yield f"file {file}", find_last("files", file.key)
+    for directory in diff.directories:
+        yield f"directory {directory}", find_last("directories", directory.key)
+    for link in diff.links:
+        yield f"link {link}", find_last("links", link.key)
+    for unit in diff.units:
+        yield f"unit {unit}", find_last("units", unit.key)
+    for user in diff.users:
+        yield f"keys or password of {user}", find_last("users", user.key)
+    for aspect in diff.os:
+        sources = new.find_section_sources(aspect.value) or old.find_section_sources(aspect.value)
+        yield f"{aspect} changed", _name_last(sources)
+
+
+def _name_last(sources: tuple[str, ...]) -> str:
+    return f"MachineConfig {sources[-1]}" if sources else ""
+
 
 T = TypeVar("T", bound=object)
 

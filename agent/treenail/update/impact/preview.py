@@ -38,13 +38,13 @@ from treenail.config.wanted import (
     WantedUser,
     read_wanted_state,
 )
-from treenail.update.impact.disruption import (
+from treenail.update.impact.impact import (
     ConfigSources,
     DisruptionCause,
+    compute_differences,
     compute_disruption,
     describe_action,
 )
-from treenail.update.impact.impact import compute_differences
 from treenail.update.impact.os_change import KERNEL_KEEPING_ASPECTS, NO_OS_CHANGE, OSChange
 from treenail.update.steps.steps import ConfigStep
 

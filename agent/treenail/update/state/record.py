@@ -2,6 +2,11 @@
 
 One document holds the current target and the update under way. "The new target is verified" and
 "the update passed its last step" are therefore one atomic write.
+
+The ledger compares times and boots. A `Moment` has both clocks, for waits that outlive the agent's
+process. The boot ID is a text that changes with every boot, soft reboots included: a soft reboot
+restarts user space on the running kernel, so the kernel's own boot ID stays. The boot ID is
+therefore the kernel's, with the number of soft reboots since after the first: ``UUID+1``.
 """
 
 from collections.abc import Mapping
@@ -12,13 +17,49 @@ from typing import TYPE_CHECKING
 from treenail import codec
 from treenail.codec import CodecError, key
 from treenail.errors import LedgerError
-from treenail.update.state.boot_id import has_same_kernel, is_soft_reboot
 from treenail.update.state.boot_trial import BootTrial
-from treenail.update.state.moment import Moment
 from treenail.update.state.phases import Phase
 
 if TYPE_CHECKING:
     from treenail.update.impact.impact import UpdateImpact
+
+
+_SOFT = "+"
+
+
+def extract_kernel_boot_id(boot_id: str) -> str:
+    """Return the kernel's boot ID, which is what the kubelet reports."""
+    return boot_id.partition(_SOFT)[0]
+
+
+def is_soft_boot(boot_id: str) -> bool:
+    """Return whether the boot was a soft reboot."""
+    return _SOFT in boot_id
+
+
+def has_same_kernel(before: str, after: str) -> bool:
+    """Return whether both boots ran on one kernel, whose monotonic clock goes on."""
+    return extract_kernel_boot_id(before) == extract_kernel_boot_id(after)
+
+
+def is_soft_reboot(before: str, after: str) -> bool:
+    """Return whether only soft reboots lie between the two boots."""
+    return before != after and has_same_kernel(before, after)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The wall clock may jump: a machine without a clock battery boots in 1970 or at its last time.
+
+    The monotonic clock never jumps, but it begins again with each kernel.
+    """
+
+    wall: float
+    """Seconds since the epoch."""
+    boot_id: str
+    monotonic: float
+    """Seconds of this boot's monotonic clock."""
+
 
 Json = dict[str, object]
 

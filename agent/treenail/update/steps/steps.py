@@ -10,7 +10,7 @@ from typing import assert_never
 
 from treenail.api.ignition.model import Contents
 from treenail.config.wanted import ROOT, UserOrGroup
-from treenail.update.steps.ownership import Ownership
+from treenail.update.steps.inventory import Ownership
 
 
 @dataclass(frozen=True, slots=True)

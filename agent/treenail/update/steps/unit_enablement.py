@@ -5,8 +5,7 @@ from collections.abc import Set as AbstractSet
 
 from treenail.config import node_paths
 from treenail.config.wanted import WantedState, WantedUnit
-from treenail.update.steps.inventory import Inventory
-from treenail.update.steps.ownership import Ownership
+from treenail.update.steps.inventory import Inventory, Ownership
 from treenail.update.steps.steps import (
     BackUpEntry,
     DisableUnits,

@@ -10,7 +10,7 @@ from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.request import ServerRequest
 from treenail_lab.apiserver.schema.kinds import RBAC, StorageKey
 from treenail_lab.apiserver.schema.selectors import find_exact_value
-from treenail_lab.apiserver.storage.store import Store
+from treenail_lab.apiserver.store import Store
 
 _CERTIFICATES = "certificates.k8s.io"
 _CLUSTER_ROLES: StorageKey = (RBAC, "clusterroles")

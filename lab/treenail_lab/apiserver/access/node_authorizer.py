@@ -13,7 +13,7 @@ from treenail_lab.apiserver.objects import Json, find_value, read_labels
 from treenail_lab.apiserver.request import ServerRequest
 from treenail_lab.apiserver.schema.kinds import ResourceKind
 from treenail_lab.apiserver.schema.selectors import find_exact_name
-from treenail_lab.apiserver.storage.store import Store
+from treenail_lab.apiserver.store import Store
 
 MACHINE_CONFIG = "machineconfiguration.openshift.io"
 NODE_LEASES = "kube-node-lease"

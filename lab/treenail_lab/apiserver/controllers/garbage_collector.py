@@ -20,7 +20,7 @@ from treenail_lab.apiserver.registry.deletion import (
 )
 from treenail_lab.apiserver.registry.registry import NAMESPACES, ObjectRegistry, WriteContext
 from treenail_lab.apiserver.schema.kinds import ResourceKind, StorageKey
-from treenail_lab.apiserver.storage.store import StoreEvent
+from treenail_lab.apiserver.store import StoreEvent
 
 ObjectPlace = tuple[StorageKey, ObjectKey]
 _SERVICE_ACCOUNTS: StorageKey = ("", "serviceaccounts")

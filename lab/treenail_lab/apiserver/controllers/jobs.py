@@ -30,7 +30,7 @@ from treenail_lab.apiserver.registry.deletion import DeleteOptions, delete_objec
 from treenail_lab.apiserver.registry.disruption_budgets import PODS
 from treenail_lab.apiserver.registry.registry import ObjectRegistry, WriteContext
 from treenail_lab.apiserver.schema.kinds import ResourceKind, StorageKey
-from treenail_lab.apiserver.storage.store import StoreEvent
+from treenail_lab.apiserver.store import StoreEvent
 
 JOBS: StorageKey = ("batch", "jobs")
 _API_VERSION = "batch/v1"

@@ -1,19 +1,252 @@
 """Defaults and validation of the built-in kinds.
 
 kube-apiserver has a schema for each of them. The lab stores their fields unchanged: it checks and
-defaults only the fields that the agent, the controllers and their tests use.
+defaults only the fields that the agent, the controllers and their tests use. The rules of Jobs are
+those of kube-apiserver's strategy (batch/v1). The rules of CertificateSigningRequests are those of
+pkg/registry/certificates and pkg/apis/certificates/validation.
 """
 
 import base64
-from collections.abc import Callable
-from typing import Any
+import binascii
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from cryptography import x509
 
 from treenail_lab.apiserver.errors import StatusCause
-from treenail_lab.apiserver.objects import Json, copy_json, find_value
+from treenail_lab.apiserver.objects import Json, copy_json, find_value, read_labels
 from treenail_lab.apiserver.registry import crds
-from treenail_lab.apiserver.registry.certificate_requests import find_request_problems
-from treenail_lab.apiserver.registry.jobs import find_job_problems, prepare_new_job
 from treenail_lab.apiserver.schema.kinds import ResourceKind
+
+KIND = "CertificateSigningRequest"
+_DECISIONS = ("Approved", "Denied")
+_REQUESTER_FIELDS = ("username", "groups", "uid", "extra")
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SIGNER = re.compile(rf"{_LABEL}(\.{_LABEL})+/[A-Za-z0-9._/-]+")
+_USAGES = frozenset({
+    "signing", "digital signature", "content commitment", "key encipherment", "key agreement",
+    "data encipherment", "cert sign", "crl sign", "encipher only", "decipher only", "any",
+    "server auth", "client auth", "code signing", "email protection", "s/mime",
+    "ipsec end system", "ipsec tunnel", "ipsec user", "timestamping", "ocsp signing",
+    "microsoft sgc", "netscape sgc",
+})  # fmt: skip
+
+
+def set_requester(kind: ResourceKind, obj: Json, user: str, groups: Sequence[str]) -> Json:
+    """Return a request with the user who creates it; objects of other kinds unchanged."""
+    if kind.kind != KIND:
+        return obj
+    spec = {
+        name: value
+        for name, value in (obj.get("spec") or {}).items()
+        if name not in _REQUESTER_FIELDS
+    }
+    return obj | {"spec": spec | {"username": user, "groups": list(groups)}}
+
+
+def complete_decision(kind: ResourceKind, new: Json, now: str) -> Json:
+    """Return a request whose conditions have times; objects of other kinds unchanged."""
+    conditions = (new.get("status") or {}).get("conditions")
+    if kind.kind != KIND or not conditions:
+        return new
+    times = {"lastUpdateTime": now, "lastTransitionTime": now}
+    completed = [times | {k: v for k, v in each.items() if v} for each in conditions]
+    return new | {"status": new["status"] | {"conditions": completed}}
+
+
+def find_request_problems(obj: Json, old: Json | None) -> list[StatusCause]:
+    """Return the causes for which a request, or a change of one, is invalid."""
+    spec = obj.get("spec") or {}
+    if old is not None:
+        if old.get("spec") != spec:
+            return [_invalid_cause("spec", "", "field is immutable")]
+        return _find_decision_problems(obj, old)
+    causes = []
+    if not _is_pem_request(spec.get("request")):
+        causes.append(
+            _invalid_cause("spec.request", "", "PEM block type must be CERTIFICATE REQUEST")
+        )
+    if not spec.get("usages"):
+        causes.append(StatusCause("FieldValueRequired", "Required value", "spec.usages"))
+    for number, usage in enumerate(spec.get("usages") or []):
+        if usage not in _USAGES:
+            text = f'Unsupported value: "{usage}"'
+            causes.append(StatusCause("FieldValueNotSupported", text, f"spec.usages[{number}]"))
+    signer = spec.get("signerName")
+    if not signer:
+        causes.append(StatusCause("FieldValueRequired", "Required value", "spec.signerName"))
+    elif not _SIGNER.fullmatch(signer):
+        why = "must be a fully qualified domain and path of the form 'example.com/signer-name'"
+        causes.append(_invalid_cause("spec.signerName", signer, why))
+    return causes
+
+
+def _find_decision_problems(obj: Json, old: Json) -> list[StatusCause]:
+    before, after = _list_types(old), _list_types(obj)
+    where = "status.conditions"
+    if set(_DECISIONS) <= set(after):
+        return [_invalid_cause(where, "", "Approved and Denied conditions are mutually exclusive")]
+    removed = [each for each in before if each not in after]
+    return [
+        StatusCause(
+            "FieldValueForbidden", f"updates may not remove a condition of type {each}", where
+        )
+        for each in removed
+    ]
+
+
+def _list_types(request: Json) -> list[str]:
+    return [each.get("type", "") for each in (request.get("status") or {}).get("conditions") or []]
+
+
+def _is_pem_request(text: object) -> bool:
+    try:
+        x509.load_pem_x509_csr(base64.b64decode(str(text or ""), validate=True))
+    except (ValueError, binascii.Error):
+        return False
+    return True
+
+
+def _invalid_cause(where: str, value: object, why: str) -> StatusCause:
+    shown = f'"{value}"' if isinstance(value, str) else str(value)
+    return StatusCause("FieldValueInvalid", f"Invalid value: {shown}: {why}", where)
+
+
+JOB_NAME_LABELS = ("batch.kubernetes.io/job-name", "job-name")
+JOB_UID_LABELS = ("batch.kubernetes.io/controller-uid", "controller-uid")
+_FIXED_FIELDS = ("completions", "completionMode", "selector", "template", "podFailurePolicy")
+_ACTIONS = ("Count", "FailIndex", "FailJob", "Ignore")
+_NUMBERS = (
+    "parallelism",
+    "completions",
+    "backoffLimit",
+    "activeDeadlineSeconds",
+    "ttlSecondsAfterFinished",
+)
+_NOT_EMULATED = "Forbidden: the lab runs no Indexed Jobs"
+_RESTART_POLICIES = 'valid values: "OnFailure", "Never"'
+
+
+def prepare_new_job(obj: Json) -> Json:
+    """Return a new Job with its defaults, its selector and the labels of its pods."""
+    given = obj.get("spec") or {}
+    spec: Json = {
+        "parallelism": 1,
+        "backoffLimit": 6,
+        "completionMode": "NonIndexed",
+        "suspend": False,
+        "manualSelector": False,
+        # A pod that a rule may ignore is replaced only when its exit code is known.
+        "podReplacementPolicy": "Failed"
+        if given.get("podFailurePolicy")
+        else "TerminatingOrFailed",
+    }
+    if given.get("completions") is None and given.get("parallelism") is None:
+        spec["completions"] = 1
+    spec |= {name: value for name, value in given.items() if value is not None}
+    if policy := spec.get("podFailurePolicy"):
+        spec["podFailurePolicy"] = _default_policy(policy)
+    metadata = dict(obj["metadata"])
+    template = dict(spec.get("template") or {})
+    labels = dict(read_labels({"metadata": template.get("metadata") or {}}))
+    if labels and not read_labels(obj):
+        metadata["labels"] = dict(labels)
+    if not spec["manualSelector"]:
+        uid, name = metadata["uid"], metadata.get("name", "")
+        labels |= dict.fromkeys(JOB_UID_LABELS, uid) | dict.fromkeys(JOB_NAME_LABELS, name)
+        spec["selector"] = {"matchLabels": {JOB_UID_LABELS[0]: uid}}
+        template["metadata"] = (template.get("metadata") or {}) | {"labels": labels}
+    spec["template"] = template
+    return obj | {"metadata": metadata, "spec": spec, "status": {}}
+
+
+def _default_policy(policy: Json) -> Json:
+    return policy | {"rules": [_default_rule(rule) for rule in policy.get("rules") or []]}
+
+
+def _default_rule(rule: Json) -> Json:
+    if not (patterns := rule.get("onPodConditions")):
+        return rule
+    return rule | {"onPodConditions": [{"status": "True"} | each for each in patterns]}
+
+
+def find_job_problems(obj: Json, old: Json | None) -> list[StatusCause]:
+    """Return the causes for which a Job is invalid."""
+    spec = obj.get("spec") or {}
+    found = [
+        _invalid_cause(f"spec.{name}", value, "must be greater than or equal to 0")
+        for name in _NUMBERS
+        if isinstance(value := spec.get(name), int) and value < 0
+    ]
+    if old is not None:
+        before = old.get("spec") or {}
+        found += [
+            _invalid_cause(f"spec.{name}", "", "field is immutable")
+            for name in _FIXED_FIELDS
+            if before.get(name) != spec.get(name)
+        ]
+        return found
+    for name in ("backoffLimitPerIndex", "maxFailedIndexes", "successPolicy"):
+        if name in spec:
+            found.append(StatusCause("FieldValueForbidden", _NOT_EMULATED, f"spec.{name}"))
+    if spec.get("completionMode") != "NonIndexed":
+        found.append(
+            _unsupported_cause("spec.completionMode", spec["completionMode"], ("NonIndexed",))
+        )
+    pod = find_value(spec, "template", "spec") or {}
+    if not pod.get("containers"):
+        found.append(_required_cause("spec.template.spec.containers", ""))
+    where, policy = "spec.template.spec.restartPolicy", pod.get("restartPolicy")
+    if policy in {None, "", "Always"}:
+        found.append(_required_cause(where, _RESTART_POLICIES))
+    elif policy not in {"OnFailure", "Never"}:
+        found.append(_unsupported_cause(where, policy, ("OnFailure", "Never")))
+    elif spec.get("podFailurePolicy") and policy != "Never":
+        why = 'only "Never" is supported when podFailurePolicy is specified'
+        found.append(_invalid_cause(where, policy, why))
+    return found + list(_find_rule_problems(spec, pod))
+
+
+def _find_rule_problems(spec: Json, pod: Json) -> Iterator[StatusCause]:
+    names = {
+        container.get("name")
+        for group in ("containers", "initContainers")
+        for container in pod.get(group) or []
+    }
+    for index, rule in enumerate(find_value(spec, "podFailurePolicy", "rules") or []):
+        where = f"spec.podFailurePolicy.rules[{index}]"
+        action, codes = rule.get("action"), rule.get("onExitCodes")
+        if not action:
+            yield _required_cause(f"{where}.action", "")
+        elif action not in _ACTIONS:
+            yield _unsupported_cause(f"{where}.action", action, _ACTIONS)
+        if bool(codes) == bool(rule.get("onPodConditions")):
+            why = "specifying one of OnExitCodes and OnPodConditions is required"
+            yield _invalid_cause(where, "", why)
+        if not codes:
+            continue
+        if codes.get("containerName") and codes["containerName"] not in names:
+            why = "must be one of the container or initContainer names in the pod template"
+            yield _invalid_cause(f"{where}.onExitCodes.containerName", codes["containerName"], why)
+        values = codes.get("values") or []
+        if not values:
+            why = "at least one value is required"
+            yield _invalid_cause(f"{where}.onExitCodes.values", values, why)
+        if codes.get("operator") == "In" and 0 in values:
+            why = "must not be 0 for the In operator"
+            yield _invalid_cause(f"{where}.onExitCodes.values[{values.index(0)}]", 0, why)
+
+
+def _required_cause(where: str, why: str = "") -> StatusCause:
+    message = f"Required value: {why}" if why else "Required value"
+    return StatusCause("FieldValueRequired", message, where)
+
+
+def _unsupported_cause(where: str, value: object, supported: Iterable[str]) -> StatusCause:
+    listed = ", ".join(f'"{each}"' for each in supported)
+    message = f'Unsupported value: "{value}": supported values: {listed}'
+    return StatusCause("FieldValueNotSupported", message, where)
+
 
 _POD = {
     "restartPolicy": "Always",
@@ -97,17 +330,8 @@ def find_problems(kind: ResourceKind, obj: Json, old: Json | None) -> list[Statu
     return check(obj, old) if check else []
 
 
-def _required_cause(where: str) -> StatusCause:
-    return StatusCause("FieldValueRequired", "Required value", where)
-
-
 def _forbidden_cause(where: str, why: str) -> StatusCause:
     return StatusCause("FieldValueForbidden", f"Forbidden: {why}", where)
-
-
-def _invalid_cause(where: str, value: Any, why: str) -> StatusCause:
-    shown = f'"{value}"' if isinstance(value, str) else str(value)
-    return StatusCause("FieldValueInvalid", f"Invalid value: {shown}: {why}", where)
 
 
 def _find_pod_problems(obj: Json, old: Json | None) -> list[StatusCause]:

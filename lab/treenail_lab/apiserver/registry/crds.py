@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from treenail_lab.apiserver.errors import StatusCause
 from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.schema.kinds import JsonPath, KindRegistry, ResourceKind, StorageKey
-from treenail_lab.apiserver.storage.store import Store, StoreEvent
+from treenail_lab.apiserver.store import Store, StoreEvent
 
 CRDS: StorageKey = ("apiextensions.k8s.io", "customresourcedefinitions")
 

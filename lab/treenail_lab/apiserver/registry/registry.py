@@ -22,22 +22,23 @@ from treenail_lab.apiserver.objects import (
     read_finalizers,
     read_labels,
 )
-from treenail_lab.apiserver.patch.field_set import find_leaves, select_owned_fields
 from treenail_lab.apiserver.patch.managed_fields import (
     APPLY,
     UPDATE,
     FieldOwner,
     apply_intent,
     compute_update_owners,
+    find_leaves,
     replace_owners,
+    select_owned_fields,
 )
 from treenail_lab.apiserver.patch.merge_topology import find_topology
 from treenail_lab.apiserver.registry import builtin_kinds, crds, metadata
-from treenail_lab.apiserver.registry.certificate_requests import complete_decision, set_requester
+from treenail_lab.apiserver.registry.builtin_kinds import complete_decision, set_requester
 from treenail_lab.apiserver.registry.pod_security import find_violation
 from treenail_lab.apiserver.schema import structural_schema
 from treenail_lab.apiserver.schema.kinds import KindRegistry, ResourceKind
-from treenail_lab.apiserver.storage.store import Store
+from treenail_lab.apiserver.store import Store
 
 NAMESPACES = ("", "namespaces")
 ObjectChange = Callable[[Json], Json]

@@ -31,7 +31,7 @@ from treenail_lab.apiserver.errors import (
 )
 from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.registry.crds import CustomKinds
-from treenail_lab.apiserver.registry.watch import WatchTable
+from treenail_lab.apiserver.registry.list_watch import WatchTable
 from treenail_lab.apiserver.request import ServerRequest
 from treenail_lab.apiserver.serving.faults import (
     MATCH_FIELDS,
@@ -45,8 +45,8 @@ from treenail_lab.apiserver.serving.faults import (
     RefuseFault,
     RejectFault,
 )
-from treenail_lab.apiserver.serving.request_log import RequestLog
-from treenail_lab.apiserver.storage.store import Store, restore_snapshot, take_snapshot
+from treenail_lab.apiserver.serving.http import RequestLog
+from treenail_lab.apiserver.store import Store, restore_snapshot, take_snapshot
 
 _PREFIX = "/lab/"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from treenail.clock import Clock
 from treenail_lab.apiserver.errors import ApiError
 from treenail_lab.apiserver.objects import Json
-from treenail_lab.apiserver.registry.watch import WatchPace
+from treenail_lab.apiserver.registry.list_watch import WatchPace
 from treenail_lab.apiserver.request import ServerRequest
 
 _REASONS = {

@@ -1,20 +1,25 @@
-"""HTTP: authentication, the parsed request and the response."""
+"""HTTP: authentication, the parsed request and the response.
+
+A client may request only the metadata of objects in its Accept header. A log of the answered
+requests serves benchmarks and tests.
+"""
 
 import asyncio
 import json
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
+from treenail.clock import Clock, format_micro_time
 from treenail_lab.apiserver.access.authentication import ApiUser, Authenticator
 from treenail_lab.apiserver.access.authorization import Authorizer
 from treenail_lab.apiserver.errors import ApiError, bad_request_error
 from treenail_lab.apiserver.objects import Json
-from treenail_lab.apiserver.registry.lists import build_selection
+from treenail_lab.apiserver.registry.list_watch import WatchOptions, WatchTable, build_selection
 from treenail_lab.apiserver.registry.registry import ObjectRegistry, convert_version
-from treenail_lab.apiserver.registry.watch import WatchOptions, WatchTable
 from treenail_lab.apiserver.request import ServerRequest, parse_request
 from treenail_lab.apiserver.schema.kinds import ResourceKind
 from treenail_lab.apiserver.serving import discovery
@@ -25,10 +30,115 @@ from treenail_lab.apiserver.serving.faults import (
     RefuseFault,
     RejectFault,
 )
-from treenail_lab.apiserver.serving.metadata_only import is_metadata_requested, select_metadata
-from treenail_lab.apiserver.serving.pod_logs import PodLogs
-from treenail_lab.apiserver.serving.request_log import RequestLog
-from treenail_lab.apiserver.serving.verbs import ApiAnswer, RequestBody, VerbDispatcher
+from treenail_lab.apiserver.serving.verbs import ApiAnswer, PodLogs, RequestBody, VerbDispatcher
+
+_API_VERSION = "meta.k8s.io/v1"
+_KIND = "PartialObjectMetadata"
+
+
+def is_metadata_requested(accept: str) -> bool:
+    """Return whether the first accepted media type names PartialObjectMetadata."""
+    media_type, *parameters = (each.strip() for each in accept.partition(",")[0].split(";"))
+    values = dict(each.partition("=")[::2] for each in parameters)
+    return (
+        media_type == "application/json"
+        and values.get("as") in {_KIND, f"{_KIND}List"}
+        and (values.get("g"), values.get("v")) == ("meta.k8s.io", "v1")
+    )
+
+
+def select_metadata(document: Json) -> Json:
+    """Return the metadata of an object or of the objects of a list; a Status stays as it is."""
+    if document.get("kind") == "Status":
+        return document
+    if "items" not in document:
+        return {"kind": _KIND, "apiVersion": _API_VERSION, "metadata": document["metadata"]}
+    return {
+        "kind": f"{_KIND}List",
+        "apiVersion": _API_VERSION,
+        "metadata": document["metadata"],
+        "items": [select_metadata(each) for each in document["items"]],
+    }
+
+
+_REMEMBERED = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEntry:
+    """One request; ``time`` in seconds since the epoch, ``code`` 0 without an answer."""
+
+    time: float
+    user: str
+    verb: str
+    resource: str
+    namespace: str
+    name: str
+    code: int
+
+    def to_json(self) -> Json:
+        return {
+            "time": format_micro_time(self.time),
+            "user": self.user,
+            "verb": self.verb,
+            "resource": self.resource,
+            "namespace": self.namespace,
+            "name": self.name,
+            "code": self.code,
+        }
+
+
+class RequestLog:
+    """Counts by user, verb and resource since the last reset, and the latest requests."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._latest: deque[RequestEntry] = deque(maxlen=_REMEMBERED)
+
+    def note_request(self, request: ServerRequest, user: str, code: int) -> None:
+        resource = request.resource or request.path
+        self._counts[user, request.verb, resource] += 1
+        self._latest.append(
+            RequestEntry(
+                self._clock.now(),
+                user,
+                request.verb,
+                resource,
+                request.namespace,
+                request.name,
+                code,
+            )
+        )
+
+    def count_requests(self, *, user: str = "", verb: str = "", resource: str = "") -> int:
+        """Count the requests; empty matches all."""
+        wanted = (user, verb, resource)
+        return sum(
+            number
+            for found, number in self._counts.items()
+            if all(not a or a == f for a, f in zip(wanted, found, strict=True))
+        )
+
+    def count_by_user(self) -> dict[tuple[str, str, str], int]:
+        """Return the number of requests by user, verb and resource."""
+        return dict(self._counts)
+
+    def list_latest(self) -> tuple[RequestEntry, ...]:
+        """Return the latest requests, oldest first."""
+        return tuple(self._latest)
+
+    def reset(self) -> None:
+        self._counts.clear()
+        self._latest.clear()
+
+    def to_json(self) -> Json:
+        counts = [
+            {"user": user, "verb": verb, "resource": resource, "count": number}
+            for (user, verb, resource), number in sorted(self._counts.items())
+        ]
+        return {"counts": counts, "latest": [entry.to_json() for entry in self._latest]}
+
 
 # Like kube-apiserver, whose --min-request-timeout is 1800 s, for clients that set no limit.
 _WATCH_S = 1800.0

@@ -1,15 +1,212 @@
-"""The lab's API server in a thread, for tests and commands."""
+"""The lab's API server: for a running event loop, and in a thread for tests and commands."""
 
 import asyncio
 import json
+import re
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from treenail.clock import Clock
-from treenail_lab.apiserver.serving.faults import Fault, FaultMatch
-from treenail_lab.apiserver.serving.service import ApiServer
+from aiohttp import web
+
+from treenail.clock import Clock, SystemClock
+from treenail_lab.apiserver.access.authentication import (
+    MASTERS,
+    NODE_PREFIX,
+    NODES,
+    ApiUser,
+    Authenticator,
+    TokenIssuer,
+)
+from treenail_lab.apiserver.access.authorization import Authorizer, build_bootstrap_objects
+from treenail_lab.apiserver.access.certificates import (
+    CertificateAuthority,
+    render_kubeconfig,
+    write_private_file,
+)
+from treenail_lab.apiserver.controllers.controllers import ControllerLoop
+from treenail_lab.apiserver.objects import Json
+from treenail_lab.apiserver.registry.crds import CustomKinds
+from treenail_lab.apiserver.registry.list_watch import WatchTable
+from treenail_lab.apiserver.registry.registry import ObjectRegistry, WriteContext
+from treenail_lab.apiserver.schema.kinds import KindRegistry
+from treenail_lab.apiserver.serving.control_endpoint import ControlEndpoint
+from treenail_lab.apiserver.serving.faults import Fault, FaultInjector, FaultMatch
+from treenail_lab.apiserver.serving.http import ApiBackend, RequestLog, WebApplication
+from treenail_lab.apiserver.serving.verbs import PodLogs, VerbDispatcher
+from treenail_lab.apiserver.store import Store, take_snapshot
+
+_LOOPBACK = "127.0.0.1"
+_NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
+_ADMIN = ApiUser("kubernetes-admin", (MASTERS,))
+# Clients are on this machine: they read the end of a watch within this time.
+_SHUTDOWN_TIMEOUT_S = 0.1
+_CLOSING_TURNS = 5
+"""Turns of the loop: for a connection accepted last, for its TLS, and for the socket below it."""
+
+
+class ApiServer:
+    """A Kubernetes API server on loopback, over TLS.
+
+    Its certificate authority is in ``directory`` and is reused. Its state is in memory and
+    survives `stop` and another `start`, which uses the same port.
+    """
+
+    def __init__(self, directory: Path, *, port: int = 0, clock: Clock | None = None) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory = directory
+        self._clock = clock or SystemClock()
+        self._authority = CertificateAuthority(directory)
+        self._tokens = TokenIssuer(directory, self._clock)
+        self._port = port
+        self._runner: web.AppRunner | None = None
+        self.store = Store()
+        self.kinds = KindRegistry()
+        self.registry = ObjectRegistry(self.store, self.kinds, self._clock)
+        self.faults = FaultInjector(self._clock)
+        self.watches = WatchTable(self.store, self._clock, self.faults.find_watch_pace)
+        self.requests = RequestLog(self._clock)
+        self.pod_logs = PodLogs(self.store)
+        self.controllers = ControllerLoop(self.registry, self._authority)
+        self.control = ControlEndpoint(
+            store=self.store,
+            faults=self.faults,
+            requests=self.requests,
+            watches=self.watches,
+            controllers=self.controllers,
+            custom_kinds=CustomKinds(self.store, self.kinds),
+        )
+        self._create_bootstrap_objects()
+
+    @property
+    def url(self) -> str:
+        """``https://127.0.0.1:PORT``; the port is known once the server has been started."""
+        return f"https://{_LOOPBACK}:{self._port}"
+
+    @property
+    def ca_file(self) -> Path:
+        return self._authority.file
+
+    @property
+    def admin_kubeconfig(self) -> Path:
+        """Return a kubeconfig of a member of system:masters."""
+        return self.write_kubeconfig(_ADMIN.name, _ADMIN.groups)
+
+    def write_kubeconfig(self, user: str, groups: Sequence[str] = ()) -> Path:
+        """Write a kubeconfig with a client certificate for a user; only its owner can read it."""
+        path = self._directory / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', user)}.kubeconfig"
+        identity = self._authority.make_client_identity(user, groups)
+        text = render_kubeconfig(
+            server=self.url, authority=self._authority.pem, user=user, identity=identity
+        )
+        write_private_file(path, text.encode())
+        return path
+
+    def write_node_kubeconfig(self, node: str) -> Path:
+        """Write the kubeconfig of a kubelet, which may change its own Node only."""
+        return self.write_kubeconfig(f"{NODE_PREFIX}{node}", [NODES])
+
+    def write_account_kubeconfig(self, namespace: str, name: str) -> Path:
+        """Write a kubeconfig with the token of a ServiceAccount, as its pods have."""
+        user = f"system:serviceaccount:{namespace}:{name}"
+        groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}"]
+        token = self.issue_token(user, groups)
+        path = self._directory / f"{namespace}-{name}.kubeconfig"
+        text = render_kubeconfig(
+            server=self.url, authority=self._authority.pem, user=user, token=token
+        )
+        write_private_file(path, text.encode())
+        return path
+
+    def issue_token(self, user: str, groups: Sequence[str] = ()) -> str:
+        """Issue a bearer token for a user; it is valid as long as the directory exists."""
+        return self._tokens.issue_token(user, groups)
+
+    async def start(self) -> None:
+        """Listen; requests are answered when this returns."""
+        backend = ApiBackend(
+            registry=self.registry,
+            authenticator=Authenticator(
+                self._tokens, self._find_service_account, self._find_secret
+            ),
+            authorizer=Authorizer(self.store),
+            verbs=VerbDispatcher(self.registry, self._tokens),
+            watches=self.watches,
+            faults=self.faults,
+            requests=self.requests,
+            pod_logs=self.pod_logs,
+            answer_control=self.control.answer_request,
+        )
+        runner = web.AppRunner(
+            WebApplication(backend).app,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
+        )
+        await runner.setup()
+        self._runner = runner
+        listener = socket.create_server((_LOOPBACK, self._port))
+        self._port = listener.getsockname()[1]
+        context = self._authority.make_server_context(self._directory)
+        await web.SockSite(runner, listener, ssl_context=context).start()
+        self.controllers.attach_loop(asyncio.get_running_loop())
+
+    async def stop(self) -> None:
+        """Close all watches and connections and stop listening; the state stays."""
+        self.controllers.detach_loop()
+        self.watches.cut_watches()
+        if self._runner is not None:
+            self._abort_connections()
+            await self._runner.cleanup()
+            self._runner = None
+            for _ in range(_CLOSING_TURNS):
+                self._abort_connections()
+                await asyncio.sleep(0)
+
+    def _abort_connections(self) -> None:
+        # close() would wait for the peer, which may never answer. aiohttp knows neither connections
+        # that it closes nor those whose TLS handshake goes on; the loop does.
+        for transport in list(getattr(asyncio.get_running_loop(), "_transports", {}).values()):
+            address = transport.get_extra_info("sockname")
+            if isinstance(address, tuple) and address[1] == self._port:
+                transport.abort()
+
+    def inject_fault(
+        self,
+        fault: Fault,
+        match: FaultMatch | None = None,
+        *,
+        times: int | None = None,
+        for_s: float | None = None,
+    ) -> int:
+        """Begin a fault: see `ControlEndpoint.inject_fault`."""
+        return self.control.inject_fault(fault, match, times=times, for_s=for_s)
+
+    def save_state(self, path: Path) -> None:
+        """Write the whole state, including secrets, to a file that only its owner can read."""
+        write_private_file(path, json.dumps(take_snapshot(self.store)).encode())
+
+    def load_state(self, document: Json) -> None:
+        """Replace the whole state: see `ControlEndpoint.load_state`."""
+        self.control.load_state(document)
+
+    def _create_bootstrap_objects(self) -> None:
+        write = WriteContext(_ADMIN, "kube-apiserver")
+        for name in _NAMESPACES:
+            kind = self.kinds.find_kind("", "v1", "namespaces")
+            self.registry.create_object(kind, "", {"metadata": {"name": name}}, write)
+        for storage, obj in build_bootstrap_objects():
+            group, plural = storage
+            self.registry.create_object(self.kinds.find_kind(group, "v1", plural), "", obj, write)
+
+    def _find_secret(self, namespace: str, name: str) -> Json | None:
+        return self.store.find_object(("", "secrets"), (namespace, name))
+
+    def _find_service_account(self, namespace: str, name: str) -> Json | None:
+        return self.store.find_object(("", "serviceaccounts"), (namespace, name))
+
 
 _T = TypeVar("_T")
 _TIMEOUT_S = 10.0

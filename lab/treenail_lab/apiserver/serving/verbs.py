@@ -1,7 +1,13 @@
-"""Dispatches a request by verb, resource and subresource, and returns its answer."""
+"""Dispatches a request by verb, resource and subresource, and returns its answer.
 
+The subresource pods/log reads the files of the Nodes' kubelets.
+"""
+
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -12,19 +18,23 @@ from treenail_lab.apiserver.errors import (
     bad_request_error,
     invalid_error,
     method_not_allowed_error,
+    not_found_error,
     path_not_found_error,
     unsupported_media_type_error,
 )
-from treenail_lab.apiserver.objects import Json
-from treenail_lab.apiserver.patch.json_patch import apply_json_patch, apply_merge_patch
-from treenail_lab.apiserver.patch.strategic_merge import apply_strategic_merge
+from treenail_lab.apiserver.objects import Json, find_value
+from treenail_lab.apiserver.patch.patches import (
+    apply_json_patch,
+    apply_merge_patch,
+    apply_strategic_merge,
+)
 from treenail_lab.apiserver.registry.deletion import (
     DeleteOptions,
     delete_object,
     parse_delete_options,
 )
-from treenail_lab.apiserver.registry.eviction import evict_pod
-from treenail_lab.apiserver.registry.lists import build_selection, list_objects
+from treenail_lab.apiserver.registry.disruption_budgets import PODS, evict_pod
+from treenail_lab.apiserver.registry.list_watch import build_selection, list_objects
 from treenail_lab.apiserver.registry.metadata import check_uid
 from treenail_lab.apiserver.registry.registry import (
     ObjectChange,
@@ -34,6 +44,92 @@ from treenail_lab.apiserver.registry.registry import (
 )
 from treenail_lab.apiserver.request import ServerRequest
 from treenail_lab.apiserver.schema.kinds import ResourceKind
+from treenail_lab.apiserver.store import Store
+
+_POLL_S = 0.1
+_CHUNK = 1 << 16
+
+
+class PodLogs:
+    """The logs below the directories of the kubelets that run containers."""
+
+    def __init__(self, store: Store) -> None:
+        self.directories: list[Path] = []
+        """Each has ``NAMESPACE/POD/CONTAINER.log``."""
+        self._store = store
+
+    async def stream_log(self, request: ServerRequest) -> AsyncIterator[bytes]:
+        """Yield the log of a container; with ``follow`` until the container has ended."""
+        pod = self._find_pod(request)
+        if pod is None:
+            raise not_found_error("", "pods", request.name)
+        container = _choose_container(pod, request.query.get("container", ""))
+        path = self._find_log(request, container)
+        offset = _find_offset(path, request.read_number("tailLines")) if path else 0
+        while True:
+            # Before the file: what a container wrote until its end is read, too.
+            is_over = not request.read_flag("follow") or _has_ended(
+                self._find_pod(request), container
+            )
+            path = path or self._find_log(request, container)
+            while path is not None and (chunk := _read_chunk(path, offset)):
+                offset += len(chunk)
+                yield chunk
+            if is_over:
+                return
+            await asyncio.sleep(_POLL_S)
+
+    def _find_pod(self, request: ServerRequest) -> Json | None:
+        return self._store.find_object(PODS, (request.namespace, request.name))
+
+    def _find_log(self, request: ServerRequest, container: str) -> Path | None:
+        below = Path(request.namespace, request.name, f"{container}.log")
+        found = (directory / below for directory in self.directories)
+        return next((path for path in found if path.exists()), None)
+
+
+def _choose_container(pod: Json, name: str) -> str:
+    names, initial = (
+        [each["name"] for each in find_value(pod, "spec", group) or []]
+        for group in ("containers", "initContainers")
+    )
+    pod_name = pod["metadata"]["name"]
+    if name:
+        if name not in {*names, *initial}:
+            raise bad_request_error(f"container {name} is not valid for pod {pod_name}")
+        return name
+    if len(names) > 1 or initial:
+        raise bad_request_error(
+            f"a container name must be specified for pod {pod_name}, choose one of: "
+            f"[{' '.join([*initial, *names])}]"
+        )
+    return str(names[0])
+
+
+def _has_ended(pod: Json | None, container: str) -> bool:
+    if pod is None or find_value(pod, "status", "phase") in {"Succeeded", "Failed"}:
+        return True
+    for group in ("initContainerStatuses", "containerStatuses"):
+        for status in find_value(pod, "status", group) or []:
+            if status.get("name") == container:
+                return bool(find_value(status, "state", "terminated"))
+    return False
+
+
+def _find_offset(path: Path, lines: int | None) -> int:
+    """Return where the last lines begin; 0 without a number of them."""
+    if lines is None:
+        return 0
+    content = path.read_bytes()
+    kept = content.splitlines(keepends=True)[-lines:] if lines > 0 else []
+    return len(content) - sum(map(len, kept))
+
+
+def _read_chunk(path: Path, offset: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(_CHUNK)
+
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"

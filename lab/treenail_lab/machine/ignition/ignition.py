@@ -13,11 +13,11 @@ from pathlib import Path
 
 from treenail.errors import HostError
 from treenail_lab.kubelet import runtime
-from treenail_lab.kubelet.forward import PortForward
+from treenail_lab.kubelet.runtime import PortForward
 from treenail_lab.lifetime.interpreter import PYTHON_MODULE, build_python_path
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.ignition import ignition_process
-from treenail_lab.machine.systemd.unit_files import UnitFileTree
+from treenail_lab.machine.unit_files import UnitFileTree
 
 PROGRAM = Path("/usr/lib/dracut/modules.d/30ignition/ignition")
 USER_DATA = "boot/ignition/config.ign"

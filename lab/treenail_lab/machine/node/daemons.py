@@ -1,4 +1,7 @@
-"""The D-Bus side of a running machine: the bus, systemd and logind, and rpm-ostreed on demand."""
+"""The D-Bus side of a running machine: the bus, systemd and logind, and rpm-ostreed on demand.
+
+`RpmOstreeHost` is the smallest machine: a bus with rpm-ostreed alone.
+"""
 
 import os
 import select
@@ -12,11 +15,16 @@ from pathlib import Path
 from gi.repository import GLib
 
 from treenail.errors import HostError, UsageError
+from treenail_lab import images
+from treenail_lab.images import Image, ImageCatalogue
 from treenail_lab.lifetime.interpreter import PYTHON_MODULE, build_python_path
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.lifetime.reaper import kill_marked
-from treenail_lab.machine.bus.connections import bus_method, call_method, scoped_connection
+from treenail_lab.machine import rootfs, settings
 from treenail_lab.machine.bus.daemon import SOCKET_PATH_MAX, PrivateBus
+from treenail_lab.machine.bus.objects import bus_method, call_method, scoped_connection
+from treenail_lab.machine.ostree.sysroot import Sysroot
+from treenail_lab.machine.settings import MachineSettings
 
 RPM_OSTREE_NAME = "org.projectatomic.rpmostree1"
 _MARK = "TREENAIL_LAB_MACHINE"
@@ -188,3 +196,60 @@ class MachineDaemons:
         # `start` must not wait for services that have ended.
         services.wait()
         ready.set()
+
+
+class RpmOstreeHost:
+    """A root booted from ``booted``, and a bus at ``address`` that activates rpm-ostreed."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        booted: Image,
+        images: tuple[Image, ...] = (),
+        settings: MachineSettings | None = None,
+    ) -> None:
+        self.root = directory / "root"
+        self._catalogue = directory / "images.json"
+        self._settings = directory / "settings.json"
+        self._images = ImageCatalogue((booted, *images))
+        self._first_settings = settings or MachineSettings()
+        self._booted = booted
+        command = build_rpmostreed_command(
+            self.root, self._catalogue, self._settings, directory / "rpm-ostreed.pid"
+        )
+        self._bus = PrivateBus(
+            directory,
+            services={RPM_OSTREE_NAME: shlex.join(command)},
+            environment=build_environment(directory),
+            log=directory / "daemons.log",
+        )
+        self.address = self._bus.address
+
+    @property
+    def sysroot(self) -> Sysroot:
+        """Return the deployments, read from the disk."""
+        return Sysroot(self.root)
+
+    def change_settings(self, new: MachineSettings) -> None:
+        """Replace the settings."""
+        settings.save_settings(new, self._settings)
+
+    def reboot(self) -> None:
+        """Finalize and boot as a clean reboot does, and start the bus again."""
+        self._bus.stop()
+        self.sysroot.finalize_staged()
+        rootfs.boot_root(self.root)
+        self._bus.start()
+
+    def __enter__(self) -> "RpmOstreeHost":
+        check_socket_length(self.root)
+        images.save_catalogue(self._images, self._catalogue)
+        self.change_settings(self._first_settings)
+        rootfs.install_root(self.root, self._booted)
+        rootfs.boot_root(self.root)
+        self._bus.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bus.stop()

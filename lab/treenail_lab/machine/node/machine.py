@@ -9,24 +9,29 @@
 The D-Bus daemon, processes, sockets and signals are real. A reboot ends the processes, finalizes
 the staged deployment, empties /run and gives a new boot id. A soft reboot keeps /run and the boot
 id. All methods may be called from any thread and return when their work is done.
+
+The socket of the container runtime accepts connections and closes them unanswered. Other clients of
+the machine's bus are a transaction, an inhibitor lock and a query.
 """
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from gi.repository import Gio, GLib
+
 from treenail.errors import HostError
 from treenail.host.ostree.admin import FINALIZE_UNIT
 from treenail_lab import images
 from treenail_lab.images import Image
 from treenail_lab.machine import rootfs, settings
+from treenail_lab.machine.bus.objects import call_method, scoped_connection
 from treenail_lab.machine.container import skopeo
-from treenail_lab.machine.container.cri_socket import CriSocket
-from treenail_lab.machine.node import other_clients
 from treenail_lab.machine.node.agent_unit import AgentUnit
 from treenail_lab.machine.node.daemons import MachineDaemons, build_environment, check_socket_length
 from treenail_lab.machine.ostree.sysroot import (
@@ -39,6 +44,106 @@ from treenail_lab.machine.programs import commands
 from treenail_lab.machine.settings import MachineSettings
 from treenail_lab.machine.systemd.journal import EmulatedJournal, JournalEntry
 from treenail_lab.machine.systemd.unit_log import find_unit_log
+
+RUNTIME_UNIT = "crio.service"
+_SOCKET = "run/crio/crio.sock"
+
+
+class CriSocket:
+    """The listener that CRI-O has for the kubelet, between `start` and `stop`."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / _SOCKET
+        self._listener: socket.socket | None = None
+
+    def start(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(str(self._path))
+            listener.listen()
+        except OSError as error:
+            listener.close()
+            raise HostError(f"cannot listen on {self._path}: {error.strerror}") from error
+        self._listener = listener
+        threading.Thread(
+            target=_accept_connections, args=(listener,), name="cri-socket", daemon=True
+        ).start()
+
+    def stop(self) -> None:
+        if self._listener is not None:
+            # close() alone leaves the thread in accept(); shutdown() makes it return.
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._listener = None
+            self._path.unlink(missing_ok=True)
+
+
+def _accept_connections(listener: socket.socket) -> None:
+    # Connections that are not accepted fill the backlog, and then connect() blocks (unix(7)).
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        connection.close()
+
+
+_RPM_OSTREE = "org.projectatomic.rpmostree1"
+_OS_PATH = "/org/projectatomic/rpmostree1/fedora_coreos"
+_SYSTEMD1 = "org.freedesktop.systemd1"
+_LOGIN1 = "org.freedesktop.login1"
+_CALL_TIMEOUT_MS = 10_000
+
+
+def start_metadata_refresh(address: str) -> None:
+    """Start an ``rpm-ostree refresh-md`` and disconnect; the transaction goes on."""
+    options = {"initiating-command-line": GLib.Variant("s", "rpm-ostree refresh-md")}
+    with scoped_connection(address) as bus:
+        (peer_address,) = call_method(
+            bus,
+            (_RPM_OSTREE, _OS_PATH, f"{_RPM_OSTREE}.OS", "RefreshMd"),
+            GLib.Variant("(a{sv})", (options,)),
+        )
+        with scoped_connection(peer_address, bus=False) as peer:
+            call_method(peer, (None, "/", f"{_RPM_OSTREE}.Transaction", "Start"))
+
+
+@contextmanager
+def inhibit_shutdown(address: str, *, who: str, why: str, mode: str) -> Iterator[None]:
+    """Hold an inhibitor lock for shutdown while inside."""
+    with scoped_connection(address) as bus:
+        _, fds = bus.call_with_unix_fd_list_sync(
+            _LOGIN1,
+            "/org/freedesktop/login1",
+            f"{_LOGIN1}.Manager",
+            "Inhibit",
+            GLib.Variant("(ssss)", ("shutdown", who, why, mode)),
+            None,
+            Gio.DBusCallFlags.NONE,
+            _CALL_TIMEOUT_MS,
+            None,
+            None,
+        )
+        # Gio.UnixFDList would keep a copy of the descriptor open until it is collected.
+        (lock,) = fds.steal_fds()
+        try:
+            yield
+        finally:
+            os.close(lock)
+
+
+def is_unit_active(address: str, name: str) -> bool:
+    """Return whether the unit is active."""
+    with scoped_connection(address) as bus:
+        (rows,) = call_method(
+            bus,
+            (_SYSTEMD1, "/org/freedesktop/systemd1", f"{_SYSTEMD1}.Manager", "ListUnitsByNames"),
+            GLib.Variant("(as)", ([name],)),
+        )
+    return any(row[3] == "active" for row in rows)
+
 
 KUBELET_UNIT = "kubelet.service"
 KUBELET_CONFIG = "var/lib/kubelet/config.json"
@@ -256,7 +361,7 @@ class LabMachine:
     def hold_transaction(self) -> Iterator[None]:
         """Run a transaction of another client while inside, at most ten minutes."""
         self.change_settings(refresh_md_s=600.0)
-        other_clients.start_metadata_refresh(self.address)
+        start_metadata_refresh(self.address)
         try:
             yield
         finally:
@@ -277,7 +382,7 @@ class LabMachine:
         self, who: str, why: str, *, mode: str = "block"
     ) -> AbstractContextManager[None]:
         """Hold a shutdown inhibitor lock of another program while inside."""
-        return other_clients.inhibit_shutdown(self.address, who=who, why=why, mode=mode)
+        return inhibit_shutdown(self.address, who=who, why=why, mode=mode)
 
     # Boot and shutdown
 
@@ -309,7 +414,7 @@ class LabMachine:
         try:
             self._daemons.start()
             self._runtime.start()
-            self.is_kubelet_running = other_clients.is_unit_active(self.address, KUBELET_UNIT)
+            self.is_kubelet_running = is_unit_active(self.address, KUBELET_UNIT)
         except HostError:
             self._daemons.stop(hard=True)
             self._journal.stop()

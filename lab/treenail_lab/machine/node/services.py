@@ -15,7 +15,7 @@ from pathlib import Path
 from gi.repository import Gio, GLib
 
 from treenail_lab.machine import settings
-from treenail_lab.machine.bus.connections import open_connection
+from treenail_lab.machine.bus.objects import open_connection
 from treenail_lab.machine.settings import MachineSettings
 from treenail_lab.machine.systemd import login1, systemd1, units
 

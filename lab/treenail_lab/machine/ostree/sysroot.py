@@ -1,20 +1,30 @@
 """The deployments of a machine on disk, as libostree stores them in /ostree and /run/ostree.
 
 A staged deployment is below /run until a clean shutdown finalizes it, so a power cut loses it. So
-is the lock file that prevents the finalization.
+is the lock file that prevents the finalization. The lock of the sysroot itself is an open file
+description lock, as libostree takes it.
 """
 
+import fcntl
 import hashlib
 import json
 import os
+import struct
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from treenail_lab.images import Image
-from treenail_lab.machine.ostree.lock import lock_exclusively
 from treenail_lab.machine.ostree.steps import TransactionWork
 from treenail_lab.machine.ostree.trees import DeploymentTrees
+
+
+def lock_exclusively(descriptor: int, *, wait: bool) -> None:
+    """Lock the file until the descriptor is closed; raise `BlockingIOError` without ``wait``."""
+    # struct flock: type, whence, start, length, PID; the kernel rejects any PID but 0.
+    whole_file = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, whole_file)
+
 
 STATEROOT = "fedora-coreos"
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from treenail_lab import images
 from treenail_lab.images import Image
 from treenail_lab.machine.container import pull
-from treenail_lab.machine.ostree.lock import lock_exclusively
-from treenail_lab.machine.ostree.sysroot import Sysroot
+from treenail_lab.machine.ostree.sysroot import Sysroot, lock_exclusively
 from treenail_lab.machine.settings import MachineSettings
 
 _STEP_S = 0.2

@@ -7,10 +7,10 @@ deployment; CATALOGUE is a file of `treenail_lab.images`, FILE one of
 `treenail_lab.machine.settings`. A test that needs only this service writes::
 
     with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as directory:
-        with OstreeHost(Path(directory), booted=image_a, images=(image_a, image_b)) as host:
+        with RpmOstreeHost(Path(directory), booted=image_a, images=(image_a, image_b)) as host:
             ...  # DBUS_SYSTEM_BUS_ADDRESS=host.address; paths below host.root
 
-with `RpmOstreeHost` from `treenail_lab.machine.node.rpmostree_only`. The bus activates the daemon
+with `RpmOstreeHost` from `treenail_lab.machine.node.daemons`. The bus activates the daemon
 on the first call, as the real one. The path of the directory must be short: the transaction's
 socket is below ROOT, and a socket's path has at most 107 bytes (unix(7)).
 """
@@ -28,7 +28,6 @@ from typing import Any, Protocol
 from gi.repository import Gio, GLib
 
 from treenail_lab.machine import settings
-from treenail_lab.machine.bus.connections import call_method, open_connection
 from treenail_lab.machine.bus.objects import (
     BUSY,
     FAILED,
@@ -37,15 +36,16 @@ from treenail_lab.machine.bus.objects import (
     MethodCall,
     MethodError,
     ReplyValues,
+    call_method,
     load_interfaces,
+    open_connection,
     query_credential,
     read_option,
 )
 from treenail_lab.machine.container.pull import pull_deployment
 from treenail_lab.machine.ostree.steps import OperationError, TransactionWork
-from treenail_lab.machine.ostree.sysroot import STATEROOT, Sysroot
+from treenail_lab.machine.ostree.sysroot import STATEROOT, Sysroot, SysrootDeployment
 from treenail_lab.machine.rpmostree import operations
-from treenail_lab.machine.rpmostree.deployment_properties import build_deployment_values
 from treenail_lab.machine.rpmostree.operations import (
     OperationContext,
     PullFunction,
@@ -53,6 +53,66 @@ from treenail_lab.machine.rpmostree.operations import (
 )
 from treenail_lab.machine.rpmostree.os_methods import OsMethods
 from treenail_lab.machine.rpmostree.transaction import EmulatedTransaction, TransactionRequest
+
+_EMPTY_PROPERTIES = {
+    "requested-local-packages": "as",
+    "requested-local-fileoverride-packages": "as",
+    "requested-base-local-replacements": "as",
+    "base-local-replacements": "a(vv)",
+    "base-remote-replacements": "a{sv}",
+}
+
+
+def build_deployment_values(
+    deployment: SysrootDeployment, sysroot: SysrootInterface
+) -> dict[str, Any]:
+    """Return the ``a{sv}`` of a deployment, with every key of a container deployment."""
+    staged = deployment == sysroot.read_staged()
+    booted = not staged and deployment == sysroot.find_booted()
+    values = {
+        "id": GLib.Variant("s", deployment.id),
+        "osname": GLib.Variant("s", deployment.osname),
+        "checksum": GLib.Variant("s", deployment.checksum),
+        "serial": GLib.Variant("i", deployment.serial),
+        "booted": GLib.Variant("b", booted),
+        "staged": GLib.Variant("b", staged),
+        "pinned": GLib.Variant("b", deployment.pinned),
+        "unlocked": GLib.Variant("s", "none"),
+        "regenerate-initramfs": GLib.Variant("b", False),  # noqa: FBT003  gi's own signature
+        "timestamp": GLib.Variant("t", deployment.timestamp),
+        "version": GLib.Variant("s", deployment.version),
+        "container-image-reference": GLib.Variant("s", deployment.refspec),
+        "container-image-reference-digest": GLib.Variant("s", deployment.digest),
+        "base-commit-meta": GLib.Variant("a{sv}", _build_commit_metadata(deployment)),
+    }
+    for key, names in {
+        "packages": deployment.packages,
+        "requested-packages": deployment.packages,
+        "requested-base-removals": deployment.removals,
+    }.items():
+        values[key] = GLib.Variant("as", names)
+    removed = [GLib.Variant("s", name) for name in deployment.removals]
+    values["base-removals"] = GLib.Variant("av", removed)
+    if deployment.base:
+        values["base-checksum"] = GLib.Variant("s", deployment.base)
+        values["base-version"] = values["version"]
+        values["base-timestamp"] = values["timestamp"]
+        values["layered-commit-meta"] = GLib.Variant("a{sv}", {})
+    for key, signature in _EMPTY_PROPERTIES.items():
+        values[key] = GLib.Variant(signature, {} if signature == "a{sv}" else [])
+    # No finalization-locked: rpm-ostreed 2026.2 looks for a file that libostree no longer writes.
+    if deployment.custom_origin is not None:
+        values["custom-origin"] = GLib.Variant("(ss)", deployment.custom_origin)
+    return values
+
+
+def _build_commit_metadata(deployment: SysrootDeployment) -> dict[str, Any]:
+    return {
+        "version": GLib.Variant("s", deployment.version),
+        "ostree.manifest": GLib.Variant("s", deployment.manifest),
+        "ostree.manifest-digest": GLib.Variant("s", deployment.digest),
+        "ostree.container.image-config": GLib.Variant("s", deployment.configuration),
+    }
 
 
 class RegisteredClients:

@@ -13,11 +13,11 @@ from treenail_lab.machine.bus.objects import (
     ReplyValues,
     read_option,
 )
-from treenail_lab.machine.ostree.kernel_arguments import KernelCommandLine
 from treenail_lab.machine.ostree.steps import TransactionWork, emit_message
 from treenail_lab.machine.ostree.sysroot import STATEROOT, SysrootDeployment
 from treenail_lab.machine.rpmostree import operations
 from treenail_lab.machine.rpmostree.operations import (
+    KernelCommandLine,
     OperationContext,
     PackageChange,
     TransactionOptions,

@@ -26,20 +26,28 @@ from treenail_lab.machine.bus.objects import (
     load_interfaces,
 )
 from treenail_lab.machine.settings import MachineSettings
-from treenail_lab.machine.systemd.jobs import JOB_RESULTS, JobVerb, UnitJob, log_job
 from treenail_lab.machine.systemd.transient_services import (
     ServiceOutcome,
     TransientService,
     parse_properties,
 )
-from treenail_lab.machine.systemd.unit_files import (
+from treenail_lab.machine.systemd.units import (
+    JOB_RESULTS,
+    NAME,
+    PATH,
+    JobVerb,
+    LoadedUnit,
+    UnitJob,
+    UnitObject,
+    log_job,
+)
+from treenail_lab.machine.unit_files import (
     NO_SUCH_UNIT,
     UNIT_EXISTS,
     UNIT_MASKED,
     UnitFileMethods,
     UnitFileTree,
 )
-from treenail_lab.machine.systemd.units import NAME, PATH, LoadedUnit, UnitObject
 
 _NOT_APPLICABLE = f"{NAME}.JobTypeNotApplicable"
 _MODES = ("replace", "fail", "isolate", "ignore-dependencies", "ignore-requirements")

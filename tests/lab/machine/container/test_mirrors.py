@@ -16,8 +16,8 @@ from treenail.config.bootstrap_registry import (
 )
 from treenail_lab.images import ImageCatalogue, save_catalogue
 from treenail_lab.lifetime.interpreter import PYTHON_MODULE, build_python_path
-from treenail_lab.machine.container.mirrors import list_sources
 from treenail_lab.machine.container.pull import open_image, open_remote
+from treenail_lab.machine.container.remote import list_sources
 from treenail_lab.machine.ostree.steps import OperationError
 from treenail_lab.registry.service import PULLER, RegistryService
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from treenail_lab.machine.ostree.kernel_arguments import KernelCommandLine
 from treenail_lab.machine.ostree.steps import OperationError
+from treenail_lab.machine.rpmostree.operations import KernelCommandLine
 
 
 def test_argument_that_names_deployment_is_omitted() -> None:

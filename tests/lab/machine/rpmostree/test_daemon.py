@@ -19,10 +19,10 @@ from tests.lab.machine.client import (
     wait_until,
 )
 from treenail.host.filesystem.root import Root
-from treenail.host.ostree.staged_lock import is_staged_locked
+from treenail.host.ostree.sysroot import is_staged_locked
 from treenail_lab.images import Credential, make_image
 from treenail_lab.machine.bus.objects import FAILED, NOT_FOUND
-from treenail_lab.machine.node.rpmostree_only import RpmOstreeHost
+from treenail_lab.machine.node.daemons import RpmOstreeHost
 from treenail_lab.machine.ostree.sysroot import make_deployment
 from treenail_lab.machine.rpmostree.daemon import build_object_path
 from treenail_lab.machine.rpmostree.os_methods import DAEMON_FAILED

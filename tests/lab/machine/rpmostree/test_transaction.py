@@ -18,7 +18,7 @@ from tests.lab.machine.client import (
 )
 from treenail_lab.images import make_image
 from treenail_lab.machine.bus.objects import BUSY
-from treenail_lab.machine.node.rpmostree_only import RpmOstreeHost
+from treenail_lab.machine.node.daemons import RpmOstreeHost
 from treenail_lab.machine.settings import MachineSettings
 
 pytestmark = pytest.mark.integration

@@ -13,8 +13,8 @@ from tests.lab.machine.client import LIMIT_S, Client, Heard, error_name, wait_un
 from tests.lab.machine.conftest import Services
 from treenail_lab.machine.bus.objects import INVALID_ARGS, READ_ONLY
 from treenail_lab.machine.settings import MachineSettings
-from treenail_lab.machine.systemd.unit_files import NO_SUCH_UNIT, UNIT_EXISTS, UNIT_MASKED
 from treenail_lab.machine.systemd.units import NAME, PATH
+from treenail_lab.machine.unit_files import NO_SUCH_UNIT, UNIT_EXISTS, UNIT_MASKED
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from treenail_lab.machine.bus.objects import MethodError
-from treenail_lab.machine.systemd.unit_files import (
+from treenail_lab.machine.unit_files import (
     FILE_NOT_FOUND,
     NO_SUCH_UNIT,
     UNIT_EXISTS,

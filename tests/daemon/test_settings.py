@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.daemon.settings.settings import (
+from treenail.daemon.settings import (
     AgentSettings,
     BackendSetting,
     DrainMode,
