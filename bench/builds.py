@@ -30,12 +30,12 @@ from tests.controllers.rollout.agents import add_config, client_of, install_kind
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
+from treenail.controllers.image_build.build_planner import Planner
 from treenail.controllers.image_build.cluster_reader import GLOBAL_PULL_SECRET, ClusterReader
-from treenail.controllers.image_build.planner import Planner
-from treenail.controllers.runtime.informers import Informers
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder
+from treenail.controllers.runtime.informer_set import Informers
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,

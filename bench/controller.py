@@ -8,19 +8,19 @@ It runs until its standard input ends.
 import sys
 import threading
 
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.rollout.controller import MAX_PARALLEL_WRITES, RolloutController
 from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.controllers.rollout.reconcile import RolloutSettings
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
 from treenail.controllers.runtime.workers import ControllerSettings
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
 

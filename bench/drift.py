@@ -22,10 +22,10 @@ import contextlib, io, sys, time
 from pathlib import Path
 from treenail.cli.files import read_machine_config
 from treenail.cli.node.main import main
-from treenail.clock import SystemClock
-from treenail.config.wanted import read_wanted_state
+from treenail.clocks import SystemClock
+from treenail.config.wanted_state import read_wanted_state
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 
 config, top, count = sys.argv[1], sys.argv[2], int(sys.argv[3])

@@ -16,7 +16,7 @@ from statistics import median
 
 from bench.interpreter import BYTECODE
 from bench.result import Result
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.config.pullsecret import parse_pull_secret
 from treenail.registry.authorization import select_login
 from treenail.registry.client import RegistryClient
@@ -36,7 +36,7 @@ _PROGRAM = """
 import json, sys, time
 from treenail.api.machineconfig import MachineConfig
 from treenail.builder.append_config import ImageDestination, append_config
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.image.config_layer import make_config_layer
 from treenail.image.labels import ImageLabels
 from treenail.config.pullsecret import parse_pull_secret

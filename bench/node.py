@@ -21,7 +21,7 @@ from gi.repository import Gio, GLib
 from bench.result import Result
 from tests.drains import Drains
 from treenail.api import annotations as key
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.kube.resources import NODES
 from treenail_lab.cluster import Lab, LabPlan, build_rendered_config
 from treenail_lab.images import make_image

@@ -28,9 +28,9 @@ from tests.controllers.rollout.agents import (
 )
 from tests.controllers.rollout.world import World, build_reconciler
 from treenail.api import annotations as key
+from treenail.controllers.pools.maintenance_windows import DAYS
 from treenail.controllers.pools.pool_index import PoolIndex
-from treenail.controllers.pools.windows import DAYS
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail_lab.apiserver.serving.server import LabServer
 

@@ -31,9 +31,9 @@ from tests.controllers.rollout.agents import (
 )
 from treenail.api import annotations as key
 from treenail.api.decode import Json
-from treenail.clock import format_rfc3339
+from treenail.clocks import format_rfc3339
 from treenail.errors import ClusterError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail_lab.apiserver.registry.builtin_kinds import prepare_changed
 from treenail_lab.apiserver.serving.server import LabServer

@@ -36,9 +36,9 @@ from tests.controllers.clusters import collection_of
 from tests.controllers.installed import apply
 from tests.provisioning.samples import make_pool
 from tests.provisioning.serving import write_certificate
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.config.node_paths import KUBECONFIG
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation

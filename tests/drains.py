@@ -2,14 +2,14 @@
 
 import threading
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.controllers.drain.controller import DrainController
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.workers import ControllerSettings
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder
 from treenail_lab.demo.outages import NodeOutages
 
 NAMED_AFTER_S = 2.0

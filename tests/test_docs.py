@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tools import diagrams
-from treenail.daemon.settings import (
+from treenail.daemon.agent_settings import (
     DriftSettings,
     FirstBootSettings,
     HealthSettings,

@@ -28,17 +28,17 @@ from tests.daemon.machines import (
 from tests.fakes.disk import MemoryDisk
 from tests.update.build import B
 from tests.update.state.test_record import COMPLETE, is_part_of
-from treenail.config.wanted import WantedDirectory, WantedUnit
+from treenail.config.wanted_state import WantedDirectory, WantedUnit
 from treenail.daemon.configuration.machine import apply_steps
-from treenail.host.filesystem.files import HostFiles
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.rollback.undo_log import PENDING_PATH
-from treenail.update.decision import request as requests
-from treenail.update.decision.request import RequestKind, UserRequest
+from treenail.update.decision import user_requests as requests
+from treenail.update.decision.user_requests import RequestKind, UserRequest
 from treenail.update.state import crash_record as crash_records
-from treenail.update.state import record as records
+from treenail.update.state import ledger_record as records
 from treenail.update.state.boot_trial import HealthCheckMode
 from treenail.update.state.crash_record import CrashRecord
-from treenail.update.state.record import FailedTry
+from treenail.update.state.ledger_record import FailedTry
 from treenail.update.steps import inventory
 from treenail.update.steps.inventory import Ownership
 

@@ -13,9 +13,9 @@ import pytest
 import treenail
 from treenail.api import annotations as key
 from treenail.cli.output import EXIT_INSTALL_FAILED, EXIT_USAGE
-from treenail.controllers.pools.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED
-from treenail.controllers.pools.policy import POLICY_FIELDS
-from treenail.daemon.settings import (
+from treenail.controllers.pools.node_facts import LOCKED_BY, STARTED_AT, WAS_DEGRADED
+from treenail.controllers.pools.rollout_policy import POLICY_FIELDS
+from treenail.daemon.agent_settings import (
     DriftSettings,
     FirstBootSettings,
     HealthSettings,

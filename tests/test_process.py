@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_until
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import CommandError
 from treenail.process import ProgramRunner
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from treenail.daemon.settings import AgentSettings, PartialSettings, merge_settings
-from treenail.daemon.settings import parse_settings as parse
+from treenail.daemon.agent_settings import AgentSettings, PartialSettings, merge_settings
+from treenail.daemon.agent_settings import parse_settings as parse
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import shtab
 
+from treenail.cli.argument_parser import list_actions, list_parsers
 from treenail.cli.controller.main import create_kubectl_parser
 from treenail.cli.controller.main import create_parser as create_controller_parser
 from treenail.cli.node.main import create_parser as create_node_parser
-from treenail.cli.parser import list_actions, list_parsers
 from treenail_lab.command import create_parser as create_lab_parser
 
 FILE_NAMES: Mapping[str, str] = {"bash": "{}", "zsh": "_{}", "fish": "{}.fish"}

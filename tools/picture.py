@@ -16,10 +16,10 @@ from typing import Any
 
 from treenail.cli.controller.status.screen import render_svg
 from treenail.cli.controller.status.text import format_table
-from treenail.clock import SystemClock
-from treenail.controllers.pools.nodes import NodeFacts
-from treenail.controllers.pools.policy import ObservedPolicy
-from treenail.controllers.pools.pools import ObservedPool
+from treenail.clocks import SystemClock
+from treenail.controllers.pools.node_facts import NodeFacts
+from treenail.controllers.pools.pool_membership import ObservedPool
+from treenail.controllers.pools.rollout_policy import ObservedPolicy
 from treenail.controllers.status.status_table import PoolRow, build_rows
 from treenail.errors import ClusterError
 from treenail.kube.resources import MACHINECONFIGPOOLS, NODES, ROLLOUTPOLICIES

@@ -1,7 +1,7 @@
 """A drain that a PodDisruptionBudget holds up."""
 
 from treenail.api import annotations as key
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail.kube.resources import PODDISRUPTIONBUDGETS
 from treenail_lab.workload import APP, NAMESPACE, Workload
 from vmlab.site import NODE, Site

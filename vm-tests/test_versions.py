@@ -14,7 +14,7 @@ DEADLINE_S = 60.0
 ROLLBACK_LIMIT_S = 900.0
 GOLDEN = sorted((REPOSITORY / "tests/data").glob("ledger-*.json"))
 """The ledgers of released versions."""
-RECORD, STATE_FILE = "update/state/record.py", "host/system/state_file.py"
+RECORD, STATE_FILE = "update/state/ledger_record.py", "host/system/state_file.py"
 OLDER_MODULE = '''\
 """The ledger of an older version: without the keys that came later."""
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import TextIO
 
-from treenail.clock import format_rfc3339
+from treenail.clocks import format_rfc3339
 from treenail.sanitize import escape_line
 
 JOURNAL_SOCKET = "/run/systemd/journal/socket"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import CommandError, CommandTimeoutError
 from treenail.sanitize import sanitize_text
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import BusError, TooManyRequestsError, UnreachableError
 
 if TYPE_CHECKING:

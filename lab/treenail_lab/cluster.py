@@ -13,9 +13,9 @@ from typing import Self
 
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MASTER
-from treenail.clock import SystemClock, format_rfc3339
+from treenail.clocks import SystemClock, format_rfc3339
 from treenail.errors import AlreadyExistsError, ClusterError, ConfigError
-from treenail.kube.client import Client, Json
+from treenail.kube.api_client import Client, Json
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
     CUSTOMRESOURCEDEFINITIONS,

@@ -23,7 +23,7 @@ from pathlib import Path
 from treenail.api import documents
 from treenail.api.decode import Json
 from treenail.api.machineconfig import MachineConfig
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.controllers.runtime.http_server import ServerThread
 from treenail.errors import ConfigError, HostError, TreenailError, UsageError
 from treenail_lab import image_builds, provision

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TextIO
 
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import HostError
-from treenail.kube.client import Client, Json
+from treenail.kube.api_client import Client, Json
 from treenail.kube.resources import CONTROLLERCONFIGS, NODES
 from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient

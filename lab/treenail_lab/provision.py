@@ -17,7 +17,7 @@ from typing import TextIO
 
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.errors import HostError
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail.manifests.ignition_server import NAME, build_approval_access, build_server_documents
 from treenail.manifests.installation import InstallOptions

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 
 from treenail.errors import AlreadyExistsError, ClusterError, NotFoundError
-from treenail.kube.client import Client, Json
+from treenail.kube.api_client import Client, Json
 from treenail.kube.resources import NODES, PODDISRUPTIONBUDGETS, PODS, REPLICASETS
 from treenail_lab.apiserver.controllers.pods import BUILDER_LABEL
 

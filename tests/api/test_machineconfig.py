@@ -9,7 +9,7 @@ from tests.api.fuzzing import damaged, fuzz, json_objects
 from tests.oracle import needs_oracle, rendered
 from treenail.api.documents import dump_document, load_document
 from treenail.api.machineconfig import MachineConfig
-from treenail.api.meta import ObjectMeta, OwnerReference
+from treenail.api.object_meta import ObjectMeta, OwnerReference
 from treenail.errors import ConfigError
 
 FULL = {

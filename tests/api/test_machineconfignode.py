@@ -11,7 +11,7 @@ from treenail.api.machineconfignode import (
     build_initial_conditions,
     build_status_apply,
 )
-from treenail.api.meta import Condition, ObjectMeta, merge_conditions
+from treenail.api.object_meta import Condition, ObjectMeta, merge_conditions
 from treenail.errors import ConfigError
 
 EARLY, LATE = "2026-01-31T12:00:00Z", "2026-01-31T13:00:00Z"

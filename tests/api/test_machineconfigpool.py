@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from treenail.api.machineconfigpool import MachineConfigPool, PoolConfiguration
-from treenail.api.meta import Condition
+from treenail.api.object_meta import Condition
 from treenail.errors import ConfigError
 from treenail.label_selector import LabelRequirement, LabelSelector, SelectorOperator
 

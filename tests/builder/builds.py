@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.builder.base_image import ARCHITECTURE, write_base_image
+from treenail.builder.build_layout import ImageLayout
 from treenail.builder.build_spec import BuildSpec, FetchedImages
 from treenail.builder.buildah.program import choose_id_maps
-from treenail.builder.layout import ImageLayout
 from treenail.builder.local import LocalBuild, LocalBuilder, LocalSettings
 from treenail.builder.phases.push import upload_image
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.image.build_result import BuildPhase, BuildResult
 from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient

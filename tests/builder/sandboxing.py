@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from treenail.builder.buildah.program import SandboxedProgram, choose_id_maps, make_environment
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import TreenailError
 
 

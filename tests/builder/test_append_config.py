@@ -28,9 +28,9 @@ from treenail.builder.append_config import (
     append_config_to_list,
 )
 from treenail.config.image_content import compare_with_image
-from treenail.config.wanted import read_wanted_state
+from treenail.config.wanted_state import read_wanted_state
 from treenail.daemon.configuration.image_content import read_image_content
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.image.config_layer import make_config_layer
 from treenail.image.labels import ImageLabels
 from treenail.image.oci.documents import read_labels

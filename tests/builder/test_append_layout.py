@@ -14,11 +14,11 @@ from treenail.builder.append_config import (
     append_config_layer,
     copy_to_layout,
 )
+from treenail.builder.build_layout import ImageLayout
 from treenail.builder.build_spec import BuildSpec
-from treenail.builder.layout import ImageLayout
 from treenail.builder.phases.fetch import fetch_image
 from treenail.builder.registries import RegistrySettings
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.config.pullsecret import parse_pull_secret
 from treenail.errors import FileError
 from treenail.image.config_layer import make_config_layer

@@ -12,14 +12,14 @@ from tests.builder.base_image import (
     write_base_image,
 )
 from tests.builder.sandboxing import make_program, needs_buildah
-from treenail.builder.buildah.program import BindMount, Buildah, TextFiles
-from treenail.builder.layout import (
+from treenail.builder.build_layout import (
     ImageLayout,
     LayoutImage,
     collect_layers,
     hide_layers,
     restore_layers,
 )
+from treenail.builder.buildah.program import BindMount, Buildah, TextFiles
 from treenail.errors import CommandError
 
 pytestmark = [needs_buildah, needs_busybox, pytest.mark.process]

@@ -11,6 +11,7 @@ from tests.builder.base_image import ARCHITECTURE, needs_busybox, write_base_ima
 from tests.builder.builds import open_client, push_base
 from tests.fakes.clock import FakeClock
 from tests.registry.real_registry import lab_registry
+from treenail.builder.build_layout import ImageLayout
 from treenail.builder.build_spec import (
     BUILT_IMAGE,
     BuildDirectories,
@@ -18,7 +19,6 @@ from treenail.builder.build_spec import (
     FetchedImages,
 )
 from treenail.builder.failures import make_failed_result
-from treenail.builder.layout import ImageLayout
 from treenail.builder.phases.fetch import fetch_images
 from treenail.builder.phases.push import push_image
 from treenail.builder.registries import ImageName, RegistrySettings, pull_from_places

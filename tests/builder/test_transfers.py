@@ -7,7 +7,7 @@ from threading import Barrier, Event
 import pytest
 
 from treenail.builder.registries import transfer_blobs
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import HostError
 from treenail.registry.client import RegistryClient
 from treenail.registry.names import Descriptor, compute_digest

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tools.completions import create_parsers, format_completions
+from treenail.cli.argument_parser import list_actions, list_parsers
 from treenail.cli.controller.complete import main
-from treenail.cli.parser import list_actions, list_parsers
 
 # Calls the completion function as bash does, and prints one candidate a line.
 COMPLETE = """

@@ -74,7 +74,8 @@ def test_reading_deployments_loads_no_config_and_no_tls() -> None:
 
 def test_comparing_contents_loads_no_patterns_of_secrets() -> None:
     loaded = load(
-        "from treenail.config.drift import ActualEntry, EntryKind, ExpectedEntry, compare_entry\n"
+        "from treenail.config.drift_comparison import ActualEntry, EntryKind, ExpectedEntry\n"
+        "from treenail.config.drift_comparison import compare_entry\n"
         "entry = ExpectedEntry('/etc/a', EntryKind.FILE, 'new', 0o644)\n"
         "assert compare_entry(entry, ActualEntry(EntryKind.FILE, mode=0o644))"
     )
@@ -84,7 +85,7 @@ def test_comparing_contents_loads_no_patterns_of_secrets() -> None:
 def test_connecting_to_the_bus_in_another_process_loads_no_gi() -> None:
     loaded = load(
         "import os, treenail.host.machine\n"
-        "from treenail.host.systemd.bus import SystemBus\n"
+        "from treenail.host.systemd.system_bus import SystemBus\n"
         "from treenail.host.systemd.bus_process import BusProcess\n"
         "process = BusProcess(os.environ)\n"
         "SystemBus(service=process)\n"

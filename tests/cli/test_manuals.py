@@ -9,7 +9,7 @@ import pytest
 
 from tests.docs.command_lines import find_commands, find_problems
 from tools.completions import create_parsers
-from treenail.cli.parser import list_actions, list_parsers
+from treenail.cli.argument_parser import list_actions, list_parsers
 
 MANUALS = Path(__file__).parents[2] / "rpm/man"
 PARSERS = create_parsers()

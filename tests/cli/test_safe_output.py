@@ -14,12 +14,11 @@ from treenail.cli.controller.main import create_parser as create_controller_pars
 from treenail.cli.controller.main import main as controller_main
 from treenail.cli.node.main import create_parser, main
 from treenail.cli.output import GREEN, RESET, GuardedStream, guard_output
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.state_file import Ledger
 from treenail.kube.resources import MACHINECONFIGPOOLS, NODES
 from treenail.sanitize import escape_line, escape_text
-from treenail.update.state.phases import Phase
-from treenail.update.state.record import (
+from treenail.update.state.ledger_record import (
     LedgerRecord,
     PastUpdate,
     QuarantinedTarget,
@@ -28,6 +27,7 @@ from treenail.update.state.record import (
     UpdateRecord,
     to_json,
 )
+from treenail.update.state.phases import Phase
 from treenail_lab.apiserver.serving.server import LabServer
 
 # Clear the screen, set the title, overwrite the line, reorder it, and the one-byte CSI.

@@ -12,13 +12,13 @@ import pytest
 from tests.fakes.host_machine import make_machine
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.node.main import main
-from treenail.config.wanted import read_wanted_state
+from treenail.config.wanted_state import read_wanted_state
 from treenail.daemon.configuration.inspect import MachineInspector
 from treenail.daemon.configuration.machine import apply_steps
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.errors import StepError
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.update.steps.plan import plan_steps
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")

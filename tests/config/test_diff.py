@@ -11,9 +11,9 @@ from tests.api.configs import ENCODINGS, configs, ignition, with_files, with_uni
 from tests.api.fuzzing import fuzz
 from treenail.api.ignition import parser as reader
 from treenail.api.machineconfig import MachineConfig
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
 from treenail.config.diff import ConfigDiff, EntryChange, OSAspect, compare_configs
-from treenail.config.wanted import WantedState, WantedUnit, read_wanted_state
+from treenail.config.wanted_state import WantedState, WantedUnit, read_wanted_state
 
 
 def of(document: object = None, **spec: object) -> WantedState:

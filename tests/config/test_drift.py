@@ -8,7 +8,7 @@ from hypothesis import given
 from tests.api.configs import configs, ignition
 from tests.api.fuzzing import fuzz
 from treenail.api.machineconfig import MachineConfig
-from treenail.config.drift import (
+from treenail.config.drift_comparison import (
     ActualEntry,
     Drift,
     DriftAttribute,
@@ -21,7 +21,7 @@ from treenail.config.drift import (
     find_unit_drift,
     find_unknown_dropins,
 )
-from treenail.config.wanted import WantedState, read_wanted_state
+from treenail.config.wanted_state import WantedState, read_wanted_state
 
 A = hashlib.sha256(b"a").hexdigest()
 B = hashlib.sha256(b"b").hexdigest()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from treenail.api.ignition.model import Contents
-from treenail.config.drift import ActualEntry, EntryKind
+from treenail.config.drift_comparison import ActualEntry, EntryKind
 from treenail.config.image_content import (
     ImageContent,
     assume_provided,
@@ -17,7 +17,7 @@ from treenail.config.image_content import (
     make_missing_error,
 )
 from treenail.config.node_paths import KUBELET_CA, REGISTRY_CAS
-from treenail.config.wanted import WantedFile, WantedLink, WantedState, WantedUnit, WantedUser
+from treenail.config.wanted_state import WantedFile, WantedLink, WantedState, WantedUnit, WantedUser
 
 APP, UNIT = "/etc/app.conf", "app.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"

@@ -9,7 +9,7 @@ from tests.api.configs import configs, ignition, with_files, with_users
 from tests.api.fuzzing import damaged, fuzz
 from tests.oracle import needs_oracle, records
 from treenail.api.machineconfig import MachineConfig
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
 from treenail.config.reconcilable import (
     ValidationOverride,
     check_reconcilable,

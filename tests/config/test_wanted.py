@@ -12,9 +12,9 @@ from tests.oracle import needs_oracle, records, rendered
 from treenail.api import documents
 from treenail.api.ignition.model import Contents
 from treenail.api.machineconfig import EXTENSIONS, MachineConfig
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
 from treenail.config.node_paths import FORCE_FILE
-from treenail.config.wanted import (
+from treenail.config.wanted_state import (
     WantedDirectory,
     WantedFile,
     WantedLink,

@@ -32,12 +32,12 @@ from treenail_lab.machine.ostree.sysroot import layer_packages, make_deployment
 TO_THERE = DeploymentChange(image=THERE.pull_spec)
 PROGRAM = """
 import sys
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.host.bootc.backend import BootcBackend
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentChange, WatchVerdict
-from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.system_bus import SystemBus
 root, address, verb, given = sys.argv[1:]
 bootc = BootcBackend(Machine(
     Root(root),

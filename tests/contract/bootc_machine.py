@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.contract.os_machines import Images
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.daemon.checks.signature_policy import needs_signature
 from treenail.host.bootc.backend import (
     PULL_UNIT,
@@ -16,10 +16,10 @@ from treenail.host.bootc.backend import (
     UNDEPLOY_UNIT,
     BootcBackend,
 )
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.backends import TransactionLimits
-from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.system_bus import SystemBus
 from treenail.host.systemd.transient import TransientUnits
 from treenail_lab import images
 from treenail_lab.images import ARCHITECTURE, ImageCatalogue, make_image, make_manifest_list

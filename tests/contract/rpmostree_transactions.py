@@ -12,7 +12,7 @@ from tests.contract.os_machines import OsMachine, digest, digests, go_on
 from treenail.errors import BusError, TransactionError
 from treenail.host.ostree.deployments import DeploymentChange
 from treenail.host.rpmostree.transaction import TransactionFinished, TransactionOutcome
-from treenail.host.systemd.bus import BusInterface
+from treenail.host.systemd.system_bus import BusInterface
 
 NAME = "org.projectatomic.rpmostree1"
 PATH = "/org/projectatomic/rpmostree1"

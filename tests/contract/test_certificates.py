@@ -13,7 +13,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from tests.contract.client import Answer, Cluster, Json
 from tests.contract.csr import REQUESTS, make_pkcs10, make_request
 from tests.waiting import wait_until
-from treenail.clock import SystemClock, format_rfc3339
+from treenail.clocks import SystemClock, format_rfc3339
 
 SECRETS = "/api/v1/namespaces/kube-system/secrets"
 GROUP = "system:bootstrappers:contract"

@@ -12,14 +12,14 @@ from tests.contract.os_machines import Images
 from tests.contract.rpmostree_transactions import RpmOstreeContract
 from tests.fakes import login1
 from tests.fakes.bus_service import BusService
-from treenail.clock import SystemClock
-from treenail.host.filesystem.root import Root
+from treenail.clocks import SystemClock
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.backends import TransactionLimits
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.rpmostree.client import RpmOstreeClient
 from treenail.host.rpmostree.transaction import TransactionOutcome
-from treenail.host.systemd.bus import BusInterface, SystemBus, make_options
+from treenail.host.systemd.system_bus import BusInterface, SystemBus, make_options
 from treenail_lab.images import ARCHITECTURE, Credential, make_image, make_manifest_list
 from treenail_lab.machine.node.daemons import RpmOstreeHost
 from treenail_lab.machine.settings import MachineSettings

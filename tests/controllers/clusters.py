@@ -16,7 +16,7 @@ from tests.controllers.rollout.agents import ready
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.builder.images.signatures import SigningKey
-from treenail.clock import Clock, SystemClock
+from treenail.clocks import Clock, SystemClock
 from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.handover.controller import InstallController, InstallHold
 from treenail.controllers.handover.image_mode import NAMESPACE as INSTALLATION
@@ -30,14 +30,14 @@ from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.controllers.rollout.reconcile import RolloutSettings
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
 from treenail.controllers.runtime.workers import Controller, ControllerSettings
 from treenail.errors import AlreadyExistsError, ClusterError, NotFoundError
-from treenail.kube.client import Client, PatchType
-from treenail.kube.events import EventRecorder
+from treenail.kube.api_client import Client, PatchType
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import (

@@ -12,8 +12,8 @@ from tests.contract.client import Cluster
 from tests.controllers.clusters import collection_of
 from tests.controllers.objects import Objects
 from tests.waiting import wait_until
-from treenail.clock import SystemClock
-from treenail.kube.client import Client
+from treenail.clocks import SystemClock
+from treenail.kube.api_client import Client
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation

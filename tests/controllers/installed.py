@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from treenail.clock import SystemClock
-from treenail.kube.client import Client, Json, PatchType
+from treenail.clocks import SystemClock
+from treenail.kube.api_client import Client, Json, PatchType
 from treenail.kube.resources import Resource
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport

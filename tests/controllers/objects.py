@@ -4,7 +4,7 @@ import secrets
 from typing import Any
 
 from treenail.errors import NotFoundError
-from treenail.kube.client import Client, Json, PatchType
+from treenail.kube.api_client import Client, Json, PatchType
 from treenail.kube.resources import Resource
 
 

@@ -8,7 +8,7 @@ from tests.controllers.objects import Objects
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.errors import InvalidError
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS
 
 DIGEST = "@sha256:" + 64 * "a"

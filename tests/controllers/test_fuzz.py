@@ -11,7 +11,7 @@ from tests.api.fuzzing import damaged, fuzz
 from tests.controllers.rollout.builders import NEW, pool, proceed
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.pools.nodes import NodeFacts, NodeReport
+from treenail.controllers.pools.node_facts import NodeFacts, NodeReport
 from treenail.controllers.pools.os_image import (
     MachineOSBuild,
     MachineOSConfig,
@@ -19,9 +19,9 @@ from treenail.controllers.pools.os_image import (
     decide_built_image,
     read_pool_image,
 )
-from treenail.controllers.pools.policy import ObservedPolicy
+from treenail.controllers.pools.pool_membership import find_membership
 from treenail.controllers.pools.pool_status import PoolStatusInput, compute_status
-from treenail.controllers.pools.pools import find_membership
+from treenail.controllers.pools.rollout_policy import ObservedPolicy
 from treenail.controllers.pools.rollout_record import RolloutRecord
 from treenail.controllers.render import render
 from treenail.controllers.rollout.decide import RolloutContext, decide_rollout

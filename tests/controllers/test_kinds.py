@@ -14,9 +14,9 @@ from tests.controllers.rollout.test_schema import (
     VALID_POLICIES,
 )
 from treenail.api.disruptionpolicy import ClusterDisruptionPolicy, RestartPolicyAction
-from treenail.controllers.pools.policy import ObservedPolicy
+from treenail.controllers.pools.rollout_policy import ObservedPolicy
 from treenail.errors import InvalidError
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
     MACHINECONFIGNODES,

@@ -26,10 +26,10 @@ from treenail.cli.controller.run import (
     ControllerProcess,
 )
 from treenail.cli.output import EXIT_USAGE
-from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import NotLeaderError, UsageError
-from treenail.kube.client import Client, Json
+from treenail.kube.api_client import Client, Json
 from treenail.kube.resources import LEASES, NODES
 from treenail.log import LineFormatter
 from treenail.manifests.installation import NAME, build_documents

@@ -14,7 +14,7 @@ from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.errors import TreenailError
 from treenail.host.system.state_file import LEDGER_PATH
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail_lab.apiserver.store import StoreEvent
 from treenail_lab.cluster import build_rendered_config
 from vmlab.cut_disk import CutMachine

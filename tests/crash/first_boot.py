@@ -43,9 +43,9 @@ from treenail.daemon.configuration.machine import recover_interrupted
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.daemon.firstboot import DONE_FILE, STATE_FILE, record_start
 from treenail.errors import TreenailError
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 
 BOOTS = 8
 _VOLATILE = "/run"

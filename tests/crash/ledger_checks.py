@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from treenail.update.state import record as records
-from treenail.update.state.record import LedgerRecord
+from treenail.update.state import ledger_record as records
+from treenail.update.state.ledger_record import LedgerRecord
 
 Json = dict[str, object]
 

@@ -13,9 +13,9 @@ from tests.update.build import A, B, C
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
 from treenail.api.machineconfig import MachineConfig
-from treenail.api.meta import ObjectMeta
-from treenail.config.wanted import read_wanted_state
-from treenail.update.state.record import Target
+from treenail.api.object_meta import ObjectMeta
+from treenail.config.wanted_state import read_wanted_state
+from treenail.update.state.ledger_record import Target
 
 Json = dict[str, object]
 

@@ -31,7 +31,7 @@ from treenail.api import annotations as key
 from treenail.errors import TreenailError
 from treenail.host.rollback.undo_log import UNDO_DIRECTORY
 from treenail.host.system.state_file import LEDGER_PATH
-from treenail.update.state.record import LedgerRecord
+from treenail.update.state.ledger_record import LedgerRecord
 
 TURNS_LIMIT = 80
 Visible = dict[str, VisibleEntry]

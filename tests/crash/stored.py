@@ -22,7 +22,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.host_machine import make_machine
 from tests.fakes.world import World, read_phase
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.rollback.undo_log import UNDO_DIRECTORY
 from treenail.host.system.state_file import CrashRecordFile, Json, Ledger

@@ -9,9 +9,9 @@ import pytest
 
 from tests.crash.disk_model import FILE, Inode, Tree, Version
 from tests.crash.recorder import Recorder
+from treenail.host.filesystem.atomic_files import FileSpec, HostFiles
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import FileSpec, HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 
 
 def read_files(tree: Tree) -> dict[str, str]:

@@ -12,7 +12,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Entry, Found, MemoryDisk, Tree
 from tests.fakes.host_machine import make_machine
 from treenail.api.ignition.model import Contents
-from treenail.config.wanted import (
+from treenail.config.wanted_state import (
     WantedDirectory,
     WantedFile,
     WantedLink,
@@ -29,8 +29,8 @@ from treenail.daemon.configuration.machine import (
 )
 from treenail.daemon.configuration.step_runner import ServiceManager, StepRunner
 from treenail.errors import UnitError
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.rollback.undo_log import UNDO_DIRECTORY as UNDO
 from treenail.host.system.users import ShadowFile

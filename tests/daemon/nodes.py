@@ -35,9 +35,9 @@ from tests.fakes.world import (
 )
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
-from treenail.config.drift import ActualEntry, EntryKind
+from treenail.config.drift_comparison import ActualEntry, EntryKind
 from treenail.config.image_content import ImageContent, list_image_paths
-from treenail.config.wanted import WantedState, read_wanted_state
+from treenail.config.wanted_state import WantedState, read_wanted_state
 from treenail.daemon.cluster.pull_secrets import BootstrapRegistryFiles
 from treenail.daemon.configuration.config_cache import ConfigCache, NodeConfigs
 from treenail.daemon.configuration.drift import DriftCheck
@@ -53,15 +53,15 @@ from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.daemon.reconcile.crash_counter import CrashCounter
 from treenail.daemon.reconcile.loop import LoopTiming, ReconcileLoop, Wakeup
 from treenail.daemon.reconcile.observe import Observer
-from treenail.host.filesystem.files import HostFiles
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.machine import Machine
 from treenail.host.rollback.undo_log import UNDO_DIRECTORY as UNDO
 from treenail.host.system.state_file import CrashRecordFile, Ledger
 from treenail.host.systemd.unit_files import UnitFileReader
 from treenail.update.drift.drift_policy import DriftPolicy, DriftReaction
-from treenail.update.state import record as records
-from treenail.update.state.record import Target, UpdateOutcome
-from treenail.update.steps.steps import BackUpEntry, RecordOwnership
+from treenail.update.state import ledger_record as records
+from treenail.update.state.ledger_record import Target, UpdateOutcome
+from treenail.update.steps.step_types import BackUpEntry, RecordOwnership
 
 TURNS_TO_REST = 60
 TURNS_LIMIT = 5000

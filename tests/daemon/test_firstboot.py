@@ -36,9 +36,9 @@ from treenail.daemon.firstboot import (
 from treenail.daemon.firstboot_verifier import FirstBootVerifier
 from treenail.daemon.local.status_file import StatusFile
 from treenail.errors import ConfigError, HostError, UnreconcilableError
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.systemd.unit_files import UnitFileReader
 from treenail.sd_notify import SystemdNotifier
 from treenail.update.drift.drift_policy import DriftPolicy

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.daemon.settings import (
+from treenail.daemon.agent_settings import (
     AgentSettings,
     BackendSetting,
     DrainMode,

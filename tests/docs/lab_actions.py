@@ -13,7 +13,7 @@ from tests.docs.lab_shell import LabShells
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.decode import Fields
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail.kube.resources import (
     DAEMONSETS,
     MACHINECONFIGPOOLS,

@@ -13,9 +13,9 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.world import FakeMachine, System, Unit, World
 from treenail.errors import BusError, CommandError
 from treenail.host.bootc.backend import BootcBackend
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.systemd.bus import BusInterface, BusSignal, UnitProperties
+from treenail.host.systemd.system_bus import BusInterface, BusSignal, UnitProperties
 
 Json = dict[str, object]
 _ASKS = "treenail-ask-"

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from treenail import log as journal
 from treenail.cli.node.run import Agent
-from treenail.clock import SystemClock
-from treenail.daemon.settings import SETTINGS_FILE, PartialSettings, load_settings
-from treenail.host.filesystem.root import Root
+from treenail.clocks import SystemClock
+from treenail.daemon.agent_settings import SETTINGS_FILE, PartialSettings, load_settings
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.system.state_file import Json, Ledger
-from treenail.host.systemd.bus import SystemBus
 from treenail.host.systemd.bus_process import BusProcess
+from treenail.host.systemd.system_bus import SystemBus
 
 ORDER = "die"
 

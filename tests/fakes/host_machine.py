@@ -1,10 +1,10 @@
 """A `Machine` over a given disk, for tests that need no system bus."""
 
 from tests.fakes.clock import FakeClock
-from treenail.clock import Clock
+from treenail.clocks import Clock
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.system.users import ShadowFile
 

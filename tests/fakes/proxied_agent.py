@@ -14,8 +14,8 @@ from pathlib import Path
 
 from treenail.cli.node.run import run_agent
 from treenail.errors import TreenailError
-from treenail.host.systemd.bus import PlainArgument, PlainInterface
 from treenail.host.systemd.bus_process import BusProcess
+from treenail.host.systemd.system_bus import PlainArgument, PlainInterface
 
 ADDRESS = "bus-address"
 LIMITS = "bus-limits"

@@ -45,10 +45,10 @@ from treenail.update.checks.health import (
     TrialClock,
     judge_origin_check,
 )
-from treenail.update.decision.request import UserRequest
+from treenail.update.decision.user_requests import UserRequest
 from treenail.update.state.boot_trial import BootTrial, TrialLimits
+from treenail.update.state.ledger_record import Target
 from treenail.update.state.phases import TRANSITIONS, Phase
-from treenail.update.state.record import Target
 from treenail.update.status import NodeEvent, StatusReport
 
 Json = dict[str, object]

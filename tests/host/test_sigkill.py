@@ -13,13 +13,13 @@ from tests.fakes.host_machine import make_machine
 from treenail.daemon.configuration.machine import apply_steps, recover_interrupted, restore_pending
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.host.bootc.backend import SwitchRecord
+from treenail.host.filesystem.atomic_files import FileSpec
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import FileSpec
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.system.kernel import HostKernel
 from treenail.host.system.state_file import CrashRecordFile, Ledger
-from treenail.update.steps.steps import MakeDirectory, MakeLink, WriteFile
+from treenail.update.steps.step_types import MakeDirectory, MakeLink, WriteFile
 
 pytestmark = pytest.mark.process
 

@@ -15,9 +15,9 @@ import pytest
 
 from treenail.api.machineconfig import MachineConfig
 from treenail.config.image_content import compare_with_image
-from treenail.config.wanted import read_wanted_state
+from treenail.config.wanted_state import read_wanted_state
 from treenail.daemon.configuration.image_content import read_image_content
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.image.config_layer import (
     CURRENT_CONFIG,
     PRESETS,

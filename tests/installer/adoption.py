@@ -7,7 +7,7 @@ from treenail.installer.directory.install_manifests import (
     read_install_manifests,
     render_install_pools,
 )
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
     MACHINECONFIGPOOLS,

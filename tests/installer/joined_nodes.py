@@ -2,7 +2,7 @@
 
 from treenail.api import annotations as key
 from treenail.api.decode import Json
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import NODES
 
 ROLE = "node-role.kubernetes.io/master"

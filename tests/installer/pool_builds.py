@@ -11,7 +11,7 @@ from tests.installer.directories import make_config, make_pool, write_manifest
 from tests.installer.registries import CLOCK
 from tests.registry.images import make_client, push_image
 from tests.registry.real_registry import PULLER, PUSHER, RegistryService
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
 from treenail.installer.directory.install_manifests import (
     read_install_manifests,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.installer.bootstrap.bootstrap_registry import (
     BootstrapRegistry,
     BootstrapRegistrySettings,

@@ -34,7 +34,7 @@ from treenail.installer.bootstrap.image_steps import PoolImage, compute_digest
 from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
 from treenail.installer.directory.install_manifests import InstallManifests, RenderedPool
 from treenail.installer.install_steps import StepContext
-from treenail.kube.client import Client, Listing
+from treenail.kube.api_client import Client, Listing
 from treenail.kube.resources import NODES, Resource
 from treenail.provisioning.content.source import SourceUnreadyError
 

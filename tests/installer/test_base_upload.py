@@ -9,8 +9,8 @@ from tests.builder.base_image import write_base_image
 from tests.fakes.clock import FakeClock
 from tests.installer.registries import make_registry, open_client
 from tests.registry.real_registry import needs_docker_registry
+from treenail.builder.build_layout import ImageLayout
 from treenail.builder.build_spec import BuildDirectories, FetchedImage, FetchedImages
-from treenail.builder.layout import ImageLayout
 from treenail.installer.images.build_attempt import upload_base
 from treenail.registry.client import RegistryClient
 from treenail.registry.images import has_complete_image

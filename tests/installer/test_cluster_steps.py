@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.installer.pool_builds import RecordingContext
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.controllers.handover.handover_objects import (
     HANDOVER_SECRET,
     RESULT_CONFIGMAP,
@@ -28,7 +28,7 @@ from treenail.installer.bootstrap.cluster_steps import (
 )
 from treenail.installer.bootstrap.image_steps import PoolImage
 from treenail.installer.install_steps import StepLimit, StepOverdueError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import CONFIGMAPS, SECRETS
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport

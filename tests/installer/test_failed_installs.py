@@ -25,7 +25,7 @@ from tests.registry.real_registry import (
     lab_registry,
     needs_docker_registry,
 )
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.controllers.handover.controller import InstallController
 from treenail.controllers.handover.handover_objects import (
     HANDOVER_SECRET,
@@ -36,14 +36,14 @@ from treenail.controllers.handover.handover_objects import (
 from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.controllers.handover.image_mover import ImageMover
 from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import NotFoundError
 from treenail.installer.directory.install_manifests import read_install_manifests
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.resources import CONFIGMAPS, CONTROLLERCONFIGS, NAMESPACES, SECRETS
 from treenail_lab.apiserver.serving.server import LabServer
 

@@ -15,7 +15,7 @@ from tests.installer.registries import CLOCK, LIMIT, make_registry
 from tests.registry.images import make_client, make_layer, push_image
 from tests.registry.real_registry import PUSHER, RegistryService, lab_registry
 from tests.waiting import wait_until
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.installer.bootstrap.bootstrap_registry import BootstrapRegistry
 from treenail.installer.images.pool_image import PoolBuildError
 

@@ -19,7 +19,7 @@ from treenail.api import annotations as key
 from treenail.cli.controller.main import main
 from treenail.controllers.handover.image_mode import ImageMode, RegistryType, WorkerMode
 from treenail.controllers.handover.image_mode_field import build_settings_configmap
-from treenail.controllers.image_build.planner import plan_builds
+from treenail.controllers.image_build.build_planner import plan_builds
 from treenail.controllers.render.render import render_pools
 from treenail.installer.bootstrap.host_checks import HostChecker
 from treenail.installer.directory.install_files import InstallDirectory

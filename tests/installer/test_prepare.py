@@ -21,9 +21,9 @@ from tests.oracle import ROOT as ORACLE
 from tests.oracle import needs_oracle
 from treenail.api import annotations as key
 from treenail.cli.controller.main import main
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.controllers.handover.image_mode import WorkerMode
-from treenail.controllers.image_build.planner import plan_builds
+from treenail.controllers.image_build.build_planner import plan_builds
 from treenail.errors import FileError, TreenailError, UsageError
 from treenail.installer.directory.install_files import InstallFiles
 from treenail.installer.directory.install_manifests import read_install_manifests

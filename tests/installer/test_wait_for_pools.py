@@ -23,7 +23,7 @@ from treenail.controllers.handover.handover_objects import (
 )
 from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.image.job_status import compute_build_conditions
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import (
     CONFIGMAPS,
     MACHINECONFIGPOOLS,

@@ -3,7 +3,7 @@
 import json
 
 from tests.waiting import wait_until
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail.kube.resources import CONFIGMAPS, JOBS, PODS, SECRETS
 from treenail_lab.cluster import Lab
 from treenail_lab.image_builds import LabRegistry, build_login_secret

@@ -9,7 +9,7 @@ from tests.drains import Drains
 from tests.integration.witness import Sight, Witness, Write
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.kube.resources import MACHINECONFIGNODES, NODES
 from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault

@@ -11,7 +11,7 @@ from tests.integration.site import FAST, LAYERS, LIMIT_S, SLOW, Options, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.host.bootc.backend import SWITCH_UNIT
-from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.system_bus import SystemBus
 from treenail.host.systemd.transient import TransientUnits
 
 pytestmark = pytest.mark.integration

@@ -15,7 +15,7 @@ from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.pullspec import parse_pull_spec
 from treenail.image.oci.documents import ImageInstance, make_index
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail.kube.resources import (
     JOBS,
     MACHINECONFIGS,

@@ -8,7 +8,7 @@ import pytest
 from tests.controllers.installed import OPTIONS, denied
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.kube.client import PatchType
+from treenail.kube.api_client import PatchType
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,

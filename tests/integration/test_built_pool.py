@@ -14,7 +14,7 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.config.trust_anchors import find_certificates
 from treenail.daemon.configuration.trust_store import BUNDLE
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail.kube.resources import JOBS, MACHINECONFIGPOOLS, MACHINECONFIGS, MACHINEOSCONFIGS
 from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.controllers import ALL_CONTROLLERS, ControllerReplicas

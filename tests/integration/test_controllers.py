@@ -13,7 +13,7 @@ import pytest
 from tests.controllers.installed import OPTIONS, denied
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.kube.informer import Informer
 from treenail.kube.resources import (
     LEASES,

@@ -7,7 +7,7 @@ import pytest
 from tests.waiting import wait_until
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS
 from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.controllers import ControllerReplicas

@@ -11,7 +11,7 @@ from tests.integration.commands import running, status
 from tests.integration.site import NODE, Site
 from tests.waiting import wait_until
 from treenail.errors import ForbiddenError
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail.kube.resources import NODES
 
 pytestmark = pytest.mark.integration

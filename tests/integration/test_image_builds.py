@@ -12,7 +12,7 @@ from tests.drains import Drains
 from tests.integration.build_job import BuildJob
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.registry.names import OCI_INDEX
 from treenail_lab.cluster import Lab, LabPlan, build_rendered_config
 from treenail_lab.image_builds import (

@@ -7,7 +7,7 @@ import pytest
 from tests.waiting import wait_until
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail.kube.resources import JOBS, MACHINEOSBUILDS, MACHINEOSCONFIGS, PODS
 from treenail.manifests.installation import InstallOptions
 from treenail_lab.apiserver.objects import Json as Document

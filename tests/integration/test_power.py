@@ -7,7 +7,7 @@ import pytest
 from tests.integration.site import NODE, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail.kube.resources import PODDISRUPTIONBUDGETS
 from treenail_lab.workload import APP, NAMESPACE, Workload
 

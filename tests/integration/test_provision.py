@@ -16,7 +16,7 @@ from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.config import node_paths
 from treenail.errors import HostError, NotFoundError
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail.kube.resources import (
     CERTIFICATESIGNINGREQUESTS,
     MACHINECONFIGPOOLS,

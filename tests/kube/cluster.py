@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 
-from treenail.kube.client import PatchType, ResponseStream
+from treenail.kube.api_client import PatchType, ResponseStream
 from treenail.kube.request import ApiRequest, ApiResponse
 
 Json = dict[str, object]

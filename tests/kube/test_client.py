@@ -8,7 +8,7 @@ import pytest
 from tests.kube.cluster import Answers, refusal, reply
 from treenail import errors
 from treenail.errors import ClusterError, TooManyRequestsError, TreenailError
-from treenail.kube.client import Client, Listing, PatchType, WatchEvent
+from treenail.kube.api_client import Client, Listing, PatchType, WatchEvent
 from treenail.kube.request import ApiRequest, ApiResponse, parse_retry_after_s
 from treenail.kube.resources import (
     EVENTS,

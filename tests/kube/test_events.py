@@ -6,10 +6,10 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from tests.kube.cluster import Cluster, Json
-from treenail.api.meta import is_object_name
+from treenail.api.object_meta import is_object_name
 from treenail.errors import ForbiddenError, TooManyRequestsError, UnreachableError
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder, ObjectReference
 
 NODE = ObjectReference("Node", "worker-0", uid="u-0")
 POD = ObjectReference("Pod", "web", uid="u-1", namespace="shop")

@@ -10,9 +10,9 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import ClusterError, ForbiddenError, TooManyRequestsError, UnreachableError
-from treenail.kube.client import Client, Json
+from treenail.kube.api_client import Client, Json
 from treenail.kube.eviction import (
     Blocker,
     BlockerReason,

@@ -4,9 +4,9 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from tests.kube.cluster import Cluster
-from treenail.clock import BootTimeClock
+from treenail.clocks import BootTimeClock
 from treenail.errors import NotLeaderError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector, LeaderTransport
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import NODES

@@ -9,8 +9,8 @@ from tests.kube.nodes import Nodes
 from tests.kube.server import Json, serving
 from tests.kube.test_transport import kubeconfig
 from tests.waiting import wait_until
-from treenail.clock import SystemClock
-from treenail.kube.client import Client
+from treenail.clocks import SystemClock
+from treenail.kube.api_client import Client
 from treenail.kube.informer import Informer
 from treenail.kube.resources import NODES
 from treenail.kube.transport.kubeconfig import read_kubeconfig

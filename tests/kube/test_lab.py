@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_until
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -17,8 +17,8 @@ from treenail.errors import (
     NotFoundError,
     UnreachableError,
 )
-from treenail.kube.client import Client, Json, PatchType, WatchStream
-from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.api_client import Client, Json, PatchType, WatchStream
+from treenail.kube.event_recorder import EventRecorder, ObjectReference
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 from treenail.kube.resources import CONFIGMAPS, EVENTS, LEASES, NODES
 from treenail.kube.transport.kubeconfig import read_kubeconfig

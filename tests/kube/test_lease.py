@@ -8,7 +8,7 @@ import pytest
 from tests.fakes.clock import FakeClock
 from tests.kube.cluster import Cluster, Json
 from treenail.errors import ForbiddenError, UnreachableError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/mco/leases/rollout"

@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.clock import FakeClock
 from tests.kube.cluster import Json, refusal, reply
 from treenail.errors import GoneError, UnreachableError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import NODES
 from treenail.kube.watch import (

@@ -11,9 +11,9 @@ import pytest
 
 from tests.kube.server import Answer, Exchange, Server, serving
 from tests.waiting import wait_until
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import ClusterError, UnreachableError, UsageError
-from treenail.kube.client import Transport
+from treenail.kube.api_client import Transport
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.transport.kubeconfig import ApiServerConfig, read_kubeconfig
 from treenail.kube.transport.native import HttpTransport

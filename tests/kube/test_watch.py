@@ -13,9 +13,9 @@ from tests.kube.nodes import Nodes, lists, watches
 from tests.kube.server import Exchange, Json, Server, serving
 from tests.kube.test_transport import kubeconfig
 from tests.waiting import wait_until
-from treenail.clock import Clock, SystemClock
+from treenail.clocks import Clock, SystemClock
 from treenail.errors import ClusterError, UnreachableError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import NODES
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport

@@ -14,7 +14,7 @@ from tests.fakes.clock import FakeClock
 from treenail.cli.controller.main import main
 from treenail.controllers.drain.controller import DrainMetrics
 from treenail.controllers.rollout.pool_metrics import PoolMetrics, compute_pool_tables
-from treenail.controllers.runtime.metrics import PREFIX, ControllerMetrics
+from treenail.controllers.runtime.controller_metrics import PREFIX, ControllerMetrics
 from treenail.controllers.runtime.workers import WorkerMetrics
 from treenail.daemon.local import metrics as node_metrics
 from treenail.manifests.installation import InstallOptions

@@ -18,20 +18,20 @@ from tests.controllers.installed import (
 )
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.render.controller import RenderController
 from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.controllers.rollout.reconcile import RolloutSettings
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
 from treenail.controllers.runtime.workers import ControllerSettings
-from treenail.kube.client import Client, Json
-from treenail.kube.events import EventRecorder
+from treenail.kube.api_client import Client, Json
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 from treenail.kube.request import ApiRequest
 from treenail.kube.resources import (

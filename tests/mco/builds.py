@@ -12,9 +12,9 @@ from tests.contract.client import Cluster
 from tests.controllers.clusters import resource_of
 from tests.mco.operator import CONTROLLER_CONFIG, NAMESPACE, Json
 from tests.realcluster import RealCluster
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import AlreadyExistsError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import SECRETS
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport

@@ -13,7 +13,7 @@ from tests.mco.operator import BASE_FILE, BASE_TEXT, GROUP, MCO
 from tests.realcluster import RealCluster
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.clock import SystemClock, format_rfc3339
+from treenail.clocks import SystemClock, format_rfc3339
 from treenail.daemon.configuration.mcd_state import FIRST_BOOT_ANNOTATIONS
 from treenail.manifests import installation
 from treenail_lab import images

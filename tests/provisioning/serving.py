@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.provisioning.samples import NEW, Json, make_config, make_file, make_pool
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.provisioning.content.directory_source import DirectorySource
 from treenail.provisioning.content.source import PoolSource, SourceSettings
 from treenail.provisioning.machines.logged_requests import RequestRow

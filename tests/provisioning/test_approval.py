@@ -20,8 +20,8 @@ from tests.contract.csr import (
 from tests.provisioning.serving import LIMIT_S
 from tests.provisioning.token_cluster import NAMESPACE, SECRET, TokenCluster, run_token_cluster
 from tests.waiting import wait_until
-from treenail.controllers.runtime.informers import Informers
-from treenail.kube.events import EventRecorder
+from treenail.controllers.runtime.informer_set import Informers
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail.manifests.ignition_server import build_join_access
 from treenail.manifests.installation import load_crds

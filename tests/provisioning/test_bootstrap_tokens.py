@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract.csr import REQUESTS, make_pkcs10, make_request
 from tests.provisioning.token_cluster import TokenCluster, run_token_cluster
-from treenail.clock import format_rfc3339
+from treenail.clocks import format_rfc3339
 from treenail.errors import ConfigError
 from treenail.provisioning.approval.request import KubeletRequest
 from treenail.provisioning.machines.joined_machines import ArrivedNode

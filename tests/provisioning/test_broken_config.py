@@ -13,7 +13,7 @@ from tests.controllers.rollout.agents import Agents
 from tests.provisioning.samples import make_file
 from tests.provisioning.serving import IGNITION, Response, Serving, serve
 from tests.waiting import wait_until
-from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.provisioning.content.cluster_source import ClusterSource
 from treenail.provisioning.content.source import SourceSettings
 

@@ -18,7 +18,7 @@ from tests.provisioning.samples import (
     make_pool,
 )
 from treenail.api import annotations as key
-from treenail.clock import format_rfc3339
+from treenail.clocks import format_rfc3339
 from treenail.provisioning.content.directory_source import DirectorySource
 from treenail.provisioning.content.selection import FirstImageSettings
 from treenail.provisioning.content.source import ServedInputs, SourceSettings, SourceUnreadyError

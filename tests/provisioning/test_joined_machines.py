@@ -8,7 +8,7 @@ import pytest
 from tests.provisioning.logged import NOW, make_refusal, make_row
 from tests.provisioning.samples import make_pool
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clock import format_rfc3339
+from treenail.clocks import format_rfc3339
 from treenail.provisioning.approval.request import KubeletRequest
 from treenail.provisioning.machines.joined_machines import (
     EXPECT_S,

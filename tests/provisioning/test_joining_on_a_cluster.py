@@ -22,10 +22,10 @@ from tests.controllers.clusters import CLOCK, collection_of
 from tests.controllers.conftest import REAL
 from tests.provisioning.serving import LIMIT_S
 from tests.waiting import wait_until
-from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.errors import ForbiddenError
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.resources import SECRETS
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport

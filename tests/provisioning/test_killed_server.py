@@ -25,9 +25,9 @@ from tests.provisioning.samples import NEW, make_config, make_file, make_pool
 from tests.provisioning.serving import LIMIT_S, serve
 from tests.provisioning.token_cluster import TokenCluster, run_token_cluster
 from tests.waiting import wait_until
-from treenail.clock import SystemClock
-from treenail.controllers.runtime.informers import Informers
-from treenail.kube.client import Client
+from treenail.clocks import SystemClock
+from treenail.controllers.runtime.informer_set import Informers
+from treenail.kube.api_client import Client
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation

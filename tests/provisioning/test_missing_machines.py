@@ -12,9 +12,9 @@ from tests.fakes.clock import FakeClock
 from tests.provisioning.logged import NOW, make_refusal, make_row
 from tests.provisioning.samples import make_pool
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clock import SystemClock
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder
+from treenail.clocks import SystemClock
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.resources import EVENTS, MACHINECONFIGPOOLS, NODES
 from treenail.provisioning.approval.request import KubeletRequest
 from treenail.provisioning.machines.joined_machines import EXPECT_S

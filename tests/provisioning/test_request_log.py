@@ -13,9 +13,9 @@ from tests.fakes.clock import FakeClock
 from tests.kube.cluster import Cluster
 from tests.provisioning.logged import NOW, make_refusal, make_row
 from tests.waiting import wait_until
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import ConflictError, ForbiddenError, NotFoundError, UnreachableError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import CONFIGMAPS
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport

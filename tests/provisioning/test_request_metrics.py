@@ -2,7 +2,7 @@
 
 from tests.fakes.clock import FakeClock
 from tests.provisioning.logged import NOW, make_refusal, make_row
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
 from treenail.provisioning.machines.logged_requests import RequestOutcome
 from treenail.provisioning.machines.request_recorder import (
     RequestMetrics,

@@ -18,8 +18,8 @@ from tests.provisioning.serving import LIMIT_S, write_certificate, write_json
 from tests.waiting import wait_until
 from treenail.cli.controller.main import main
 from treenail.cli.output import EXIT_USAGE
-from treenail.clock import SystemClock
-from treenail.kube.client import Client
+from treenail.clocks import SystemClock
+from treenail.kube.api_client import Client
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation

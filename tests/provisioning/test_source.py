@@ -25,10 +25,10 @@ from tests.provisioning.samples import (
     make_pool,
 )
 from tests.waiting import wait_until
-from treenail.clock import SystemClock
-from treenail.controllers.runtime.informers import Informers
+from treenail.clocks import SystemClock
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.errors import TreenailError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation

@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.cli.controller.serve_tokens import TOKEN_LIMIT_S
 from treenail.errors import ForbiddenError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
 from treenail.provisioning.tokens.access import AccessVerdict

@@ -10,10 +10,10 @@ from tests.fakes.clock import FakeClock
 from tests.provisioning.serving import LIMIT_S
 from tests.waiting import wait_until
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clock import SystemClock
-from treenail.controllers.runtime.informers import Informers
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder
+from treenail.clocks import SystemClock
+from treenail.controllers.runtime.informer_set import Informers
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
 from treenail.provisioning.tokens.bootstrap_tokens import MachineCredentials, SharedCredentials

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.clock import FakeClock
 from tests.registry.images import describe_blob
 from tests.registry.scripted_server import Script, ScriptedServer, SeenRequest, make_answer
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from urllib.parse import parse_qs, urlsplit
 
 from tests.registry.scripted_server import ScriptedServer, SeenRequest, make_answer
-from treenail.clock import Clock
+from treenail.clocks import Clock
 
 PASSWORD = "token-password-4711"  # of a user that exists here only
 

@@ -14,7 +14,7 @@ from tests.simulation.controllers import SimControllers
 from tests.simulation.registries import SimRegistry, hold_registries
 from tests.simulation.run import PODS, ClusterRun
 from treenail.errors import ClusterError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, NAMESPACES
 from treenail.manifests import installation
 from treenail_lab.apiserver.store import StoreEvent

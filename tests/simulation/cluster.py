@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulation.threads import STARTED_AT, SimEvent, SimProcess, Simulation, TaskKilled
-from treenail.clock import format_rfc3339
+from treenail.clocks import format_rfc3339
 from treenail.errors import UnreachableError
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail_lab.apiserver.access.authentication import ApiUser, TokenIssuer

@@ -15,10 +15,10 @@ from treenail.cli.controller.run import (
     ControllerContext,
 )
 from treenail.controllers.image_build.job_builder import JobSettings
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import ControllerMetrics
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.lease import LateWrites, LeaderElectionConfig, LeaderElector, LeaderTransport
 from treenail_lab.apiserver.access.authentication import ApiUser
 

@@ -27,7 +27,7 @@ from tests.fakes.world import (
 )
 from tests.simulation.cluster import SimCluster, SimTransport
 from tests.simulation.threads import SimProcess
-from treenail.clock import format_rfc3339
+from treenail.clocks import format_rfc3339
 from treenail.daemon.cluster.node_client import NodeClient
 from treenail.daemon.cluster.pull_secrets import BootstrapRegistryFiles
 from treenail.daemon.configuration.config_cache import ConfigCache, NodeConfigs
@@ -43,8 +43,8 @@ from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.daemon.reconcile.crash_counter import CrashCounter
 from treenail.daemon.reconcile.observe import Observer
 from treenail.host.systemd.unit_files import UnitFileReader
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.resources import NODES
 from treenail.kube.watch import ResourceWatch, WatchScope
 from treenail.update.drift.drift_policy import DriftPolicy

@@ -109,4 +109,6 @@ def read_rss_kib() -> int:
 def count_objects() -> int:
     """Count the objects of treenail's classes, without remembered Events: at most 256 each."""
     modules = (str(type(each).__module__) for each in gc.get_objects())
-    return sum(each.startswith("treenail.") and each != "treenail.kube.events" for each in modules)
+    return sum(
+        each.startswith("treenail.") and each != "treenail.kube.event_recorder" for each in modules
+    )

@@ -14,7 +14,7 @@ from typing import Self
 
 from tests.waiting import wait_until
 from treenail.errors import BusError
-from treenail.host.systemd.bus import BusInterface, SystemBus
+from treenail.host.systemd.system_bus import BusInterface, SystemBus
 
 REPOSITORY = Path(__file__).parents[2]
 _SYSTEMD = BusInterface(

@@ -10,7 +10,7 @@ import pytest
 from tests.contract.bootc_contract import BootcContract
 from tests.contract.bootc_machine import UNITS, BootcMachine
 from tests.system.nspawn import Container, missing
-from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.system_bus import SystemBus
 from treenail.host.systemd.transient import TransientUnits
 
 pytestmark = [

@@ -20,7 +20,7 @@ sys.path[:0] = ["{REPOSITORY}", "{REPOSITORY}/agent"]
 from tests.fakes.inhibitor import hold_inhibitor
 from tests.waiting import wait_until
 from treenail.errors import BusError
-from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.system_bus import SystemBus
 from treenail.host.systemd.logind import Logind
 logind, soft = Logind(SystemBus()), sys.argv[1:] == ["soft"]
 with hold_inhibitor("shutdown", "backup", "copying", "block"):

@@ -19,7 +19,7 @@ import os, stat, sys
 sys.path[:0] = ["{REPOSITORY}/agent"]
 from pathlib import Path
 from treenail.host.filesystem.entries import AbsentEntry, DirectoryEntry, FileEntry
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.rollback.undo_log import PathChange
 from treenail.host.rollback.transaction import UndoTransaction
 
@@ -54,7 +54,7 @@ print(describe() == before, os.path.exists("/etc/capable"), os.path.exists("/run
 BUS_PROGRAM = f"""
 import os, sys
 sys.path[:0] = ["{REPOSITORY}/agent"]
-from treenail.host.systemd.bus import BusInterface, SystemBus
+from treenail.host.systemd.system_bus import BusInterface, SystemBus
 from treenail.host.systemd.bus_process import BusProcess
 
 systemd = "org.freedesktop.systemd1"

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from treenail.api import annotations as key
-from treenail.update.decision.facts import (
+from treenail.update.decision.node_state import (
     DeploymentState,
     DrainHandshake,
     Facts,
@@ -12,8 +12,8 @@ from treenail.update.decision.facts import (
 )
 from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
 from treenail.update.impact.os_change import OSChange
+from treenail.update.state.ledger_record import LedgerRecord, Target, UpdateRecord
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord, Target, UpdateRecord
 
 DIGEST_A = "sha256:" + "a" * 64
 DIGEST_B = "sha256:" + "b" * 64

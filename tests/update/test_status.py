@@ -16,15 +16,15 @@ from treenail.update.decision.actions import (
 from treenail.update.decision.decide_boot import CHECKS_BEGIN
 from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
 from treenail.update.impact.os_change import OSChange
+from treenail.update.state.ledger_record import LedgerRecord, Target
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord, Target
 from treenail.update.status import (
     NodeEvent,
     list_failed_service_events,
     list_service_events,
     make_report,
 )
-from treenail.update.steps.steps import ConfigStep, ReloadDaemon, ReloadUnit, RestartUnit
+from treenail.update.steps.step_types import ConfigStep, ReloadDaemon, ReloadUnit, RestartUnit
 
 TARGET = Target("rendered-worker-b")
 FILES = UpdateImpact(needs_write=True, level=DisruptionLevel.REBOOT)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from urllib.parse import quote, unquote
 
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 
 
 def with_files(files: Mapping[str, str]) -> Json:

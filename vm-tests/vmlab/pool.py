@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from treenail.api import annotations as key
-from treenail.kube.client import PatchType
+from treenail.kube.api_client import PatchType
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
     JOBS,

@@ -5,7 +5,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail_lab.apiserver.schema.kinds import StorageKey
 from treenail_lab.apiserver.store import StoreEvent
 from vmlab.configs import with_files

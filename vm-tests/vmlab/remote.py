@@ -22,7 +22,7 @@ from treenail.host.rpmostree.transaction import (
     TransactionOutcome,
     TransactionTimedOut,
 )
-from treenail.host.systemd.bus import BusInterface
+from treenail.host.systemd.system_bus import BusInterface
 from vmlab import registry
 from vmlab.drivers import Driver
 from vmlab.image.build import Builder, Built

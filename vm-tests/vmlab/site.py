@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tests.drains import Drains
 from treenail.api import annotations as key
-from treenail.clock import SystemClock
-from treenail.kube.client import Json
+from treenail.clocks import SystemClock
+from treenail.kube.api_client import Json
 from treenail.kube.resources import NODES
 from treenail_lab.apiserver.objects import Json as Document
 from treenail_lab.cluster import Lab, LabPlan, build_rendered_config

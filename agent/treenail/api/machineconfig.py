@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from treenail.api.decode import Fields, Json
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
 from treenail.errors import ConfigError
 
 API_VERSION = "machineconfiguration.openshift.io/v1"

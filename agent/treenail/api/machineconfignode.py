@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from treenail.api.decode import Fields, Json
-from treenail.api.meta import Condition, ObjectMeta
+from treenail.api.object_meta import Condition, ObjectMeta
 
 API_VERSION = "machineconfiguration.openshift.io/v1"
 KIND = "MachineConfigNode"

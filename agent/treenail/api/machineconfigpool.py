@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from treenail.api.decode import Fields, Json, reject_unknown_fields
-from treenail.api.meta import Condition, ObjectMeta
+from treenail.api.object_meta import Condition, ObjectMeta
 from treenail.errors import ConfigError
 from treenail.label_selector import LabelSelector, parse_optional_selector
 

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json, reject_unknown_fields
-from treenail.api.meta import Condition, ObjectMeta
+from treenail.api.object_meta import Condition, ObjectMeta
 from treenail.errors import ConfigError
 
 API_VERSION = "machineconfiguration.openshift.io/v1"

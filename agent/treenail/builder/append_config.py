@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from treenail.builder.layout import ImageLayout, LayoutImage, read_manifest
+from treenail.builder.build_layout import ImageLayout, LayoutImage, read_manifest
 from treenail.errors import FileError
 from treenail.image.config_layer import ConfigLayer
 from treenail.image.oci.documents import ImageInstance, append_layer, make_index

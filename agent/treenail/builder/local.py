@@ -12,10 +12,10 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from treenail.builder.build_layout import ImageLayout
 from treenail.builder.build_spec import BUILT_IMAGE, GO, BuildDirectories, BuildSpec
 from treenail.builder.buildah.program import IdMaps, SandboxedProgram, make_environment
-from treenail.builder.layout import ImageLayout
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import FileError, HostError, TreenailError
 from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
 

@@ -11,7 +11,7 @@ from threading import Event
 from typing import TypeVar
 
 from treenail.api.pullspec import parse_pull_spec
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.config.image_mirrors import ImageMirrors
 from treenail.config.pullsecret import PullSecret, parse_pull_secret
 from treenail.errors import FileError

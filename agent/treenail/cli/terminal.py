@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TextIO
 
 from treenail.cli.output import BOLD, CYAN, GREEN, RED, RESET, YELLOW, has_colours
-from treenail.clock import format_rfc3339
+from treenail.clocks import format_rfc3339
 
 _DURATION_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 _COLOUR_MARKS = {"+": GREEN, "-": RED, "~": YELLOW, "@": CYAN, "!": BOLD}

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Generic, TypeVar
 
 from treenail.config import node_paths
-from treenail.config.wanted import (
+from treenail.config.wanted_state import (
     WantedDirectory,
     WantedFile,
     WantedLink,

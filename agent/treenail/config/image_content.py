@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from treenail.config import node_paths
-from treenail.config.drift import (
+from treenail.config.drift_comparison import (
     MASK_TARGET,
     ActualEntry,
     Drift,
@@ -20,7 +20,7 @@ from treenail.config.drift import (
     find_unit_drift,
     list_expected_paths,
 )
-from treenail.config.wanted import (
+from treenail.config.wanted_state import (
     WantedDirectory,
     WantedFile,
     WantedLink,

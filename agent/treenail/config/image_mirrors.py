@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfig import MachineConfig
 from treenail.config.node_paths import REGISTRIES_CONF
-from treenail.config.wanted import read_wanted_state
+from treenail.config.wanted_state import read_wanted_state
 from treenail.errors import ConfigError
 
 DIGEST_ONLY, TAG_ONLY = "digest-only", "tag-only"

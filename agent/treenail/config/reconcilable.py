@@ -19,7 +19,7 @@ from treenail.api.ignition.model import (
 )
 from treenail.api.ignition.parser import parse_ignition
 from treenail.api.machineconfig import MachineConfig
-from treenail.config import node_paths, wanted
+from treenail.config import node_paths, wanted_state
 from treenail.errors import UnreconcilableError
 
 _REINSTALL = "revert the change, or reinstall the node with it"
@@ -141,13 +141,13 @@ def _check_first_boot(
 
 
 def _check_nodes(old: IgnitionConfig, new: IgnitionConfig) -> Iterator[IrreconcilableChange]:
-    if wanted.read_directories(old) != wanted.read_directories(new):
+    if wanted_state.read_directories(old) != wanted_state.read_directories(new):
         yield IrreconcilableChange(
             "spec.config.storage.directories",
             "ignition directories section contains changes",
             "omit parents of files, which are created anyway; create others by a tmpfiles.d file",
         )
-    if new.links and wanted.read_links(old) != wanted.read_links(new):
+    if new.links and wanted_state.read_links(old) != wanted_state.read_links(new):
         yield IrreconcilableChange(
             "spec.config.storage.links",
             "ignition links section contains changes",

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from treenail.api import documents
 from treenail.api.machineconfig import MachineConfig
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.codec import parse_json
 from treenail.config import node_paths
-from treenail.config.wanted import read_wanted_state
+from treenail.config.wanted_state import read_wanted_state
 from treenail.daemon.checks.preflight import PreflightChecker
 from treenail.daemon.cluster.pull_secrets import PullSecrets
 from treenail.daemon.configuration.step_runner import ServiceManager
@@ -24,7 +24,7 @@ from treenail.daemon.reconcile.os_transaction import (
     wait_while_busy,
 )
 from treenail.errors import BusyError, ConfigError, HostError, TreenailError
-from treenail.host.filesystem.files import HostFiles
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
 from treenail.host.system.kernel import HostKernel
 from treenail.retry import Backoff

@@ -7,20 +7,20 @@ from dataclasses import replace
 from treenail.api.decode import load_json
 from treenail.api.machineconfig import MachineConfig
 from treenail.config import node_paths
-from treenail.config.drift import Drift
+from treenail.config.drift_comparison import Drift
 from treenail.config.image_content import (
     ImageSplit,
     compare_with_image,
     drop_provided,
     make_missing_error,
 )
-from treenail.config.wanted import WantedOS, WantedState, read_wanted_state
+from treenail.config.wanted_state import WantedOS, WantedState, read_wanted_state
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.configuration.mcd_state import read_first_boot_annotations
 from treenail.daemon.interfaces import ImageContents
 from treenail.errors import FileError, HostError
-from treenail.host.filesystem.files import HostFiles
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.update.drift.drift_policy import DriftPolicy, DriftReaction, format_drift
 from treenail.update.drift.drift_repair import plan_repair
 from treenail.update.firstboot import FirstBootClaim, make_contradiction_error, read_claim

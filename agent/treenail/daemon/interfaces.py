@@ -12,8 +12,8 @@ from treenail.api.disruptionpolicy import ClusterDisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.node import Node
 from treenail.config.image_content import ImageContent
-from treenail.config.wanted import WantedState
-from treenail.host.filesystem.root import Root
+from treenail.config.wanted_state import WantedState
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.ostree.deployments import (
     DeploymentChange,
     DeploymentStatus,

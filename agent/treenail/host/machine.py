@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.ostree.backends import TransactionLimits
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from treenail.host.system.kernel import HostKernel
     from treenail.host.system.state_file import CrashRecordFile, Ledger
     from treenail.host.system.users import ShadowFile
-    from treenail.host.systemd.bus import SystemBus
     from treenail.host.systemd.journal import SystemdJournal
     from treenail.host.systemd.logind import Logind
+    from treenail.host.systemd.system_bus import SystemBus
     from treenail.host.systemd.systemd import Systemd, Timedate
     from treenail.host.systemd.transient import TransientUnits, UnsandboxedRunner
     from treenail.host.systemd.unit_files import UnitFileReader
@@ -181,7 +181,7 @@ class Machine:
     def bus(self) -> "SystemBus":
         if self._given_bus is not None:
             return self._given_bus
-        from treenail.host.systemd.bus import SystemBus
+        from treenail.host.systemd.system_bus import SystemBus
 
         return SystemBus()
 

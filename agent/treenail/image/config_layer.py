@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from treenail.api.decode import Json
 from treenail.api.machineconfig import MachineConfig
 from treenail.config import node_paths
-from treenail.config.drift import MASK_TARGET, UNIT_MODE
+from treenail.config.drift_comparison import MASK_TARGET, UNIT_MODE
 from treenail.config.image_content import can_image_carry, has_named_owner, is_machine_state
-from treenail.config.wanted import (
+from treenail.config.wanted_state import (
     UserOrGroup,
     WantedDirectory,
     WantedFile,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from treenail.api.decode import Fields
 from treenail.api.machineosbuild import BuildState
-from treenail.api.meta import Condition, ObjectMeta
+from treenail.api.object_meta import Condition, ObjectMeta
 from treenail.sanitize import escape_text
 
 MAX_FAILED_PODS = 3

@@ -9,10 +9,10 @@ from enum import StrEnum
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MASTER
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.controllers.handover.image_mode import NAMESPACE, ImageMode, RegistryType, WorkerMode
+from treenail.controllers.image_build.build_planner import BuildPlan, BuildRefused, Planner
 from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.controllers.image_build.planner import BuildPlan, BuildRefused, Planner
 from treenail.controllers.pools.image_tags import pin_base_image
 from treenail.errors import ConfigError, TreenailError
 from treenail.image.config_layer import ConfigLayer, make_config_layer

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
-from treenail.clock import Clock, format_rfc3339, parse_rfc3339
+from treenail.clocks import Clock, format_rfc3339, parse_rfc3339
 from treenail.codec import CodecError, Json, decode, encode, parse_json
 from treenail.errors import FileError, TreenailError
 from treenail.installer.directory.install_files import InstallDirectory, InstallFiles

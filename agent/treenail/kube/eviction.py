@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ParamSpec, Self, TypeVar
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import (
     ClusterError,
     ConflictError,
@@ -19,7 +19,7 @@ from treenail.errors import (
     TooManyRequestsError,
     UnreachableError,
 )
-from treenail.kube.client import Client, Json
+from treenail.kube.api_client import Client, Json
 from treenail.kube.pods import DaemonSetCache, NodePods, Pod
 from treenail.kube.resources import NODES, PODDISRUPTIONBUDGETS, get_object
 from treenail.label_selector import matches_selector

@@ -5,9 +5,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import ClusterError
-from treenail.kube.client import Client, Json
+from treenail.kube.api_client import Client, Json
 from treenail.kube.watch import ResourceWatch, WatchScope
 from treenail.retry import Random
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from treenail.clock import Clock, format_micro_time
+from treenail.clocks import Clock, format_micro_time
 from treenail.errors import (
     AlreadyExistsError,
     ClusterError,
@@ -18,7 +18,7 @@ from treenail.errors import (
     NotFoundError,
     NotLeaderError,
 )
-from treenail.kube.client import Client, Json, ResponseStream, Transport
+from treenail.kube.api_client import Client, Json, ResponseStream, Transport
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import LEASES, Resource, get_object
 from treenail.retry import Random, retry_api_write

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from treenail.clock import Clock, parse_rfc3339
+from treenail.clocks import Clock, parse_rfc3339
 from treenail.errors import ClusterError, ForbiddenError, NotFoundError, UnreachableError
-from treenail.kube.client import Client, Json
+from treenail.kube.api_client import Client, Json
 from treenail.kube.informer import Informer
 from treenail.kube.resources import DAEMONSETS, PODS, get_object
 from treenail.kube.watch import WatchScope

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import (
     ClusterError,
     ForbiddenError,
@@ -15,7 +15,7 @@ from treenail.errors import (
     TooManyRequestsError,
     UnreachableError,
 )
-from treenail.kube.client import Client, Json, WatchEvent, WatchStream
+from treenail.kube.api_client import Client, Json, WatchEvent, WatchStream
 from treenail.kube.resource_version import is_older_version
 from treenail.kube.resources import Resource, get_object
 from treenail.retry import Backoff, Random

@@ -10,7 +10,7 @@ from treenail import __version__
 from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.controllers.image_build.job_builder import JobSettings
-from treenail.controllers.status.leader import DEFAULT_NAMESPACE, LEASE_NAME
+from treenail.controllers.status.leader_status import DEFAULT_NAMESPACE, LEASE_NAME
 from treenail.manifests import objects, permissions
 from treenail.manifests.objects import (
     CONTAINER_SECURITY,

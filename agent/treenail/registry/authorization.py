@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import urlencode
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.registry.errors import AnswerInvalid, LoginRefused, make_status_error
 from treenail.registry.transport import (
     RegistryAnswer,

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 from urllib.parse import quote
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.registry.authorization import ANONYMOUS, Authorization, Login, read_error_text
 from treenail.registry.errors import (
     AnswerInvalid,

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import ConfigError
 from treenail.registry.errors import AnswerInvalid, CertificateUnknown, RegistryError, Unreachable
 from treenail.registry.proxies import Proxy, ProxySettings

@@ -9,7 +9,7 @@ from treenail.api import pullspec
 from treenail.api.machineconfig import MachineConfig
 from treenail.codec import CodecError
 from treenail.config import node_paths
-from treenail.config.wanted import WantedOS, read_wanted_state
+from treenail.config.wanted_state import WantedOS, read_wanted_state
 from treenail.errors import ConfigError, HostError, UnreconcilableError
 from treenail.update.impact.os_change import (
     OSChange,

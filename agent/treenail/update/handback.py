@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
 from treenail.errors import UsageError
-from treenail.update.state.record import LedgerRecord, Target
+from treenail.update.state.ledger_record import LedgerRecord, Target
 
 
 def check_handback(record: LedgerRecord) -> None:

@@ -45,11 +45,11 @@ from treenail.update.decision.actions import (
     VerifyAction,
     WaitAction,
 )
-from treenail.update.decision.facts import DesiredTarget, Facts, InvalidTarget, NoTarget
+from treenail.update.decision.node_state import DesiredTarget, Facts, InvalidTarget, NoTarget
 from treenail.update.impact.impact import UpdateImpact
+from treenail.update.state.ledger_record import LedgerRecord, Target, UpdateRecord
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord, Target, UpdateRecord
-from treenail.update.steps.steps import ConfigStep, ReloadUnit, RestartUnit
+from treenail.update.steps.step_types import ConfigStep, ReloadUnit, RestartUnit
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json, load_json
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.controllers.drain.decide import DrainNode
-from treenail.controllers.runtime.informers import Informers
-from treenail.kube.client import Client
+from treenail.controllers.runtime.informer_set import Informers
+from treenail.kube.api_client import Client
 from treenail.kube.resources import NODES, PODS
 from treenail.kube.watch import WatchScope
 

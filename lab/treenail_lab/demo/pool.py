@@ -9,7 +9,7 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.errors import HostError
-from treenail.kube.client import Json, PatchType
+from treenail.kube.api_client import Json, PatchType
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,

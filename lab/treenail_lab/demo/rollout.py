@@ -18,7 +18,7 @@ from typing import TextIO
 from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import ClusterError, HostError
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail.sanitize import escape_line

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from treenail.api.machineconfigpool import MASTER
 from treenail.errors import HostError, UsageError
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail_lab.demo.rollout import wrap_line
 from treenail_lab.help_text import LabParser
 from treenail_lab.image_builds import find_build_refusal

@@ -28,7 +28,7 @@ from treenail.config.bootstrap_registry import MIRROR_FILE, RECORD_FILE
 from treenail.errors import ClusterError, ConfigError, HostError
 from treenail.host.system.state_file import LEDGER_PATH
 from treenail.installer.directory.install_files import InstallDirectory
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,

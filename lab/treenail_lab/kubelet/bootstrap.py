@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 
 from treenail.config import node_paths
 from treenail.errors import AlreadyExistsError, ClusterError, ConfigError, NotFoundError
-from treenail.kube.client import Client, Json
+from treenail.kube.api_client import Client, Json
 from treenail.kube.resources import CERTIFICATESIGNINGREQUESTS, NODES
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail_lab.apiserver.access.authentication import NODE_PREFIX

@@ -5,9 +5,9 @@ import os
 import threading
 from pathlib import Path
 
-from treenail.clock import Clock, format_rfc3339
+from treenail.clocks import Clock, format_rfc3339
 from treenail.errors import ClusterError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import NODES, PODS
 from treenail_lab.apiserver.objects import Json, find_value, is_deleting, read_uid
 from treenail_lab.images import ARCHITECTURE

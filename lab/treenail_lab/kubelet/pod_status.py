@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from treenail.clock import format_rfc3339
+from treenail.clocks import format_rfc3339
 from treenail_lab.apiserver.objects import Json, find_value
 from treenail_lab.kubelet.pod_spec import Container
 from treenail_lab.kubelet.runtime import ContainerEnd

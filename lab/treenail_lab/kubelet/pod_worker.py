@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import ClusterError, ConfigError, HostError, NotFoundError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import PODS
 from treenail_lab.apiserver.objects import Json, is_equal, read_uid
 from treenail_lab.kubelet.pod_spec import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from treenail.errors import ConfigError, NotFoundError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import CONFIGMAPS, SECRETS
 from treenail_lab.apiserver.objects import Json, find_value
 

@@ -12,7 +12,7 @@ from tests.builder.base_image import ARCHITECTURE, needs_busybox
 from tests.builder.builds import open_client, push_base
 from tests.builder.sandboxing import needs_buildah
 from tests.registry.images import push_image
-from treenail.builder.layout import ImageLayout
+from treenail.builder.build_layout import ImageLayout
 from treenail.cli.controller.main import main
 from treenail.registry.names import parse_descriptor
 from treenail.registry.uploads import upload_bytes

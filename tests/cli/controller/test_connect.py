@@ -12,7 +12,7 @@ from treenail.cli.controller.connect import (
     create_transport,
     find_kubeconfigs,
 )
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import UsageError
 from treenail.kube.transport.native import HttpTransport
 from treenail.kube.transport.official import OfficialTransport

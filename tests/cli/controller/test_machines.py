@@ -11,8 +11,8 @@ from tests.controllers.rollout.agents import client_of, install_kinds
 from tests.provisioning.logged import make_refusal, make_row
 from tests.provisioning.samples import make_pool
 from treenail.cli.controller.main import main
-from treenail.clock import SystemClock
-from treenail.kube.client import Client
+from treenail.clocks import SystemClock
+from treenail.kube.api_client import Client
 from treenail.kube.resources import CONFIGMAPS, MACHINECONFIGPOOLS, NAMESPACES, NODES
 from treenail.manifests.ignition_server import NAME
 from treenail.provisioning.machines.logged_requests import (

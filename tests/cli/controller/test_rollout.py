@@ -10,7 +10,7 @@ from tests.controllers.rollout.agents import client_of, install_kinds
 from tests.controllers.status.test_leader import allow_reading
 from tests.fakes.clock import FakeClock
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
 from treenail.cli.controller.connect import find_kubeconfigs
 from treenail.cli.controller.main import main
 from treenail.cli.controller.rollout import await_rollouts, compute_exit_code

@@ -19,8 +19,8 @@ from treenail.cli.controller.status.screen import (
     render_svg,
 )
 from treenail.cli.controller.status.text import StyledLine
-from treenail.clock import SystemClock
-from treenail.controllers.status.leader import LeaderReport, LeaderState
+from treenail.clocks import SystemClock
+from treenail.controllers.status.leader_status import LeaderReport, LeaderState
 from treenail.controllers.status.status_table import PoolRow, build_rows
 from treenail.errors import ClusterError, UnreachableError, UsageError
 from treenail.kube.resources import NODES

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from treenail.api import documents
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.controller.main import main
-from treenail.config.wanted import read_wanted_state
+from treenail.config.wanted_state import read_wanted_state
 
 
 @pytest.fixture

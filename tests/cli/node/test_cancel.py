@@ -18,12 +18,11 @@ from treenail.cli.node.main import main
 from treenail.cli.output_format import API_VERSION
 from treenail.daemon.local.requests import RequestFile
 from treenail.errors import HostError
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.decision.request import RequestKind, UserRequest, make_cancelled_target
-from treenail.update.state.phases import Phase
-from treenail.update.state.record import (
+from treenail.update.decision.user_requests import RequestKind, UserRequest, make_cancelled_target
+from treenail.update.state.ledger_record import (
     LedgerRecord,
     QuarantinedTarget,
     Target,
@@ -31,6 +30,7 @@ from treenail.update.state.record import (
     from_json,
     to_json,
 )
+from treenail.update.state.phases import Phase
 
 OLD, NEW = Target("rendered-a"), Target("rendered-b")
 UPDATE = UpdateRecord("1" * 32, NEW, OLD, Phase.DRAINING, "boot", 1.0, 1.0)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from treenail.cli.node.backend import BackendChoice, choose_backend
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.ostree.backends import BackendSetting
 
 RPM_OSTREED = "usr/lib/systemd/system/rpm-ostreed.service"

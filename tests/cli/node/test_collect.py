@@ -13,10 +13,10 @@ from tests.fakes.clock import FakeClock
 from treenail.cli.node.collect import JOURNAL_UNITS, MAX_PART_BYTES, Bundle, collect_parts
 from treenail.cli.node.main import main
 from treenail.errors import FileError
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.system.state_file import Ledger
-from treenail.update.state.record import (
+from treenail.update.state.ledger_record import (
     LedgerRecord,
     PastUpdate,
     QuarantinedTarget,

@@ -12,9 +12,9 @@ from tests.cli.node.test_once import entry, written
 from tests.cli.node.test_plan_node import config, kept
 from treenail.cli.node.main import main
 from treenail.cli.output_format import API_VERSION
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.state.record import LedgerRecord, Target, to_json
+from treenail.update.state.ledger_record import LedgerRecord, Target, to_json
 
 CURRENT = LedgerRecord(Target("rendered-a"))
 CANARY = "Canary7Zq"

@@ -12,11 +12,17 @@ from tests.cli.reaching import reachable
 from tests.kube.server import serving
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.node.main import main
-from treenail.config.wanted import WantedState, read_wanted_state
-from treenail.host.filesystem.root import Root
+from treenail.config.wanted_state import WantedState, read_wanted_state
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.state_file import Ledger
+from treenail.update.state.ledger_record import (
+    LedgerRecord,
+    Target,
+    UpdateRecord,
+    from_json,
+    to_json,
+)
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord, Target, UpdateRecord, from_json, to_json
 
 NAME = "rendered-worker-a"
 STATE = "etc/machine-config-daemon"

@@ -7,10 +7,9 @@ import pytest
 
 from treenail.cli.node.main import main
 from treenail.cli.terminal import format_duration
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.state.phases import Phase
-from treenail.update.state.record import (
+from treenail.update.state.ledger_record import (
     FailedTry,
     LedgerRecord,
     PastUpdate,
@@ -19,6 +18,7 @@ from treenail.update.state.record import (
     UpdateOutcome,
     to_json,
 )
+from treenail.update.state.phases import Phase
 
 REASON = "file /etc/a changed (no policy for this path), from MachineConfig 99-a"
 DONE = PastUpdate(

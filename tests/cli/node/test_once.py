@@ -15,7 +15,7 @@ from treenail.api import documents
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.node.main import main
 from treenail.cli.output_format import API_VERSION
-from treenail.config.wanted import read_wanted_state
+from treenail.config.wanted_state import read_wanted_state
 
 CANARY = "canary-7e2b91"
 RENDERED = sorted((oracle.ROOT / "bootstrap/output/machine-configs").glob("*.yaml"))

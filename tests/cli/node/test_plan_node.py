@@ -10,16 +10,16 @@ from tests.cli.reaching import reachable
 from tests.kube.server import Exchange, serving
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.node.main import main
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.state.phases import Phase
-from treenail.update.state.record import (
+from treenail.update.state.ledger_record import (
     LedgerRecord,
     QuarantinedTarget,
     Target,
     UpdateRecord,
     to_json,
 )
+from treenail.update.state.phases import Phase
 
 OLD, NEW = Target("rendered-a"), Target("rendered-b")
 UPDATE = UpdateRecord("1" * 32, NEW, OLD, Phase.DRAINING, "boot", 1.0, 1.0)

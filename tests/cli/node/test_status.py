@@ -14,13 +14,12 @@ from treenail.cli.node.main import main
 from treenail.cli.node.status import collect_status, compute_exit_code, format_status
 from treenail.cli.output import EXIT_ATTENTION, EXIT_PENDING
 from treenail.cli.output_format import API_VERSION
-from treenail.clock import SystemClock, format_rfc3339
-from treenail.host.filesystem.root import Root
+from treenail.clocks import SystemClock, format_rfc3339
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.system.state_file import Ledger
 from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
-from treenail.update.state.phases import Phase
-from treenail.update.state.record import (
+from treenail.update.state.ledger_record import (
     LedgerRecord,
     PastUpdate,
     QuarantinedTarget,
@@ -30,6 +29,7 @@ from treenail.update.state.record import (
     UpdateRecord,
     to_json,
 )
+from treenail.update.state.phases import Phase
 
 OLD, NEW = Target("rendered-a"), Target("rendered-b", "q.example/os@sha256:" + "1" * 64)
 WORK = UpdateImpact(level=DisruptionLevel.REBOOT, reasons=("file /etc/a changed",))

@@ -8,14 +8,14 @@ from pathlib import Path
 from tests.fakes.clock import FakeClock
 from tests.waiting import PATIENCE, wait_until
 from treenail.api import annotations as key
-from treenail.clock import Clock, SystemClock
+from treenail.clocks import Clock, SystemClock
 from treenail.controllers.drain.controller import DrainController
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.controllers.runtime.workqueue import WorkQueue
 from treenail.errors import ClusterError, NotFoundError
-from treenail.kube.client import Client, Json
-from treenail.kube.events import EventRecorder
+from treenail.kube.api_client import Client, Json
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.eviction import InlineExecutor
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import (

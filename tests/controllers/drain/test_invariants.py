@@ -20,7 +20,7 @@ from treenail.controllers.drain.decide import (
     decide_drain,
 )
 from treenail.errors import ConfigError, ConflictError, UnreachableError
-from treenail.kube.client import Json, PatchType
+from treenail.kube.api_client import Json, PatchType
 from treenail.kube.resources import Resource
 
 AT_REST = 12

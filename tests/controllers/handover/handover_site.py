@@ -15,7 +15,7 @@ from tests.registry.real_registry import RegistryService
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.decode import Json
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.controllers.handover.controller import InstallController
 from treenail.controllers.handover.handover_objects import (
     HANDED_OVER,
@@ -31,8 +31,8 @@ from treenail.controllers.handover.image_mode import NAMESPACE, ImageMode
 from treenail.controllers.handover.image_mode_field import build_settings_configmap
 from treenail.controllers.handover.image_mover import ImageMover
 from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import AlreadyExistsError, NotFoundError
@@ -40,8 +40,8 @@ from treenail.image.push_spec import parse_push_spec
 from treenail.installer.bootstrap.bootstrap_registry import BootstrapRegistry
 from treenail.installer.directory.install_manifests import read_install_manifests
 from treenail.installer.images.built_image import BuiltPoolImage
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.resources import (
     CONFIGMAPS,
     MACHINEOSCONFIGS,

@@ -16,16 +16,16 @@ from tests.registry.real_registry import PUSHER, RegistryService
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.builder.images.signatures import SigningKey
-from treenail.clock import Clock, SystemClock
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.clocks import Clock, SystemClock
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import NotFoundError, UnreachableError
 from treenail.image.build_result import BuildPhase, BuildResult
 from treenail.image.push_spec import parse_push_spec
-from treenail.kube.client import Client, Transport
-from treenail.kube.events import EventRecorder
+from treenail.kube.api_client import Client, Transport
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import (
     CONFIGMAPS,

@@ -25,7 +25,7 @@ from treenail.builder.images.provenance import read_documents
 from treenail.builder.images.signatures import verify_image
 from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
 from treenail.image.oci.provenance import STATEMENT_TYPE
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail.kube.resources import MACHINEOSCONFIGS, NODES, SECRETS, get_object
 from treenail.registry.images import ResolvedImage, resolve_image
 

@@ -7,7 +7,7 @@ import pytest
 
 from treenail.api import annotations as key
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.clock import parse_rfc3339
+from treenail.clocks import parse_rfc3339
 from treenail.controllers.image_build.base_image import (
     BaseDecision,
     BaseFacts,
@@ -15,7 +15,7 @@ from treenail.controllers.image_build.base_image import (
     make_base_facts,
     parse_schedule,
 )
-from treenail.controllers.image_build.facts import (
+from treenail.controllers.image_build.build_facts import (
     Answer,
     AttemptFailure,
     BuildProblem,

@@ -17,7 +17,7 @@ from tests.registry.images import make_client
 from tests.registry.real_registry import RegistryService
 from tests.waiting import wait_until
 from treenail.api.pullspec import parse_pull_spec
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
 from treenail.kube.resources import CONTROLLERCONFIGS, EVENTS, MACHINEOSCONFIGS
 from treenail.registry.images import resolve_image
 

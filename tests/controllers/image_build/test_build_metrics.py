@@ -2,9 +2,9 @@
 
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.controllers.image_build.facts import SetBuildStatus
+from treenail.controllers.image_build.build_facts import SetBuildStatus
 from treenail.controllers.image_build.writer import BuildMetrics
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
 
 CONFIG = MachineOSConfig.from_json(
     {

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
+from treenail.controllers.image_build.build_facts import JobFacts, JobState
 from treenail.controllers.image_build.build_objects import ObservedJob, ObservedPod, make_job_facts
-from treenail.controllers.image_build.facts import JobFacts, JobState
 from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
 
 JOB = ObservedJob(JobFacts("build-a", uid="second", state=JobState.BUILDING, owners=("build",)))

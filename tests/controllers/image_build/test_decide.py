@@ -7,7 +7,7 @@ import pytest
 
 from tests.controllers.image_build.world import Killed, World
 from treenail.api.machineosbuild import BuildState
-from treenail.controllers.image_build.facts import (
+from treenail.controllers.image_build.build_facts import (
     AppendConfig,
     BuildFacts,
     BuildProblem,

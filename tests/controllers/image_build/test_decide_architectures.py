@@ -6,7 +6,7 @@ import pytest
 
 from tests.controllers.image_build.world import Killed, World
 from treenail.api.machineosbuild import BuildState
-from treenail.controllers.image_build.facts import AppendConfig, BuildFacts, make_job_name
+from treenail.controllers.image_build.build_facts import AppendConfig, BuildFacts, make_job_name
 from treenail.image.build_result import BuildReason
 
 BOTH = ("amd64", "arm64")

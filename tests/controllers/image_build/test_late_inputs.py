@@ -5,11 +5,11 @@ from typing import cast
 
 import pytest
 
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
+from treenail.controllers.image_build.build_planner import BuildPlanner
 from treenail.controllers.image_build.job_builder import JobBuilder, JobSettings
-from treenail.controllers.image_build.planner import BuildPlanner
 from treenail.errors import NotLeaderError
-from treenail.kube.client import Client, Json
+from treenail.kube.api_client import Client, Json
 from treenail.kube.lease import LateWrites
 from treenail.kube.resources import CONFIGMAPS
 from treenail.kube.transport.kubeconfig import read_kubeconfig

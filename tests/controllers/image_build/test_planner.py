@@ -12,9 +12,9 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.builder.build_spec import BuildSpec
 from treenail.config.image_mirrors import NO_MIRRORS
+from treenail.controllers.image_build.build_planner import Planner
 from treenail.controllers.image_build.cluster_reader import ClusterReader, FileObjects
 from treenail.controllers.image_build.job_builder import BuildReference, JobSettings, build_inputs
-from treenail.controllers.image_build.planner import Planner
 from treenail.errors import ConfigError
 from treenail.kube.resources import MACHINECONFIGS, Resource, get_object
 

@@ -1,6 +1,6 @@
 """Texts about failed builds: line, last output and remedy."""
 
-from treenail.controllers.image_build.facts import AttemptFailure
+from treenail.controllers.image_build.build_facts import AttemptFailure
 from treenail.controllers.image_build.status import MESSAGE_LIMIT, format_failure
 from treenail.image.build_result import BuildReason
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from treenail.api.machineosbuild import BuildState
-from treenail.api.meta import Condition
-from treenail.controllers.image_build.decide import BuildDecision, decide_builds
-from treenail.controllers.image_build.facts import (
+from treenail.api.object_meta import Condition
+from treenail.controllers.image_build.build_facts import (
     AcceptRebuild,
     AdoptJob,
     Answer,
@@ -40,7 +39,8 @@ from treenail.controllers.image_build.facts import (
     WantedSystem,
     make_job_name,
 )
-from treenail.controllers.image_build.planner import find_system_images
+from treenail.controllers.image_build.build_planner import find_system_images
+from treenail.controllers.image_build.decide import BuildDecision, decide_builds
 from treenail.image.build_result import BuildReason
 
 REPOSITORY = "registry.example.com/os/node"

@@ -9,11 +9,11 @@ from tests.controllers.drain.site import Site
 from tests.controllers.rollout.builders import NEW, decide_rollout, node, pool, proceed
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.controllers.pools.disruption_budgets import CACHE_S, BudgetWatcher
-from treenail.controllers.pools.policy import NodeOrder
-from treenail.controllers.runtime.informers import Informers
-from treenail.kube.client import Client
+from treenail.controllers.pools.rollout_policy import NodeOrder
+from treenail.controllers.runtime.informer_set import Informers
+from treenail.kube.api_client import Client
 from treenail.kube.resources import PODS
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport

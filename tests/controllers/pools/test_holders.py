@@ -9,9 +9,9 @@ from tests.controllers.rollout.builders import NEW, failed, node, on_its_way, po
 from tests.controllers.rollout.world import World, build_reconciler
 from treenail.api import annotations as key
 from treenail.controllers.pools.holders import describe_holder
-from treenail.controllers.pools.nodes import NodeFacts
-from treenail.controllers.pools.policy import PoolShare, RolloutPolicy, Wave
+from treenail.controllers.pools.node_facts import NodeFacts
 from treenail.controllers.pools.pool_status import PoolStatusInput, compute_status
+from treenail.controllers.pools.rollout_policy import PoolShare, RolloutPolicy, Wave
 from treenail.controllers.pools.rollout_record import RolloutRecord
 from treenail.controllers.rollout.decide import RolloutContext, RolloutDecision, decide_rollout
 

@@ -17,8 +17,13 @@ from tests.controllers.rollout.builders import (
 from tests.oracle import needs_oracle, records
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clock import parse_rfc3339
-from treenail.controllers.pools.nodes import NodeFacts, NodeReport, RolloutTarget, overlay_written
+from treenail.clocks import parse_rfc3339
+from treenail.controllers.pools.node_facts import (
+    NodeFacts,
+    NodeReport,
+    RolloutTarget,
+    overlay_written,
+)
 from treenail.controllers.pools.os_image import compute_build_target
 
 IMAGE = "quay.example/os@sha256:0"

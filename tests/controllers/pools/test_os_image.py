@@ -18,7 +18,7 @@ from tests.controllers.rollout.builders import (
 from tests.oracle import needs_oracle, records
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.controllers.pools.nodes import RolloutTarget
+from treenail.controllers.pools.node_facts import RolloutTarget
 from treenail.controllers.pools.os_image import (
     GateBlocked,
     GateOpen,

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.controllers.rollout.builders import pool
-from treenail.controllers.pools.policy import (
+from treenail.controllers.pools.rollout_policy import (
     DEFAULT_MAX_PARALLEL,
     KIND,
     POLICY_FIELDS,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.node_facts import NodeFacts
 from treenail.controllers.pools.pool_index import PoolIndex
-from treenail.controllers.pools.pools import ObservedPool, group_nodes
+from treenail.controllers.pools.pool_membership import ObservedPool, group_nodes
 from treenail.label_selector import LabelSelector
 
 POOLS = ("worker", "infra", "gpu", "master")

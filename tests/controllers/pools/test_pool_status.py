@@ -20,8 +20,8 @@ from tests.controllers.rollout.builders import (
 from tests.oracle import needs_oracle, records
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import BuildState
-from treenail.api.meta import Condition
-from treenail.controllers.pools.nodes import NodeFacts, NodeReport, RolloutTarget
+from treenail.api.object_meta import Condition
+from treenail.controllers.pools.node_facts import NodeFacts, NodeReport, RolloutTarget
 from treenail.controllers.pools.os_image import (
     GateBlocked,
     compute_build_target,

@@ -6,7 +6,7 @@ import pytest
 
 from tests.oracle import needs_oracle, records
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.pools.pools import Membership, find_membership
+from treenail.controllers.pools.pool_membership import Membership, find_membership
 from treenail.errors import ConfigError
 
 

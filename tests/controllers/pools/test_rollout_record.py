@@ -13,8 +13,8 @@ from tests.controllers.rollout.builders import (
     pool,
     read_policy,
 )
-from treenail.controllers.pools.nodes import RolloutTarget
-from treenail.controllers.pools.policy import RolloutPolicy
+from treenail.controllers.pools.node_facts import RolloutTarget
+from treenail.controllers.pools.rollout_policy import RolloutPolicy
 from treenail.controllers.pools.rollout_record import (
     NodeFailure,
     PastOutcome,

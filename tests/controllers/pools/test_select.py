@@ -14,7 +14,7 @@ from tests.controllers.rollout.builders import (
 )
 from tests.oracle import needs_oracle, records
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
 from treenail.controllers.pools.os_image import compute_build_target
 from treenail.controllers.pools.select import (
     compute_max_unavailable,

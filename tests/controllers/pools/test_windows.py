@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from treenail.api.decode import Fields
-from treenail.controllers.pools.windows import (
+from treenail.controllers.pools.maintenance_windows import (
     DAYS,
     MaintenanceWindow,
     WindowClosed,

@@ -13,17 +13,17 @@ from tests.controllers.rollout.agents import add_nodes, client_of, install_kinds
 from tests.waiting import wait_until
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.cli.controller.rollout import read_rollouts
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.controllers.render.controller import KEPT_CONFIGS, RenderController
 from treenail.controllers.render.render import hash_render_inputs
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.controllers.status.rollout_result import RolloutOutcome
 from treenail.controllers.status.snapshot import read_metadata
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import (
     CUSTOMRESOURCEDEFINITIONS,

@@ -12,7 +12,7 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.config.merge import ROLE, BaseImages
 from treenail.config.provenance import PROVENANCE, Provenance
 from treenail.config.reconcilable import ValidationOverride
-from treenail.config.wanted import read_wanted_state
+from treenail.config.wanted_state import read_wanted_state
 from treenail.controllers.render.render import ControllerConfig, render_pool
 from treenail.errors import ConfigError, UnreconcilableError
 

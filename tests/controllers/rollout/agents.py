@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from treenail.api import annotations as key
-from treenail.clock import SystemClock, format_rfc3339
+from treenail.clocks import SystemClock, format_rfc3339
 from treenail.errors import ClusterError, ConflictError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.informer import Informer
 from treenail.kube.resources import (
     CUSTOMRESOURCEDEFINITIONS,

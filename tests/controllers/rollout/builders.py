@@ -8,10 +8,10 @@ from treenail.api.annotations import CURRENT_BUILD, DESIRED_IMAGE
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.meta import Condition, ObjectMeta
-from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.api.object_meta import Condition, ObjectMeta
+from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
 from treenail.controllers.pools.os_image import GateOpen
-from treenail.controllers.pools.policy import RolloutPolicy, parse_policy
+from treenail.controllers.pools.rollout_policy import RolloutPolicy, parse_policy
 from treenail.controllers.rollout import decide
 from treenail.controllers.rollout.decide import RolloutContext, RolloutDecision
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from tests.controllers.rollout.builders import OLD, decide_rollout, node, proceed
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
 from treenail.controllers.pools.rollout_record import RolloutRecord
 from treenail.controllers.rollout.decide import RolloutDecision
 

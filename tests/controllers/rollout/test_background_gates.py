@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.fakes.clock import FakeClock
 from treenail.controllers.pools.os_image import GateAnswer, GateBlocked, GatePending, GateWaiting
-from treenail.controllers.pools.policy import LockServer, PrometheusAlerts
+from treenail.controllers.pools.rollout_policy import LockServer, PrometheusAlerts
 from treenail.controllers.rollout.external_gates import (
     CLOSED_FOR_S,
     OPEN_FOR_S,

@@ -6,8 +6,8 @@ from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.controllers.runtime.web import WebClient
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder
 
 
 def test_pauses_of_deleted_nodes_are_forgotten() -> None:

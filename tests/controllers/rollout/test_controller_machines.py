@@ -12,16 +12,16 @@ import pytest
 from tests.controllers.rollout.agents import add_config, add_policy, add_pool
 from tests.drains import Drains
 from tests.waiting import wait_until
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.reconcile import RolloutSettings as Rules
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
 from treenail.controllers.runtime.workers import ControllerSettings
-from treenail.kube.events import EventRecorder
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.images import make_image

@@ -19,11 +19,11 @@ from tests.controllers.rollout.builders import (
     proceed,
 )
 from tests.controllers.rollout.simulation import all_have, fleet
-from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.maintenance_windows import DAYS
+from treenail.controllers.pools.node_facts import NodeFacts
 from treenail.controllers.pools.os_image import GateBlocked, GateWaiting
 from treenail.controllers.pools.pool_status import PoolProblem
 from treenail.controllers.pools.rollout_record import NodeFailure, RolloutRecord
-from treenail.controllers.pools.windows import DAYS
 from treenail.controllers.rollout.decide import RolloutDecision
 
 HOUR = 3600.0

@@ -6,13 +6,13 @@ import pytest
 
 from tests.controllers.rollout.builders import NEW, node
 from treenail.api.decode import Fields
+from treenail.controllers.pools.maintenance_windows import DAYS, parse_window
 from treenail.controllers.pools.rollout_record import (
     DEFAULT_NODE_S,
     estimate_node_s,
     estimate_remaining_s,
     format_duration,
 )
-from treenail.controllers.pools.windows import DAYS, parse_window
 
 HOUR = 3600.0
 EVERY_NIGHT = {"days": list(DAYS), "start": "01:00", "timeZone": "UTC"}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from treenail.controllers.pools.os_image import GateAnswer, GateBlocked, GateWaiting
-from treenail.controllers.pools.policy import LockServer, PrometheusAlerts
+from treenail.controllers.pools.rollout_policy import LockServer, PrometheusAlerts
 from treenail.controllers.rollout.external_gates import (
     GATE_MISCONFIGURED,
     GATE_UNAVAILABLE,

@@ -17,12 +17,12 @@ from treenail.cli.controller.run import make_tag_source
 from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.reconcile import RolloutSettings
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
 from treenail.controllers.runtime.workers import ControllerSettings
-from treenail.kube.events import EventRecorder
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.resources import EVENTS, MACHINECONFIGPOOLS, NODES
 
 pytestmark = [pytest.mark.integration]

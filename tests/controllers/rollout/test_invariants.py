@@ -13,7 +13,7 @@ import pytest
 
 from tests.controllers.rollout.builders import decide_rollout, image, pool, proceed
 from tests.controllers.rollout.simulation import Simulation, all_have
-from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget, overlay_written
+from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget, overlay_written
 from treenail.controllers.pools.pool_status import PoolStatusInput, compute_status
 from treenail.controllers.pools.rollout_record import RolloutRecord
 

@@ -27,8 +27,8 @@ import pytest
 from tests.controllers.rollout.world import ROLE, Json, Killed, World, build_reconciler
 from tests.daemon.walk_budget import exhaustive, sample
 from treenail.api import annotations as key
-from treenail.clock import format_rfc3339
-from treenail.controllers.pools.nodes import (
+from treenail.clocks import format_rfc3339
+from treenail.controllers.pools.node_facts import (
     STARTED_AT,
     WAS_DEGRADED,
     ZONE_LABEL,
@@ -36,8 +36,8 @@ from treenail.controllers.pools.nodes import (
     RolloutTarget,
 )
 from treenail.controllers.pools.os_image import GateOpen
-from treenail.controllers.pools.policy import RolloutPolicy
 from treenail.controllers.pools.pool_status import RENDER_DEGRADED as RENDERED
+from treenail.controllers.pools.rollout_policy import RolloutPolicy
 from treenail.controllers.pools.rollout_record import ROLLOUT_STATUS
 from treenail.controllers.rollout.decide import is_prestage_done
 from treenail.controllers.rollout.reconcile import RolloutReconciler, RolloutSettings

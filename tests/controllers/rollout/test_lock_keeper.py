@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from treenail.controllers.pools.expected import ExpectedPools
-from treenail.controllers.pools.nodes import LOCKED_BY, NodeFacts
+from treenail.controllers.pools.node_facts import LOCKED_BY, NodeFacts
 from treenail.controllers.pools.os_image import GateAnswer, GatePending
-from treenail.controllers.pools.policy import LockServer
+from treenail.controllers.pools.rollout_policy import LockServer
 from treenail.controllers.rollout.lock_keeper import LockKeeper
 from treenail.controllers.rollout.locks import LockHolder
 from treenail.errors import ConflictError

@@ -15,10 +15,10 @@ from tests.controllers.rollout.agents import (
 from tests.controllers.runtime.test_runtime import Process
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.errors import NotFoundError
-from treenail.kube.client import Client, Json
+from treenail.kube.api_client import Client, Json
 from treenail.kube.resources import (
     CUSTOMRESOURCEDEFINITIONS,
     MACHINECONFIGNODES,

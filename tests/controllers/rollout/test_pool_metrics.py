@@ -6,15 +6,15 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clock import format_rfc3339
+from treenail.clocks import format_rfc3339
 from treenail.controllers.pools.holders import WAIT_REASONS, classify_wait
-from treenail.controllers.pools.nodes import NodeFacts
-from treenail.controllers.pools.pools import ObservedPool, PoolSnapshot
+from treenail.controllers.pools.node_facts import NodeFacts
+from treenail.controllers.pools.pool_membership import ObservedPool, PoolSnapshot
 from treenail.controllers.rollout.pool_metrics import (
     PoolMetrics,
     compute_pool_tables,
 )
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
 
 BEGAN = 1_700_000_000.0
 

@@ -15,8 +15,8 @@ from tests.controllers.rollout.builders import (
 )
 from tests.controllers.rollout.world import World, build_reconciler
 from treenail.api import annotations as key
-from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.pools.policy import RolloutPolicy
+from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
+from treenail.controllers.pools.rollout_policy import RolloutPolicy
 from treenail.controllers.rollout.decide import PrestageRequests, decide_prestage_requests
 
 OLD, NEW = image("old", "a"), image("new", "b")

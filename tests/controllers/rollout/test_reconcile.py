@@ -10,10 +10,10 @@ import pytest
 
 from tests.controllers.rollout.world import Killed, World, build_reconciler
 from treenail.api import annotations as key
-from treenail.controllers.pools.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED, RolloutTarget
+from treenail.controllers.pools.node_facts import LOCKED_BY, STARTED_AT, WAS_DEGRADED, RolloutTarget
 from treenail.controllers.pools.os_image import GateAnswer, GateBlocked, GatePending, GateWaiting
-from treenail.controllers.pools.policy import LockServer, PrometheusAlerts
 from treenail.controllers.pools.pool_status import COUNTS_INTERVAL_S
+from treenail.controllers.pools.rollout_policy import LockServer, PrometheusAlerts
 from treenail.controllers.pools.rollout_record import ROLLOUT_STATUS
 from treenail.controllers.rollout.external_gates import PENDING_RETRY_S, BackgroundGates, LockHolder
 from treenail.controllers.rollout.reconcile import (

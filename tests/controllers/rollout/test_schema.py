@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.pools.policy import parse_policy
+from treenail.controllers.pools.rollout_policy import parse_policy
 from treenail.controllers.pools.select import compute_max_unavailable
 from treenail.errors import ConfigError
 from treenail.manifests.installation import load_crds

@@ -21,12 +21,12 @@ from tests.controllers.rollout.world import ROLE, Json, World, build_reconciler
 from tests.daemon.walk_budget import seeds, walk
 from tests.kube.cluster import Cluster
 from treenail.api import annotations as key
-from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.pools.policy import ObservedPolicy
-from treenail.controllers.pools.pools import ObservedPool
+from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
+from treenail.controllers.pools.pool_membership import ObservedPool
+from treenail.controllers.pools.rollout_policy import ObservedPolicy
 from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.errors import ClusterError, NotLeaderError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 from treenail.kube.resources import Resource
 from treenail.kube.watch import STALE_AFTER_S

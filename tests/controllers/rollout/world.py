@@ -12,8 +12,8 @@ import yaml
 
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clock import format_rfc3339
-from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.clocks import format_rfc3339
+from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
 from treenail.controllers.pools.os_image import (
     NO_BUILD,
     MachineOSBuild,
@@ -21,17 +21,17 @@ from treenail.controllers.pools.os_image import (
     PoolBuild,
     find_pool_build,
 )
-from treenail.controllers.pools.policy import ObservedPolicy
 from treenail.controllers.pools.pool_index import PoolIndex
-from treenail.controllers.pools.pools import ObservedPool, PoolSnapshot
+from treenail.controllers.pools.pool_membership import ObservedPool, PoolSnapshot
+from treenail.controllers.pools.rollout_policy import ObservedPolicy
 from treenail.controllers.rollout.reconcile import (
     RolloutCaches,
     RolloutReconciler,
     RolloutSettings,
 )
 from treenail.errors import ConflictError, NotFoundError, UnreachableError
-from treenail.kube.client import PatchType
-from treenail.kube.events import ObjectReference
+from treenail.kube.api_client import PatchType
+from treenail.kube.event_recorder import ObjectReference
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,

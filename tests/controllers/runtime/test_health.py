@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
 from treenail.controllers.runtime.health import HealthServer
 from treenail.controllers.runtime.http_server import parse_address
-from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.errors import UsageError
 
 

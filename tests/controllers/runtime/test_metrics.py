@@ -3,7 +3,7 @@
 import pytest
 
 from treenail import __version__
-from treenail.controllers.runtime.metrics import ControllerMetrics, MetricTable
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics, MetricTable
 
 INFO = (
     "# HELP treenail_controller_build_info 1, with the version of treenail.\n"

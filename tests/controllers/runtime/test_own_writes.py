@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.fakes.clock import FakeClock
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
 from treenail.controllers.runtime.own_writes import MAX_AGE_S, OwnDeletions, OwnWrites
 
 

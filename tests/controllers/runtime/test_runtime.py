@@ -10,13 +10,13 @@ import pytest
 
 from tests.controllers.rollout.agents import install_kinds
 from tests.waiting import wait_until
-from treenail.clock import SystemClock
-from treenail.controllers.runtime.informers import Informers, InformerView
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.clocks import SystemClock
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers, InformerView
 from treenail.controllers.runtime.runtime import ControllerRuntime, MakeElector, make_sole_leader
 from treenail.controllers.runtime.workers import Controller, ControllerSettings, Enqueue
 from treenail.errors import ClusterError, ConfigError, NotFoundError, NotLeaderError
-from treenail.kube.client import Client, Json
+from treenail.kube.api_client import Client, Json
 from treenail.kube.lease import LateWrites, LeaderElectionConfig, LeaderElector
 from treenail.kube.resources import CONFIGMAPS, LEASES, ROLLOUTPOLICIES
 from treenail.kube.transport.kubeconfig import read_kubeconfig

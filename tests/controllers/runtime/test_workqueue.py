@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from tests.fakes.clock import FakeClock
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.controllers.runtime.workqueue import WorkQueue
 
 

@@ -10,8 +10,8 @@ from tests.fakes.clock import FakeClock
 from treenail.api.decode import Json
 from treenail.cli.controller.main import main
 from treenail.cli.controller.status.text import format_leader, format_summary
-from treenail.clock import SystemClock, format_micro_time
-from treenail.controllers.status.leader import (
+from treenail.clocks import SystemClock, format_micro_time
+from treenail.controllers.status.leader_status import (
     LeaderReader,
     LeaderReport,
     LeaderState,
@@ -20,7 +20,7 @@ from treenail.controllers.status.leader import (
 from treenail.controllers.status.rollout_result import RolloutOutcome, RolloutResult, check_leader
 from treenail.controllers.status.status_document import build_status_document
 from treenail.controllers.status.status_table import build_rows
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import LEASES, MACHINECONFIGPOOLS, ROLLOUTPOLICIES, Resource
 from treenail.manifests.installation import NAME, InstallOptions
 from treenail_lab.apiserver.serving.server import LabServer

@@ -16,14 +16,14 @@ from treenail.api.machineconfigpool import PoolConfiguration
 from treenail.cli.controller import main as command
 from treenail.cli.controller.status.text import format_table
 from treenail.controllers.pools.disruption_budgets import BlockingBudget, find_blocking_budget
-from treenail.controllers.pools.policy import ObservedPolicy, parse_policy
-from treenail.controllers.pools.pools import ObservedPool
+from treenail.controllers.pools.pool_membership import ObservedPool
+from treenail.controllers.pools.rollout_policy import ObservedPolicy, parse_policy
 from treenail.controllers.render import render
 from treenail.controllers.status import plan, status_table
 from treenail.controllers.status.plan import PlanInput
 from treenail.controllers.status.plan_text import format_plans
 from treenail.errors import ConfigError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,

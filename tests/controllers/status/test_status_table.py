@@ -7,10 +7,10 @@ import pytest
 from tests.controllers.rollout.world import World
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
-from treenail.api.meta import Condition
+from treenail.api.object_meta import Condition
 from treenail.cli.controller.status.text import format_table
 from treenail.cli.terminal import measure_text
-from treenail.controllers.pools.nodes import STARTED_AT
+from treenail.controllers.pools.node_facts import STARTED_AT
 from treenail.controllers.status.status_document import build_status_document
 from treenail.controllers.status.status_table import NodeRow, PoolRow, RolloutBlocker, build_rows
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from treenail.api.node import Node
+from treenail.daemon.agent_settings import HealthSettings as Limits
 from treenail.daemon.checks.health import HealthChecker, HealthProbes
-from treenail.daemon.settings import HealthSettings as Limits
 from treenail.errors import (
     BusError,
     ClusterError,

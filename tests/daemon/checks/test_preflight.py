@@ -13,8 +13,8 @@ from treenail.daemon.checks.preflight import AGENT_UNIT, PreflightChecker
 from treenail.daemon.checks.signature_policy import needs_signature
 from treenail.errors import BusError, HostError, PreflightError
 from treenail.host.container import registry
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.ostree.deployments import DeploymentStatus, OstreeDeployment
 from treenail.host.systemd.logind import InhibitorLock
 from treenail.host.systemd.systemd import SystemdUnit
@@ -26,7 +26,7 @@ from treenail.update.checks.preflight import (
 )
 from treenail.update.checks.preflight_reason import PreflightReason
 from treenail.update.checks.signature_policy import SignatureRule, SignatureTrust
-from treenail.update.state.record import LedgerRecord, RetainedDeployment, to_json
+from treenail.update.state.ledger_record import LedgerRecord, RetainedDeployment, to_json
 
 LABELS = {"containers.bootc": "1"}
 

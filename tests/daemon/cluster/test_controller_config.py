@@ -9,8 +9,8 @@ from tests.fakes.clock import FakeClock
 from treenail.config import node_paths
 from treenail.daemon.cluster.controller_config import CHECK_INTERVAL_S, ControllerConfigSync
 from treenail.daemon.configuration.path_watcher import TouchedPaths
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import Root
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
 INTERNAL = "/etc/mco/internal-registry-pull-secret.json"

@@ -13,18 +13,18 @@ from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api import machineconfignode
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.daemon.cluster.node_client import NodeClient
 from treenail.errors import ClusterError, ConfigMissingError, ConfigRejectedError
-from treenail.kube.client import Client, PatchType
-from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.api_client import Client, PatchType
+from treenail.kube.event_recorder import EventRecorder, ObjectReference
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import EVENTS, MACHINECONFIGNODES, NODES
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
 from treenail.kube.watch import ResourceWatch, WatchScope
 from treenail.manifests.installation import build_node_access
-from treenail.update.state.record import Target
+from treenail.update.state.ledger_record import Target
 from treenail.update.status import NodeEvent, ReportedCondition, StatusReport
 from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault
 from treenail_lab.apiserver.serving.server import LabServer

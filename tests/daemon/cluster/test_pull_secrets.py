@@ -19,13 +19,13 @@ from treenail.config.pullsecret import (
     encode_pull_secret,
     parse_pull_secret,
 )
+from treenail.daemon.agent_settings import PartialSettings, merge_settings
 from treenail.daemon.cluster.pull_secrets import KUBECONFIG, LOGIN_HISTORY, PullSecrets
 from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
-from treenail.daemon.settings import PartialSettings, merge_settings
 from treenail.errors import FileError
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.log import MessageId
 from treenail.update.steps.inventory import Ownership, to_json
 

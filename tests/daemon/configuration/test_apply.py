@@ -14,7 +14,7 @@ from treenail.api.disruptionpolicy import (
     RestartPolicyAction,
 )
 from treenail.api.ignition.model import Contents
-from treenail.config.wanted import WantedFile, WantedState, WantedUnit, WantedUser
+from treenail.config.wanted_state import WantedFile, WantedState, WantedUnit, WantedUser
 from treenail.daemon.configuration.inspect import MachineInspector, SystemdUnitStates
 from treenail.daemon.configuration.machine import (
     RecoveryOutcome,
@@ -25,14 +25,14 @@ from treenail.daemon.configuration.machine import (
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.daemon.configuration.trust_store import ANCHORS, BUNDLE, PROGRAM, UPDATE_UNIT
 from treenail.errors import LedgerError, RollbackError, StepError, UnitError
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.rollback.undo_log import LOG_PATH
 from treenail.host.systemd.unit_files import UnitFileReader, UnitLinks
 from treenail.update.impact.impact import plan_service_steps
 from treenail.update.steps.plan import plan_steps
-from treenail.update.steps.steps import RestartUnit
+from treenail.update.steps.step_types import RestartUnit
 
 UNITS = "etc/systemd/system"
 WANTED_BY = "[Install]\nWantedBy=multi-user.target\n"

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from treenail.api.machineconfig import MachineConfig
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
 from treenail.daemon.configuration.config_cache import DIRECTORY, ConfigCache
 from treenail.errors import NotFoundError, UnreachableError
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import Root
 
 ONE = MachineConfig(ObjectMeta(name="one"), kernel_arguments=("a",))
 

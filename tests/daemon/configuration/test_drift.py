@@ -10,9 +10,9 @@ import pytest
 from tests.fakes.host_machine import make_machine
 from tests.waiting import wait_until
 from treenail.api.machineconfig import MachineConfig
-from treenail.clock import SystemClock
-from treenail.config.drift import Drift, DriftAttribute, EntryKind
-from treenail.config.wanted import read_wanted_state
+from treenail.clocks import SystemClock
+from treenail.config.drift_comparison import Drift, DriftAttribute, EntryKind
+from treenail.config.wanted_state import read_wanted_state
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.daemon.configuration.drift_repair import DriftMonitor
 from treenail.daemon.configuration.inspect import MachineInspector, UnitStateSource
@@ -20,15 +20,15 @@ from treenail.daemon.configuration.machine import apply_steps
 from treenail.daemon.configuration.path_watcher import InotifyPathWatcher
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.errors import BusError
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.systemd.unit_files import UnitFileReader
 from treenail.update.drift.drift_policy import DriftAssessment, DriftPolicy, DriftReaction
 from treenail.update.drift.drift_repair import plan_repair
-from treenail.update.state.record import Target
+from treenail.update.state.ledger_record import Target
 from treenail.update.steps.plan import plan_steps
-from treenail.update.steps.steps import RelabelEntry
+from treenail.update.steps.step_types import RelabelEntry
 
 CURRENT = Target("rendered-worker-1")
 NO_DRIFT = DriftAssessment()

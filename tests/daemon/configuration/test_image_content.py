@@ -7,12 +7,12 @@ import pytest
 from tests.fakes.host_machine import make_machine
 from treenail.api.ignition.model import Contents
 from treenail.config.image_content import compare_with_image
-from treenail.config.wanted import WantedFile, WantedState, WantedUnit
+from treenail.config.wanted_state import WantedFile, WantedState, WantedUnit
 from treenail.daemon.configuration.image_content import list_tree_paths, read_image_content
 from treenail.daemon.configuration.inspect import MachineInspector, open_booted_tree
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.update.steps.plan import plan_steps
-from treenail.update.steps.steps import WriteFile
+from treenail.update.steps.step_types import WriteFile
 
 UNIT, TEXT = "app.service", "[Install]\nWantedBy=multi-user.target\n"
 WANTED = WantedState(

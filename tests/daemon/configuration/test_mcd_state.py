@@ -11,10 +11,10 @@ from tests.fakes.disk import Entry, MemoryDisk
 from tests.fakes.world import World
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
 from treenail.daemon.configuration.mcd_state import MCDState
-from treenail.host.filesystem.files import HostFiles
-from treenail.update.state.record import Target
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.update.state.ledger_record import Target
 
 STATE = "/etc/machine-config-daemon"
 IMAGE = "registry.example.com/os/node@sha256:" + "a" * 64

@@ -10,12 +10,12 @@ from tests.fakes.host_machine import make_machine
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.errors import FileError
 from treenail.host.filesystem.entries import FileEntry
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.rollback.backups import FileBackups
 from treenail.host.rollback.transaction import UndoTransaction
 from treenail.host.rollback.undo_log import PathChange
-from treenail.update.steps.steps import MakeDirectory, MakeLink, SetSshKeys, WriteFile
+from treenail.update.steps.step_types import MakeDirectory, MakeLink, SetSshKeys, WriteFile
 
 
 @pytest.fixture

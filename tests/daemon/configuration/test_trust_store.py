@@ -17,7 +17,7 @@ from treenail.daemon.configuration.trust_store import (
     TrustStore,
 )
 from treenail.errors import CommandError
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 from treenail_lab.images import ImageCatalogue, save_catalogue
 from treenail_lab.machine import settings

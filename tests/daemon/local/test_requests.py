@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from treenail.daemon.local.requests import REQUEST_FILE, RequestFile
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
-from treenail.update.decision.request import RequestKind, UserRequest
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import Root
+from treenail.update.decision.user_requests import RequestKind, UserRequest
 
 CANCEL = UserRequest(RequestKind.CANCEL, "1")
 

@@ -19,12 +19,12 @@ from tests.daemon.reconcile import test_walks as walks
 from tests.fakes.world import PLATFORM, FakeHealth, Killed, PowerCut, World, read_phase
 from tests.update.build import A, B, C
 from treenail.api import annotations as key
-from treenail.config.wanted import read_wanted_state
+from treenail.config.wanted_state import read_wanted_state
 from treenail.errors import BusyError
-from treenail.update.decision.request import RequestKind, UserRequest
+from treenail.update.decision.user_requests import RequestKind, UserRequest
+from treenail.update.state.ledger_record import Target
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import Target
-from treenail.update.steps.steps import RecordOwnership
+from treenail.update.steps.step_types import RecordOwnership
 
 Bad = Callable[[World], bool]
 

@@ -24,7 +24,7 @@ from treenail.api.disruptionpolicy import (
 from treenail.daemon.reconcile.crash_counter import record_clean_stop
 from treenail.errors import LedgerError
 from treenail.update.decision.decide_boot import ROLLBACK_REBOOTS_ALLOWED
-from treenail.update.state.record import Target
+from treenail.update.state.ledger_record import Target
 
 Json = dict[str, object]
 

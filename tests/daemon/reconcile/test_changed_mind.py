@@ -27,9 +27,9 @@ from treenail.api.disruptionpolicy import (
     NonePolicyAction,
     UnitDisruptionPolicy,
 )
-from treenail.update.decision.request import RequestKind, UserRequest, cancel_update
-from treenail.update.state import record as records
-from treenail.update.state.record import Moment, Target, UpdateOutcome
+from treenail.update.decision.user_requests import RequestKind, UserRequest, cancel_update
+from treenail.update.state import ledger_record as records
+from treenail.update.state.ledger_record import Moment, Target, UpdateOutcome
 
 
 def booted_b(world: World) -> bool:

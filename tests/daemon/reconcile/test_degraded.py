@@ -36,8 +36,8 @@ from treenail.errors import (
     UnreconcilableError,
 )
 from treenail.update.decision.actions import IdleAction, PlanAction, RetryAction, StageAction
-from treenail.update.decision.facts import ObservedNode
-from treenail.update.state.record import Target
+from treenail.update.decision.node_state import ObservedNode
+from treenail.update.state.ledger_record import Target
 from treenail.update.status import make_report
 
 FAULTS = (

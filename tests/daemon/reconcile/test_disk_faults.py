@@ -24,8 +24,8 @@ from tests.fakes.world import World
 from tests.records import write_record
 from treenail.api import annotations as key
 from treenail.host.system.state_file import Ledger
-from treenail.update.decision.request import RequestKind, UserRequest
-from treenail.update.state.record import Target
+from treenail.update.decision.user_requests import RequestKind, UserRequest
+from treenail.update.state.ledger_record import Target
 
 LASTING_TURNS = 30
 """So many turns of at most a minute the disk fails when it does not fail once only."""

@@ -13,8 +13,8 @@ from tests.update.build import A
 from treenail.config.node_paths import FORCE_FILE
 from treenail.daemon.configuration.config_cache import DIRECTORY
 from treenail.host.machine import Machine
-from treenail.update.state import record as records
-from treenail.update.state.record import LedgerRecord, Target
+from treenail.update.state import ledger_record as records
+from treenail.update.state.ledger_record import LedgerRecord, Target
 
 OLD, NEW = Target("free-1"), Target("free-2")
 

@@ -11,7 +11,7 @@ from tests.fakes.disk import Entry
 from tests.fakes.world import World
 from tests.update.build import A, B
 from treenail.api import annotations as key
-from treenail.update.state.record import Target
+from treenail.update.state.ledger_record import Target
 
 KEYS = "/home/core/.ssh/authorized_keys.d/ignition"
 STATE_FILE = "/var/lib/app/state.conf"

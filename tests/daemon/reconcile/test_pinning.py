@@ -9,11 +9,11 @@ from tests.daemon.nodes import Node, assert_at_rest
 from tests.fakes.world import Killed, World
 from tests.update.build import A, B, C
 from treenail.api.machineconfig import MachineConfig
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
 from treenail.errors import BusyError
-from treenail.update.state import record as records
+from treenail.update.state import ledger_record as records
+from treenail.update.state.ledger_record import LedgerRecord, RetainedDeployment
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord, RetainedDeployment
 
 CONFIGS = tuple(MachineConfig(ObjectMeta(name=each.config)) for each in (A, B, C))
 DAY_S = 86_400.0

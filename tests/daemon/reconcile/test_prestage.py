@@ -10,7 +10,7 @@ from tests.daemon.reconcile.test_walks import Chaos, recorded, strike, world_at
 from tests.fakes.world import Killed, World
 from tests.update.build import A, B, C
 from treenail.api import annotations as key
-from treenail.update.state.record import Target
+from treenail.update.state.ledger_record import Target
 
 
 def request_prestage(world: World, target: Target | None) -> None:

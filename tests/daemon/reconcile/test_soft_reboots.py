@@ -10,9 +10,9 @@ from tests.fakes.world import World
 from tests.update.build import A, B, C
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
-from treenail.api.meta import ObjectMeta
-from treenail.update.state import record as records
-from treenail.update.state.record import PastUpdate
+from treenail.api.object_meta import ObjectMeta
+from treenail.update.state import ledger_record as records
+from treenail.update.state.ledger_record import PastUpdate
 
 CONFIGS = tuple(MachineConfig(ObjectMeta(name=each.config)) for each in (A, B, C))
 

@@ -17,11 +17,11 @@ from tests.fakes.world import Killed, PowerCut, World
 from tests.update.build import A, B, C
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
-from treenail.api.meta import ObjectMeta
-from treenail.update.decision.request import RequestKind, UserRequest, explain_too_late
-from treenail.update.state import record as records
+from treenail.api.object_meta import ObjectMeta
+from treenail.update.decision.user_requests import RequestKind, UserRequest, explain_too_late
+from treenail.update.state import ledger_record as records
+from treenail.update.state.ledger_record import LedgerRecord, Target, UpdateOutcome
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord, Target, UpdateOutcome
 
 CONFIGS = tuple(MachineConfig(ObjectMeta(name=each.config)) for each in (A, B, C))
 

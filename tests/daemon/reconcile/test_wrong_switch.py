@@ -8,7 +8,7 @@ from tests.daemon.reconcile import test_walks as walks
 from tests.fakes.world import Killed, PowerCut, World
 from tests.update.build import A, B, C
 from treenail.api.machineconfig import MachineConfig
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
 
 CONFIGS = tuple(MachineConfig(ObjectMeta(name=each.config)) for each in (A, B))
 

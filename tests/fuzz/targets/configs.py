@@ -20,7 +20,7 @@ from treenail.api.ignition.parser import VERSIONS, parse_ignition
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.yaml11 import find_positions
 from treenail.config.diff import compare_configs
-from treenail.config.drift import compute_expected_entries
+from treenail.config.drift_comparison import compute_expected_entries
 from treenail.config.ignition.emit import VERSIONS_SERVED, emit_ignition
 from treenail.config.ignition.withhold import withhold_secrets
 from treenail.config.image_mirrors import is_safe_change
@@ -29,7 +29,7 @@ from treenail.config.pullsecret import encode_pull_secret, parse_pull_secret, re
 from treenail.config.redact import redact_json, redact_text
 from treenail.config.trust_anchors import find_certificates
 from treenail.config.validation import find_ignored_fields, validate_config
-from treenail.config.wanted import read_wanted_state
+from treenail.config.wanted_state import read_wanted_state
 from treenail.controllers.render import render
 from treenail.errors import ConfigError, IgnitionError
 from treenail.image.build_result import BuildResult

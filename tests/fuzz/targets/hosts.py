@@ -11,7 +11,7 @@ from tests.host.bootc import test_status
 from treenail.builder.buildah.classify import classify_failure
 from treenail.builder.images.packages import parse_dpkg_status, parse_header
 from treenail.codec import parse_json
-from treenail.daemon.settings import PartialSettings, merge_settings, parse_settings
+from treenail.daemon.agent_settings import PartialSettings, merge_settings, parse_settings
 from treenail.errors import CommandError
 from treenail.host.bootc.progress import BootcProgress
 from treenail.host.bootc.status import is_composefs, parse_status
@@ -22,7 +22,7 @@ from treenail.host.ostree.deployments import DeploymentStatus
 from treenail.host.rpmostree.client import _parse_deployments
 from treenail.host.rpmostree.transaction import RpmOstreeProgress
 from treenail.host.system.kernel import compute_edit, is_satisfied, split_arguments
-from treenail.host.systemd.bus import BusSignal
+from treenail.host.systemd.system_bus import BusSignal
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.sanitize import sanitize_text
 from treenail.update.checks.signature_policy import find_rule, find_storage_rule

@@ -18,14 +18,14 @@ from treenail.api.node import Node
 from treenail.api.pullspec import parse_pull_spec
 from treenail.controllers.image_build.build_objects import ObservedJob, ObservedPod
 from treenail.controllers.pools.disruption_budgets import find_blocking_reason
-from treenail.controllers.pools.nodes import NodeFacts, NodeReport
-from treenail.controllers.pools.policy import parse_policy
-from treenail.controllers.pools.pools import ObservedPool
-from treenail.controllers.pools.windows import find_window_state
+from treenail.controllers.pools.maintenance_windows import find_window_state
+from treenail.controllers.pools.node_facts import NodeFacts, NodeReport
+from treenail.controllers.pools.pool_membership import ObservedPool
+from treenail.controllers.pools.rollout_policy import parse_policy
 from treenail.errors import TreenailError
 from treenail.kube.pods import parse_pod
 from treenail.label_selector import LabelSelector
-from treenail.update.decision.facts import (
+from treenail.update.decision.node_state import (
     DesiredTarget,
     InvalidTarget,
     read_desired_target,

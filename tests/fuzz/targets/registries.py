@@ -19,7 +19,7 @@ from treenail.image.oci.documents import append_layer, read_labels
 from treenail.image.oci.packages import PackageList, make_spdx_document
 from treenail.image.oci.prune import find_digests
 from treenail.image.oci.signature import find_payload_problem, read_signatures
-from treenail.kube.client import Client, WatchStream
+from treenail.kube.api_client import Client, WatchStream
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import NODES
 from treenail.kube.transport.connection import (

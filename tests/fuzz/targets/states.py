@@ -21,16 +21,16 @@ from treenail.controllers.pools.rollout_record import RolloutRecord
 from treenail.daemon.configuration.mcd_state import read_first_boot_annotations
 from treenail.daemon.local.requests import RequestFile
 from treenail.errors import TreenailError
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.rollback.undo_log import LOG_PATH, UndoLog
 from treenail.host.system import state_file
 from treenail.host.system.state_file import CrashRecordFile, Ledger
 from treenail.installer.directory import install_state
 from treenail.installer.directory.install_files import InstallDirectory
-from treenail.update.state import crash_record, record
+from treenail.update.state import crash_record, ledger_record
 from treenail.update.steps import inventory
 
 _STATUS_PATH = "run/treenail/status.json"
@@ -60,9 +60,9 @@ def read_ledger(content: bytes) -> Iterable[str]:
     """Read the ledger with a right checksum, write it again, and print the status."""
     root = _write(state_file.LEDGER_PATH, _complete(content, state_file._compute_checksum))
     ledger = Ledger(root)
-    found = record.from_json(ledger.read_document())
-    ledger.write_document(record.to_json(found))
-    assert record.from_json(ledger.read_document()) == found
+    found = ledger_record.from_json(ledger.read_document())
+    ledger.write_document(ledger_record.to_json(found))
+    assert ledger_record.from_json(ledger.read_document()) == found
     yield from _print_status(root)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from treenail.clock import SystemClock
-from treenail.host.filesystem.root import Root
+from treenail.clocks import SystemClock
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.health_probes import ContainerRuntime
 from treenail.process import ProgramRunner
 

@@ -9,14 +9,14 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from tests.fakes.oci_registry import OciRegistry
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.host.container.registry import (
     ImageInspection,
     InspectionProblem,
     PlatformManifest,
     SkopeoClient,
 )
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.kernel import HostKernel
 from treenail.process import ProgramRunner
 

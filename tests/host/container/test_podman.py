@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import CommandError, HostError
 from treenail.host.container.podman import Podman
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.process import ProgramRunner
 
 pytestmark = pytest.mark.process

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.clock import FakeClock
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.host.container.registry import (
     ImageInspection,
     InspectionProblem,

@@ -11,9 +11,9 @@ from pyfakefs.fake_filesystem_unittest import Patcher
 
 from tests.fakes.disk import Entry, MemoryDisk
 from treenail.host.filesystem import disk as module
+from treenail.host.filesystem.atomic_files import FileSpec, HostFiles
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import FileSpec, HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 
 
 class FakedDisk(Disk):

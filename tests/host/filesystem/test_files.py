@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from treenail.errors import FileError
+from treenail.host.filesystem.atomic_files import FileSpec, HostFiles
 from treenail.host.filesystem.disk import Disk, StrPath
-from treenail.host.filesystem.files import FileSpec, HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 
 
 @pytest.fixture

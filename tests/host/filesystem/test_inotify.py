@@ -7,7 +7,7 @@ import pytest
 
 from tests.waiting import wait_until
 from treenail.host.filesystem.inotify import InotifyEvents, InotifyWatcher
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 
 
 class Site:

@@ -15,10 +15,10 @@ import pytest
 
 from tests.records import write_record
 from treenail.errors import TreenailError
+from treenail.host.filesystem.atomic_files import FileSpec, HostFiles
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.entries import AbsentEntry, FileEntry
-from treenail.host.filesystem.files import FileSpec, HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.rollback.transaction import UndoTransaction
 from treenail.host.rollback.undo_log import PathChange
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.fakes.disk import Entry, MemoryDisk, PowerCut, Tree
 from treenail.errors import FileError
-from treenail.host.filesystem.files import FileSpec, HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import FileSpec, HostFiles
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.state_file import Ledger
 
 # A path that the real disk does not have, so that no real link is followed.

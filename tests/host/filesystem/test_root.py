@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from treenail.errors import FileError
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import pytest
 
 from treenail.errors import FileError
 from treenail.host.filesystem import selinux
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk, StrPath
 from treenail.host.filesystem.entries import DirectoryEntry, FileEntry, SymlinkEntry
-from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.path_stat import stat_paths
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.filesystem.selinux import SelinuxPolicy
 from treenail.host.rollback.transaction import UndoTransaction
 from treenail.host.rollback.undo_log import PathChange

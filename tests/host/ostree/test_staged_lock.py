@@ -6,7 +6,7 @@ import pytest
 from gi.repository import GLib
 
 from treenail.errors import HostError
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.ostree.sysroot import is_staged_locked
 
 

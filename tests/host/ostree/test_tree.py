@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from treenail.errors import HostError
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.ostree.deployments import OstreeDeployment
 from treenail.host.ostree.sysroot import open_deployment_tree
 

@@ -7,7 +7,7 @@ import pytest
 from treenail.errors import LedgerError
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.entries import DirectoryEntry
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.rollback.undo_log import (
     PENDING_PATH,
     Inverse,

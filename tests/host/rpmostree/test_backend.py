@@ -15,9 +15,9 @@ from gi.repository import GLib
 from tests.fakes.bus_service import BusService
 from tests.fakes.clock import FakeClock
 from tests.fakes.login1 import Login1
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.backends import TransactionLimits
 from treenail.host.ostree.deployments import (
@@ -29,7 +29,7 @@ from treenail.host.ostree.deployments import (
 )
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.rpmostree.transaction import INTERFACE
-from treenail.host.systemd.bus import BusInterface, BusPeer, SystemBus, make_options
+from treenail.host.systemd.system_bus import BusInterface, BusPeer, SystemBus, make_options
 from treenail_lab.images import Credential, Image, make_image
 from treenail_lab.machine.node.daemons import RpmOstreeHost
 from treenail_lab.machine.settings import MachineSettings
@@ -353,8 +353,8 @@ def test_stage_of_killed_program_is_joined(
 ) -> None:
     host.change_settings(MachineSettings(pull_bytes_per_s=700_000))
     program = f"""
-from treenail.clock import SystemClock
-from treenail.host.filesystem.root import Root
+from treenail.clocks import SystemClock
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentChange, WatchVerdict
 from treenail.host.rpmostree.backend import RpmOstreeBackend

@@ -10,10 +10,10 @@ from tests.fakes.bus_service import BusService, Exports, Refusal, Silence
 from tests.fakes.clock import FakeClock
 from tests.fakes.private_bus import PrivateBus
 from treenail.errors import BusError, BusyError
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.rpmostree.backend import RpmOstreeBackend
-from treenail.host.systemd.bus import BusInterface, SystemBus
+from treenail.host.systemd.system_bus import BusInterface, SystemBus
 
 NAME = "org.projectatomic.rpmostree1"
 BASE = "/org/projectatomic/rpmostree1"

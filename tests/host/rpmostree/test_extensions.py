@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_until
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import CancelledError, TransactionError
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentChange, TransactionProgress, WatchVerdict
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.rpmostree.extensions import PACKAGES_DIRECTORY, REPOSITORY_FILE, UNPACK_UNIT
-from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.system_bus import SystemBus
 from treenail.host.systemd.transient import TransientUnits
 from treenail_lab import images
 from treenail_lab.images import ImageCatalogue, make_image
@@ -205,12 +205,12 @@ def test_packages_stay_while_their_transaction_runs(site: Site) -> None:
 
 AGENT = """
 import sys
-from treenail.clock import SystemClock
-from treenail.host.filesystem.root import Root
+from treenail.clocks import SystemClock
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentChange, WatchVerdict
 from treenail.host.rpmostree.backend import RpmOstreeBackend
-from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.system_bus import SystemBus
 root, address, image = sys.argv[1:]
 machine = Machine(Root(root), clock=SystemClock(), bus=SystemBus(address))
 RpmOstreeBackend(machine).stage_deployment(

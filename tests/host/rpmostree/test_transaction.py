@@ -4,7 +4,7 @@ import pytest
 
 from treenail.host.ostree.deployments import TransactionProgress
 from treenail.host.rpmostree.transaction import RpmOstreeProgress
-from treenail.host.systemd.bus import BusSignal
+from treenail.host.systemd.system_bus import BusSignal
 
 
 def said(member: str, *values: object) -> BusSignal:

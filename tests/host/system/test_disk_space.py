@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from treenail.errors import FileError
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.disk_space import (
     compute_freeable_boot_bytes,
     compute_kernel_bytes,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import FileError
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.health_probes import MAX_CHECKS, HealthCheckDirectory
 from treenail.process import ProgramRunner
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.health_probes import HostNetwork, KubeletFiles
 
 HEADER = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"

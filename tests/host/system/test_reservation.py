@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.disk_space import RESERVATION_PATH, RESERVATION_SIZE, SpaceReservation
 
 

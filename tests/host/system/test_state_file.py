@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from treenail.errors import LedgerError
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.state_file import CrashRecordFile, Ledger
 
 DOCUMENT = {"version": 1, "update": {"phase": "staged", "began": 1.5}, "refused": None}
@@ -142,7 +142,7 @@ def test_ledger_that_is_a_directory_is_an_error(root, ledger):
 HOLD = """
 import sys
 from treenail.host.system.state_file import CrashRecordFile, Ledger
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 with Ledger(Root(sys.argv[1])).hold_lock():
     print("held", flush=True)
     sys.stdin.read()

@@ -5,8 +5,8 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from treenail.errors import FileError
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.accounts import Accounts
 from treenail.host.system.users import ShadowFile, is_locked
 

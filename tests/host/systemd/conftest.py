@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fakes.services import Services
-from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.system_bus import SystemBus
 
 
 @pytest.fixture

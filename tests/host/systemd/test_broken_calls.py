@@ -14,8 +14,8 @@ from treenail.errors import BusError, UnitError
 from treenail.host.ostree.backends import TransactionLimits
 from treenail.host.ostree.deployments import WatchVerdict
 from treenail.host.rpmostree.transaction import TransactionFinished, follow_transaction
-from treenail.host.systemd.bus import BusPeer, BusSignal, SystemBus
 from treenail.host.systemd.logind import Logind
+from treenail.host.systemd.system_bus import BusPeer, BusSignal, SystemBus
 from treenail.host.systemd.systemd import Systemd
 from treenail_lab.lifetime.owner import owner
 

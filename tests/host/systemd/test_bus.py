@@ -14,10 +14,16 @@ from gi.repository import GLib
 from tests.fakes.bus_service import BusService, Exports, PeerService, Refusal, Silence
 from tests.fakes.private_bus import PrivateBus
 from treenail.errors import BusError, BusTimeoutError, BusyError
-from treenail.host.systemd.bus import BusInterface, BusPeer, BusSignal, SystemBus, make_options
-from treenail.host.systemd.bus import BusService as Connector
 from treenail.host.systemd.bus_process import BusProcess
 from treenail.host.systemd.gio_bus import GioBus, make_argument
+from treenail.host.systemd.system_bus import (
+    BusInterface,
+    BusPeer,
+    BusSignal,
+    SystemBus,
+    make_options,
+)
+from treenail.host.systemd.system_bus import BusService as Connector
 
 NAME = "org.example.Echo"
 ECHO = BusInterface(NAME, "/echo", "org.example.Echo")
@@ -213,7 +219,7 @@ def test_lost_bus_does_not_end_the_process(private_bus: PrivateBus) -> None:
     program = """
 import sys
 from gi.repository import GLib
-from treenail.host.systemd.bus import BusInterface, SystemBus
+from treenail.host.systemd.system_bus import BusInterface, SystemBus
 bus = SystemBus()
 name = "org.freedesktop.DBus"
 bus.call_method(BusInterface(name, "/org/freedesktop/DBus", name), "GetId", timeout_s=5)

@@ -13,8 +13,8 @@ import pytest
 from tests.fakes.private_bus import PrivateBus
 from tests.waiting import wait_until
 from treenail.errors import BusError
-from treenail.host.systemd.bus import BusInterface, BusSignal, SystemBus
 from treenail.host.systemd.bus_process import BusProcess
+from treenail.host.systemd.system_bus import BusInterface, BusSignal, SystemBus
 
 NAME = "org.freedesktop.DBus"
 DRIVER = BusInterface(NAME, "/org/freedesktop/DBus", NAME)
@@ -82,7 +82,7 @@ def test_process_ignores_the_signal_that_stops_its_agent(bus: SystemBus) -> None
 def test_process_ends_with_a_killed_agent(private_bus: PrivateBus) -> None:
     program = f"""
 import os
-from treenail.host.systemd.bus import BusInterface, SystemBus
+from treenail.host.systemd.system_bus import BusInterface, SystemBus
 from treenail.host.systemd.bus_process import BusProcess
 process = BusProcess(os.environ, {private_bus.address!r})
 bus = SystemBus(service=process)

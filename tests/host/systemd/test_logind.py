@@ -9,8 +9,8 @@ from gi.repository import GLib
 from tests.fakes.inhibitor import hold_inhibitor
 from tests.fakes.services import Services
 from treenail.errors import BusError
-from treenail.host.systemd.bus import SystemBus
 from treenail.host.systemd.logind import InhibitorLock, Logind
+from treenail.host.systemd.system_bus import SystemBus
 from treenail_lab.machine.settings import MachineSettings
 
 pytestmark = pytest.mark.process

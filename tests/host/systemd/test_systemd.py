@@ -10,7 +10,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.private_bus import PrivateBus
 from tests.fakes.services import Services
 from treenail.errors import BusError, UnitError
-from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.system_bus import SystemBus
 from treenail.host.systemd.systemd import Systemd, SystemdUnit
 from treenail_lab.machine.settings import MachineSettings
 

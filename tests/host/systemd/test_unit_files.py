@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from treenail.errors import UnitError
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.systemd.unit_files import CONFIG_DIRECTORY, UnitFileReader, UnitLinks
 
 VENDOR = "/usr/lib/systemd/system"

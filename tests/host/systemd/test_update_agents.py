@@ -4,8 +4,8 @@ from pathlib import Path
 
 from treenail.daemon.checks.preflight import find_active_agents
 from treenail.errors import BusError
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.systemd.systemd import SystemdUnit
 
 

@@ -20,7 +20,7 @@ from tests.installer.log_bundle.bundles import (
     write_files,
 )
 from treenail.cli.controller.main import main
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.config.node_paths import WITHHELD
 from treenail.config.redact import format_redacted_ends
 from treenail.installer.directory.install_files import InstallDirectory

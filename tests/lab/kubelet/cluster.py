@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.waiting import wait_until
-from treenail.clock import SystemClock
-from treenail.kube.client import Client
+from treenail.clocks import SystemClock
+from treenail.kube.api_client import Client
 from treenail.kube.resources import NODES, PODS
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.host.container.registry import ImageInspection, InspectionProblem, SkopeoClient
 from treenail.process import ProgramRunner
 from treenail_lab import images

@@ -31,7 +31,7 @@ from tests.update.build import (
     update,
 )
 from treenail.api import annotations as key
-from treenail.config.drift import Drift, DriftAttribute
+from treenail.config.drift_comparison import Drift, DriftAttribute
 from treenail.config.image_content import IMAGE_FILES
 from treenail.update.decision.actions import (
     AdoptAction,
@@ -62,7 +62,7 @@ from treenail.update.decision.decide import (
 )
 from treenail.update.decision.decide_boot import CHECKS_BEGIN
 from treenail.update.decision.decide_idle import DRAIN_REMEDY
-from treenail.update.decision.facts import (
+from treenail.update.decision.node_state import (
     DeploymentState,
     DesiredTarget,
     DrainHandshake,
@@ -77,13 +77,13 @@ from treenail.update.decision.facts import (
 from treenail.update.drift.drift_policy import DriftAssessment
 from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
 from treenail.update.impact.os_change import OSChange
-from treenail.update.state.phases import Phase
-from treenail.update.state.record import (
+from treenail.update.state.ledger_record import (
     LedgerRecord,
     QuarantinedTarget,
     RetainedDeployment,
     Target,
 )
+from treenail.update.state.phases import Phase
 from treenail.update.status import NodeEvent, make_report
 
 TOKEN = "drain-rendered-worker-b"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from treenail.errors import ConfigError
-from treenail.update.decision.request import RequestKind, UserRequest, from_json, to_json
+from treenail.update.decision.user_requests import RequestKind, UserRequest, from_json, to_json
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from treenail.update.decision.decide_idle import (
     compute_retry_delay,
     format_retry_remedy,
 )
-from treenail.update.state.record import (
+from treenail.update.state.ledger_record import (
     LedgerRecord,
     PastUpdate,
     QuarantinedTarget,

@@ -20,11 +20,11 @@ from tests.update.build import (
 )
 from treenail.update.decision.actions import CancelStagedAction, RebootAction
 from treenail.update.decision.decide import REBOOTS_ALLOWED, decide_action
-from treenail.update.decision.facts import DeploymentState
+from treenail.update.decision.node_state import DeploymentState
 from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
 from treenail.update.impact.os_change import OSChange
+from treenail.update.state.ledger_record import LedgerRecord, Moment
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord, Moment
 from treenail.update.status import NodeEvent, make_report
 
 TOKEN = f"drain-{B.config}"

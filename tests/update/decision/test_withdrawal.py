@@ -21,10 +21,10 @@ from treenail.api import annotations as key
 from treenail.update.checks.health import BootTrialStatus, HealthCheckResult
 from treenail.update.decision.actions import RetryAction, RollBackAction, VerifyAction
 from treenail.update.decision.decide import decide_action
-from treenail.update.decision.facts import DeploymentState, Facts
+from treenail.update.decision.node_state import DeploymentState, Facts
 from treenail.update.state.boot_trial import BootTrial, HealthCheckMode, TrialLimits
+from treenail.update.state.ledger_record import LedgerRecord, QuarantinedTarget, Target
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord, QuarantinedTarget, Target
 from treenail.update.status import make_report
 
 LIMITS = TrialLimits()

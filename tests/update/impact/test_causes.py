@@ -3,10 +3,10 @@
 from tests.api.configs import ignition, with_files
 from treenail.api.disruptionpolicy import DEFAULT_POLICY
 from treenail.api.machineconfig import MachineConfig
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
 from treenail.config.diff import compare_configs
 from treenail.config.provenance import PROVENANCE, Provenance
-from treenail.config.wanted import read_wanted_state
+from treenail.config.wanted_state import read_wanted_state
 from treenail.update.impact.impact import ConfigSources, DisruptionCause, compute_disruption
 
 OLD = MachineConfig(

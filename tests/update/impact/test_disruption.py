@@ -23,7 +23,7 @@ from treenail.api.disruptionpolicy import (
 )
 from treenail.api.machineconfig import MachineConfig
 from treenail.config.diff import ConfigDiff, compare_configs
-from treenail.config.wanted import read_wanted_state
+from treenail.config.wanted_state import read_wanted_state
 from treenail.update.impact.impact import (
     ConfigDisruption,
     DisruptionCost,

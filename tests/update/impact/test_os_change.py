@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.update.build import DIGEST_A, DIGEST_B, A, B
 from treenail.config.diff import OSAspect
-from treenail.config.wanted import WantedOS
+from treenail.config.wanted_state import WantedOS
 from treenail.errors import ConfigError, UnreconcilableError
 from treenail.host.system.kernel import compute_edit
 from treenail.update.impact.os_change import (

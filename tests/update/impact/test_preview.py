@@ -7,10 +7,10 @@ from hypothesis import given
 from tests.api.configs import configs, ignition, with_files, with_units, with_users
 from treenail.api.disruptionpolicy import DEFAULT_POLICY
 from treenail.api.machineconfig import MachineConfig
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
 from treenail.config.diff import compare_configs
 from treenail.config.redact import FileDiff
-from treenail.config.wanted import read_wanted_state
+from treenail.config.wanted_state import read_wanted_state
 from treenail.update.impact.impact import DisruptionCause, compute_disruption
 from treenail.update.impact.preview import (
     ChangeMark,

@@ -13,8 +13,7 @@ from treenail.errors import LedgerError
 from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
 from treenail.update.impact.os_change import OSChange
 from treenail.update.state.boot_trial import BootTrial
-from treenail.update.state.phases import Phase
-from treenail.update.state.record import (
+from treenail.update.state.ledger_record import (
     HISTORY_LIMIT,
     LedgerRecord,
     Moment,
@@ -28,6 +27,7 @@ from treenail.update.state.record import (
     from_json,
     to_json,
 )
+from treenail.update.state.phases import Phase
 
 Json = dict[str, object]
 Path_ = tuple[str | int, ...]

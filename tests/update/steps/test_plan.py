@@ -11,8 +11,8 @@ from treenail.api.disruptionpolicy import (
     RestartPolicyAction,
 )
 from treenail.api.ignition.model import Contents
-from treenail.config.drift import ActualEntry, EntryKind
-from treenail.config.wanted import (
+from treenail.config.drift_comparison import ActualEntry, EntryKind
+from treenail.config.wanted_state import (
     WantedDirectory,
     WantedFile,
     WantedLink,
@@ -31,7 +31,7 @@ from treenail.update.steps.inventory import (
     to_json,
 )
 from treenail.update.steps.plan import plan_steps
-from treenail.update.steps.steps import RecordOwnership, RelabelEntry
+from treenail.update.steps.step_types import RecordOwnership, RelabelEntry
 
 UNITS = "/etc/systemd/system"
 

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from treenail.update.steps.inventory import Ownership
-from treenail.update.steps.steps import (
+from treenail.update.steps.step_types import (
     BackUpEntry,
     ConfigStep,
     DisableUnits,

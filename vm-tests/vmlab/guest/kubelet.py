@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from treenail.clock import SystemClock, format_rfc3339
+from treenail.clocks import SystemClock, format_rfc3339
 from treenail.errors import TreenailError
-from treenail.kube.client import Client, Json
+from treenail.kube.api_client import Client, Json
 from treenail.kube.resources import NODES
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport

@@ -9,9 +9,9 @@ import pickle
 import sys
 
 from treenail.cli.node.backend import choose_backend, create_operating_system
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import TreenailError
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.backends import BackendSetting
 from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict

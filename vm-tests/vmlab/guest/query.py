@@ -9,7 +9,7 @@ import pickle
 import sys
 
 from treenail.errors import TreenailError
-from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.system_bus import SystemBus
 
 _LIMIT_S = 300.0
 

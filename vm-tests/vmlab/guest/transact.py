@@ -8,11 +8,11 @@ import base64
 import pickle
 import sys
 
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import TreenailError
 from treenail.host.ostree.backends import TransactionLimits
 from treenail.host.rpmostree.client import RpmOstreeClient
-from treenail.host.systemd.bus import SystemBus, make_options
+from treenail.host.systemd.system_bus import SystemBus, make_options
 
 
 def main() -> int:

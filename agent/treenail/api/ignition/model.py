@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from treenail.api.decode import Fields, Json
-from treenail.api.meta import omit_none
+from treenail.api.object_meta import omit_none
 from treenail.errors import IgnitionError
 
 SIZE_LIMIT = 64 * 1024 * 1024

@@ -20,7 +20,7 @@ from pathlib import Path
 from treenail.builder.buildah import sandbox
 from treenail.builder.buildah.classify import find_error
 from treenail.builder.buildah.stored_tree import create_mount_points
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import CommandError, CommandTimeoutError, FileError, HostError
 from treenail.sanitize import escape_line, sanitize_text
 

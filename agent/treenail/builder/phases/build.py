@@ -12,6 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treenail.api.pullspec import BOOTABLE_LABELS
+from treenail.builder.build_layout import (
+    ImageLayout,
+    collect_layers,
+    hide_layers,
+    is_bootable,
+    restore_layers,
+)
 from treenail.builder.build_spec import (
     BUILT_IMAGE,
     CACHE_PREFIX,
@@ -24,14 +31,7 @@ from treenail.builder.buildah.classify import BuildFailure, classify_failure, me
 from treenail.builder.buildah.disk_space import DiskWatch
 from treenail.builder.buildah.program import BindMount, Buildah, BuildOutput, TextFiles
 from treenail.builder.images.packages import write_packages
-from treenail.builder.layout import (
-    ImageLayout,
-    collect_layers,
-    hide_layers,
-    is_bootable,
-    restore_layers,
-)
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import CommandError, CommandTimeoutError, FileError
 from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
 from treenail.image.containerfile import OWN_PREFIX

@@ -13,6 +13,7 @@ from threading import Event
 from typing import BinaryIO
 
 from treenail.api.decode import Fields, load_json
+from treenail.builder.build_layout import ImageLayout
 from treenail.builder.build_spec import (
     CACHE_PREFIX,
     BuildDirectories,
@@ -21,7 +22,6 @@ from treenail.builder.build_spec import (
     FetchedImages,
     find_images,
 )
-from treenail.builder.layout import ImageLayout
 from treenail.builder.registries import (
     ImageName,
     OpenClient,
@@ -30,7 +30,7 @@ from treenail.builder.registries import (
     pull_from_places,
     transfer_blobs,
 )
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import HostError, TreenailError
 from treenail.image.build_result import BuildPhase, BuildResult
 from treenail.registry.client import RegistryClient

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from treenail import __version__
 from treenail.api.decode import Fields, Json
+from treenail.builder.build_layout import ImageLayout, LayoutImage, read_manifest
 from treenail.builder.build_spec import (
     BUILT_IMAGE,
     CACHE_PREFIX,
@@ -21,10 +22,9 @@ from treenail.builder.build_spec import (
 )
 from treenail.builder.images.packages import read_package_file
 from treenail.builder.images.provenance import attach_packages
-from treenail.builder.layout import ImageLayout, LayoutImage, read_manifest
 from treenail.builder.phases.fetch import CACHE_LIMIT, compute_cache_tag
 from treenail.builder.registries import RegistrySettings, parse_image_name, transfer_blobs
-from treenail.clock import Clock, format_rfc3339
+from treenail.clocks import Clock, format_rfc3339
 from treenail.errors import HostError, TreenailError
 from treenail.image.build_result import BuildPhase, BuildResult
 from treenail.image.oci.packages import make_spdx_document

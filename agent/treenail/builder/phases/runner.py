@@ -27,7 +27,7 @@ from treenail.builder.buildah.program import (
 from treenail.builder.failures import make_failed_result
 from treenail.builder.phases import build
 from treenail.builder.phases.termination import TerminationHandler
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import TreenailError
 from treenail.image.build_result import EXIT_USER, BuildPhase, BuildReason, BuildResult
 

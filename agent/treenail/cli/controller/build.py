@@ -14,19 +14,19 @@ from pathlib import Path
 
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.builder.append_config import append_config_layer, copy_to_layout
+from treenail.builder.build_layout import ImageLayout, LayoutImage
 from treenail.builder.build_spec import BUILT_IMAGE, BuildSpec
 from treenail.builder.buildah.program import choose_own_id_maps
-from treenail.builder.layout import ImageLayout, LayoutImage
 from treenail.builder.local import BuildFiles, LocalBuild, LocalBuilder, LocalSettings
 from treenail.builder.registries import RegistrySettings
 from treenail.cli.files import read_documents
 from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments, print_output
 from treenail.cli.terminal import HelpFormatter, format_examples
-from treenail.clock import Clock, SystemClock
+from treenail.clocks import Clock, SystemClock
 from treenail.config.pullsecret import PullSecret
-from treenail.controllers.image_build import planner
+from treenail.controllers.image_build import build_planner
+from treenail.controllers.image_build.build_planner import OfflineBuild, ResolveTag, SystemPlan
 from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.controllers.image_build.planner import OfflineBuild, ResolveTag, SystemPlan
 from treenail.errors import ConfigError, CredentialError, HostError, TreenailError, UsageError
 from treenail.image.build_result import REMEDIES, BuildPhase, BuildResult
 from treenail.image.inputs.build_inputs import ARCHITECTURES, list_builder_options
@@ -162,7 +162,7 @@ def run_builds(arguments: argparse.Namespace) -> int:
     arguments.architectures = sorted(set(arguments.architectures or [_get_architecture()]))
     _check_arguments(arguments)
     clock = SystemClock()
-    builds = planner.plan_builds(
+    builds = build_planner.plan_builds(
         read_documents(arguments.filename),
         clock,
         architectures=frozenset(arguments.architectures),

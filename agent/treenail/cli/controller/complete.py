@@ -8,8 +8,8 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 
+from treenail.cli.argument_parser import list_actions
 from treenail.cli.controller.main import create_kubectl_parser
-from treenail.cli.parser import list_actions
 
 _FILES = ":0"
 _NO_FILES = ":4"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from treenail.clock import Clock, SystemClock
+from treenail.clocks import Clock, SystemClock
 from treenail.errors import ForbiddenError, UnreachableError, UsageError
-from treenail.kube.client import Client, Transport
+from treenail.kube.api_client import Client, Transport
 from treenail.kube.transport.kubeconfig import (
     ApiServerConfig,
     UnsupportedKubeconfigError,

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from treenail.cli.argument_parser import parse_duration
 from treenail.cli.controller.connect import (
     add_connection_arguments,
     connect_cluster,
@@ -19,7 +20,6 @@ from treenail.cli.output_format import (
     print_output,
     print_table,
 )
-from treenail.cli.parser import parse_duration
 from treenail.cli.terminal import (
     HelpFormatter,
     find_width,
@@ -28,10 +28,10 @@ from treenail.cli.terminal import (
     print_lines,
     wrap_text,
 )
-from treenail.clock import Clock, SystemClock
+from treenail.clocks import Clock, SystemClock
 from treenail.controllers.status.snapshot import read_pools
 from treenail.errors import ClusterError, NotFoundError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import NODES
 from treenail.manifests.ignition_server import NAME
 from treenail.provisioning.approval.request import list_kubelet_requests

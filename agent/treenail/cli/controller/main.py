@@ -11,6 +11,7 @@ from functools import partial
 
 from treenail import __version__
 from treenail.api import documents
+from treenail.cli.argument_parser import CommandParser, rename_program
 from treenail.cli.files import read_documents
 from treenail.cli.output import (
     EXIT_FAILED,
@@ -19,7 +20,6 @@ from treenail.cli.output import (
     guard_output,
     run_with_output,
 )
-from treenail.cli.parser import CommandParser, rename_program
 from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
 from treenail.errors import TreenailError, UsageError
 

@@ -6,12 +6,12 @@ import sys
 
 from treenail.api import annotations as key
 from treenail.api import documents
+from treenail.cli.argument_parser import add_image_annotation_argument
 from treenail.cli.controller import run
 from treenail.cli.controller.connect import parse_namespace
 from treenail.cli.controller.run import CONTROLLERS, parse_controllers
 from treenail.cli.controller.serve import parse_registry
 from treenail.cli.controller.serve_tokens import MODES, parse_server_url
-from treenail.cli.parser import add_image_annotation_argument
 from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.errors import UsageError
 from treenail.manifests import ignition_server, installation

@@ -8,7 +8,7 @@ from treenail.cli.files import read_documents
 from treenail.cli.output import EXIT_FAILED
 from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments, print_output
 from treenail.cli.terminal import HelpFormatter, format_examples
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.controllers.render import render
 from treenail.controllers.status import plan, plan_text, snapshot
 from treenail.errors import UsageError

@@ -4,7 +4,8 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
+from treenail.cli.argument_parser import parse_duration
 from treenail.cli.controller.connect import (
     add_connection_arguments,
     add_leader_arguments,
@@ -20,7 +21,6 @@ from treenail.cli.output_format import (
     print_output,
     print_table,
 )
-from treenail.cli.parser import parse_duration
 from treenail.cli.terminal import (
     HelpFormatter,
     find_width,
@@ -28,10 +28,10 @@ from treenail.cli.terminal import (
     print_lines,
     wrap_text,
 )
-from treenail.clock import Clock, SystemClock
-from treenail.controllers.pools.pools import ObservedPool
+from treenail.clocks import Clock, SystemClock
+from treenail.controllers.pools.pool_membership import ObservedPool
 from treenail.controllers.status import snapshot
-from treenail.controllers.status.leader import LeaderReader, LeaderState
+from treenail.controllers.status.leader_status import LeaderReader, LeaderState
 from treenail.controllers.status.rollout_result import (
     RolloutOutcome,
     RolloutResult,
@@ -42,7 +42,7 @@ from treenail.controllers.status.rollout_result import (
     needs_render_inputs,
 )
 from treenail.errors import ConfigError, ForbiddenError, UnreachableError, UsageError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import CONTROLLERCONFIGS, MACHINECONFIGPOOLS, MACHINECONFIGS
 
 _EXIT_CODES = {

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treenail.api.decode import Json
+from treenail.cli.argument_parser import add_image_annotation_argument, parse_count, parse_duration
 from treenail.cli.controller.connect import (
     POD_ACCOUNT,
     add_connection_arguments,
@@ -25,27 +26,26 @@ from treenail.cli.controller.connect import (
 )
 from treenail.cli.controller.trust import add_key_argument, load_key
 from treenail.cli.output import EXIT_FAILED
-from treenail.cli.parser import add_image_annotation_argument, parse_count, parse_duration
 from treenail.cli.terminal import HelpFormatter, format_examples
-from treenail.clock import BootTimeClock, Clock
+from treenail.clocks import BootTimeClock, Clock
 from treenail.controllers.image_build.job_builder import JobSettings
 from treenail.controllers.pools.image_tags import LazyTagSource, TagSource
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
 from treenail.controllers.runtime.health import HealthServer
 from treenail.controllers.runtime.http_server import parse_address
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.controllers.runtime.runtime import ControllerRuntime, MakeElector, make_sole_leader
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import UsageError
-from treenail.kube.client import Client, Transport
-from treenail.kube.events import EventRecorder
+from treenail.kube.api_client import Client, Transport
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.lease import LateWrites, LeaderElectionConfig, LeaderElector, LeaderTransport
 from treenail.kube.resources import SECRETS
 from treenail.log import log_to_stderr
 from treenail.manifests import installation
 
 if TYPE_CHECKING:
-    from treenail.controllers.status.leader import LeaderReport
+    from treenail.controllers.status.leader_status import LeaderReport
 
 
 log = logging.getLogger(__name__)
@@ -412,7 +412,11 @@ class ControllerProcess:
 
     def _read_leader(self) -> "LeaderReport":
         """Return who leads, as this candidate knows without another request."""
-        from treenail.controllers.status.leader import LeaderReport, LeaderState, evaluate_lease
+        from treenail.controllers.status.leader_status import (
+            LeaderReport,
+            LeaderState,
+            evaluate_lease,
+        )
 
         if self._runtime.is_leader:
             return LeaderReport(LeaderState.LEADING)

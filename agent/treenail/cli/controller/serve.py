@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treenail.api import annotations as key
+from treenail.cli.argument_parser import add_image_annotation_argument, parse_count, parse_duration
 from treenail.cli.controller.connect import (
     POD_ACCOUNT,
     add_connection_arguments,
@@ -26,15 +27,14 @@ from treenail.cli.controller.serve_tokens import (
     open_access,
 )
 from treenail.cli.output import EXIT_FAILED
-from treenail.cli.parser import add_image_annotation_argument, parse_count, parse_duration
 from treenail.cli.terminal import HelpFormatter, format_examples
-from treenail.clock import BootTimeClock, Clock
+from treenail.clocks import BootTimeClock, Clock
 from treenail.controllers.runtime.http_server import parse_address
 from treenail.errors import UsageError
 from treenail.log import log_to_stderr
 
 if TYPE_CHECKING:
-    from treenail.controllers.runtime.informers import Informers
+    from treenail.controllers.runtime.informer_set import Informers
     from treenail.provisioning.content.selection import FirstImageSettings
     from treenail.provisioning.content.source import PoolSource, SourceSettings
     from treenail.provisioning.machines.request_recorder import ClusterLog
@@ -180,8 +180,8 @@ class ServeProcess:
     @contextmanager
     def start(self) -> "Iterator[IgnitionServer]":
         """Serve while the context lasts."""
+        from treenail.controllers.runtime.controller_metrics import ControllerMetrics
         from treenail.controllers.runtime.health import HealthServer
-        from treenail.controllers.runtime.metrics import ControllerMetrics
         from treenail.provisioning.content.source import SourceSettings
         from treenail.provisioning.machines.request_recorder import open_request_log
         from treenail.provisioning.server.server import IgnitionServer
@@ -230,8 +230,8 @@ class ServeProcess:
     def _open_informers(self, stack: ExitStack) -> "Informers | None":
         if self._transport is None:
             return None
-        from treenail.controllers.runtime.informers import Informers
-        from treenail.kube.client import Client
+        from treenail.controllers.runtime.informer_set import Informers
+        from treenail.kube.api_client import Client
 
         stack.callback(self._transport.close)
         # A rendered config may have a megabyte, and a page is complete in memory.
@@ -247,7 +247,7 @@ class ServeProcess:
             from treenail.provisioning.content.directory_source import DirectorySource
 
             return DirectorySource(self._arguments.directory, settings)
-        from treenail.kube.client import Client
+        from treenail.kube.api_client import Client
         from treenail.provisioning.content.cluster_source import ClusterSource
 
         client = Client(self._transport, limit_s=REQUEST_LIMIT_S)
@@ -256,7 +256,7 @@ class ServeProcess:
     def _make_first_images(self) -> "FirstImageSettings | None":
         if self._transport is None:
             return None
-        from treenail.kube.client import Client
+        from treenail.kube.api_client import Client
         from treenail.provisioning.content.cluster_source import WorkerWait
         from treenail.provisioning.content.selection import FirstImageSettings
 
@@ -269,7 +269,7 @@ class ServeProcess:
     def _make_log_place(self) -> "ClusterLog | None":
         if self._transport is None:
             return None
-        from treenail.kube.client import Client
+        from treenail.kube.api_client import Client
         from treenail.provisioning.machines.request_log import REQUEST_CONFIGMAP
         from treenail.provisioning.machines.request_recorder import ClusterLog
 

@@ -8,16 +8,16 @@ import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from treenail.cli.argument_parser import parse_duration
 from treenail.cli.files import read_input
-from treenail.cli.parser import parse_duration
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import UsageError
 from treenail.kube.transport.kubeconfig import SERVICE_ACCOUNT
 
 if TYPE_CHECKING:
-    from treenail.controllers.runtime.informers import Informers
-    from treenail.controllers.runtime.metrics import ControllerMetrics
-    from treenail.kube.client import Transport
+    from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+    from treenail.controllers.runtime.informer_set import Informers
+    from treenail.kube.api_client import Transport
     from treenail.provisioning.content.source import PoolSource
     from treenail.provisioning.tokens.access import Access
     from treenail.provisioning.tokens.bootstrap_tokens import JoinTarget, SharedCredentials
@@ -120,8 +120,8 @@ def open_access(
     shared = _make_shared_credentials(arguments, target)
     if arguments.tokens == "off" or transport is None or informers is None:
         return OpenAccess(shared.make_placeholder)
-    from treenail.kube.client import Client
-    from treenail.kube.events import EventRecorder
+    from treenail.kube.api_client import Client
+    from treenail.kube.event_recorder import EventRecorder
     from treenail.provisioning.machines.request_recorder import add_token_metrics
     from treenail.provisioning.machines.token_settlement import UseSettler
     from treenail.provisioning.tokens.bootstrap_tokens import (

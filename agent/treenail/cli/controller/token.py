@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from treenail.api.meta import is_object_name
+from treenail.api.object_meta import is_object_name
+from treenail.cli.argument_parser import parse_count, parse_duration
 from treenail.cli.controller.connect import (
     add_connection_arguments,
     connect_cluster,
@@ -24,9 +25,8 @@ from treenail.cli.output_format import (
     print_document,
     print_table,
 )
-from treenail.cli.parser import parse_count, parse_duration
 from treenail.cli.terminal import HelpFormatter, format_duration, format_examples, print_lines
-from treenail.clock import SystemClock, format_rfc3339
+from treenail.clocks import SystemClock, format_rfc3339
 from treenail.config.ignition.emit import VERSIONS_SERVED
 from treenail.errors import ClusterError, UsageError
 from treenail.provisioning.content.pointer import HEADERS_SINCE, build_pointer, check_server_url
@@ -41,7 +41,7 @@ from treenail.provisioning.tokens.tokens import (
 )
 
 if TYPE_CHECKING:
-    from treenail.kube.client import Client
+    from treenail.kube.api_client import Client
     from treenail.provisioning.tokens.token_store import TokenStore
 
 _VERSIONS = {version.removesuffix(".0"): version for version in VERSIONS_SERVED}

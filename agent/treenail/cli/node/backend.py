@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from treenail.codec import parse_json
 from treenail.errors import FileError, HostError
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.backends import BackendSetting
 from treenail.host.ostree.deployments import DeploymentStatus

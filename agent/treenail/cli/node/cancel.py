@@ -20,15 +20,15 @@ from treenail.host.machine import Machine
 from treenail.host.system.kernel import HostKernel
 from treenail.host.system.resources import handles_signal
 from treenail.host.system.state_file import Ledger
-from treenail.update.decision.request import (
+from treenail.update.decision.user_requests import (
     RequestKind,
     UserRequest,
     cancel_update,
     explain_too_late,
 )
-from treenail.update.state import record as records
+from treenail.update.state import ledger_record as records
+from treenail.update.state.ledger_record import LedgerRecord, Moment, Target, UpdateRecord
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord, Moment, Target, UpdateRecord
 
 # An idle agent answers within milliseconds; one that runs a step finishes the step first.
 _ANSWER_TIMEOUT_S = 30.0

@@ -25,7 +25,7 @@ from treenail.cli.node.local_machine import open_machine
 from treenail.cli.node.own_node import connect_own_node, plan_node
 from treenail.cli.output_format import OutputFormat, build_document, format_document
 from treenail.cli.terminal import print_lines
-from treenail.clock import Clock, format_rfc3339
+from treenail.clocks import Clock, format_rfc3339
 from treenail.codec import parse_json
 from treenail.config.redact import (
     format_redacted_document,
@@ -34,12 +34,12 @@ from treenail.config.redact import (
     redact_line,
     truncate_start,
 )
+from treenail.daemon.agent_settings import SETTINGS_FILE
 from treenail.daemon.configuration import mcd_state
 from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
-from treenail.daemon.settings import SETTINGS_FILE
 from treenail.errors import CommandError, FileError, TreenailError
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.system.kernel import HostKernel
 from treenail.host.system.state_file import LEDGER_PATH, STATE_DIRECTORY

@@ -18,19 +18,19 @@ from treenail.cli.output import EXIT_ATTENTION
 from treenail.cli.output_format import print_output
 from treenail.cli.terminal import Painter, VerbatimLine, create_painter
 from treenail.codec import encode_parts, parse_json
-from treenail.config.drift import Drift, DriftAttribute, compute_expected_entries
+from treenail.config.drift_comparison import Drift, DriftAttribute, compute_expected_entries
 from treenail.config.image_content import ImageSplit
-from treenail.config.wanted import WantedOS, read_wanted_state
+from treenail.config.wanted_state import WantedOS, read_wanted_state
 from treenail.daemon.configuration.config_cache import ConfigCache, NodeConfigs
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.daemon.configuration.image_content import read_image_content
 from treenail.daemon.configuration.inspect import open_booted_tree
 from treenail.errors import ConfigError, FileError, HostError, UnreachableError, UsageError
-from treenail.host.filesystem.files import HostFiles
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.machine import Machine
 from treenail.update.drift.drift_policy import BOOT_ATTRIBUTES, DriftReaction, format_drift_remedy
-from treenail.update.state import record as records
-from treenail.update.state.record import Target
+from treenail.update.state import ledger_record as records
+from treenail.update.state.ledger_record import Target
 
 if TYPE_CHECKING:
     from treenail.config.redact import FileDiff
@@ -170,7 +170,7 @@ class _DriftInspector:
         from treenail.cli.node.cancel import request_from_agent
         from treenail.cli.node.local_machine import create_inspector_and_runner
         from treenail.daemon.configuration.machine import apply_steps, plan_machine_steps
-        from treenail.update.decision.request import RequestKind, UserRequest
+        from treenail.update.decision.user_requests import RequestKind, UserRequest
         from treenail.update.drift.drift_repair import plan_repair
 
         paths = tuple(dict.fromkeys(drift.subject for drift in drifts))

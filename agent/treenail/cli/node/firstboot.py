@@ -20,7 +20,8 @@ from treenail.cli.node.local_machine import (
     load_agent_settings,
 )
 from treenail.cli.node.run_probes import create_preflight
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
+from treenail.daemon.agent_settings import AgentSettings, ImageFiles
 from treenail.daemon.cluster.pull_secrets import PullSecrets
 from treenail.daemon.configuration.drift import DriftCheck
 from treenail.daemon.configuration.image_content import DeploymentImages
@@ -29,10 +30,9 @@ from treenail.daemon.firstboot import FirstBootInterfaces, FirstBootRunner, reco
 from treenail.daemon.firstboot_verifier import FirstBootVerifier
 from treenail.daemon.interfaces import OSBackend
 from treenail.daemon.local.status_file import StatusFile
-from treenail.daemon.settings import AgentSettings, ImageFiles
 from treenail.errors import FileError
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.backends import TransactionLimits
 from treenail.host.system.kernel import HostKernel

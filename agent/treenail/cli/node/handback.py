@@ -11,7 +11,7 @@ from treenail.cli.node.local_machine import create_inspector_and_runner, open_ma
 from treenail.cli.node.own_node import connect_own_node
 from treenail.cli.output_format import OutputFormat, print_document
 from treenail.config.image_content import ImageSplit, compare_with_image
-from treenail.config.wanted import read_wanted_state
+from treenail.config.wanted_state import read_wanted_state
 from treenail.daemon.configuration.config_cache import DIRECTORY
 from treenail.daemon.configuration.image_content import read_image_content
 from treenail.daemon.configuration.inspect import MachineInspector, open_booted_tree
@@ -19,12 +19,12 @@ from treenail.daemon.configuration.machine import plan_machine_steps
 from treenail.daemon.configuration.mcd_handback import hand_back_node
 from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG
 from treenail.errors import DriftError, TreenailError, UsageError
-from treenail.host.filesystem.files import HostFiles
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.machine import Machine
 from treenail.update.handback import check_handback, compute_handback_annotations
-from treenail.update.state import record as records
-from treenail.update.state.record import Target
-from treenail.update.steps.steps import BackUpEntry, ConfigStep, RecordOwnership
+from treenail.update.state import ledger_record as records
+from treenail.update.state.ledger_record import Target
+from treenail.update.steps.step_types import BackUpEntry, ConfigStep, RecordOwnership
 
 AnnotationChanges = dict[str, str | None]
 _MAX_STEPS_SHOWN = 5

@@ -13,15 +13,15 @@ from treenail.cli.terminal import (
     format_duration,
     format_time,
 )
-from treenail.clock import format_rfc3339
-from treenail.update.state import record as records
+from treenail.clocks import format_rfc3339
+from treenail.update.state import ledger_record as records
 from treenail.update.state.history import (
     DisruptionHistory,
     UpdateSummary,
     list_causes,
     summarize_history,
 )
-from treenail.update.state.record import PastUpdate, Target, UpdateOutcome
+from treenail.update.state.ledger_record import PastUpdate, Target, UpdateOutcome
 
 Json = dict[str, object]
 

@@ -6,16 +6,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treenail.clock import SystemClock
-from treenail.host.filesystem.root import Root
+from treenail.clocks import SystemClock
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 
 if TYPE_CHECKING:
     from treenail.daemon.configuration.inspect import MachineInspector, UnitStateSource
     from treenail.daemon.configuration.step_runner import StepRunner
-    from treenail.host.systemd.bus import SystemBus
+    from treenail.host.systemd.system_bus import SystemBus
 if TYPE_CHECKING:
-    from treenail.daemon.settings import AgentSettings, PartialSettings
+    from treenail.daemon.agent_settings import AgentSettings, PartialSettings
 
 
 def open_machine(path: str | None, bus: "SystemBus | None" = None) -> Machine:
@@ -47,7 +47,7 @@ def create_inspector_and_runner(
 
 def load_agent_settings(arguments: argparse.Namespace) -> "AgentSettings":
     """Load the settings for ``run`` and ``firstboot``; options take precedence over the file."""
-    from treenail.daemon.settings import PartialSettings
+    from treenail.daemon.agent_settings import PartialSettings
 
     given = PartialSettings(
         kubeconfig=getattr(arguments, "kubeconfig", None),
@@ -60,13 +60,13 @@ def load_agent_settings(arguments: argparse.Namespace) -> "AgentSettings":
 
 def load_node_settings(root: Root, config: str | None) -> "AgentSettings":
     """Load the settings of the agent; raise `UsageError` if they are invalid."""
-    from treenail.daemon.settings import PartialSettings
+    from treenail.daemon.agent_settings import PartialSettings
 
     return _load_file(root, config, PartialSettings(root=str(root.prefix)))
 
 
 def _load_file(root: Root, config: str | None, given: "PartialSettings") -> "AgentSettings":
-    from treenail.daemon.settings import SETTINGS_FILE, load_settings
+    from treenail.daemon.agent_settings import SETTINGS_FILE, load_settings
 
     path = Path(config) if config else root.resolve_path(SETTINGS_FILE)
     return load_settings(path, given, host_name=os.uname().nodename, is_required=config is not None)

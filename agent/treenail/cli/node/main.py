@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from treenail import __version__
+from treenail.cli.argument_parser import CommandParser
 from treenail.cli.output import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -22,7 +23,6 @@ from treenail.cli.output import (
     run_with_output,
 )
 from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments
-from treenail.cli.parser import CommandParser
 from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
 from treenail.errors import HostError, TreenailError, UsageError
 from treenail.loading import load_modules

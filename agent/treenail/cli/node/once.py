@@ -19,7 +19,7 @@ from treenail.cli.output import EXIT_ATTENTION, flush_output
 from treenail.cli.output_format import OutputFormat, print_document
 from treenail.cli.terminal import print_lines
 from treenail.config.image_content import ImageSplit
-from treenail.config.wanted import WantedState, read_wanted_state
+from treenail.config.wanted_state import WantedState, read_wanted_state
 from treenail.daemon.configuration.machine import (
     NodeConfiguration,
     RecoveryOutcome,
@@ -27,7 +27,7 @@ from treenail.daemon.configuration.machine import (
 )
 from treenail.errors import IgnitionError, LedgerError
 from treenail.host.machine import Machine
-from treenail.update.steps.steps import ConfigStep, StoreConfig
+from treenail.update.steps.step_types import ConfigStep, StoreConfig
 
 if TYPE_CHECKING:
     from treenail.update.impact.impact import ConfigDisruption

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 from treenail.api import annotations as key
 from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy, DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
-from treenail.api.meta import ObjectMeta
 from treenail.api.node import Node
+from treenail.api.object_meta import ObjectMeta
 from treenail.cli.node.local_machine import create_inspector_and_runner, load_node_settings
 from treenail.codec import parse_json
 from treenail.config.image_content import (
@@ -21,24 +21,24 @@ from treenail.config.image_content import (
     compare_with_image,
     make_missing_error,
 )
-from treenail.config.wanted import read_wanted_state
+from treenail.config.wanted_state import read_wanted_state
+from treenail.daemon.agent_settings import DrainMode, ImageFiles, RebootMode
 from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.configuration.image_content import read_image_content
 from treenail.daemon.configuration.inspect import open_booted_tree
 from treenail.daemon.configuration.machine import plan_machine_steps
 from treenail.daemon.reconcile.observe import summarize_deployments
-from treenail.daemon.settings import DrainMode, ImageFiles, RebootMode
 from treenail.errors import ClusterError, HostError, NotFoundError, UsageError
 from treenail.host.machine import Machine
 from treenail.kube.resources import MACHINECONFIGS, MACHINECONFIGURATIONS, NODES
 from treenail.update.impact.os_change import RunningOS, compute_os_change
 from treenail.update.impact.preview import MachinePlan, Preview, preview_update
-from treenail.update.state import record as records
-from treenail.update.state.record import LedgerRecord, Target
-from treenail.update.steps.steps import BackUpEntry, RecordOwnership
+from treenail.update.state import ledger_record as records
+from treenail.update.state.ledger_record import LedgerRecord, Target
+from treenail.update.steps.step_types import BackUpEntry, RecordOwnership
 
 if TYPE_CHECKING:
-    from treenail.kube.client import Client
+    from treenail.kube.api_client import Client
 
 
 Json = dict[str, object]
@@ -79,7 +79,7 @@ class OwnNode:
 def connect_own_node(machine: Machine, config: str | None) -> Iterator[OwnNode]:
     """Connect to the API server with a short timeout; raise `UsageError` without a kubeconfig."""
     # Imported late: most commands do not need TLS.
-    from treenail.kube.client import Client
+    from treenail.kube.api_client import Client
     from treenail.kube.transport.kubeconfig import read_kubeconfig
     from treenail.kube.transport.native import HttpTransport
 

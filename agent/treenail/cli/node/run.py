@@ -30,7 +30,8 @@ from treenail.cli.node.local_machine import (
 )
 from treenail.cli.node.run_probes import create_health_checks, create_preflight
 from treenail.cli.output import EXIT_UNMANAGEABLE
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
+from treenail.daemon.agent_settings import AgentSettings, DrainMode, ImageFiles, RebootMode
 from treenail.daemon.cluster.controller_config import ControllerConfigSync
 from treenail.daemon.cluster.node_client import NodeClient
 from treenail.daemon.cluster.pull_secrets import BootstrapRegistryFiles, PullSecrets
@@ -50,7 +51,6 @@ from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.daemon.reconcile.crash_counter import CrashCounter, record_clean_stop
 from treenail.daemon.reconcile.loop import START_EXTENSION_S, LoopTiming, ReconcileLoop, Wakeup
 from treenail.daemon.reconcile.observe import Observer
-from treenail.daemon.settings import AgentSettings, DrainMode, ImageFiles, RebootMode
 from treenail.errors import (
     BusError,
     ClusterError,
@@ -61,15 +61,15 @@ from treenail.errors import (
     TreenailError,
     UnreachableError,
 )
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.backends import BackendSetting, TransactionLimits
 from treenail.host.system.state_file import Ledger
-from treenail.host.systemd.bus import SystemBus
 from treenail.host.systemd.bus_process import BusProcess
 from treenail.host.systemd.logind import Logind
-from treenail.kube.client import Client, Json
-from treenail.kube.events import EventRecorder
+from treenail.host.systemd.system_bus import SystemBus
+from treenail.kube.api_client import Client, Json
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.resources import CONTROLLERCONFIGS, NODES
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport

@@ -1,9 +1,9 @@
 """Construction of the pre-flight checks and the health checks."""
 
+from treenail.daemon.agent_settings import HealthSettings, PreflightSettings
 from treenail.daemon.checks.health import HealthChecker, HealthProbes
 from treenail.daemon.checks.preflight import PreflightChecker
 from treenail.daemon.interfaces import ClusterAccess, OSBackend
-from treenail.daemon.settings import HealthSettings, PreflightSettings
 from treenail.host.container.registry import SkopeoClient
 from treenail.host.machine import Machine
 from treenail.host.ostree.backends import BackendSetting

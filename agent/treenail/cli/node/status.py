@@ -12,15 +12,15 @@ from treenail.cli.node.local_machine import open_machine
 from treenail.cli.output import EXIT_AT_TARGET, EXIT_ATTENTION, EXIT_FAILED, EXIT_PENDING
 from treenail.cli.output_format import print_output
 from treenail.cli.terminal import VerbatimLine, find_width, format_labelled
-from treenail.clock import format_rfc3339, parse_rfc3339
+from treenail.clocks import format_rfc3339, parse_rfc3339
 from treenail.codec import parse_json
 from treenail.errors import FileError, HostError, LedgerError, TreenailError, UsageError
 from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentStatus, OstreeDeployment
 from treenail.host.system.resources import find_process
-from treenail.update.state import record as records
+from treenail.update.state import ledger_record as records
 from treenail.update.state.history import summarize_history
-from treenail.update.state.record import LedgerRecord, PastUpdate, Target, UpdateRecord
+from treenail.update.state.ledger_record import LedgerRecord, PastUpdate, Target, UpdateRecord
 
 Json = dict[str, object]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from treenail.api.decode import Fields, Json, load_json
-from treenail.clock import format_rfc3339, parse_rfc3339
+from treenail.clocks import format_rfc3339, parse_rfc3339
 from treenail.errors import ConfigError
 from treenail.kube.eviction import Blocker, DrainProgress
 

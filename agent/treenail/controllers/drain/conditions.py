@@ -11,10 +11,10 @@ from enum import StrEnum
 from treenail.api import machineconfignode
 from treenail.api.decode import Json
 from treenail.api.machineconfignode import ConditionType, MachineConfigNode
-from treenail.api.meta import Condition, merge_conditions
-from treenail.clock import Clock, format_rfc3339
+from treenail.api.object_meta import Condition, merge_conditions
+from treenail.clocks import Clock, format_rfc3339
 from treenail.errors import ClusterError, ConfigError, NotFoundError
-from treenail.kube.client import Client, PatchType
+from treenail.kube.api_client import Client, PatchType
 from treenail.kube.resources import MACHINECONFIGNODES
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import assert_never
 
 from treenail.api import annotations as key
 from treenail.api.decode import Json
-from treenail.clock import Clock, format_rfc3339
+from treenail.clocks import Clock, format_rfc3339
 from treenail.controllers.drain.blockers import (
     REPORT_AFTER_S,
     REPORT_INTERVAL_S,
@@ -41,12 +41,12 @@ from treenail.controllers.drain.decide import (
     is_uncordoned,
 )
 from treenail.controllers.drain.queues import BudgetQueue, DrainSlots
-from treenail.controllers.runtime.informers import Informers, InformerView
-from treenail.controllers.runtime.metrics import SLOW_BUCKETS_S, ControllerMetrics
+from treenail.controllers.runtime.controller_metrics import SLOW_BUCKETS_S, ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers, InformerView
 from treenail.controllers.runtime.workers import Enqueue
 from treenail.errors import ConflictError, ForbiddenError, InvalidError, NotFoundError
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder, ObjectReference
 from treenail.kube.eviction import NodeDrain
 from treenail.kube.pods import DaemonSetCache
 from treenail.kube.resource_version import RecentResponses, RequestToken

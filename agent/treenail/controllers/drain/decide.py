@@ -12,8 +12,8 @@ from enum import StrEnum
 
 from treenail.api import annotations as key
 from treenail.api.decode import Fields, load_json
-from treenail.api.meta import ObjectMeta
-from treenail.clock import format_rfc3339, parse_rfc3339
+from treenail.api.object_meta import ObjectMeta
+from treenail.clocks import format_rfc3339, parse_rfc3339
 from treenail.errors import ConfigError
 
 _DRAIN_PREFIX = "drain-"

@@ -13,7 +13,7 @@ from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.meta import Condition
+from treenail.api.object_meta import Condition
 from treenail.controllers.handover.handover_objects import Handover
 from treenail.controllers.image_build.build_objects import (
     add_pushed_images,

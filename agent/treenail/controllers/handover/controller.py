@@ -20,9 +20,9 @@ from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import API_VERSION, MachineOSConfig
-from treenail.api.meta import Condition, merge_conditions
+from treenail.api.object_meta import Condition, merge_conditions
 from treenail.builder.images.copies import CopyStopped
-from treenail.clock import Clock, format_rfc3339, parse_rfc3339
+from treenail.clocks import Clock, format_rfc3339, parse_rfc3339
 from treenail.controllers.handover.adoption import (
     AdoptionAction,
     AnnotateConfig,
@@ -56,12 +56,12 @@ from treenail.controllers.handover.image_mode import CONFIGMAP, NAMESPACE
 from treenail.controllers.handover.image_mode_field import read_settings_configmap
 from treenail.controllers.handover.image_mover import ImageMove, ImageMover, MoveFailed
 from treenail.controllers.pools.os_image import find_pool_owner
-from treenail.controllers.runtime.informers import Informers, InformerView
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers, InformerView
 from treenail.controllers.runtime.own_writes import OwnWrites
 from treenail.errors import AlreadyExistsError, ConfigError, ForbiddenError, NotFoundError
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder, ObjectReference
 from treenail.kube.resources import (
     CONFIGMAPS,
     MACHINECONFIGPOOLS,

@@ -18,7 +18,7 @@ from treenail.api.decode import Fields, Json, load_json, reject_unknown_fields
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.meta import Condition, ObjectMeta
+from treenail.api.object_meta import Condition, ObjectMeta
 from treenail.config.bootstrap_registry import (
     BootstrapRegistryRecord,
     decode_record,

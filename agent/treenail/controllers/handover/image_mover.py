@@ -10,9 +10,9 @@ from treenail.api.machineosconfig import MachineOSConfig
 from treenail.builder.failures import choose_reason
 from treenail.builder.images.copies import ImageCopier, Place
 from treenail.builder.registries import RegistrySettings
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.config.pullsecret import PullSecret, merge_pull_secrets, parse_pull_secret
-from treenail.config.wanted import read_wanted_state
+from treenail.config.wanted_state import read_wanted_state
 from treenail.controllers.handover.handover_objects import Handover, HandoverImage
 from treenail.controllers.image_build.build_objects import find_pushed_images
 from treenail.controllers.image_build.cluster_reader import ClusterReader

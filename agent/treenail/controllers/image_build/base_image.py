@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from treenail.api import annotations as key
 from treenail.api.decode import Fields, load_json
 from treenail.api.machineosconfig import ImageConfigCondition, MachineOSConfig
-from treenail.api.meta import Condition
-from treenail.controllers.image_build.facts import Answer, BuildProblem, Question, ResolveBase
+from treenail.api.object_meta import Condition
+from treenail.controllers.image_build.build_facts import Answer, BuildProblem, Question, ResolveBase
 from treenail.controllers.pools.image_tags import (
     TagAnswer,
     TagFacts,
@@ -23,13 +23,13 @@ from treenail.controllers.pools.image_tags import (
     decode_base_record,
     is_tag,
 )
-from treenail.controllers.pools.policy import parse_duration_s
-from treenail.controllers.pools.windows import (
+from treenail.controllers.pools.maintenance_windows import (
     MaintenanceWindow,
     WindowClosed,
     find_window_state,
     parse_window,
 )
+from treenail.controllers.pools.rollout_policy import parse_duration_s
 from treenail.errors import ConfigError
 from treenail.image.inputs.checks import InputFinding, InputReason
 

@@ -14,10 +14,10 @@ from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json, load_json
 from treenail.api.machineosbuild import API_VERSION, KIND, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.meta import Condition, ObjectMeta
+from treenail.api.object_meta import Condition, ObjectMeta
 from treenail.api.pullspec import PullSpec, parse_pull_spec
-from treenail.clock import format_rfc3339, parse_rfc3339
-from treenail.controllers.image_build.facts import (
+from treenail.clocks import format_rfc3339, parse_rfc3339
+from treenail.controllers.image_build.build_facts import (
     AttemptFailure,
     BuildFacts,
     BuildReport,

@@ -23,16 +23,16 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.meta import ObjectMeta
-from treenail.clock import Clock
+from treenail.api.object_meta import ObjectMeta
+from treenail.clocks import Clock
 from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors, read_config_mirrors
 from treenail.config.pullsecret import PullSecret, parse_pull_secret, read_login_secret
 from treenail.controllers.image_build.build_objects import ObservedJob, ObservedPod, read_systems
 from treenail.controllers.pools.pool_index import SelectedPools
-from treenail.controllers.pools.pools import ObservedPool
+from treenail.controllers.pools.pool_membership import ObservedPool
 from treenail.controllers.pools.select import CONTROL_PLANE_LABELS
 from treenail.controllers.render.render import RenderedConfig
-from treenail.controllers.runtime.informers import Informers, InformerView
+from treenail.controllers.runtime.informer_set import Informers, InformerView
 from treenail.errors import ConfigError, CredentialError, NotFoundError
 from treenail.image.inputs.build_inputs import find_build_paths
 from treenail.kube.resources import (

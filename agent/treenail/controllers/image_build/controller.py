@@ -16,21 +16,9 @@ from treenail.api import annotations as key
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.builder.images.signatures import SigningKey
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.controllers.image_build.base_image import BaseDecision, decide_base, make_base_facts
-from treenail.controllers.image_build.build_objects import (
-    ObservedJob,
-    ObservedPod,
-    find_prune_candidates,
-    find_unrecorded_images,
-    make_build_facts,
-    make_config_facts,
-    make_job_facts,
-    read_architectures,
-)
-from treenail.controllers.image_build.cluster_reader import BuildViews, ClusterReader
-from treenail.controllers.image_build.decide import decide_builds
-from treenail.controllers.image_build.facts import (
+from treenail.controllers.image_build.build_facts import (
     AdoptJob,
     Answer,
     AppendConfig,
@@ -48,14 +36,17 @@ from treenail.controllers.image_build.facts import (
     SetBuildStatus,
     SetConfigStatus,
 )
-from treenail.controllers.image_build.job_builder import JobBuilder, JobSettings
-from treenail.controllers.image_build.layer_builder import (
-    MAX_PARALLEL,
-    LayerBuilder,
-    RegistryRequests,
-    RepositoryGate,
+from treenail.controllers.image_build.build_objects import (
+    ObservedJob,
+    ObservedPod,
+    find_prune_candidates,
+    find_unrecorded_images,
+    make_build_facts,
+    make_config_facts,
+    make_job_facts,
+    read_architectures,
 )
-from treenail.controllers.image_build.planner import (
+from treenail.controllers.image_build.build_planner import (
     BuildPlan,
     BuildPlanner,
     BuildRefused,
@@ -64,6 +55,15 @@ from treenail.controllers.image_build.planner import (
     choose_architectures,
     find_pushed_systems,
     find_system_images,
+)
+from treenail.controllers.image_build.cluster_reader import BuildViews, ClusterReader
+from treenail.controllers.image_build.decide import decide_builds
+from treenail.controllers.image_build.job_builder import JobBuilder, JobSettings
+from treenail.controllers.image_build.layer_builder import (
+    MAX_PARALLEL,
+    LayerBuilder,
+    RegistryRequests,
+    RepositoryGate,
 )
 from treenail.controllers.image_build.pruner import ImagePruner, ReferenceReader
 from treenail.controllers.image_build.status import make_prune_condition
@@ -80,8 +80,8 @@ from treenail.controllers.pools.image_tags import (
     find_tag_change,
 )
 from treenail.controllers.pools.os_image import find_pool_owner
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.controllers.runtime.own_writes import OwnDeletions, OwnWrites
 from treenail.errors import (
     ClusterError,
@@ -92,8 +92,8 @@ from treenail.errors import (
 )
 from treenail.image.inputs.build_inputs import list_builder_options
 from treenail.image.inputs.checks import InputFinding, InputReason, find_pool_findings
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.lease import LateWrites
 from treenail.kube.resources import (
     JOBS,

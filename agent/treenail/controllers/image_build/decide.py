@@ -9,14 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from treenail.api.machineosbuild import BuildState
-from treenail.controllers.image_build.decide_systems import (
-    RegistryQuestions,
-    SystemDecider,
-    SystemStep,
-    find_build_deletions,
-    find_job_deletions,
-)
-from treenail.controllers.image_build.facts import (
+from treenail.controllers.image_build.build_facts import (
     POOL_TAKEN,
     AcceptRebuild,
     Answer,
@@ -38,6 +31,13 @@ from treenail.controllers.image_build.facts import (
     SetSystems,
     SystemFacts,
     WantedBuild,
+)
+from treenail.controllers.image_build.decide_systems import (
+    RegistryQuestions,
+    SystemDecider,
+    SystemStep,
+    find_build_deletions,
+    find_job_deletions,
 )
 from treenail.controllers.image_build.status import (
     MESSAGE_LIMIT,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from treenail.api.machineosbuild import BuildState
-from treenail.controllers.image_build.facts import (
+from treenail.controllers.image_build.build_facts import (
     AdoptJob,
     Answer,
     AskRegistry,

@@ -15,21 +15,21 @@ from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json
 from treenail.api.machineosbuild import API_VERSION, KIND, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
 from treenail.config.pullsecret import PullSecret, encode_pull_secret
+from treenail.controllers.image_build.build_facts import JobFacts, JobState, make_job_name
 from treenail.controllers.image_build.build_objects import ObservedJob
-from treenail.controllers.image_build.facts import JobFacts, JobState, make_job_name
-from treenail.controllers.image_build.planner import (
+from treenail.controllers.image_build.build_planner import (
     BuildPlan,
     BuildPlanner,
     EntitlementMount,
     SystemPlan,
 )
-from treenail.controllers.pools.nodes import ARCHITECTURE_LABEL
+from treenail.controllers.pools.node_facts import ARCHITECTURE_LABEL
 from treenail.controllers.pools.select import CONTROL_PLANE_LABELS
 from treenail.errors import AlreadyExistsError, ConflictError, NotFoundError
 from treenail.image.build_result import EXIT_USER
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.lease import LateWrites
 from treenail.kube.resources import CONFIGMAPS, JOBS, SECRETS, Resource, get_object
 

@@ -29,11 +29,10 @@ from treenail.builder.failures import choose_reason
 from treenail.builder.images.provenance import attach_provenance, copy_packages
 from treenail.builder.images.signatures import SigningKey, sign_image
 from treenail.builder.registries import ImageName, RegistrySettings, pull_from_places
-from treenail.clock import Clock, format_rfc3339
+from treenail.clocks import Clock, format_rfc3339
 from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors
 from treenail.config.pullsecret import PullSecret
-from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.controllers.image_build.facts import (
+from treenail.controllers.image_build.build_facts import (
     Answer,
     AppendConfig,
     AttemptFailure,
@@ -42,7 +41,8 @@ from treenail.controllers.image_build.facts import (
     Question,
     ResolveBase,
 )
-from treenail.controllers.image_build.planner import BuildPlan, Planner
+from treenail.controllers.image_build.build_planner import BuildPlan, Planner
+from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.pools.image_tags import TagAnswer
 from treenail.errors import ClusterError, TreenailError
 from treenail.image.build_result import BuildPhase, BuildReason

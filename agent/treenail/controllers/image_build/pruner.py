@@ -16,7 +16,7 @@ from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
 from treenail.builder.images.prune import (
     CheckTime,
     ImageCache,
@@ -27,19 +27,19 @@ from treenail.builder.images.prune import (
     read_stored_images,
 )
 from treenail.builder.registries import RegistrySettings
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.controllers.image_build.build_objects import (
     PushedImage,
     make_system_tag,
     read_systems,
 )
+from treenail.controllers.image_build.build_planner import Planner
 from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.image_build.layer_builder import RepositoryGate
-from treenail.controllers.image_build.planner import Planner
 from treenail.controllers.image_build.writer import BuildEvents
 from treenail.errors import NotFoundError, TreenailError
 from treenail.image.oci.prune import PrunePlan, StoredImage, collect_references, plan_pruning
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import (
     MACHINECONFIGNODES,
     MACHINECONFIGPOOLS,

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 from treenail.api.machineosbuild import BuildState
 from treenail.api.machineosconfig import ImageConfigCondition as Kind
-from treenail.api.meta import Condition
-from treenail.clock import format_rfc3339
-from treenail.controllers.image_build.facts import (
+from treenail.api.object_meta import Condition
+from treenail.clocks import format_rfc3339
+from treenail.controllers.image_build.build_facts import (
     AttemptFailure,
     BuildFacts,
     BuildProblem,

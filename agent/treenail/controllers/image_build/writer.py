@@ -12,20 +12,9 @@ from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import API_VERSION, KIND, BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.meta import Condition, merge_conditions
-from treenail.clock import Clock, format_rfc3339, parse_rfc3339
-from treenail.controllers.image_build.build_objects import (
-    PushedImage,
-    add_pushed_images,
-    encode_pushed_images,
-    encode_report,
-    encode_systems,
-    find_unrecorded_images,
-    make_build_facts,
-    make_build_object,
-    read_pushed_images,
-)
-from treenail.controllers.image_build.facts import (
+from treenail.api.object_meta import Condition, merge_conditions
+from treenail.clocks import Clock, format_rfc3339, parse_rfc3339
+from treenail.controllers.image_build.build_facts import (
     AcceptRebuild,
     CreateBuild,
     DeleteBuild,
@@ -37,15 +26,30 @@ from treenail.controllers.image_build.facts import (
     SetReport,
     SetSystems,
 )
+from treenail.controllers.image_build.build_objects import (
+    PushedImage,
+    add_pushed_images,
+    encode_pushed_images,
+    encode_report,
+    encode_systems,
+    find_unrecorded_images,
+    make_build_facts,
+    make_build_object,
+    read_pushed_images,
+)
 from treenail.controllers.image_build.status import UNSCHEDULABLE
 from treenail.controllers.pools.image_tags import TagChange
-from treenail.controllers.runtime.metrics import SLOW_BUCKETS_S, ControllerMetrics, MetricTable
+from treenail.controllers.runtime.controller_metrics import (
+    SLOW_BUCKETS_S,
+    ControllerMetrics,
+    MetricTable,
+)
 from treenail.controllers.runtime.own_writes import OwnWrites
 from treenail.errors import AlreadyExistsError, NotFoundError
 from treenail.image.inputs.checks import InputReason
 from treenail.image.job_status import compute_build_conditions
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder, ObjectReference
 from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINEOSBUILDS, MACHINEOSCONFIGS
 
 log = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from treenail.api.decode import Fields, Json
-from treenail.api.meta import ObjectMeta
-from treenail.clock import Clock
-from treenail.controllers.runtime.informers import Informers, InformerView
+from treenail.api.object_meta import ObjectMeta
+from treenail.clocks import Clock
+from treenail.controllers.runtime.informer_set import Informers, InformerView
 from treenail.errors import ClusterError, ConfigError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import PODDISRUPTIONBUDGETS, PODS
 from treenail.kube.watch import WatchScope
 from treenail.label_selector import LabelSelector, matches_selector, parse_optional_selector

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget, overlay_written
+from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget, overlay_written
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from treenail.clock import format_rfc3339
-from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.clocks import format_rfc3339
+from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
 from treenail.controllers.pools.rollout_record import RolloutRecord, format_limit
 
 AGENT_RESPONSE_S = 120.0

@@ -20,10 +20,10 @@ from typing import Protocol
 from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json, load_json
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.meta import Condition
+from treenail.api.object_meta import Condition
 from treenail.api.pullspec import parse_pull_spec
-from treenail.clock import format_rfc3339
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.clocks import format_rfc3339
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
 from treenail.errors import ConfigError
 from treenail.image.build_result import REMEDIES, BuildReason, compute_retry_delay
 from treenail.image.push_spec import parse_push_spec

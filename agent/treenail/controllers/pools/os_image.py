@@ -15,7 +15,7 @@ from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.meta import Condition
+from treenail.api.object_meta import Condition
 from treenail.controllers.pools.image_tags import (
     TagAnswer,
     TagChange,
@@ -28,8 +28,12 @@ from treenail.controllers.pools.image_tags import (
     find_tag_change,
     parse_tag_record,
 )
-from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.pools.windows import MaintenanceWindow, WindowClosed, find_window_state
+from treenail.controllers.pools.maintenance_windows import (
+    MaintenanceWindow,
+    WindowClosed,
+    find_window_state,
+)
+from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
 from treenail.image.push_spec import parse_push_spec
 
 TAG_STATUS = "osImageTag"

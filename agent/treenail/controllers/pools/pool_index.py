@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.pools.nodes import NodeFacts
-from treenail.controllers.pools.pools import (
+from treenail.controllers.pools.node_facts import NodeFacts
+from treenail.controllers.pools.pool_membership import (
     Membership,
     ObservedPool,
     PoolSnapshot,

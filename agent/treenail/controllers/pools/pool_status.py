@@ -20,9 +20,9 @@ from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import API_VERSION, MachineConfigPool, PoolConfiguration
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.meta import Condition, merge_conditions
-from treenail.controllers.pools.nodes import NodeFacts, NodeReport, RolloutTarget
-from treenail.controllers.pools.policy import MissingPolicyError
+from treenail.api.object_meta import Condition, merge_conditions
+from treenail.controllers.pools.node_facts import NodeFacts, NodeReport, RolloutTarget
+from treenail.controllers.pools.rollout_policy import MissingPolicyError
 from treenail.errors import ConfigError
 
 IMAGE_BUILD_DEGRADED = "ImageBuildDegraded"

@@ -13,9 +13,13 @@ from enum import StrEnum
 from statistics import median
 
 from treenail.api.decode import Fields, Json
-from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.pools.policy import RolloutPolicy, Wave
-from treenail.controllers.pools.windows import MaintenanceWindow, WindowClosed, find_window_state
+from treenail.controllers.pools.maintenance_windows import (
+    MaintenanceWindow,
+    WindowClosed,
+    find_window_state,
+)
+from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
+from treenail.controllers.pools.rollout_policy import RolloutPolicy, Wave
 
 MAX_PAST_ROLLOUTS = 5
 """Rollouts that the status of a pool keeps: at most 3 KB."""

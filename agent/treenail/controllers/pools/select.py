@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from treenail.api.machineconfigpool import ARBITER
-from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
 from treenail.errors import ConfigError
 
 CONTROL_PLANE_LABELS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")

@@ -14,8 +14,8 @@ from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import API_VERSION, KIND, MachineConfigPool
-from treenail.api.meta import Condition, merge_conditions
-from treenail.clock import Clock, format_rfc3339
+from treenail.api.object_meta import Condition, merge_conditions
+from treenail.clocks import Clock, format_rfc3339
 from treenail.config.rendered_name import rendered_name
 from treenail.config.validation import ValidConfig, validate_config
 from treenail.controllers.pools.expected import ExpectedPools
@@ -28,7 +28,7 @@ from treenail.controllers.render.render import (
     is_rendered,
     render_pool,
 )
-from treenail.controllers.runtime.informers import Informers, InformerView
+from treenail.controllers.runtime.informer_set import Informers, InformerView
 from treenail.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -37,8 +37,8 @@ from treenail.errors import (
     NotFoundError,
     UnreconcilableError,
 )
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder, ObjectReference
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
     MACHINECONFIGPOOLS,

@@ -20,7 +20,7 @@ from treenail.api.ignition.parser import parse_ignition
 from treenail.api.machineconfig import API_VERSION, KIND, MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.meta import ObjectMeta, OwnerReference
+from treenail.api.object_meta import ObjectMeta, OwnerReference
 from treenail.config import reconcilable
 from treenail.config.merge import (
     GENERATED_BY,
@@ -37,8 +37,8 @@ from treenail.config.validation import (
     find_control_character,
     validate_config,
 )
-from treenail.controllers.pools import policy
-from treenail.controllers.pools.policy import ObservedPolicy
+from treenail.controllers.pools import rollout_policy
+from treenail.controllers.pools.rollout_policy import ObservedPolicy
 from treenail.errors import ConfigError, UnreconcilableError, UsageError
 
 RENDER_INPUTS = "renderInputs"
@@ -51,7 +51,7 @@ _KINDS = (
     machineconfig.KIND,
     machineconfigpool.KIND,
     machineosconfig.KIND,
-    policy.KIND,
+    rollout_policy.KIND,
     CONTROLLER_CONFIG_KIND,
 )
 _MACHINECONFIG_PREFIX = re.compile(r"MachineConfig (\S+): ")
@@ -412,8 +412,8 @@ def _read_document(document: Json, location: str, found: InputManifests) -> None
                 )
         elif kind == machineosconfig.KIND:
             found.image_configs[name] = MachineOSConfig.from_json(document)
-        elif kind == policy.KIND:
-            policy.parse_policy(document, name)
+        elif kind == rollout_policy.KIND:
+            rollout_policy.parse_policy(document, name)
             found.policies[name] = ObservedPolicy.from_json(document)
         else:
             found.controller_configs[name] = ControllerConfig.from_json(document)

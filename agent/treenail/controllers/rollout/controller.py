@@ -9,14 +9,14 @@ from treenail.api.decode import Json
 from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.controllers.pools.disruption_budgets import BudgetWatcher
 from treenail.controllers.pools.image_tags import TagMetrics, TagSource
-from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.node_facts import NodeFacts
 from treenail.controllers.pools.os_image import NO_BUILD, PoolBuild, find_pool_build
-from treenail.controllers.pools.policy import ObservedPolicy
 from treenail.controllers.pools.pool_index import PoolIndex
-from treenail.controllers.pools.pools import ObservedPool, PoolSnapshot
+from treenail.controllers.pools.pool_membership import ObservedPool, PoolSnapshot
+from treenail.controllers.pools.rollout_policy import ObservedPolicy
 from treenail.controllers.rollout.external_gates import (
     MAX_PARALLEL_REQUESTS,
     BackgroundGates,
@@ -29,10 +29,10 @@ from treenail.controllers.rollout.reconcile import (
     RolloutReconciler,
     RolloutSettings,
 )
-from treenail.controllers.runtime.informers import Informers, InformerView
-from treenail.controllers.runtime.metrics import ControllerMetrics
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers, InformerView
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     MACHINEOSBUILDS,

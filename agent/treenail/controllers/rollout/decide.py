@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.pools import rollout_record, select, windows
+from treenail.controllers.pools import maintenance_windows, rollout_record, select
 from treenail.controllers.pools.holders import (
     check_progress,
     describe_holder,
@@ -18,10 +18,10 @@ from treenail.controllers.pools.holders import (
     format_holders,
     format_unexpected,
 )
-from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
 from treenail.controllers.pools.os_image import GateBlocked, GateOpen, GateVerdict, GateWaiting
-from treenail.controllers.pools.policy import NodeOrder, RolloutPolicy, Wave
 from treenail.controllers.pools.pool_status import PoolProblem, build_config_problem, format_target
+from treenail.controllers.pools.rollout_policy import NodeOrder, RolloutPolicy, Wave
 from treenail.controllers.pools.rollout_record import (
     NodeFailure,
     RolloutRecord,
@@ -404,8 +404,8 @@ def _sort_nodes(state: _RolloutState, nodes: Sequence[NodeFacts]) -> Sequence[No
 
 def _check_windows(state: _RolloutState) -> tuple[str, float | None]:
     """Return why the windows let no node leave service now, or empty, and until when."""
-    window = windows.find_window_state(state.policy.windows, state.now)
-    if isinstance(window, windows.WindowClosed):
+    window = maintenance_windows.find_window_state(state.policy.windows, state.now)
+    if isinstance(window, maintenance_windows.WindowClosed):
         message = f"waiting: the maintenance window opens at {window.opens_at}"
         return message, window.opens_in_s
     if window.closes_in_s is None or state.node_duration_s <= window.closes_in_s:

@@ -17,9 +17,9 @@ from typing import Protocol
 from urllib.parse import urlencode
 
 from treenail.api.decode import Fields, Json, load_json
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.controllers.pools.os_image import GateAnswer, GateBlocked, GatePending, GateWaiting
-from treenail.controllers.pools.policy import LockServer, PrometheusAlerts
+from treenail.controllers.pools.rollout_policy import LockServer, PrometheusAlerts
 from treenail.controllers.runtime.web import WebClient, WebFailure, WebRequest
 from treenail.errors import ClusterError, ConfigError, NotFoundError
 

@@ -6,8 +6,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from treenail.api.machineconfigpool import API_VERSION, KIND, MachineConfigPool
-from treenail.api.meta import Condition
-from treenail.clock import Clock
+from treenail.api.object_meta import Condition
+from treenail.clocks import Clock
 from treenail.controllers.pools.expected import ExpectedPools
 from treenail.controllers.pools.image_tags import (
     TagChange,
@@ -16,16 +16,16 @@ from treenail.controllers.pools.image_tags import (
     TagQuestion,
     TagSource,
 )
-from treenail.controllers.pools.nodes import (
+from treenail.controllers.pools.node_facts import (
     ARCHITECTURE_LABEL,
     DEFAULT_ARCHITECTURE,
     NodeFacts,
 )
 from treenail.controllers.pools.os_image import check_tag, decide_pool_tag, is_tag_unresolved
-from treenail.controllers.pools.policy import ObservedPolicy, find_policy
+from treenail.controllers.pools.rollout_policy import ObservedPolicy, find_policy
 from treenail.controllers.rollout.writer import RolloutWriter
 from treenail.errors import ConfigError, TreenailError
-from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.event_recorder import EventRecorder, ObjectReference
 
 log = logging.getLogger(__name__)
 

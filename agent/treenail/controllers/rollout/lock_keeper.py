@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.pools.expected import ExpectedPools
-from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.node_facts import NodeFacts
 from treenail.controllers.pools.os_image import GateAnswer, GatePending
-from treenail.controllers.pools.policy import LockServer
+from treenail.controllers.pools.rollout_policy import LockServer
 from treenail.controllers.rollout.external_gates import Gates
 from treenail.controllers.rollout.locks import (
     NodeLock,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.pools.nodes import NodeFacts
-from treenail.controllers.pools.policy import LockServer
+from treenail.controllers.pools.node_facts import NodeFacts
+from treenail.controllers.pools.rollout_policy import LockServer
 from treenail.controllers.rollout.external_gates import LockHolder
 
 LOCKS_STATUS = "fleetLocks"

@@ -12,14 +12,14 @@ from treenail.api import annotations as key
 from treenail.api import pullspec
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfignode import NOT_YET_SET
-from treenail.api.meta import ObjectMeta
-from treenail.clock import Clock
+from treenail.api.object_meta import ObjectMeta
+from treenail.clocks import Clock
 from treenail.controllers.pools.pool_index import SelectedPools
-from treenail.controllers.pools.pools import ObservedPool
-from treenail.controllers.runtime.informers import Informers, InformerView
+from treenail.controllers.pools.pool_membership import ObservedPool
+from treenail.controllers.runtime.informer_set import Informers, InformerView
 from treenail.controllers.runtime.workers import Enqueue
 from treenail.errors import ConfigError, NotFoundError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import MACHINECONFIGNODES, MACHINECONFIGPOOLS, NODES
 from treenail.kube.watch import WatchScope
 

@@ -11,9 +11,9 @@ from enum import StrEnum
 
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clock import format_rfc3339
-from treenail.controllers.pools.policy import ObservedPolicy, RolloutPolicy
-from treenail.controllers.pools.windows import WindowClosed, find_window_state
+from treenail.clocks import format_rfc3339
+from treenail.controllers.pools.maintenance_windows import WindowClosed, find_window_state
+from treenail.controllers.pools.rollout_policy import ObservedPolicy, RolloutPolicy
 from treenail.controllers.rollout.decide import RolloutDecision
 from treenail.controllers.rollout.writer import RolloutWriter
 from treenail.errors import NotFoundError

@@ -4,12 +4,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clock import Clock, parse_rfc3339
+from treenail.clocks import Clock, parse_rfc3339
 from treenail.controllers.pools.holders import WAIT_REASONS, classify_wait
-from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.node_facts import NodeFacts
+from treenail.controllers.pools.pool_membership import PoolSnapshot
 from treenail.controllers.pools.pool_status import read_reported_status
-from treenail.controllers.pools.pools import PoolSnapshot
-from treenail.controllers.runtime.metrics import SLOW_BUCKETS_S, ControllerMetrics, MetricTable
+from treenail.controllers.runtime.controller_metrics import (
+    SLOW_BUCKETS_S,
+    ControllerMetrics,
+    MetricTable,
+)
 from treenail.errors import ConfigError
 
 NODE_STATES = ("Done", "Working", "Degraded", "Unreconcilable", "Unknown")

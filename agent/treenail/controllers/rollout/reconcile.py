@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import API_VERSION, ARBITER, KIND, MASTER, MachineConfigPool
-from treenail.api.meta import Condition
-from treenail.clock import Clock, format_rfc3339
+from treenail.api.object_meta import Condition
+from treenail.clocks import Clock, format_rfc3339
 from treenail.controllers.pools import os_image, pool_status
 from treenail.controllers.pools.expected import ExpectedNodes, ExpectedPools
-from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
 from treenail.controllers.pools.os_image import (
     NO_BUILD,
     GateBlocked,
@@ -24,7 +24,12 @@ from treenail.controllers.pools.os_image import (
     GateWaiting,
     PoolBuild,
 )
-from treenail.controllers.pools.policy import LockServer, ObservedPolicy, RolloutPolicy, find_policy
+from treenail.controllers.pools.pool_membership import (
+    PoolSnapshot,
+    check_supported_fields,
+    is_unusable,
+    validate_pool,
+)
 from treenail.controllers.pools.pool_status import (
     NODE_IN_TWO_POOLS,
     PoolProblem,
@@ -32,11 +37,11 @@ from treenail.controllers.pools.pool_status import (
     PoolStatusInput,
     build_config_problem,
 )
-from treenail.controllers.pools.pools import (
-    PoolSnapshot,
-    check_supported_fields,
-    is_unusable,
-    validate_pool,
+from treenail.controllers.pools.rollout_policy import (
+    LockServer,
+    ObservedPolicy,
+    RolloutPolicy,
+    find_policy,
 )
 from treenail.controllers.pools.rollout_record import ROLLOUT_STATUS, RolloutRecord
 from treenail.controllers.rollout.decide import (
@@ -68,8 +73,8 @@ from treenail.errors import (
     InvalidError,
     NotFoundError,
 )
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder, ObjectReference
 from treenail.kube.resources import MACHINECONFIGS
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clock import Clock, format_rfc3339
+from treenail.clocks import Clock, format_rfc3339
 from treenail.controllers.pools.expected import ExpectedNodes
-from treenail.controllers.pools.nodes import (
+from treenail.controllers.pools.node_facts import (
     LOCKED_BY,
     STARTED_AT,
     WAS_DEGRADED,
@@ -23,9 +23,9 @@ from treenail.controllers.pools.nodes import (
     RolloutTarget,
 )
 from treenail.controllers.pools.os_image import TAG_STATUS
-from treenail.controllers.pools.policy import ObservedPolicy, RolloutPolicy
+from treenail.controllers.pools.pool_membership import ObservedPool
 from treenail.controllers.pools.pool_status import PoolStatus
-from treenail.controllers.pools.pools import ObservedPool
+from treenail.controllers.pools.rollout_policy import ObservedPolicy, RolloutPolicy
 from treenail.controllers.pools.rollout_record import ROLLOUT_STATUS, RolloutRecord
 from treenail.controllers.rollout.locks import LOCKS_STATUS, NodeLock
 from treenail.errors import (
@@ -37,7 +37,7 @@ from treenail.errors import (
     NotLeaderError,
     TooManyRequestsError,
 )
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import MACHINECONFIGPOOLS, NODES, ROLLOUTPOLICIES
 
 log = logging.getLogger(__name__)

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from http import HTTPStatus
 
+from treenail.controllers.runtime.controller_metrics import CONTENT_TYPE, ControllerMetrics
 from treenail.controllers.runtime.http_server import (
     HttpListener,
     LimitedRequestHandler,
     ServerThread,
 )
-from treenail.controllers.runtime.metrics import CONTENT_TYPE, ControllerMetrics
 from treenail.errors import UsageError
 
 ReadinessCheck = Callable[[], str]

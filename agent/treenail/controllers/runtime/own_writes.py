@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from treenail.api.meta import ObjectMeta
-from treenail.clock import Clock
+from treenail.api.object_meta import ObjectMeta
+from treenail.clocks import Clock
 
 MAX_AGE_S = 10.0
 """How long a watch may lag behind an own write before it is listed again."""

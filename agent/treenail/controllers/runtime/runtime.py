@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from treenail.clock import Clock
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.clocks import Clock
+from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.controllers.runtime.workers import ControllerSettings, WorkerMetrics, WorkerPool
 
 log = logging.getLogger(__name__)

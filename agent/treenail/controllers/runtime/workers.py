@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from treenail.clock import Clock
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import FAST_BUCKETS_S, ControllerMetrics
+from treenail.clocks import Clock
+from treenail.controllers.runtime.controller_metrics import FAST_BUCKETS_S, ControllerMetrics
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.controllers.runtime.workqueue import WorkQueue
 from treenail.errors import ConflictError, TooManyRequestsError, TreenailError
 

@@ -10,7 +10,7 @@ import random
 import threading
 from collections import deque
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.retry import Backoff, Random
 
 

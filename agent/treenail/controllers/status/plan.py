@@ -12,22 +12,26 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool, PoolImageFiles
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
 from treenail.config.diff import compare_configs
 from treenail.config.image_content import assume_provided, drop_provided, list_provided
 from treenail.config.reconcilable import find_read_only_paths
-from treenail.config.wanted import WantedState, read_wanted_state
-from treenail.controllers.pools import rollout_record, select, windows
+from treenail.config.wanted_state import WantedState, read_wanted_state
+from treenail.controllers.pools import maintenance_windows, rollout_record, select
 from treenail.controllers.pools.disruption_budgets import BlockingBudget
-from treenail.controllers.pools.nodes import ARCHITECTURE_LABEL, NodeFacts, RolloutTarget
-from treenail.controllers.pools.policy import (
+from treenail.controllers.pools.node_facts import ARCHITECTURE_LABEL, NodeFacts, RolloutTarget
+from treenail.controllers.pools.pool_membership import (
+    ObservedPool,
+    check_supported_fields,
+    group_nodes,
+)
+from treenail.controllers.pools.rollout_policy import (
     NodeOrder,
     ObservedPolicy,
     RolloutPolicy,
     Wave,
     find_policy,
 )
-from treenail.controllers.pools.pools import ObservedPool, check_supported_fields, group_nodes
 from treenail.controllers.pools.rollout_record import find_wave_members
 from treenail.controllers.pools.select import compute_max_unavailable, limit_to_quorum
 from treenail.controllers.render.render import (
@@ -394,8 +398,8 @@ def _estimate_duration_s(
 def _find_waiting_reason(pool: MachineConfigPool, policy: RolloutPolicy, now: float) -> str:
     if pool.paused:
         return "the pool is paused"
-    window = windows.find_window_state(policy.windows, now)
-    if isinstance(window, windows.WindowClosed):
+    window = maintenance_windows.find_window_state(policy.windows, now)
+    if isinstance(window, maintenance_windows.WindowClosed):
         return f"the maintenance window opens at {window.opens_at}"
     return ""
 

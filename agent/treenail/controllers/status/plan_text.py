@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from treenail.api.decode import Json
-from treenail.controllers.pools.nodes import RolloutTarget
+from treenail.controllers.pools.node_facts import RolloutTarget
 from treenail.controllers.pools.rollout_record import format_duration, format_limit
 from treenail.controllers.status.plan import NodeChange, PoolPlan
 from treenail.update.impact.impact import DisruptionCause

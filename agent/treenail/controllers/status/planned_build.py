@@ -8,9 +8,9 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.clock import parse_rfc3339
+from treenail.clocks import parse_rfc3339
 from treenail.controllers.pools.image_tags import is_tag, pin_base_image
-from treenail.controllers.pools.nodes import DEFAULT_ARCHITECTURE, RolloutTarget
+from treenail.controllers.pools.node_facts import DEFAULT_ARCHITECTURE, RolloutTarget
 from treenail.controllers.pools.os_image import (
     GateBlocked,
     GateOpen,

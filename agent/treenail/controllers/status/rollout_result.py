@@ -6,10 +6,10 @@ from enum import StrEnum
 
 from treenail.api.decode import Fields
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
 from treenail.controllers.pools.pool_status import RENDER_DEGRADED, read_reported_counts
 from treenail.controllers.render.render import RENDER_INPUTS, hash_render_inputs, select_sources
-from treenail.controllers.status.leader import LeaderReport, LeaderState
+from treenail.controllers.status.leader_status import LeaderReport, LeaderState
 
 _LEADER_LIMIT_S = 300.0
 

@@ -10,20 +10,20 @@ from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolic
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
 from treenail.controllers.pools.disruption_budgets import (
     BlockingBudget,
     find_blocking_budget,
     find_blocking_reason,
 )
-from treenail.controllers.pools.nodes import NodeFacts
-from treenail.controllers.pools.policy import ObservedPolicy
-from treenail.controllers.pools.pools import ObservedPool
+from treenail.controllers.pools.node_facts import NodeFacts
+from treenail.controllers.pools.pool_membership import ObservedPool
+from treenail.controllers.pools.rollout_policy import ObservedPolicy
 from treenail.controllers.render.render import ControllerConfig
 from treenail.controllers.status.plan import PlanInput
 from treenail.controllers.status.status_table import BuildRow, find_pool_builds
 from treenail.errors import ClusterError, ConfigError, ForbiddenError, GoneError, NotFoundError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
     MACHINECONFIGPOOLS,

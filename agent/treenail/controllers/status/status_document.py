@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from treenail.api.decode import Json
-from treenail.clock import END_OF_9999, YEAR_1000, format_rfc3339
-from treenail.controllers.pools.nodes import RolloutTarget
+from treenail.clocks import END_OF_9999, YEAR_1000, format_rfc3339
+from treenail.controllers.pools.node_facts import RolloutTarget
 from treenail.controllers.pools.pool_status import PoolCounts
-from treenail.controllers.status.leader import LeaderReport
+from treenail.controllers.status.leader_status import LeaderReport
 from treenail.controllers.status.status_table import BuildRow, NodeRow, PoolRow
 
 

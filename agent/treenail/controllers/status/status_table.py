@@ -11,18 +11,19 @@ from dataclasses import dataclass, replace
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.meta import Condition
-from treenail.clock import parse_rfc3339
+from treenail.api.object_meta import Condition
+from treenail.clocks import parse_rfc3339
 from treenail.controllers.pools.holders import classify_wait, describe_holder
-from treenail.controllers.pools.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.pools.maintenance_windows import WindowClosed, find_window_state
+from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
 from treenail.controllers.pools.os_image import find_pool_owner
-from treenail.controllers.pools.policy import ObservedPolicy, RolloutPolicy
+from treenail.controllers.pools.pool_membership import DisputedNode, ObservedPool, group_nodes
 from treenail.controllers.pools.pool_status import (
     PoolCounts,
     build_config_problem,
     read_reported_counts,
 )
-from treenail.controllers.pools.pools import DisputedNode, ObservedPool, group_nodes
+from treenail.controllers.pools.rollout_policy import ObservedPolicy, RolloutPolicy
 from treenail.controllers.pools.rollout_record import (
     ROLLOUT_STATUS,
     NodeFailure,
@@ -33,8 +34,7 @@ from treenail.controllers.pools.rollout_record import (
     estimate_remaining_s,
 )
 from treenail.controllers.pools.select import compute_max_unavailable, limit_to_quorum
-from treenail.controllers.pools.windows import WindowClosed, find_window_state
-from treenail.controllers.status.leader import LeaderReport, LeaderState
+from treenail.controllers.status.leader_status import LeaderReport, LeaderState
 from treenail.errors import ConfigError
 
 MAX_NODE_BLOCKERS = 50

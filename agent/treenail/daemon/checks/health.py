@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from treenail.api.node import Node
-from treenail.clock import Clock, format_rfc3339
+from treenail.clocks import Clock, format_rfc3339
+from treenail.daemon.agent_settings import HealthSettings
 from treenail.daemon.interfaces import ClusterAccess
-from treenail.daemon.settings import HealthSettings
 from treenail.errors import ClusterError, ForbiddenError, HostError, NotFoundError
 from treenail.host.system.health_probes import (
     RUNTIME_SOCKETS,
@@ -31,7 +31,7 @@ from treenail.update.checks.health import (
     TrialClock,
     judge_origin_check,
 )
-from treenail.update.state import record as boot_ids
+from treenail.update.state import ledger_record as boot_ids
 from treenail.update.state.boot_trial import BootTrial
 
 log = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from treenail.daemon.interfaces import OSBackend
 from treenail.errors import FileError, HostError
 from treenail.host.container import registry as registries
 from treenail.host.container.registry import SkopeoClient
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.path_stat import NOTHING, stat_paths
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.system import disk_space as spaces
 from treenail.host.system.state_file import STATE_DIRECTORY
@@ -35,7 +35,7 @@ from treenail.update.checks.preflight import (
 )
 from treenail.update.checks.preflight_reason import PreflightReason
 from treenail.update.checks.signature_policy import SignatureRule
-from treenail.update.state import record as records
+from treenail.update.state import ledger_record as records
 
 # A serialized GVariant: the driver that was named with register-driver, and its unit.
 _DRIVER_FILE = "/run/rpm-ostree/update-driver.gv"

@@ -1,7 +1,7 @@
 """The machine's signature policy, read again for each image because users change it."""
 
 from treenail.errors import ConfigError, FileError
-from treenail.host.filesystem.files import HostFiles
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.update.checks.signature_policy import (
     POLICY_PATH,
     SignatureRule,

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from treenail.api.controllerconfig import ControllerConfigContents
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.codec import parse_json
 from treenail.config import node_paths
 from treenail.daemon.configuration.path_watcher import PathWatcher
 from treenail.errors import ConfigError, FileError
-from treenail.host.filesystem.files import FileSpec, HostFiles
+from treenail.host.filesystem.atomic_files import FileSpec, HostFiles
 from treenail.log import MessageId
 from treenail.update.drift.drift_policy import is_contested
 

@@ -11,9 +11,9 @@ from treenail.api.annotations import NodeState
 from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfignode import MachineConfigNode
-from treenail.api.meta import Condition, merge_conditions
 from treenail.api.node import Node
-from treenail.clock import Clock, format_rfc3339
+from treenail.api.object_meta import Condition, merge_conditions
+from treenail.clocks import Clock, format_rfc3339
 from treenail.errors import (
     ClusterError,
     ConfigError,
@@ -25,8 +25,8 @@ from treenail.errors import (
     NotFoundError,
     UnreachableError,
 )
-from treenail.kube.client import Client, PatchType
-from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.api_client import Client, PatchType
+from treenail.kube.event_recorder import EventRecorder, ObjectReference
 from treenail.kube.resource_version import RecentResponses, RequestToken
 from treenail.kube.resources import (
     MACHINECONFIGNODES,
@@ -34,7 +34,7 @@ from treenail.kube.resources import (
     MACHINECONFIGURATIONS,
     NODES,
 )
-from treenail.update.decision.facts import is_drain_token, summarize_node
+from treenail.update.decision.node_state import is_drain_token, summarize_node
 from treenail.update.status import (
     AGENT_CONDITIONS,
     NOT_DEGRADED,

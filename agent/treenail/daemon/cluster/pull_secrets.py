@@ -26,11 +26,11 @@ from treenail.config.pullsecret import (
     merge_pull_secrets,
     parse_pull_secret,
 )
+from treenail.daemon.agent_settings import AgentSettings
 from treenail.daemon.configuration.inspect import OWNERSHIP_FILE, OWNERSHIP_LIMIT
-from treenail.daemon.settings import AgentSettings
 from treenail.errors import ConfigError, CredentialError, FileError, LedgerError
-from treenail.host.filesystem.files import FileSpec, HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import FileSpec, HostFiles
+from treenail.host.filesystem.root_directory import Root
 from treenail.log import MessageId
 from treenail.update.steps import inventory
 

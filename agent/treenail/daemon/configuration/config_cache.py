@@ -12,7 +12,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.codec import parse_json
 from treenail.config import node_paths
 from treenail.config.image_content import ImageContent, ImageSplit, compare_with_image
-from treenail.config.wanted import WantedState, read_wanted_state
+from treenail.config.wanted_state import WantedState, read_wanted_state
 from treenail.daemon.configuration.drift import ExpectedState
 from treenail.errors import (
     ClusterError,
@@ -21,9 +21,9 @@ from treenail.errors import (
     FileError,
     NotFoundError,
 )
-from treenail.host.filesystem.files import FileSpec, HostFiles
+from treenail.host.filesystem.atomic_files import FileSpec, HostFiles
 from treenail.update.impact.os_packages import list_required_packages
-from treenail.update.state.record import Target
+from treenail.update.state.ledger_record import Target
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from treenail.config import node_paths
-from treenail.config.drift import (
+from treenail.config.drift_comparison import (
     Drift,
     ExpectedEntry,
     compare_entry,
@@ -16,7 +16,7 @@ from treenail.config.drift import (
     find_unit_drift,
     find_unknown_dropins,
 )
-from treenail.config.wanted import WantedFile, WantedOS, WantedState, WantedUnit
+from treenail.config.wanted_state import WantedFile, WantedOS, WantedState, WantedUnit
 from treenail.daemon.configuration.inspect import UnitStateSource, describe_path
 from treenail.host.filesystem.path_stat import stat_paths
 from treenail.host.machine import Machine

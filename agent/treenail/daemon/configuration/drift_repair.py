@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.config import node_paths
-from treenail.config.drift import Drift
+from treenail.config.drift_comparison import Drift
 from treenail.daemon.configuration.config_cache import NodeConfigs
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.daemon.configuration.machine import NodeConfiguration
@@ -18,7 +18,7 @@ from treenail.host.machine import Machine
 from treenail.log import MessageId
 from treenail.update.drift.drift_policy import DriftAssessment, DriftPolicy, assess_drift
 from treenail.update.drift.drift_repair import plan_repair
-from treenail.update.state.record import Target
+from treenail.update.state.ledger_record import Target
 
 
 class DriftMonitor:

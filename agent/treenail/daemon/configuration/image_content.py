@@ -4,14 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from treenail.config import node_paths
-from treenail.config.drift import ActualEntry
+from treenail.config.drift_comparison import ActualEntry
 from treenail.config.image_content import ImageContent, list_image_paths
-from treenail.config.wanted import WantedState
+from treenail.config.wanted_state import WantedState
 from treenail.daemon.configuration.inspect import describe_path, open_booted_tree
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.path_stat import NOTHING, resolve_entries, stat_paths
-from treenail.host.filesystem.root import Root, strip_prefix
+from treenail.host.filesystem.root_directory import Root, strip_prefix
 from treenail.host.machine import Machine
 from treenail.host.system.accounts import GROUP_FILES, PASSWD_FILES, Accounts
 from treenail.host.systemd.unit_files import SEARCH_PATH, UnitFileReader

@@ -8,14 +8,14 @@ from treenail.api.decode import load_json
 from treenail.api.machineconfig import MachineConfig
 from treenail.codec import parse_json
 from treenail.config import node_paths
-from treenail.config.drift import ActualEntry, EntryKind
-from treenail.config.wanted import WantedState, read_wanted_state
+from treenail.config.drift_comparison import ActualEntry, EntryKind
+from treenail.config.wanted_state import WantedState, read_wanted_state
 from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG
 from treenail.errors import LedgerError
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.path_stat import LINK, PathStat, resolve_entries, stat_paths
-from treenail.host.filesystem.root import Root, strip_prefix
+from treenail.host.filesystem.root_directory import Root, strip_prefix
 from treenail.host.machine import Machine
 from treenail.host.system.accounts import Accounts
 from treenail.host.systemd.unit_files import SEARCH_PATH, UnitFileReader

@@ -12,14 +12,14 @@ from enum import StrEnum
 from itertools import pairwise
 
 from treenail.config.image_content import ImageSplit
-from treenail.config.wanted import WantedState
+from treenail.config.wanted_state import WantedState
 from treenail.daemon.configuration.inspect import MachineInspector
 from treenail.daemon.configuration.step_runner import StepRunner, decode_service_notes
 from treenail.errors import FileError, RollbackError, StepError, TreenailError
 from treenail.host.rollback.undo_log import PathChange
 from treenail.update.steps.inventory import Ownership, compute_ownership
 from treenail.update.steps.plan import StepPlan, plan_steps
-from treenail.update.steps.steps import (
+from treenail.update.steps.step_types import (
     ConfigStep,
     DisableUnits,
     EnablementStep,

@@ -12,14 +12,14 @@ from treenail.daemon.configuration.mcd_state import (
     FIRST_BOOT_ANNOTATIONS,
 )
 from treenail.errors import LedgerError, TreenailError
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.entries import AbsentEntry, FileEntry
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.rollback.backups import FileBackups
 from treenail.host.rollback.transaction import UndoTransaction
 from treenail.host.rollback.undo_log import PathChange
 from treenail.host.system import state_file
-from treenail.update.state.record import Target
+from treenail.update.state.ledger_record import Target
 
 HANDED_BACK_LEDGER = f"{state_file.LEDGER_PATH}.handed-back"
 

@@ -7,7 +7,7 @@ from treenail.api.decode import Fields, load_json
 from treenail.api.machineconfig import MachineConfig
 from treenail.config import node_paths
 from treenail.errors import ConfigError, FileError
-from treenail.host.filesystem.files import HostFiles
+from treenail.host.filesystem.atomic_files import HostFiles
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from treenail.errors import FileError
 from treenail.host.filesystem.inotify import InotifyEvents, InotifyWatcher
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 
 log = logging.getLogger(__name__)
 

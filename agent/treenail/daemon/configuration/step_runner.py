@@ -33,7 +33,7 @@ from treenail.host.systemd.unit_files import UnitFileReader, UnitLinks
 from treenail.update.steps import inventory as records
 from treenail.update.steps.inventory import KEY_DIRECTORIES
 from treenail.update.steps.plan import KEY_DIRECTORY_MODE, KEYS_MODE, format_key_file
-from treenail.update.steps.steps import (
+from treenail.update.steps.step_types import (
     BackUpEntry,
     ConfigStep,
     DisableUnits,

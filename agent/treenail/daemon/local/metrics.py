@@ -5,13 +5,13 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import FileError
-from treenail.host.filesystem.files import HostFiles
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.update.drift.drift_policy import DriftAssessment, DriftReaction
 from treenail.update.impact.os_packages import list_unsupported_packages
+from treenail.update.state.ledger_record import PastUpdate, UpdateOutcome
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import PastUpdate, UpdateOutcome
 
 log = logging.getLogger(__name__)
 

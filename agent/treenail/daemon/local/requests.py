@@ -5,8 +5,8 @@ import logging
 
 from treenail.codec import parse_json
 from treenail.errors import ConfigError, FileError
-from treenail.host.filesystem.files import HostFiles
-from treenail.update.decision.request import UserRequest, from_json, to_json
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.update.decision.user_requests import UserRequest, from_json, to_json
 
 log = logging.getLogger(__name__)
 

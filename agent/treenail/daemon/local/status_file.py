@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable, Sequence
 
 from treenail.api import annotations as key
-from treenail.clock import Clock, format_rfc3339
-from treenail.config.drift import Drift
+from treenail.clocks import Clock, format_rfc3339
+from treenail.config.drift_comparison import Drift
 from treenail.errors import TreenailError
 from treenail.host.ostree.deployments import TransactionProgress
 from treenail.sd_notify import SystemdNotifier
-from treenail.update.decision.facts import DesiredTarget, Facts, InvalidTarget
-from treenail.update.state.record import LedgerRecord, Target
+from treenail.update.decision.node_state import DesiredTarget, Facts, InvalidTarget
+from treenail.update.state.ledger_record import LedgerRecord, Target
 from treenail.update.status import StatusReport
 
 Json = dict[str, object]

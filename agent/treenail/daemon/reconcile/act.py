@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from treenail.config.image_content import IMAGE_FILES
-from treenail.config.wanted import read_wanted_state
+from treenail.config.wanted_state import read_wanted_state
 from treenail.daemon.interfaces import Watch
 from treenail.daemon.reconcile import prestage, state
 from treenail.daemon.reconcile.boot_trial import BootTrialRunner, pin_booted, unpin_retained
@@ -62,15 +62,15 @@ from treenail.update.decision.actions import (
     WaitAction,
 )
 from treenail.update.decision.decide_idle import compute_retry_delay, format_retry_remedy
-from treenail.update.decision.facts import Facts
-from treenail.update.state.phases import Phase
-from treenail.update.state.record import (
+from treenail.update.decision.node_state import Facts
+from treenail.update.state.ledger_record import (
     LedgerRecord,
     PrestagedTarget,
     QuarantinedTarget,
     Target,
     UpdateRecord,
 )
+from treenail.update.state.phases import Phase
 from treenail.update.status import NodeEvent, list_failed_service_events, list_service_events
 
 log = logging.getLogger(__name__)

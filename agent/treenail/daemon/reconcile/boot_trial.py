@@ -19,13 +19,13 @@ from treenail.errors import BusyError, ClusterError, TreenailError
 from treenail.log import MessageId
 from treenail.update.checks.health import CONFIGURATION, record_trial_status
 from treenail.update.decision.decide_boot import needs_live_trial, select_deployment_steps
-from treenail.update.decision.facts import Facts
+from treenail.update.decision.node_state import Facts
 from treenail.update.state.boot_trial import BootTrial, HealthCheckMode
 from treenail.update.state.crash_record import CrashRecord
+from treenail.update.state.ledger_record import QuarantinedTarget, RetainedDeployment
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import QuarantinedTarget, RetainedDeployment
 from treenail.update.status import NodeEvent
-from treenail.update.steps.steps import ConfigStep
+from treenail.update.steps.step_types import ConfigStep
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.daemon.checks.health import HealthChecker
 from treenail.daemon.checks.preflight import PreflightChecker
 from treenail.daemon.cluster.controller_config import ControllerConfigSync
@@ -23,7 +23,7 @@ from treenail.daemon.interfaces import (
 from treenail.daemon.local.requests import RequestFile
 from treenail.host.system.kernel import HostKernel
 from treenail.host.system.state_file import CrashRecordFile, Ledger
-from treenail.update.state.record import Moment
+from treenail.update.state.ledger_record import Moment
 
 
 @dataclass(frozen=True, slots=True)

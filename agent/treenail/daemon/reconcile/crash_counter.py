@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.interfaces import OSBackend, Power
 from treenail.daemon.reconcile.observe import summarize_deployments
@@ -23,11 +23,16 @@ from treenail.update.checks.health import AGENT, HealthCheckResult, format_unhea
 from treenail.update.decision.decide_boot import RETRY_REMEDY, ROLLBACK_REBOOTS_ALLOWED
 from treenail.update.impact.os_change import is_in_effect
 from treenail.update.state import crash_record as crash_records
-from treenail.update.state import record as records
+from treenail.update.state import ledger_record as records
 from treenail.update.state.boot_trial import HealthCheckMode
 from treenail.update.state.crash_record import CrashRecord, derive_crash_record
+from treenail.update.state.ledger_record import (
+    LedgerRecord,
+    Moment,
+    QuarantinedTarget,
+    UpdateRecord,
+)
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord, Moment, QuarantinedTarget, UpdateRecord
 
 log = logging.getLogger(__name__)
 

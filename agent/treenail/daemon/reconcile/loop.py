@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from treenail import log as journal
 from treenail.api import annotations as key
-from treenail.config.drift import Drift
+from treenail.config.drift_comparison import Drift
 from treenail.daemon.local.metrics import NodeMetrics
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile.act import ActionRunner
@@ -33,10 +33,10 @@ from treenail.update.decision.actions import (
 )
 from treenail.update.decision.decide import decide_action, is_target_requested
 from treenail.update.decision.decide_boot import is_boot_action
-from treenail.update.decision.facts import Facts, summarize_node
-from treenail.update.decision.request import RequestKind, is_answered, is_cancel_request
+from treenail.update.decision.node_state import Facts, summarize_node
+from treenail.update.decision.user_requests import RequestKind, is_answered, is_cancel_request
 from treenail.update.drift.drift_policy import format_drift
-from treenail.update.state.record import LedgerRecord, PrestagedTarget, UpdateRecord
+from treenail.update.state.ledger_record import LedgerRecord, PrestagedTarget, UpdateRecord
 from treenail.update.status import NodeEvent, format_reason, make_report
 
 log = logging.getLogger(__name__)

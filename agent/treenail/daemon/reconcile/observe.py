@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from treenail.api import annotations as key
 from treenail.api.node import Node
-from treenail.config.wanted import read_wanted_state
+from treenail.config.wanted_state import read_wanted_state
 from treenail.daemon.configuration.drift import BootedState
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.host.ostree.deployments import DeploymentStatus
@@ -15,7 +15,7 @@ from treenail.update.decision.decide_idle import (
     needs_origin_check,
     needs_reapply,
 )
-from treenail.update.decision.facts import (
+from treenail.update.decision.node_state import (
     DeploymentState,
     DesiredTarget,
     Facts,
@@ -25,8 +25,8 @@ from treenail.update.decision.facts import (
 )
 from treenail.update.impact.os_change import compute_os_change, is_in_effect
 from treenail.update.state.boot_trial import HealthCheckMode
+from treenail.update.state.ledger_record import LedgerRecord
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord
 from treenail.update.status import NodeEvent
 
 log = logging.getLogger(__name__)

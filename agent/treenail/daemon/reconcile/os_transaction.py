@@ -6,7 +6,7 @@ Their progress goes to the API server, in a few writes at most.
 import logging
 from collections.abc import Callable
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.daemon.cluster.pull_secrets import PullSecrets
 from treenail.daemon.interfaces import OSBackend, Watch
 from treenail.errors import BusyError, ClusterError, PreflightError, TransactionError

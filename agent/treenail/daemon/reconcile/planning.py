@@ -14,10 +14,10 @@ from treenail.config.image_content import (
     drop_provided,
     make_missing_error,
 )
-from treenail.config.wanted import WantedState, read_wanted_state
+from treenail.config.wanted_state import WantedState, read_wanted_state
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.errors import ClusterError, ConfigError, UnreachableError, UnreconcilableError
-from treenail.update.decision.facts import DeploymentState
+from treenail.update.decision.node_state import DeploymentState
 from treenail.update.impact.impact import (
     ConfigDisruption,
     ConfigSources,
@@ -28,8 +28,8 @@ from treenail.update.impact.impact import (
     plan_service_steps,
 )
 from treenail.update.impact.os_change import check_kernel_type, compute_os_change
-from treenail.update.state.record import Target
-from treenail.update.steps.steps import ConfigStep
+from treenail.update.state.ledger_record import Target
+from treenail.update.steps.step_types import ConfigStep
 
 log = logging.getLogger(__name__)
 

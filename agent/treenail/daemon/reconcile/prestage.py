@@ -14,8 +14,8 @@ from treenail.daemon.reconcile.planning import UpdatePlanner
 from treenail.errors import BusyError, CancelledError, HostError
 from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
 from treenail.update.decision.actions import DropPrestagedAction, PrestageAction
-from treenail.update.decision.facts import Facts
-from treenail.update.state.record import LedgerRecord, PrestagedTarget
+from treenail.update.decision.node_state import Facts
+from treenail.update.state.ledger_record import LedgerRecord, PrestagedTarget
 
 log = logging.getLogger(__name__)
 

@@ -13,18 +13,18 @@ from treenail.errors import LedgerError, TreenailError
 from treenail.log import MessageId
 from treenail.update.checks.health import API_SERVER, LEDGER
 from treenail.update.decision.actions import ExcuseTargetAction, RetryAction
-from treenail.update.decision.facts import Facts
+from treenail.update.decision.node_state import Facts
 from treenail.update.impact.impact import UpdateImpact
-from treenail.update.state import record as records
+from treenail.update.state import ledger_record as records
 from treenail.update.state.boot_trial import BootTrial
-from treenail.update.state.phases import Phase
-from treenail.update.state.record import (
+from treenail.update.state.ledger_record import (
     LedgerRecord,
     QuarantinedTarget,
     Target,
     UpdateOutcome,
     UpdateRecord,
 )
+from treenail.update.state.phases import Phase
 
 log = logging.getLogger(__name__)
 

@@ -36,8 +36,8 @@ from treenail.errors import (
 from treenail.host.bootc.progress import read_progress
 from treenail.host.bootc.status import BootcStatus, parse_status
 from treenail.host.container.podman import PodmanProgress
-from treenail.host.filesystem.files import FileSpec, HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import FileSpec, HostFiles
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.admin import FINALIZE_UNIT
 from treenail.host.ostree.deployments import (

@@ -13,12 +13,12 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.codec import parse_json
 from treenail.errors import CommandError, HostError
 from treenail.host.container.registry import ImageInspection, SkopeoClient
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.ostree.deployments import TransactionProgress
 from treenail.host.systemd.transient import UnsandboxedRunner
 from treenail.process import ProgramRunner

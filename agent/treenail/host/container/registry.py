@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.codec import parse_json
 from treenail.errors import CommandError, CommandTimeoutError
 from treenail.process import ProgramRunner

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from treenail.errors import FileError
+from treenail.host.filesystem.atomic_files import make_file_error, translate_errors
 from treenail.host.filesystem.disk import Disk, StrPath
-from treenail.host.filesystem.files import make_file_error, translate_errors
 
 TEMPORARY_PREFIX = ".treenail"
 """The prefix of the names of temporary entries, which no config may use."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from treenail.errors import FileError
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from treenail.host.filesystem.atomic_files import make_file_error
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import make_file_error
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 
 FILE = "file"
 DIRECTORY = "directory"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 
 log = logging.getLogger(__name__)
 

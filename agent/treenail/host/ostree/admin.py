@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 
 from treenail.errors import BusyError, TransactionError
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.ostree.deployments import DeploymentStatus, OstreeDeployment
 from treenail.host.ostree.jobs import JobRunner
 from treenail.host.ostree.sysroot import OSTREE_PROGRAM

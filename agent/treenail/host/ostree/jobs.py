@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import TransactionError
 from treenail.host.ostree.backends import TransactionLimits, find_remedy
 from treenail.host.ostree.deployments import TransactionProgress

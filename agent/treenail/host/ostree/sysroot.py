@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from treenail.codec import parse_json
 from treenail.errors import CommandError, FileError, HostError
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.ostree.deployments import OstreeDeployment, parse_config_labels
 from treenail.process import ProgramRunner
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from treenail import codec
 from treenail.errors import FileError
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.entries import (
     AbsentEntry,
@@ -17,9 +18,8 @@ from treenail.host.filesystem.entries import (
     FileEntry,
     SymlinkEntry,
 )
-from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.path_stat import DIRECTORY, FILE, LINK, stat_paths
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.rollback.undo_log import PathChange, decode_xattrs, encode_xattrs
 
 BACKUP_DIRECTORY = "/var/lib/treenail/original"

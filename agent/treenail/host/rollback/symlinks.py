@@ -8,6 +8,7 @@ from collections.abc import Container
 from pathlib import Path
 
 from treenail.errors import LedgerError
+from treenail.host.filesystem.atomic_files import translate_errors
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.entries import (
     TEMPORARY_PREFIX,
@@ -16,8 +17,7 @@ from treenail.host.filesystem.entries import (
     FsyncQueue,
     SymlinkEntry,
 )
-from treenail.host.filesystem.files import translate_errors
-from treenail.host.filesystem.root import Root, strip_prefix
+from treenail.host.filesystem.root_directory import Root, strip_prefix
 
 Json = dict[str, object]
 _TEMPORARY = f"{TEMPORARY_PREFIX}+0"

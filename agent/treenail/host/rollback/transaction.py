@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from treenail.errors import FileError, LedgerError
+from treenail.host.filesystem.atomic_files import make_file_error
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.entries import (
     FSYNC_EACH_LIMIT,
@@ -35,8 +36,7 @@ from treenail.host.filesystem.entries import (
     HardlinkEntry,
     SymlinkEntry,
 )
-from treenail.host.filesystem.files import make_file_error
-from treenail.host.filesystem.root import Root, strip_prefix
+from treenail.host.filesystem.root_directory import Root, strip_prefix
 from treenail.host.rollback.symlinks import SymlinkTree
 from treenail.host.rollback.undo_log import (
     CONFIRMED_PATH,

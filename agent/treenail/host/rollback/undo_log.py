@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from treenail.codec import parse_json
 from treenail.errors import FileError, LedgerError
+from treenail.host.filesystem.atomic_files import HostFiles, make_file_error, translate_errors
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.entries import (
     TEMPORARY_PREFIX,
@@ -25,8 +26,7 @@ from treenail.host.filesystem.entries import (
     EntryWriter,
     refuse_temporary_name,
 )
-from treenail.host.filesystem.files import HostFiles, make_file_error, translate_errors
-from treenail.host.filesystem.root import Root, add_prefix, strip_prefix
+from treenail.host.filesystem.root_directory import Root, add_prefix, strip_prefix
 
 Json = dict[str, object]
 Row: TypeAlias = "list[object]"

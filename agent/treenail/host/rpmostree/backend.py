@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, assert_never
 
 from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.admin import FINALIZE_UNIT
 from treenail.host.ostree.deployments import (
@@ -30,7 +30,7 @@ from treenail.host.rpmostree.transaction import (
     TransactionTimedOut,
 )
 from treenail.host.system.kernel import compute_edit, is_satisfied, split_arguments
-from treenail.host.systemd.bus import BusOption, make_options
+from treenail.host.systemd.system_bus import BusOption, make_options
 
 if TYPE_CHECKING:
     from treenail.host.rpmostree.extensions import ExtensionsRepository

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import assert_never
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
 from treenail.host.ostree.backends import TransactionLimits, find_remedy
 from treenail.host.ostree.deployments import (
@@ -24,7 +24,7 @@ from treenail.host.rpmostree.transaction import (
     TransactionTimedOut,
     follow_transaction,
 )
-from treenail.host.systemd.bus import BusInterface, SystemBus, make_options
+from treenail.host.systemd.system_bus import BusInterface, SystemBus, make_options
 from treenail.retry import retry_bus_call
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ import shutil
 
 from treenail.errors import CancelledError
 from treenail.host.container.podman import Podman
-from treenail.host.filesystem.files import HostFiles, translate_errors
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import HostFiles, translate_errors
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.ostree.deployments import TransactionProgress, WatchCallback, WatchVerdict
 from treenail.host.ostree.jobs import JobRunner
 from treenail.host.systemd.transient import TransientJob, TransientUnits

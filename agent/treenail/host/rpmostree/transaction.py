@@ -5,11 +5,11 @@ import re
 from dataclasses import dataclass
 from typing import assert_never
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import BusError
 from treenail.host.ostree.backends import TransactionLimits
 from treenail.host.ostree.deployments import TransactionProgress, WatchCallback, WatchVerdict
-from treenail.host.systemd.bus import BusPeer, BusSignal
+from treenail.host.systemd.system_bus import BusPeer, BusSignal
 from treenail.sanitize import sanitize_text
 
 log = logging.getLogger(__name__)

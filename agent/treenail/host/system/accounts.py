@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from treenail.errors import FileError
-from treenail.host.filesystem.files import HostFiles
+from treenail.host.filesystem.atomic_files import HostFiles
 
 PASSWD_FILES = ("/etc/passwd", "/usr/lib/passwd")
 GROUP_FILES = ("/etc/group", "/usr/lib/group")

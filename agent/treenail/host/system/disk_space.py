@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treenail.errors import FileError
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.resources import read_disk_usage
 from treenail.host.system.state_file import STATE_DIRECTORY
 

@@ -11,8 +11,8 @@ import stat
 from pathlib import Path
 
 from treenail.errors import CommandError, FileError
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import Root
 from treenail.process import ProgramRunner
 
 RUNTIME_SOCKETS = {

@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from treenail.errors import FileError
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import Root
 
 _ARGUMENT = re.compile(r'(?:[^\s"]|"[^"]*"?)+')
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 
 from treenail.codec import parse_json
 from treenail.errors import FileError, LedgerError
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import Root
 from treenail.sanitize import quote_value
 
 log = logging.getLogger(__name__)

@@ -5,12 +5,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import FileError
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.entries import EntryWriter
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 
 SHADOW_FILE = "/etc/shadow"
 _LOCK_FILE = "/etc/.pwd.lock"

@@ -37,7 +37,7 @@ _Address = tuple[str, str, str]
 
 
 class BusProcess:
-    """A `treenail.host.systemd.bus.BusService` in another process. For one thread.
+    """A `treenail.host.systemd.system_bus.BusService` in another process. For one thread.
 
     The first call starts the process, and `close_connection` ends it. When the process dies, the
     call in progress fails like one whose service gave no reply, and the next one starts it again.

@@ -52,7 +52,7 @@ class _Target(NamedTuple):
 
 
 def make_argument(kind: str, value: object) -> object:
-    """Make the argument of a call from its plain form, see `treenail.host.systemd.bus`."""
+    """Make the argument of a call from its plain form, see `treenail.host.systemd.system_bus`."""
     if kind == "options":
         return _make_variants(cast("Mapping[str, _Option]", value))
     if kind == "unit":
@@ -65,7 +65,7 @@ def make_argument(kind: str, value: object) -> object:
 
 
 class GioBus:
-    """Calls on the system bus and to peers; implements `treenail.host.systemd.bus.BusService`.
+    """Calls on the system bus and to peers; implements `system_bus.BusService`.
 
     It connects at the first call, and again after the bus closed the connection. For one thread.
     """

@@ -2,9 +2,9 @@
 
 import logging
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import CommandError
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.process import ProgramRunner
 from treenail.sanitize import sanitize_text
 

@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 
 from treenail.errors import BusError
-from treenail.host.systemd.bus import BusInterface, SystemBus
+from treenail.host.systemd.system_bus import BusInterface, SystemBus
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import BusError, UnitError
-from treenail.host.systemd.bus import BusInterface, BusSignal, SystemBus
+from treenail.host.systemd.system_bus import BusInterface, BusSignal, SystemBus
 from treenail.retry import is_service_starting
 
 SYSTEMD_NAME = "org.freedesktop.systemd1"

@@ -13,16 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from treenail.errors import BusError, CommandError, CommandTimeoutError, UnitError
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
-from treenail.host.systemd.bus import (
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import Root
+from treenail.host.systemd.journal import SystemdJournal
+from treenail.host.systemd.system_bus import (
     BusInterface,
     BusSignal,
     BusSignals,
     SystemBus,
     make_unit_properties,
 )
-from treenail.host.systemd.journal import SystemdJournal
 from treenail.host.systemd.systemd import MANAGER, SYSTEMD_NAME, subscribe_manager
 
 _NO_SUCH_UNIT = f"{SYSTEMD_NAME}.NoSuchUnit"

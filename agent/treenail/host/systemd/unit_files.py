@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from treenail.errors import FileError, UnitError
-from treenail.host.filesystem.files import HostFiles
+from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.unit_install import (
     InstallSection,
     UnitPreset,

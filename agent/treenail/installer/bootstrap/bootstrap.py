@@ -19,7 +19,7 @@ from treenail.api import controllerconfig
 from treenail.api.decode import Json
 from treenail.api.ignition.model import IgnitionFile
 from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.controllers.handover.handover_objects import Handover
 from treenail.controllers.render.render import CONTROLLER_CONFIG_KIND
 from treenail.errors import HostError, TreenailError

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Self
 
 from treenail.api.decode import Fields, load_json, reject_unknown_fields
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.controllers.runtime.http_server import parse_address
 from treenail.errors import HostError, TreenailError
 from treenail.installer.bootstrap.registry_process import (

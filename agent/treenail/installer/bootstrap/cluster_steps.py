@@ -34,7 +34,7 @@ from treenail.installer.install_steps import (
     StepOverdueError,
     StepResult,
 )
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import CONFIGMAPS, MACHINEOSCONFIGS, NAMESPACES, NODES, SECRETS
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from treenail.builder.buildah.disk_space import read_disk_space
-from treenail.clock import Clock, format_rfc3339
+from treenail.clocks import Clock, format_rfc3339
 from treenail.controllers.handover.image_mode import ImageMode, RegistryType
 from treenail.errors import TreenailError
 from treenail.installer.bootstrap.registry_process import (

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Lock
 
 from treenail.api.decode import Json
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.controllers.runtime.http_server import parse_address
 from treenail.errors import FileError, UsageError
 from treenail.installer.bootstrap.bootstrap import BootstrapSource, ImageStore

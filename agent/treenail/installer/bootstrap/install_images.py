@@ -8,7 +8,7 @@ from typing import Self
 from treenail.api import machineosconfig
 from treenail.api.decode import Json, load_json
 from treenail.api.ignition.model import IgnitionFile
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.config.bootstrap_registry import list_node_files
 from treenail.controllers.handover.handover_objects import Handover, HandoverImage, make_node_record
 from treenail.controllers.handover.image_mode import NAMESPACE, RegistryType

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from treenail.api.decode import Json
 from treenail.builder.buildah.disk_space import read_disk_space
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import FileError, HostError
 from treenail.installer.directory.install_files import GIB, MIB, format_bytes
 from treenail.process import stop_process

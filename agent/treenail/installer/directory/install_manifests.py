@@ -18,8 +18,8 @@ from treenail.controllers.handover.image_mode_field import (
     is_settings_configmap,
     read_settings_configmap,
 )
-from treenail.controllers.pools import policy
-from treenail.controllers.pools.policy import ObservedPolicy
+from treenail.controllers.pools import rollout_policy
+from treenail.controllers.pools.rollout_policy import ObservedPolicy
 from treenail.controllers.render import render
 from treenail.controllers.render.render import ControllerConfig, InputManifests, RenderedConfig
 from treenail.errors import ConfigError
@@ -40,7 +40,7 @@ _API_VERSIONS = {
     machineconfig.KIND: machineconfig.API_VERSION,
     machineosconfig.KIND: machineosconfig.API_VERSION,
     render.CONTROLLER_CONFIG_KIND: machineconfig.API_VERSION,
-    policy.KIND: policy.API_VERSION,
+    rollout_policy.KIND: rollout_policy.API_VERSION,
     "ConfigMap": "v1",
     "Namespace": "v1",
     "Secret": "v1",
@@ -262,8 +262,8 @@ class _ManifestReader:
             elif manifest.kind == machineosconfig.KIND:
                 reject_unknown_image_config_fields(document)
                 found.image_configs[name] = MachineOSConfig.from_json(document)
-            elif manifest.kind == policy.KIND:
-                policy.parse_policy(document, name)
+            elif manifest.kind == rollout_policy.KIND:
+                rollout_policy.parse_policy(document, name)
                 found.policies[name] = ObservedPolicy.from_json(document)
             elif manifest.kind == render.CONTROLLER_CONFIG_KIND:
                 found.controller_configs[name] = ControllerConfig.from_json(document)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from treenail.clock import Clock, SystemClock, format_rfc3339
+from treenail.clocks import Clock, SystemClock, format_rfc3339
 from treenail.codec import CodecError, Json, decode, encode, parse_json
 from treenail.errors import FileError, HostError, TreenailError
 from treenail.installer.directory.install_files import InstallDirectory, InstallFiles

@@ -14,7 +14,7 @@ from treenail.api import machineosconfig
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.pullspec import PullSpec, parse_pull_spec
 from treenail.builder.registries import ImageName, RegistrySettings, pull_from_places
-from treenail.clock import Clock, SystemClock
+from treenail.clocks import Clock, SystemClock
 from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors, read_config_mirrors
 from treenail.config.pullsecret import PullSecret, read_login_secret
 from treenail.controllers.handover.image_mode import NAMESPACE, RegistryType

@@ -19,23 +19,23 @@ from typing import BinaryIO, Protocol
 
 from treenail.api.decode import Json
 from treenail.api.machineosconfig import MachineOSConfig
+from treenail.builder.build_layout import ImageLayout, LayoutImage
 from treenail.builder.build_spec import BuildDirectories, BuildSpec, FetchedImages
 from treenail.builder.buildah.program import choose_own_id_maps
 from treenail.builder.failures import choose_reason
-from treenail.builder.layout import ImageLayout, LayoutImage
 from treenail.builder.local import BuildFiles, LocalBuild, LocalBuilder, LocalSettings
 from treenail.builder.phases.push import upload_image
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.config.pullsecret import PullSecret, RegistryCredential, encode_pull_secret
-from treenail.controllers.image_build.facts import (
+from treenail.controllers.image_build.build_facts import (
     Answer,
     AppendConfig,
     AttemptFailure,
     CheckPush,
     SystemFacts,
 )
+from treenail.controllers.image_build.build_planner import BuildPlan, Planner, SystemPlan
 from treenail.controllers.image_build.layer_builder import AttemptFailed, LayerBuilder
-from treenail.controllers.image_build.planner import BuildPlan, Planner, SystemPlan
 from treenail.errors import FileError, TreenailError
 from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
 from treenail.image.push_spec import parse_push_spec

@@ -16,8 +16,9 @@ from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json, load_json
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.builder.layout import ImageLayout
-from treenail.clock import format_rfc3339
+from treenail.builder.build_layout import ImageLayout
+from treenail.clocks import format_rfc3339
+from treenail.controllers.image_build.build_facts import BuildReport, SystemFacts, WantedBuild
 from treenail.controllers.image_build.build_objects import (
     encode_report,
     encode_systems,
@@ -25,7 +26,6 @@ from treenail.controllers.image_build.build_objects import (
     read_architectures,
     read_systems,
 )
-from treenail.controllers.image_build.facts import BuildReport, SystemFacts, WantedBuild
 from treenail.controllers.pools.image_tags import TagRecord, encode_base_record
 from treenail.errors import ConfigError, FileError
 from treenail.image.build_result import BUILT_AT_INSTALL

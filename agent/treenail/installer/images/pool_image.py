@@ -15,27 +15,27 @@ from pathlib import Path
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.clock import Clock, format_rfc3339
+from treenail.clocks import Clock, format_rfc3339
 from treenail.config.image_mirrors import ImageMirrors, MirrorRule
 from treenail.controllers.handover.image_mode import NAMESPACE
-from treenail.controllers.image_build.cluster_reader import ClusterReader, ObjectGetter
-from treenail.controllers.image_build.decide import count_failure
-from treenail.controllers.image_build.facts import (
+from treenail.controllers.image_build.build_facts import (
     AttemptFailure,
     BuildProblem,
     BuildReport,
     ResolveBase,
 )
-from treenail.controllers.image_build.layer_builder import (
-    AttemptFailed,
-    LayerBuilder,
-    RegistryEndpoint,
-)
-from treenail.controllers.image_build.planner import (
+from treenail.controllers.image_build.build_planner import (
     BuildPlan,
     BuildRefused,
     Planner,
     read_build_files,
+)
+from treenail.controllers.image_build.cluster_reader import ClusterReader, ObjectGetter
+from treenail.controllers.image_build.decide import count_failure
+from treenail.controllers.image_build.layer_builder import (
+    AttemptFailed,
+    LayerBuilder,
+    RegistryEndpoint,
 )
 from treenail.controllers.pools.image_tags import (
     TagRecord,

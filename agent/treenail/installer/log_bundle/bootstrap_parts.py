@@ -17,7 +17,7 @@ from pathlib import Path
 
 from treenail import __version__
 from treenail.api.decode import load_json
-from treenail.clock import Clock, format_rfc3339
+from treenail.clocks import Clock, format_rfc3339
 from treenail.config.redact import (
     format_redacted_document,
     format_redacted_ends,

@@ -33,7 +33,7 @@ from treenail.errors import (
     UsageError,
 )
 from treenail.installer.log_bundle.archive import LogBundle, format_objects
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     MACHINEOSBUILDS,

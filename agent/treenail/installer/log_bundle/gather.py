@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from treenail.api.decode import Fields, Json
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import ConfigError, TreenailError
 from treenail.installer.directory.install_files import InstallDirectory
 from treenail.installer.log_bundle.archive import LogBundle, withhold_document

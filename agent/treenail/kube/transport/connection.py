@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 
 # The kernel detects a lost peer after 30 s of silence and three lost probes (tcp(7)), or when sent
 # data stays unacknowledged for 45 s.

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import UnreachableError
 from treenail.kube.request import (
     MAX_BYTES,

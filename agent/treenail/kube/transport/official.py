@@ -16,7 +16,7 @@ import urllib3
 import yaml
 from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import UnreachableError, UsageError
 from treenail.kube.request import (
     CHUNK_BYTES,

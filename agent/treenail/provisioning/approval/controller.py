@@ -10,12 +10,12 @@ from functools import partial
 
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clock import Clock, format_rfc3339
-from treenail.controllers.runtime.informers import Informers, InformerView
+from treenail.clocks import Clock, format_rfc3339
+from treenail.controllers.runtime.informer_set import Informers, InformerView
 from treenail.controllers.runtime.workers import Enqueue
 from treenail.errors import NotFoundError
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder, ObjectReference
 from treenail.kube.resources import (
     CERTIFICATESIGNINGREQUESTS,
     MACHINECONFIGPOOLS,

@@ -11,13 +11,13 @@ from typing import TypeVar
 
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.meta import ObjectMeta
 from treenail.api.node import Node
-from treenail.clock import Clock, parse_rfc3339
-from treenail.controllers.pools.pools import find_membership
+from treenail.api.object_meta import ObjectMeta
+from treenail.clocks import Clock, parse_rfc3339
+from treenail.controllers.pools.pool_membership import find_membership
 from treenail.errors import ClusterError, ConfigError, NotFoundError
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder, ObjectReference
 from treenail.kube.resources import NODES
 from treenail.label_selector import SelectorOperator
 from treenail.provisioning.approval.request import KubeletRequest

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from treenail.api.decode import Fields, Json
-from treenail.api.meta import Condition, ObjectMeta, is_object_name
-from treenail.clock import parse_rfc3339
+from treenail.api.object_meta import Condition, ObjectMeta, is_object_name
+from treenail.clocks import parse_rfc3339
 from treenail.errors import ConfigError, ForbiddenError, NotFoundError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import CERTIFICATESIGNINGREQUESTS
 from treenail.provisioning.tokens.bootstrap_tokens import (
     GROUP,

@@ -15,11 +15,11 @@ from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.clock import Clock, SystemClock
+from treenail.clocks import Clock, SystemClock
 from treenail.controllers.handover.image_mode import CONFIGMAP, NAMESPACE, WorkerMode
-from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.errors import ClusterError, ConfigError, ForbiddenError, NotFoundError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import (
     CONFIGMAPS,
     CONTROLLERCONFIGS,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
-from treenail.clock import Clock, parse_rfc3339
+from treenail.clocks import Clock, parse_rfc3339
 from treenail.controllers.pools.os_image import GateOpen, PoolBuild, decide_pool_image
 from treenail.controllers.pools.pool_status import read_reported_status
 from treenail.errors import ConfigError

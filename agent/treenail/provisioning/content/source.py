@@ -15,7 +15,7 @@ from treenail.api.ignition.model import IgnitionFile
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.meta import ObjectMeta
+from treenail.api.object_meta import ObjectMeta
 from treenail.config.merge import GENERATED_BY
 from treenail.controllers.pools.os_image import PoolBuild, find_pool_build
 from treenail.errors import ConfigError, TreenailError

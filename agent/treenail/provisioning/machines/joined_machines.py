@@ -14,9 +14,9 @@ from enum import StrEnum
 from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.meta import Condition, ObjectMeta
-from treenail.clock import parse_rfc3339
-from treenail.controllers.pools.pools import find_membership
+from treenail.api.object_meta import Condition, ObjectMeta
+from treenail.clocks import parse_rfc3339
+from treenail.controllers.pools.pool_membership import find_membership
 from treenail.errors import ConfigError
 from treenail.provisioning.approval.request import KubeletRequest
 from treenail.provisioning.machines.logged_requests import LoggedRequest, RequestOutcome

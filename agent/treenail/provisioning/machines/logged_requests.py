@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from treenail.api.decode import Fields, load_json
-from treenail.clock import format_rfc3339, parse_rfc3339
+from treenail.clocks import format_rfc3339, parse_rfc3339
 from treenail.errors import ConfigError
 from treenail.sanitize import escape_line, sanitize_text
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from treenail.clock import format_rfc3339
+from treenail.clocks import format_rfc3339
 from treenail.provisioning.approval.request import KubeletRequest
 from treenail.provisioning.machines.joined_machines import JoinedMachine, NodeArrival
 from treenail.provisioning.machines.logged_requests import LoggedRequest, RequestOutcome

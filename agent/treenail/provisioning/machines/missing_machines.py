@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clock import Clock, format_rfc3339
+from treenail.clocks import Clock, format_rfc3339
 from treenail.errors import GoneError
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder, ObjectReference
 from treenail.kube.resources import MACHINECONFIGPOOLS, NODES
 from treenail.provisioning.approval.request import list_kubelet_requests
 from treenail.provisioning.machines.joined_machines import (

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import ConflictError, ForbiddenError, NotFoundError, TreenailError
-from treenail.kube.client import Client, Json
+from treenail.kube.api_client import Client, Json
 from treenail.kube.resources import CONFIGMAPS, get_object
 from treenail.provisioning.machines.logged_requests import (
     MAX_ROWS,

@@ -9,11 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.config.ignition.emit import VERSIONS_SERVED
-from treenail.controllers.runtime.metrics import FAST_BUCKETS_S, ControllerMetrics, MetricTable
-from treenail.kube.client import Client
-from treenail.kube.events import EventRecorder
+from treenail.controllers.runtime.controller_metrics import (
+    FAST_BUCKETS_S,
+    ControllerMetrics,
+    MetricTable,
+)
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder
 from treenail.provisioning.content.source import PoolSource
 from treenail.provisioning.machines.logged_requests import (
     ConfigRequestLog,

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import ConfigError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import NODES
 from treenail.provisioning.approval.request import KubeletRequest, list_kubelet_requests
 from treenail.provisioning.machines.joined_machines import ArrivedNode

@@ -5,7 +5,7 @@ import ssl
 from datetime import datetime
 from pathlib import Path
 
-from treenail.clock import format_rfc3339
+from treenail.clocks import format_rfc3339
 from treenail.errors import UsageError
 
 log = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from typing import Self
 from urllib.parse import parse_qs
 
 from treenail.api.decode import Json
-from treenail.api.meta import is_object_name
-from treenail.clock import Clock, SystemClock
+from treenail.api.object_meta import is_object_name
+from treenail.clocks import Clock, SystemClock
 from treenail.controllers.runtime.http_server import (
     HEAD_LIMIT_S,
     HttpListener,

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from treenail.api.decode import Fields, Json
-from treenail.api.meta import ObjectMeta
-from treenail.clock import Clock, format_rfc3339, parse_rfc3339
+from treenail.api.object_meta import ObjectMeta
+from treenail.clocks import Clock, format_rfc3339, parse_rfc3339
 from treenail.errors import AlreadyExistsError, ConfigError, NotFoundError, UnreachableError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import SECRETS
 from treenail.provisioning.tokens.tokens import TokenRecord
 

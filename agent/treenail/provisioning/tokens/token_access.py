@@ -13,9 +13,9 @@ from http import HTTPStatus
 from typing import Self
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import TreenailError, UnreachableError
-from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.event_recorder import EventRecorder, ObjectReference
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail.provisioning.tokens.access import AccessVerdict
 from treenail.provisioning.tokens.bootstrap_tokens import (

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
 from treenail.api.decode import Fields, Json
-from treenail.clock import Clock
-from treenail.controllers.runtime.informers import Informers
+from treenail.clocks import Clock
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.errors import (
     AlreadyExistsError,
     ClusterError,
@@ -17,7 +17,7 @@ from treenail.errors import (
     NotFoundError,
     TreenailError,
 )
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import SECRETS
 from treenail.kube.watch import WatchScope
 from treenail.provisioning.tokens.tokens import BookParser, TokenBook, format_book

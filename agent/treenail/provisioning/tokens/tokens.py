@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from treenail.api.decode import Fields, Json
-from treenail.api.meta import is_object_name
+from treenail.api.object_meta import is_object_name
 from treenail.errors import ConfigError
 
 MAX_TOKENS = 10_000

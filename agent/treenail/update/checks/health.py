@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from treenail.update.state.boot_trial import BootTrial, HealthCheckMode, TrialLimits
-from treenail.update.state.record import Target
+from treenail.update.state.ledger_record import Target
 
 API_SERVER = "ApiServer"
 NODE_READY = "NodeReady"

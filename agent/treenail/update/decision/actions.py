@@ -6,9 +6,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from treenail.config.drift import Drift
+from treenail.config.drift_comparison import Drift
 from treenail.errors import TreenailError
-from treenail.update.state.record import QuarantinedTarget, Target
+from treenail.update.state.ledger_record import QuarantinedTarget, Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ from treenail.update.decision.decide_idle import (
     refuse_foreign_staged,
     refuse_unknown_booted,
 )
-from treenail.update.decision.facts import (
+from treenail.update.decision.node_state import (
     DeploymentState,
     DesiredTarget,
     Facts,
@@ -56,11 +56,11 @@ from treenail.update.decision.facts import (
     make_drain_token,
     make_uncordon_token,
 )
-from treenail.update.decision.request import is_cancel_request, make_cancelled_target
+from treenail.update.decision.user_requests import is_cancel_request, make_cancelled_target
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import is_in_effect
+from treenail.update.state.ledger_record import QuarantinedTarget, UpdateRecord, is_soft_reboot
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import QuarantinedTarget, UpdateRecord, is_soft_reboot
 
 REBOOTS_ALLOWED = 3
 """Reboots into one target before its quarantine: one may fail by a power cut."""

@@ -27,13 +27,13 @@ from treenail.update.decision.actions import (
     VerifyAction,
 )
 from treenail.update.decision.decide_idle import WAIT_FOR_DEPLOYMENTS, refuse_unknown_booted
-from treenail.update.decision.facts import DeploymentState, DesiredTarget, Facts
+from treenail.update.decision.node_state import DeploymentState, DesiredTarget, Facts
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import is_in_effect
 from treenail.update.state.boot_trial import HealthCheckMode
+from treenail.update.state.ledger_record import QuarantinedTarget, UpdateRecord
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import QuarantinedTarget, UpdateRecord
-from treenail.update.steps.steps import (
+from treenail.update.steps.step_types import (
     ConfigStep,
     DisableUnits,
     EnableUnits,

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from itertools import takewhile
 
 from treenail.api import annotations as key
-from treenail.clock import format_rfc3339
-from treenail.config.drift import Drift, DriftAttribute
+from treenail.clocks import format_rfc3339
+from treenail.config.drift_comparison import Drift, DriftAttribute
 from treenail.config.image_content import IMAGE_FILES
 from treenail.errors import DriftError, HostError, PreflightError
 from treenail.update.checks.health import OriginCheck, is_outage_check
@@ -31,7 +31,7 @@ from treenail.update.decision.actions import (
     UncordonAction,
     WaitAction,
 )
-from treenail.update.decision.facts import (
+from treenail.update.decision.node_state import (
     DeploymentState,
     DesiredTarget,
     DrainHandshake,
@@ -41,17 +41,17 @@ from treenail.update.decision.facts import (
     make_uncordon_token,
     read_drain_config,
 )
-from treenail.update.decision.request import RequestKind, UserRequest
+from treenail.update.decision.user_requests import RequestKind, UserRequest
 from treenail.update.drift.drift_policy import format_drift, format_drift_remedy
 from treenail.update.impact.impact import UpdateImpact
-from treenail.update.state.phases import Phase
-from treenail.update.state.record import (
+from treenail.update.state.ledger_record import (
     LedgerRecord,
     PrestagedTarget,
     QuarantinedTarget,
     Target,
     UpdateOutcome,
 )
+from treenail.update.state.phases import Phase
 
 
 def decide_prestage(facts: Facts, decision: Decision, target: Target) -> Decision:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from treenail.config import node_paths
-from treenail.config.drift import Drift, DriftAttribute, EntryKind
+from treenail.config.drift_comparison import Drift, DriftAttribute, EntryKind
 from treenail.config.image_content import IMAGE_REMEDY
 
 HOUR_S = 3600.0

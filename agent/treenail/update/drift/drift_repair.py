@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from treenail.config import node_paths
-from treenail.config.drift import Drift, EntryKind
+from treenail.config.drift_comparison import Drift, EntryKind
 from treenail.update.impact.impact import plan_service_steps
-from treenail.update.steps.steps import (
+from treenail.update.steps.step_types import (
     BackUpEntry,
     ConfigStep,
     DisableUnits,

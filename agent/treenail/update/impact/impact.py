@@ -25,9 +25,9 @@ from treenail.codec import key
 from treenail.config import node_paths
 from treenail.config.diff import ConfigDiff, EntryChange, OSAspect, compare_configs
 from treenail.config.provenance import PROVENANCE, Provenance
-from treenail.config.wanted import WantedFile, WantedState
+from treenail.config.wanted_state import WantedFile, WantedState
 from treenail.update.impact.os_change import NO_OS_CHANGE, OSChange
-from treenail.update.steps.steps import (
+from treenail.update.steps.step_types import (
     BackUpEntry,
     ConfigStep,
     EnablementStep,

@@ -12,7 +12,7 @@ from treenail.api.machineconfig import (
 )
 from treenail.codec import key
 from treenail.config.diff import OSAspect
-from treenail.config.wanted import WantedOS
+from treenail.config.wanted_state import WantedOS
 from treenail.errors import UnreconcilableError
 from treenail.update.impact.os_packages import LATER_PACKAGES, list_packages
 

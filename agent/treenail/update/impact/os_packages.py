@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from treenail.api.machineconfig import EXTENSIONS, KERNEL_PACKAGES
-from treenail.config.wanted import WantedOS
+from treenail.config.wanted_state import WantedOS
 
 LATER_PACKAGES = frozenset({"openvswitch3.5-ipsec"})
 """Packages that earlier releases of an extension did not have."""

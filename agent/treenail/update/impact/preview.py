@@ -15,7 +15,7 @@ from treenail.api.disruptionpolicy import DisruptionPolicy
 from treenail.api.machineconfig import EXTENSIONS, MachineConfig
 from treenail.config import node_paths
 from treenail.config.diff import ConfigDiff, EntryChange, OSAspect, compare_configs
-from treenail.config.drift import UNIT_MODE
+from treenail.config.drift_comparison import UNIT_MODE
 from treenail.config.image_content import (
     ImageSplit,
     assume_provided,
@@ -28,7 +28,7 @@ from treenail.config.reconcilable import (
     find_read_only_paths,
 )
 from treenail.config.redact import FileDiff, compute_redacted_diff, redact_line
-from treenail.config.wanted import (
+from treenail.config.wanted_state import (
     WantedDirectory,
     WantedFile,
     WantedLink,
@@ -46,7 +46,7 @@ from treenail.update.impact.impact import (
     describe_action,
 )
 from treenail.update.impact.os_change import KERNEL_KEEPING_ASPECTS, NO_OS_CHANGE, OSChange
-from treenail.update.steps.steps import ConfigStep
+from treenail.update.steps.step_types import ConfigStep
 
 _KEY = re.compile(r"(?P<kind>(?:ssh|ecdsa|sk)-[\w.@-]{1,60})\s+(?P<blob>(?:[\w+/]{4})+[\w+/]{0,3})")
 IMAGE_SOURCE = "the image beside the config"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from treenail import codec
 from treenail.codec import CodecError, key
 from treenail.update.state.boot_trial import HealthCheckMode
+from treenail.update.state.ledger_record import Target, UpdateRecord
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import Target, UpdateRecord
 
 Json = dict[str, object]
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from treenail.update.state.ledger_record import LedgerRecord, PastUpdate, Target
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord, PastUpdate, Target
 
 # The last reason of an update with more causes than the ledger keeps (`compute_impact`).
 _REST = re.compile(r"and \d+ more")

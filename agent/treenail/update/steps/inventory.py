@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from treenail import codec
 from treenail.codec import CodecError, key
-from treenail.config import drift, node_paths
-from treenail.config.drift import ActualEntry, EntryKind
-from treenail.config.wanted import WantedState
+from treenail.config import drift_comparison, node_paths
+from treenail.config.drift_comparison import ActualEntry, EntryKind
+from treenail.config.wanted_state import WantedState
 from treenail.errors import LedgerError
 
 Json = dict[str, object]
@@ -32,7 +32,7 @@ def compute_ownership(config: str, wanted: WantedState) -> Ownership:
     credentials = node_paths.CREDENTIALS & wanted.files.keys()
     return Ownership(
         config=config,
-        paths=frozenset({*drift.list_expected_paths(wanted), *hard_links, *credentials}),
+        paths=frozenset({*drift_comparison.list_expected_paths(wanted), *hard_links, *credentials}),
         units={name: None if unit.mask else unit.enabled for name, unit in wanted.units.items()},
         users=frozenset(wanted.users.keys() & {node_paths.CORE_USER}),
     )
@@ -105,7 +105,7 @@ def list_inspected_paths(old: Ownership, new: WantedState) -> tuple[str, ...]:
     return tuple(
         dict.fromkeys(
             (
-                *drift.list_expected_paths(new),
+                *drift_comparison.list_expected_paths(new),
                 *hard_links,
                 *unmasked,
                 *credentials,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from treenail.config import node_paths
-from treenail.config.drift import (
+from treenail.config.drift_comparison import (
     MASK_TARGET,
     ActualEntry,
     Drift,
@@ -20,7 +20,7 @@ from treenail.config.drift import (
     compute_expected_entries,
 )
 from treenail.config.image_content import drop_provided
-from treenail.config.wanted import ROOT, WantedState
+from treenail.config.wanted_state import ROOT, WantedState
 from treenail.update.steps.inventory import (
     ABSENT_ENTRY,
     KEY_DIRECTORIES,
@@ -28,7 +28,7 @@ from treenail.update.steps.inventory import (
     Ownership,
     compute_ownership,
 )
-from treenail.update.steps.steps import (
+from treenail.update.steps.step_types import (
     BackUpEntry,
     ConfigStep,
     EntryStep,

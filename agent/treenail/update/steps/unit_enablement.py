@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 from treenail.config import node_paths
-from treenail.config.wanted import WantedState, WantedUnit
+from treenail.config.wanted_state import WantedState, WantedUnit
 from treenail.update.steps.inventory import Inventory, Ownership
-from treenail.update.steps.steps import (
+from treenail.update.steps.step_types import (
     BackUpEntry,
     DisableUnits,
     EnablementStep,

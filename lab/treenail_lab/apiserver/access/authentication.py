@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treenail.clock import Clock, format_rfc3339, parse_rfc3339
+from treenail.clocks import Clock, format_rfc3339, parse_rfc3339
 from treenail_lab.apiserver.access.certificates import write_private_file
 from treenail_lab.apiserver.errors import StatusCause, invalid_error, unauthorized_error
 from treenail_lab.apiserver.objects import Json, read_uid

@@ -7,7 +7,7 @@ finalizers of counted pods are removed. The changes lead to the next step.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from treenail.clock import format_rfc3339, parse_rfc3339
+from treenail.clocks import format_rfc3339, parse_rfc3339
 from treenail_lab.apiserver.objects import (
     Json,
     copy_json,

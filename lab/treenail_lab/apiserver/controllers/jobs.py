@@ -3,7 +3,7 @@
 Pods without a controller are not adopted.
 """
 
-from treenail.clock import parse_rfc3339
+from treenail.clocks import parse_rfc3339
 from treenail_lab.apiserver.access.authentication import MASTERS, ApiUser
 from treenail_lab.apiserver.controllers.job_decision import (
     POD_BACKOFF_S,

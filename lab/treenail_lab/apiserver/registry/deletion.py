@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from treenail.clock import format_rfc3339
+from treenail.clocks import format_rfc3339
 from treenail_lab.apiserver.access.authentication import ApiUser
 from treenail_lab.apiserver.errors import bad_request_error, build_details, conflict_error
 from treenail_lab.apiserver.objects import Json, find_value, is_deleting, read_finalizers, read_key

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail_lab.apiserver.errors import (
     ApiError,
     bad_request_error,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from treenail.clock import Clock, format_rfc3339
+from treenail.clocks import Clock, format_rfc3339
 from treenail_lab.apiserver.access import node_authorizer
 from treenail_lab.apiserver.access.authentication import ApiUser
 from treenail_lab.apiserver.errors import (

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail_lab.apiserver.errors import ApiError
 from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.registry.list_watch import WatchPace

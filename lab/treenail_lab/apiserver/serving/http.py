@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from treenail.clock import Clock, format_micro_time
+from treenail.clocks import Clock, format_micro_time
 from treenail_lab.apiserver.access.authentication import ApiUser, Authenticator
 from treenail_lab.apiserver.access.authorization import Authorizer
 from treenail_lab.apiserver.errors import ApiError, bad_request_error

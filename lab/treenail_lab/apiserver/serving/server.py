@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from treenail.clock import Clock, SystemClock
+from treenail.clocks import Clock, SystemClock
 from treenail_lab.apiserver.access.authentication import (
     MASTERS,
     NODE_PREFIX,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from treenail.clock import SystemClock, parse_rfc3339
+from treenail.clocks import SystemClock, parse_rfc3339
 from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import (

@@ -10,7 +10,7 @@ import pytest
 from tests.controllers.status.statuspage.browser import BROWSER, Browser
 from tests.controllers.status.statuspage.samples import encode, make_document
 from tests.waiting import wait_until
-from treenail.controllers.status.leader import LeaderReport, LeaderState
+from treenail.controllers.status.leader_status import LeaderReport, LeaderState
 from treenail.controllers.status.statuspage.server import StatusPageServer
 from treenail.controllers.status.statuspage.source import EncodedDocument
 

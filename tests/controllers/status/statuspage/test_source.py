@@ -7,11 +7,11 @@ from typing import Any
 from tests.controllers.rollout.agents import add_nodes, add_pool, start_client
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.clock import SystemClock
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.status.leader import LeaderReport, LeaderState
+from treenail.clocks import SystemClock
+from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.status.leader_status import LeaderReport, LeaderState
 from treenail.controllers.status.statuspage.source import StatusSource
-from treenail.kube.client import Json
+from treenail.kube.api_client import Json
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, NODES
 from treenail_lab.apiserver.serving.server import LabServer
 

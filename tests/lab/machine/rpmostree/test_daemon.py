@@ -18,7 +18,7 @@ from tests.lab.machine.client import (
     variants,
     wait_until,
 )
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 from treenail.host.ostree.sysroot import is_staged_locked
 from treenail_lab.images import Credential, make_image
 from treenail_lab.machine.bus.objects import FAILED, NOT_FOUND

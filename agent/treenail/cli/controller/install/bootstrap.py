@@ -17,11 +17,11 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from treenail.cli.argument_parser import add_image_annotation_argument, parse_count, parse_duration
 from treenail.cli.controller.install.arguments import add_directory_argument
 from treenail.cli.output import EXIT_FAILED, EXIT_INSTALL_FAILED, EXIT_INTERRUPTED
-from treenail.cli.parser import add_image_annotation_argument, parse_count, parse_duration
 from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import TreenailError, UsageError
 from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
 from treenail.log import LineFormatter
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from treenail.installer.bootstrap.bootstrap import BootstrapStage, ImageStore
     from treenail.installer.bootstrap.host_services import ConfigServerSettings
     from treenail.installer.directory.install_manifests import InstallManifests
-    from treenail.kube.client import Client, Transport
+    from treenail.kube.api_client import Client, Transport
     from treenail.sd_notify import SystemdNotifier
 
 
@@ -335,7 +335,7 @@ class ClusterConnection:
     def connect(self) -> "Client":
         """Return a client; raise `UsageError` while the kubeconfig cannot be used."""
         from treenail.cli.controller.connect import create_transport
-        from treenail.kube.client import Client
+        from treenail.kube.api_client import Client
 
         signature = self._sign_file()
         if self._transport is None or signature != self._signature:

@@ -9,7 +9,7 @@ from treenail.api.pullspec import parse_pull_spec
 from treenail.builder.registries import RegistrySettings
 from treenail.cli.output import EXIT_FAILED
 from treenail.cli.terminal import print_lines
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.errors import UsageError
 from treenail.image.inputs.build_inputs import ARCHITECTURES
 from treenail.installer.directory.online_checks import OnlineChecks, RegistryChecker

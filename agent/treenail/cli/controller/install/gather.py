@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from treenail.cli.argument_parser import parse_duration
 from treenail.cli.controller.connect import create_transport
 from treenail.cli.controller.install.arguments import add_directory_argument
 from treenail.cli.files import create_private_file
 from treenail.cli.output import EXIT_FAILED
-from treenail.cli.parser import parse_duration
 from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
-from treenail.clock import SystemClock, format_rfc3339
+from treenail.clocks import SystemClock, format_rfc3339
 from treenail.errors import FileError, UsageError
 from treenail.installer.directory.install_files import InstallDirectory, require_directory
 from treenail.installer.log_bundle.archive import LogBundle
@@ -26,7 +26,7 @@ from treenail.installer.log_bundle.cluster_parts import (
     parse_node_address,
 )
 from treenail.installer.log_bundle.gather import GatherSettings, gather_bundle
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.process import ProgramRunner
 
 _STDOUT = "-"

@@ -14,7 +14,7 @@ from treenail.cli.controller.install.check_arguments import (
 from treenail.cli.output import EXIT_FAILED
 from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments, print_output
 from treenail.cli.terminal import HelpFormatter, format_duration, format_examples
-from treenail.clock import SystemClock
+from treenail.clocks import SystemClock
 from treenail.codec import parse_json
 from treenail.controllers.handover.image_mode import ImageMode
 from treenail.errors import TreenailError

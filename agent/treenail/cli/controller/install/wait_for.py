@@ -5,11 +5,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treenail.cli.argument_parser import parse_duration
 from treenail.cli.controller.install.arguments import add_directory_argument
 from treenail.cli.output import EXIT_AT_TARGET, EXIT_FAILED, EXIT_INSTALL_FAILED
-from treenail.cli.parser import parse_duration
 from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
-from treenail.clock import Clock, SystemClock
+from treenail.clocks import Clock, SystemClock
 from treenail.errors import TreenailError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _read_pools(kubeconfig: str, clock: Clock) -> tuple[str, str]:
     from treenail.cli.controller.connect import create_transport
     from treenail.controllers.handover.handover_objects import parse_objects
     from treenail.errors import ClusterError, ConfigError, NotFoundError, UsageError
-    from treenail.kube.client import Client
+    from treenail.kube.api_client import Client
     from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINEOSBUILDS, MACHINEOSCONFIGS
 
     try:
@@ -165,7 +165,7 @@ def _read_cluster(kubeconfig: str, directory: "InstallDirectory") -> str:
     from treenail.installer.directory.install_config import find_machine_count
     from treenail.installer.directory.install_files import read_config_content
     from treenail.installer.directory.install_manifests import read_install_manifests
-    from treenail.kube.client import Client
+    from treenail.kube.api_client import Client
 
     manifests = read_install_manifests(directory.root)
     machines = find_machine_count(manifests, read_config_content(directory))

@@ -23,16 +23,16 @@ from treenail.cli.output_format import (
     print_output,
 )
 from treenail.cli.terminal import HelpFormatter, find_width, format_examples
-from treenail.clock import Clock, SystemClock
-from treenail.controllers.pools.policy import ObservedPolicy
-from treenail.controllers.pools.pools import ObservedPool
-from treenail.controllers.runtime.informers import Informers
+from treenail.clocks import Clock, SystemClock
+from treenail.controllers.pools.pool_membership import ObservedPool
+from treenail.controllers.pools.rollout_policy import ObservedPolicy
+from treenail.controllers.runtime.informer_set import Informers
 from treenail.controllers.status import snapshot, status_table
-from treenail.controllers.status.leader import LeaderReader, LeaderReport
+from treenail.controllers.status.leader_status import LeaderReader, LeaderReport
 from treenail.controllers.status.status_document import build_status_document
 from treenail.controllers.status.status_table import BuildRow, PoolRow, find_pool_builds
 from treenail.errors import ClusterError, UsageError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     MACHINEOSBUILDS,

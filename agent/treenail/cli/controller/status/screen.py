@@ -19,8 +19,8 @@ from treenail.cli.controller.status.text import (
 )
 from treenail.cli.output import GuardedStream
 from treenail.cli.terminal import wrap_text
-from treenail.clock import format_rfc3339
-from treenail.controllers.status.leader import LeaderReport
+from treenail.clocks import format_rfc3339
+from treenail.controllers.status.leader_status import LeaderReport
 from treenail.controllers.status.status_table import PoolRow
 from treenail.sanitize import escape_line, escape_text
 

@@ -17,9 +17,9 @@ from treenail.cli.terminal import (
     wrap_text,
 )
 from treenail.controllers.pools.holders import WAIT_REASONS
-from treenail.controllers.pools.nodes import RolloutTarget
+from treenail.controllers.pools.node_facts import RolloutTarget
 from treenail.controllers.pools.os_image import TAG_RESOLVED
-from treenail.controllers.status.leader import LeaderReport, LeaderState
+from treenail.controllers.status.leader_status import LeaderReport, LeaderState
 from treenail.controllers.status.status_table import (
     CONFLICT,
     PHASE_WIDTH,

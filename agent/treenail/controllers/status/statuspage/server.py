@@ -11,7 +11,7 @@ from importlib import resources
 from ipaddress import ip_address
 from typing import Self
 
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.controllers.runtime.http_server import (
     HttpListener,
     LimitedRequestHandler,

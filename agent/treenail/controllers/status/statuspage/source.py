@@ -10,12 +10,12 @@ from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.clock import Clock
-from treenail.controllers.pools.nodes import NodeFacts
-from treenail.controllers.pools.policy import ObservedPolicy
-from treenail.controllers.pools.pools import ObservedPool
-from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.status.leader import LeaderReport
+from treenail.clocks import Clock
+from treenail.controllers.pools.node_facts import NodeFacts
+from treenail.controllers.pools.pool_membership import ObservedPool
+from treenail.controllers.pools.rollout_policy import ObservedPolicy
+from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.status.leader_status import LeaderReport
 from treenail.controllers.status.status_document import build_status_document
 from treenail.controllers.status.status_table import build_rows, find_pool_builds
 from treenail.kube.resources import (

@@ -18,8 +18,8 @@ from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
 from treenail.api.decode import Fields, load_json
 from treenail.api.machineconfignode import ConditionType
-from treenail.api.meta import Condition, ObjectMeta
-from treenail.clock import parse_rfc3339
+from treenail.api.object_meta import Condition, ObjectMeta
+from treenail.clocks import parse_rfc3339
 from treenail.errors import ConfigError
 
 _PERCENT = re.compile(r"(100|[1-9]?[0-9])%")

@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 
 from treenail.errors import FileError
 from treenail.host.filesystem.disk import Disk, StrPath
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root_directory import Root
 
 _TEMPORARY_PREFIX = ".treenail-"
 _FSYNC_EACH_LIMIT = 4  # up to here fsync each file: syncfs also flushes what other programs write

@@ -9,7 +9,7 @@ from itertools import chain
 from treenail.api.ignition.model import Contents
 from treenail.config import node_paths
 from treenail.config.node_paths import WITHHELD, is_secret_file
-from treenail.config.wanted import ROOT, UserOrGroup, WantedFile, WantedState, WantedUnit
+from treenail.config.wanted_state import ROOT, UserOrGroup, WantedFile, WantedState, WantedUnit
 from treenail.sanitize import escape_line
 
 MASK_TARGET = "/dev/null"

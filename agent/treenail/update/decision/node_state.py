@@ -13,11 +13,11 @@ from treenail.api import pullspec
 from treenail.api.node import Node
 from treenail.errors import ConfigError
 from treenail.update.checks.health import BootTrialStatus, OriginCheck
-from treenail.update.decision.request import UserRequest
+from treenail.update.decision.user_requests import UserRequest
 from treenail.update.drift.drift_policy import DriftAssessment
 from treenail.update.impact.os_change import NO_OS_CHANGE, OSChange, RunningOS
 from treenail.update.state.boot_trial import HealthCheckMode
-from treenail.update.state.record import LedgerRecord, Moment, Target
+from treenail.update.state.ledger_record import LedgerRecord, Moment, Target
 
 _SHOWN_CHARS = 500
 

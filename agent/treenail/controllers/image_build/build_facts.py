@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from treenail.api.machineosbuild import BuildState
-from treenail.api.meta import Condition
+from treenail.api.object_meta import Condition
 from treenail.image.build_result import BuildReason
 
 POOL_TAKEN = "PoolTaken"

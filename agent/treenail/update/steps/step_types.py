@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from treenail.api.ignition.model import Contents
-from treenail.config.wanted import ROOT, UserOrGroup
+from treenail.config.wanted_state import ROOT, UserOrGroup
 from treenail.update.steps.inventory import Ownership
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from treenail.api.decode import Fields, Json
-from treenail.clock import Clock, format_rfc3339, parse_rfc3339
+from treenail.clocks import Clock, format_rfc3339, parse_rfc3339
 from treenail.errors import ClusterError, ConfigError, ForbiddenError, NotFoundError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.resources import LEASES
 
 LEASE_NAME = "treenail-controller"

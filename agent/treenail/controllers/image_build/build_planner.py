@@ -18,20 +18,20 @@ from treenail.api.decode import Fields, Json
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors, MirrorRule
 from treenail.config.pullsecret import PullSecret
-from treenail.controllers.image_build.build_objects import make_system_tag, read_pushed_images
-from treenail.controllers.image_build.cluster_reader import REPOSITORIES, ClusterReader, FileObjects
-from treenail.controllers.image_build.facts import (
+from treenail.controllers.image_build.build_facts import (
     BuildFacts,
     BuildProblem,
     SystemFacts,
     WantedBuild,
     WantedSystem,
 )
+from treenail.controllers.image_build.build_objects import make_system_tag, read_pushed_images
+from treenail.controllers.image_build.cluster_reader import REPOSITORIES, ClusterReader, FileObjects
 from treenail.controllers.pools.image_tags import is_tag, pin_base_image
-from treenail.controllers.pools.nodes import DEFAULT_ARCHITECTURE
+from treenail.controllers.pools.node_facts import DEFAULT_ARCHITECTURE
 from treenail.controllers.pools.os_image import find_pool_owner
 from treenail.controllers.render import render
 from treenail.controllers.render.render import RenderedConfig
@@ -191,7 +191,7 @@ class BuildPlanner(Protocol):
 
 
 class Planner:
-    """A `treenail.controllers.image_build.planner.BuildPlanner`. Thread-safe."""
+    """A `treenail.controllers.image_build.build_planner.BuildPlanner`. Thread-safe."""
 
     def __init__(
         self,

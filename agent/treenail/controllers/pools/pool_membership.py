@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MASTER, WORKER, MachineConfigPool
-from treenail.controllers.pools.nodes import NodeFacts
+from treenail.controllers.pools.node_facts import NodeFacts
 from treenail.errors import ConfigError
 
 OS_LABEL = "kubernetes.io/os"

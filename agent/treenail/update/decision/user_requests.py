@@ -6,8 +6,13 @@ from enum import StrEnum
 from treenail import codec
 from treenail.codec import CodecError, key
 from treenail.errors import ConfigError
+from treenail.update.state.ledger_record import (
+    LedgerRecord,
+    Moment,
+    QuarantinedTarget,
+    UpdateRecord,
+)
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord, Moment, QuarantinedTarget, UpdateRecord
 
 Json = dict[str, object]
 

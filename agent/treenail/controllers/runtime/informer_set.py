@@ -5,9 +5,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Generic, TypeVar, cast
 
 from treenail.api.decode import Json
-from treenail.clock import Clock
+from treenail.clocks import Clock
 from treenail.errors import ClusterError, NotFoundError, TreenailError
-from treenail.kube.client import Client
+from treenail.kube.api_client import Client
 from treenail.kube.informer import ChangeHandler, Informer
 from treenail.kube.watch import WatchScope
 

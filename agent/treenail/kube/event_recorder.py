@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TypeVar
 
-from treenail.clock import Clock, format_rfc3339
+from treenail.clocks import Clock, format_rfc3339
 from treenail.errors import (
     AlreadyExistsError,
     ClusterError,
@@ -17,7 +17,7 @@ from treenail.errors import (
     NotFoundError,
     TooManyRequestsError,
 )
-from treenail.kube.client import Client, Json
+from treenail.kube.api_client import Client, Json
 from treenail.kube.resources import EVENTS
 from treenail.retry import compute_event_pause_s
 

@@ -33,8 +33,8 @@ from urllib.parse import urlsplit
 
 from treenail.api.decode import Fields, Json, reject_unknown_fields
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.meta import ObjectMeta
-from treenail.controllers.pools.windows import MaintenanceWindow, parse_window
+from treenail.api.object_meta import ObjectMeta
+from treenail.controllers.pools.maintenance_windows import MaintenanceWindow, parse_window
 from treenail.errors import ConfigError
 from treenail.label_selector import LabelSelector, parse_optional_selector
 
