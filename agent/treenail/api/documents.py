@@ -3,7 +3,7 @@
 import contextlib
 from typing import TYPE_CHECKING
 
-from treenail.api.decode import Json, load_json
+from treenail.api import decode
 from treenail.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -13,7 +13,9 @@ SIZE_LIMIT = 64 * 1024 * 1024
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def load_document(text: str | bytes, *, where: str, budget: "ValueBudget | None" = None) -> Json:
+def load_document(
+    text: str | bytes, *, where: str, budget: "ValueBudget | None" = None
+) -> decode.Json:
     """Return the only object in a YAML or JSON text; raise `ConfigError` that names ``where``.
 
     ``budget`` limits the keys and values of YAML.
@@ -25,14 +27,14 @@ def load_document(text: str | bytes, *, where: str, budget: "ValueBudget | None"
     return found[0][1]
 
 
-def load_documents(text: str | bytes, *, where: str) -> list[Json]:
+def load_documents(text: str | bytes, *, where: str) -> list[decode.Json]:
     """Return every object in a YAML or JSON text, without empty ones; raise `ConfigError`."""
     return [value for _, value in load_located_documents(text, where=where)]
 
 
 def load_located_documents(
     text: str | bytes, *, where: str, budget: "ValueBudget | None" = None
-) -> list[tuple[int, Json]]:
+) -> list[tuple[int, decode.Json]]:
     """Return every object with the line where it begins, from 1; raise `ConfigError`."""
     return _parse_objects(decode_text(text, where), where, budget)
 
@@ -51,15 +53,17 @@ def decode_text(text: str | bytes, where: str) -> str:
         ) from error
 
 
-def dump_document(document: Json) -> str:
+def dump_document(document: decode.Json) -> str:
     """Format as YAML with sorted keys; `load_document` and Go read the same values back."""
     from treenail.api import yaml11  # noqa: PLC0415 - most documents are JSON
 
     return yaml11.dump_yaml(document)
 
 
-def _parse_objects(text: str, where: str, budget: "ValueBudget | None") -> list[tuple[int, Json]]:
-    found: list[tuple[int, Json]] = []
+def _parse_objects(
+    text: str, where: str, budget: "ValueBudget | None"
+) -> list[tuple[int, decode.Json]]:
+    found: list[tuple[int, decode.Json]] = []
     for line, value in _parse_values(text, where, budget):
         if isinstance(value, dict):
             found.append((line, value))
@@ -72,7 +76,7 @@ def _parse_values(text: str, where: str, budget: "ValueBudget | None") -> list[t
     if text.startswith("{"):
         # JSON in most cases. Else YAML in flow style, whose parser reports the error for both.
         with contextlib.suppress(ConfigError):
-            return [(1, load_json(text, where=where))]
+            return [(1, decode.load_json(text, where=where))]
     from treenail.api import yaml11  # noqa: PLC0415 - as above
 
     return yaml11.parse_located_yaml(text, where=where, budget=budget)

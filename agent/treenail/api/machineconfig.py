@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from treenail.api.decode import Fields, Json
-from treenail.api.object_meta import ObjectMeta
+from treenail.api import decode, object_meta
 from treenail.errors import ConfigError
 
 API_VERSION = "machineconfiguration.openshift.io/v1"
@@ -51,16 +50,16 @@ class MachineConfig:
     fields are kept and written back.
     """
 
-    metadata: ObjectMeta = field(default_factory=ObjectMeta)
-    config: Json | None = field(default=None, repr=False)
+    metadata: object_meta.ObjectMeta = field(default_factory=object_meta.ObjectMeta)
+    config: decode.Json | None = field(default=None, repr=False)
     os_image_url: str = ""
     extensions_image: str = ""
     kernel_arguments: tuple[str, ...] = ()
     kernel_type: str = ""
     extensions: tuple[str, ...] = ()
     fips: bool = False
-    others: Json = field(default_factory=dict, repr=False)
-    spec_others: Json = field(default_factory=dict, repr=False)
+    others: decode.Json = field(default_factory=dict, repr=False)
+    spec_others: decode.Json = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -69,13 +68,13 @@ class MachineConfig:
     @classmethod
     def from_json(cls, document: object) -> "MachineConfig":
         """Read an API object or a file; raise `ConfigError`."""
-        fields = Fields.from_json(document, "")
+        fields = decode.Fields.from_json(document, "")
         kind = fields.get_text("kind")
         if kind not in ("", KIND):
             raise ConfigError(f"kind: expected {KIND}, found {kind!r:.60}")
         spec = fields.get_object("spec")
         return cls(
-            metadata=ObjectMeta.from_fields(fields.get_object("metadata")),
+            metadata=object_meta.ObjectMeta.from_fields(fields.get_object("metadata")),
             config=None if spec.values.get("config") is None else spec.get_object("config").values,
             os_image_url=spec.get_text("osImageURL"),
             extensions_image=spec.get_text("baseOSExtensionsContainerImage"),
@@ -90,9 +89,9 @@ class MachineConfig:
             ),
         )  # fmt: skip
 
-    def to_json(self) -> Json:
+    def to_json(self) -> decode.Json:
         """Convert to an API object with all fields of the spec, as Go does."""
-        config: Json = {} if self.config is None else {"config": self.config}
+        config: decode.Json = {} if self.config is None else {"config": self.config}
         return {
             **self.others,
             "apiVersion": API_VERSION,

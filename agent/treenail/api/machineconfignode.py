@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from treenail.api.decode import Fields, Json
-from treenail.api.object_meta import Condition, ObjectMeta
+from treenail.api import decode, object_meta
 
 API_VERSION = "machineconfiguration.openshift.io/v1"
 KIND = "MachineConfigNode"
@@ -46,7 +45,7 @@ class ConditionType(StrEnum):
 class MachineConfigNode:
     """Snapshot of a MachineConfigNode; an empty config or image is unset."""
 
-    metadata: ObjectMeta
+    metadata: object_meta.ObjectMeta
     pool: str = ""
     desired_config: str = ""
     desired_image: str = ""
@@ -55,17 +54,17 @@ class MachineConfigNode:
     has_status_images: bool = False
     """True when the status contains images."""
     observed_generation: int = 0
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[object_meta.Condition, ...] = ()
 
     @classmethod
     def from_json(cls, document: object) -> "MachineConfigNode":
         """Read an API object; raise `ConfigError`."""
-        fields = Fields.from_json(document, KIND)
+        fields = decode.Fields.from_json(document, KIND)
         spec, status = fields.get_object("spec"), fields.get_object("status")
         reported = status.get_object(CONFIG_IMAGE_FIELD)
         current, desired = reported.get_text("currentImage"), reported.get_text("desiredImage")
         return cls(
-            metadata=ObjectMeta.from_fields(fields.get_object("metadata")),
+            metadata=object_meta.ObjectMeta.from_fields(fields.get_object("metadata")),
             pool=spec.get_object("pool").get_text("name"),
             desired_config=spec.get_object("configVersion").get_text("desired"),
             desired_image=spec.get_object(CONFIG_IMAGE_FIELD).get_text("desiredImage"),
@@ -73,14 +72,14 @@ class MachineConfigNode:
             current_image=current,
             has_status_images=bool(current or desired),
             observed_generation=status.get_optional_integer("observedGeneration") or 0,
-            conditions=status.map_objects("conditions", Condition.from_fields),
+            conditions=status.map_objects("conditions", object_meta.Condition.from_fields),
         )
 
 
-def build_initial_conditions(now: str) -> tuple[Condition, ...]:
+def build_initial_conditions(now: str) -> tuple[object_meta.Condition, ...]:
     """Build the conditions of a node without an update; ``now`` is RFC 3339."""
     return tuple(
-        Condition(
+        object_meta.Condition(
             kind, "False", NOT_YET_OCCURRED, f"This node has not yet entered the {kind} phase", now
         )
         for kind in ConditionType
@@ -89,13 +88,13 @@ def build_initial_conditions(now: str) -> tuple[Condition, ...]:
 
 def build_status_apply(
     node: str,
-    conditions: Iterable[Condition],
+    conditions: Iterable[object_meta.Condition],
     *,
     current_config: str,
     desired_config: str,
     current_image: str = "",
     desired_image: str = "",
-) -> Json:
+) -> decode.Json:
     """Build the document of a server-side apply to the status subresource.
 
     It must contain every condition that the field manager wrote before: server-side apply removes
@@ -104,7 +103,7 @@ def build_status_apply(
     fields becomes null, which the schema rejects. ``observedGeneration`` is always omitted: the MCO
     writes the generation plus one, and its CRD rejects a lower number.
     """
-    status: Json = {
+    status: decode.Json = {
         "conditions": [condition.to_json() for condition in conditions],
         "configVersion": {
             **_omit_empty("current", current_config),
@@ -125,5 +124,5 @@ def build_status_apply(
     }
 
 
-def _omit_empty(name: str, value: str) -> Json:
+def _omit_empty(name: str, value: str) -> decode.Json:
     return {name: value} if value else {}

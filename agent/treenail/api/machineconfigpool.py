@@ -3,10 +3,8 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from treenail.api.decode import Fields, Json, reject_unknown_fields
-from treenail.api.object_meta import Condition, ObjectMeta
-from treenail.errors import ConfigError
-from treenail.label_selector import LabelSelector, parse_optional_selector
+from treenail import errors, label_selector
+from treenail.api import decode, object_meta
 
 API_VERSION = "machineconfiguration.openshift.io/v1"
 KIND = "MachineConfigPool"
@@ -38,11 +36,11 @@ class PoolConfiguration:
 
     name: str = ""
     source: tuple[str, ...] = ()
-    document: Json = field(default_factory=dict, repr=False, compare=False)
+    document: decode.Json = field(default_factory=dict, repr=False, compare=False)
     """The original object: names of image builds contain its hash."""
 
     @classmethod
-    def from_fields(cls, fields: Fields) -> "PoolConfiguration":
+    def from_fields(cls, fields: decode.Fields) -> "PoolConfiguration":
         source = fields.map_objects("source", lambda reference: reference.get_text("name"))
         return cls(fields.get_text("name"), source, fields.get_other_fields())
 
@@ -59,7 +57,7 @@ class PoolImageTag:
     """Secret in the namespace of the controller; empty for the cluster's pull secret."""
 
     @classmethod
-    def from_fields(cls, fields: Fields) -> "PoolImageTag":
+    def from_fields(cls, fields: decode.Fields) -> "PoolImageTag":
         """Read the object; raise `ConfigError`."""
         return cls(
             fields.get_required_text("name"),
@@ -72,10 +70,10 @@ class PoolImageTag:
 class MachineConfigPool:
     """Snapshot of a MachineConfigPool."""
 
-    metadata: ObjectMeta
-    machine_config_selector: LabelSelector | None = None
+    metadata: object_meta.ObjectMeta
+    machine_config_selector: label_selector.LabelSelector | None = None
     """Selects MachineConfigs; None selects none."""
-    node_selector: LabelSelector | None = None
+    node_selector: label_selector.LabelSelector | None = None
     """Selects nodes; None and an empty selector select none."""
     paused: bool = False
     max_unavailable: int | str | None = None
@@ -95,8 +93,8 @@ class MachineConfigPool:
     """Names of the PinnedImageSets."""
     status_configuration: PoolConfiguration = PoolConfiguration()
     """The last configuration that all nodes had."""
-    conditions: tuple[Condition, ...] = ()
-    status: Json = field(default_factory=dict, repr=False)
+    conditions: tuple[object_meta.Condition, ...] = ()
+    status: decode.Json = field(default_factory=dict, repr=False)
     """The original status, with the fields of other writers."""
 
     @property
@@ -110,13 +108,13 @@ class MachineConfigPool:
     @classmethod
     def from_json(cls, document: object) -> "MachineConfigPool":
         """Read an API object or a file; raise `ConfigError`."""
-        fields = Fields.from_json(document, "")
+        fields = decode.Fields.from_json(document, "")
         kind = fields.get_text("kind")
         if kind not in ("", KIND):
-            raise ConfigError(f"kind: expected {KIND}, found {kind!r:.60}")
+            raise errors.ConfigError(f"kind: expected {KIND}, found {kind!r:.60}")
         spec, status = fields.get_object("spec"), fields.get_object("status")
         return cls(
-            metadata=ObjectMeta.from_fields(fields.get_object("metadata")),
+            metadata=object_meta.ObjectMeta.from_fields(fields.get_object("metadata")),
             machine_config_selector=_parse_selector(spec, "machineConfigSelector"),
             node_selector=_parse_selector(spec, "nodeSelector"),
             paused=spec.get_bool("paused"),
@@ -135,25 +133,25 @@ class MachineConfigPool:
                 "pinnedImageSets", lambda each: each.get_text("name")
             ),
             status_configuration=PoolConfiguration.from_fields(status.get_object("configuration")),
-            conditions=status.map_objects("conditions", Condition.from_fields),
+            conditions=status.map_objects("conditions", object_meta.Condition.from_fields),
             status=status.get_other_fields(),
         )
 
 
 def reject_unknown_pool_fields(document: object) -> None:
     """Raise `ConfigError` for a field of the spec that no MachineConfigPool has."""
-    spec = Fields.from_json(document, "").get_object("spec")
-    reject_unknown_fields(spec, SPEC_FIELDS)
-    reject_unknown_fields(spec.get_object("osImageTag"), _TAG_FIELDS)
+    spec = decode.Fields.from_json(document, "").get_object("spec")
+    decode.reject_unknown_fields(spec, SPEC_FIELDS)
+    decode.reject_unknown_fields(spec.get_object("osImageTag"), _TAG_FIELDS)
     for name in ("machineConfigSelector", "nodeSelector"):
-        reject_unknown_fields(spec.get_object(name), _SELECTOR_FIELDS)
+        decode.reject_unknown_fields(spec.get_object(name), _SELECTOR_FIELDS)
 
 
-def _parse_selector(spec: Fields, name: str) -> LabelSelector | None:
-    return parse_optional_selector(spec.values.get(name), spec.path_of(name))
+def _parse_selector(spec: decode.Fields, name: str) -> label_selector.LabelSelector | None:
+    return label_selector.parse_optional_selector(spec.values.get(name), spec.path_of(name))
 
 
-def _parse_image_files(spec: Fields) -> PoolImageFiles | None:
+def _parse_image_files(spec: decode.Fields) -> PoolImageFiles | None:
     text = spec.get_optional_text("imageFiles")
     if text is None:
         return None
@@ -166,7 +164,7 @@ def _parse_image_files(spec: Fields) -> PoolImageFiles | None:
         ) from error
 
 
-def _parse_max_unavailable(spec: Fields) -> int | str | None:
+def _parse_max_unavailable(spec: decode.Fields) -> int | str | None:
     value = spec.values.get("maxUnavailable")
     if isinstance(value, str):
         return value

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, Json
-from treenail.api.object_meta import Condition, ObjectMeta
+from treenail.api import decode, object_meta
 from treenail.errors import ConfigError
 
 API_VERSION = "machineconfiguration.openshift.io/v1"
@@ -32,13 +31,13 @@ class BuildState(StrEnum):
 class MachineOSBuild:
     """Snapshot of a MachineOSBuild."""
 
-    metadata: ObjectMeta
+    metadata: object_meta.ObjectMeta
     config: str = ""
     """The rendered config in the image."""
     image_config: str = ""
     """Name of the MachineOSConfig."""
     push_spec: str = ""
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[object_meta.Condition, ...] = ()
     pull_spec: str = ""
     """The pushed image by digest; empty until the build succeeds."""
     start: str = ""
@@ -47,7 +46,7 @@ class MachineOSBuild:
     """Time in RFC 3339; empty until the build ends."""
     job: str = ""
     """Name of the Job; empty for a build without one."""
-    status: Json = field(default_factory=dict, repr=False)
+    status: decode.Json = field(default_factory=dict, repr=False)
     """The original status, with the fields of other writers."""
 
     @property
@@ -69,7 +68,7 @@ class MachineOSBuild:
         return next((each for each in _STATES_LATEST_FIRST if each in true), BuildState.INITIAL)
 
     @property
-    def condition(self) -> Condition | None:
+    def condition(self) -> object_meta.Condition | None:
         """The condition that is True: the state with its reason and message."""
         state = self.state
         found = (each for each in self.conditions if (each.type, each.status) == (state, "True"))
@@ -89,17 +88,17 @@ class MachineOSBuild:
     @classmethod
     def from_json(cls, document: object) -> "MachineOSBuild":
         """Read an API object or a file; raise `ConfigError`."""
-        fields = Fields.from_json(document, "")
+        fields = decode.Fields.from_json(document, "")
         kind = fields.get_text("kind")
         if kind not in ("", KIND):
             raise ConfigError(f"kind: expected {KIND}, found {kind!r:.60}")
         spec, status = fields.get_object("spec"), fields.get_object("status")
         return cls(
-            metadata=ObjectMeta.from_fields(fields.get_object("metadata")),
+            metadata=object_meta.ObjectMeta.from_fields(fields.get_object("metadata")),
             config=spec.get_object("machineConfig").get_text("name"),
             image_config=spec.get_object("machineOSConfig").get_text("name"),
             push_spec=spec.get_text("renderedImagePushSpec"),
-            conditions=status.map_objects("conditions", Condition.from_fields),
+            conditions=status.map_objects("conditions", object_meta.Condition.from_fields),
             pull_spec=status.get_text("digestedImagePushSpec"),
             start=status.get_text("buildStart"),
             end=status.get_text("buildEnd"),

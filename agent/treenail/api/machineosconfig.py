@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, Json, reject_unknown_fields
-from treenail.api.object_meta import Condition, ObjectMeta
+from treenail.api import decode, object_meta
 from treenail.errors import ConfigError
 
 API_VERSION = "machineconfiguration.openshift.io/v1"
@@ -59,7 +58,7 @@ class ContainerfileEntry:
     content: str = field(repr=False)
 
     @classmethod
-    def from_fields(cls, fields: Fields) -> "ContainerfileEntry":
+    def from_fields(cls, fields: decode.Fields) -> "ContainerfileEntry":
         architecture = fields.get_text("containerfileArch") or ContainerfileArch.NO_ARCH
         return cls(architecture, fields.get_text("content"))
 
@@ -68,7 +67,7 @@ class ContainerfileEntry:
 class MachineOSConfig:
     """Snapshot of a MachineOSConfig; an empty name of a Secret or object is unset."""
 
-    metadata: ObjectMeta
+    metadata: object_meta.ObjectMeta
     pool: str = ""
     containerfiles: tuple[ContainerfileEntry, ...] = ()
     push_spec: str = ""
@@ -79,10 +78,10 @@ class MachineOSConfig:
     pull_spec: str = ""
     """The last built image by digest; empty before the first build."""
     observed_generation: int = 0
-    conditions: tuple[Condition, ...] = ()
-    spec: Json = field(default_factory=dict, repr=False)
+    conditions: tuple[object_meta.Condition, ...] = ()
+    spec: decode.Json = field(default_factory=dict, repr=False)
     """The original spec: names of builds contain its hash."""
-    status: Json = field(default_factory=dict, repr=False)
+    status: decode.Json = field(default_factory=dict, repr=False)
     """The original status, with the fields of other writers."""
 
     @property
@@ -148,13 +147,13 @@ class MachineOSConfig:
     @classmethod
     def from_json(cls, document: object) -> "MachineOSConfig":
         """Read an API object or a file; raise `ConfigError`."""
-        fields = Fields.from_json(document, "")
+        fields = decode.Fields.from_json(document, "")
         kind = fields.get_text("kind")
         if kind not in ("", KIND):
             raise ConfigError(f"kind: expected {KIND}, found {kind!r:.60}")
         spec, status = fields.get_object("spec"), fields.get_object("status")
         return cls(
-            metadata=ObjectMeta.from_fields(fields.get_object("metadata")),
+            metadata=object_meta.ObjectMeta.from_fields(fields.get_object("metadata")),
             pool=spec.get_object("machineConfigPool").get_text("name"),
             containerfiles=spec.map_objects("containerFile", ContainerfileEntry.from_fields),
             push_spec=spec.get_text("renderedImagePushSpec"),
@@ -163,7 +162,7 @@ class MachineOSConfig:
             builder_type=spec.get_object("imageBuilder").get_text("imageBuilderType"),
             pull_spec=status.get_text("currentImagePullSpec"),
             observed_generation=status.get_optional_integer("observedGeneration") or 0,
-            conditions=status.map_objects("conditions", Condition.from_fields),
+            conditions=status.map_objects("conditions", object_meta.Condition.from_fields),
             spec=spec.get_other_fields(),
             status=status.get_other_fields(),
         )
@@ -174,10 +173,10 @@ def reject_unknown_image_config_fields(document: object) -> None:
 
     An API server drops such a field, and a build without it succeeds with another image.
     """
-    spec = Fields.from_json(document, "").get_object("spec")
-    reject_unknown_fields(spec, _SPEC_FIELDS)
+    spec = decode.Fields.from_json(document, "").get_object("spec")
+    decode.reject_unknown_fields(spec, _SPEC_FIELDS)
     for name, known in _INNER_FIELDS.items():
-        reject_unknown_fields(spec.get_object(name), known)
+        decode.reject_unknown_fields(spec.get_object(name), known)
     has_entries = spec.values.get("containerFile") is not None
     for entry in spec.iter_objects("containerFile") if has_entries else ():
-        reject_unknown_fields(entry, _ENTRY_FIELDS)
+        decode.reject_unknown_fields(entry, _ENTRY_FIELDS)

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from treenail.api.decode import Fields
-from treenail.api.object_meta import Condition, ObjectMeta
+from treenail.api import decode, object_meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +28,10 @@ class Node:
     @classmethod
     def from_json(cls, document: object) -> "Node":
         """Read an API object; raise `ConfigError`."""
-        fields = Fields.from_json(document, "Node")
-        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        fields = decode.Fields.from_json(document, "Node")
+        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
         status = fields.get_object("status")
-        conditions = status.map_objects("conditions", Condition.from_fields)
+        conditions = status.map_objects("conditions", object_meta.Condition.from_fields)
         ready = next((each for each in conditions if each.type == "Ready"), None)
         heard = status.map_objects("conditions", lambda each: each.get_text("lastHeartbeatTime"))
         return cls(

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from treenail.api.decode import Fields, Json
+from treenail.api import decode
 
 # Kubernetes limits the whole name, not its parts (validation.IsDNS1123Subdomain).
 _PART = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
@@ -24,7 +24,7 @@ class OwnerReference:
     block_owner_deletion: bool | None = None
 
     @classmethod
-    def from_fields(cls, fields: Fields) -> "OwnerReference":
+    def from_fields(cls, fields: decode.Fields) -> "OwnerReference":
         return cls(
             api_version=fields.get_text("apiVersion"),
             kind=fields.get_text("kind"),
@@ -34,7 +34,7 @@ class OwnerReference:
             block_owner_deletion=fields.get_optional_bool("blockOwnerDeletion"),
         )
 
-    def to_json(self) -> Json:
+    def to_json(self) -> decode.Json:
         return {
             "apiVersion": self.api_version,
             "kind": self.kind,
@@ -56,7 +56,7 @@ class ObjectMeta:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     owner_references: tuple[OwnerReference, ...] = ()
-    others: Json = field(default_factory=dict, repr=False)
+    others: decode.Json = field(default_factory=dict, repr=False)
 
     @property
     def is_deleting(self) -> bool:
@@ -68,7 +68,7 @@ class ObjectMeta:
         return str(self.others.get("creationTimestamp") or "")
 
     @classmethod
-    def from_fields(cls, fields: Fields) -> "ObjectMeta":
+    def from_fields(cls, fields: decode.Fields) -> "ObjectMeta":
         return cls(
             name=fields.get_text("name"),
             namespace=fields.get_text("namespace"),
@@ -84,7 +84,7 @@ class ObjectMeta:
             ),
         )  # fmt: skip
 
-    def to_json(self) -> Json:
+    def to_json(self) -> decode.Json:
         """Convert to JSON without empty fields, as Kubernetes does."""
         known = {
             "name": self.name,
@@ -110,7 +110,7 @@ class Condition:
     last_transition_time: str = ""
 
     @classmethod
-    def from_fields(cls, fields: Fields) -> "Condition":
+    def from_fields(cls, fields: decode.Fields) -> "Condition":
         return cls(
             type=fields.get_text("type"),
             status=fields.get_text("status"),
@@ -119,7 +119,7 @@ class Condition:
             last_transition_time=fields.get_text("lastTransitionTime"),
         )
 
-    def to_json(self) -> Json:
+    def to_json(self) -> decode.Json:
         return {
             "type": self.type,
             "status": self.status,
@@ -148,7 +148,7 @@ def merge_conditions(
     return tuple(found.values())
 
 
-def omit_none(**fields: object) -> Json:
+def omit_none(**fields: object) -> decode.Json:
     """Return the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 

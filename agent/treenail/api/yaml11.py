@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from treenail.api.decode import DEPTH_LIMIT, Json
+from treenail.api import decode
 from treenail.errors import ConfigError
 
 ALIAS_LIMIT = 4 * 1024 * 1024
@@ -104,7 +104,7 @@ def get_line(event: yaml.Event) -> int:
     return event.start_mark.line + 1 if event.start_mark else 1
 
 
-def dump_yaml(document: Json) -> str:
+def dump_yaml(document: decode.Json) -> str:
     """Format as YAML with sorted keys; `parse_yaml` and Go read the same values back."""
     try:
         return str(
@@ -157,8 +157,8 @@ class _YamlReader:
                 yield get_line(content), self._read_value(content, 0)
 
     def _read_value(self, event: yaml.Event, depth: int) -> object:
-        if depth > DEPTH_LIMIT:
-            raise self._make_error(event, f"nested more than {DEPTH_LIMIT} deep")
+        if depth > decode.DEPTH_LIMIT:
+            raise self._make_error(event, f"nested more than {decode.DEPTH_LIMIT} deep")
         self._budget.left -= 1
         if self._budget.left < 0:
             raise self._make_error(event, f"more than {self._budget.limit} keys and values")
@@ -196,9 +196,9 @@ class _YamlReader:
             found.append(self._read_value(event, depth + 1))
         return found
 
-    def _read_mapping(self, depth: int) -> Json:
-        found: Json = {}
-        merged: Json = {}
+    def _read_mapping(self, depth: int) -> decode.Json:
+        found: decode.Json = {}
+        merged: decode.Json = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             if isinstance(event, yaml.ScalarEvent) and event.value == "<<" and event.implicit[0]:
                 source = next(self._events)
@@ -210,7 +210,7 @@ class _YamlReader:
             found[key] = self._read_value(next(self._events), depth + 1)
         return {**merged, **found}
 
-    def _merge_mappings(self, event: yaml.Event, value: object, merged: Json) -> None:
+    def _merge_mappings(self, event: yaml.Event, value: object, merged: decode.Json) -> None:
         """Merge mappings: the first one wins, and own keys win over all."""
         for mapping in value if isinstance(value, list) else [value]:
             if not isinstance(mapping, dict):
@@ -374,7 +374,7 @@ class _PositionReader:
 
     def _read_value(self, event: yaml.Event, path: FieldPath, depth: int) -> int:
         """Read a value; return the index where its last part ends, without trailing comments."""
-        if depth > DEPTH_LIMIT:
+        if depth > decode.DEPTH_LIMIT:
             raise RecursionError
         end: int = _get_index(event.end_mark)
         if isinstance(event, yaml.MappingStartEvent):

@@ -9,19 +9,11 @@ import re
 from collections.abc import Iterator
 
 from treenail.api.decode import Fields
-from treenail.api.ignition.model import DIGEST_SIZES, GZIP, Contents, IgnitionConfig
-from treenail.api.ignition.schema import (
-    CONFIG,
-    CONFIG2,
-    OLDEST,
-    ListShape,
-    ObjectShape,
-    drop_newer_fields,
-)
+from treenail.api.ignition import model, schema
 from treenail.errors import IgnitionError
 
 URL_SCHEMES = {
-    "http": OLDEST, "https": OLDEST, "tftp": OLDEST, "data": OLDEST, "s3": OLDEST,
+    "http": schema.OLDEST, "https": schema.OLDEST, "tftp": schema.OLDEST, "data": schema.OLDEST, "s3": schema.OLDEST,
     "gs": "3.2.0", "arn": "3.4.0",
 }  # fmt: skip
 """Schemes of URLs, with the version that introduced them."""
@@ -57,14 +49,14 @@ _MAX_LUKS_LABEL_BYTES = 47
 _PINS = ("tpm2", "tang", "sss")
 
 
-def check_document(document: Fields, parsed: IgnitionConfig) -> None:
+def check_document(document: Fields, parsed: model.IgnitionConfig) -> None:
     """Raise `IgnitionError` when Ignition rejects the document; ``parsed`` is its parsed form."""
-    if parsed.version >= OLDEST:
-        values = drop_newer_fields(document.values, parsed.version)
+    if parsed.version >= schema.OLDEST:
+        values = schema.drop_newer_fields(document.values, parsed.version)
         _check_version3(Fields(values, document.path, document.error), parsed.version)
         return
-    checks = _DocumentChecks(OLDEST)
-    checks.check_object(document, CONFIG2, is_unique=False)
+    checks = _DocumentChecks(schema.OLDEST)
+    checks.check_object(document, schema.CONFIG2, is_unique=False)
     storage = document.get_object("storage")
     for file in storage.iter_objects("files"):
         if file.get_bool("append") and file.get_bool("overwrite"):
@@ -72,12 +64,14 @@ def check_document(document: Fields, parsed: IgnitionConfig) -> None:
     for filesystem in storage.iter_objects("filesystems"):
         _check_filesystem2(filesystem)
     checks.check_nodes(document)
-    _check_version3(Fields(parsed.to_json(), "converted to Ignition 3", document.error), OLDEST)
+    _check_version3(
+        Fields(parsed.to_json(), "converted to Ignition 3", document.error), schema.OLDEST
+    )
 
 
 def _check_version3(document: Fields, version: str) -> None:
     checks = _DocumentChecks(version)
-    checks.check_object(document, CONFIG)
+    checks.check_object(document, schema.CONFIG)
     checks.check_nodes(document)
     checks.check_first_boot(document)
 
@@ -88,7 +82,9 @@ class _DocumentChecks:
     def __init__(self, version: str) -> None:
         self._version = version
 
-    def check_object(self, fields: Fields, shape: ObjectShape, *, is_unique: bool = True) -> None:
+    def check_object(
+        self, fields: Fields, shape: schema.ObjectShape, *, is_unique: bool = True
+    ) -> None:
         """Check the types of all fields, and lists for duplicates unless they may have them."""
         values, nested = fields.values, shape.nested
         for name, kind in shape.plain.items():
@@ -108,9 +104,14 @@ class _DocumentChecks:
             _reject_duplicates(fields, shape)
 
     def _check_part(
-        self, fields: Fields, name: str, part: ObjectShape | ListShape, *, is_unique: bool
+        self,
+        fields: Fields,
+        name: str,
+        part: schema.ObjectShape | schema.ListShape,
+        *,
+        is_unique: bool,
     ) -> None:
-        if isinstance(part, ObjectShape):
+        if isinstance(part, schema.ObjectShape):
             self.check_object(fields.get_object(name), part, is_unique=is_unique)
         elif part.entry is None:
             fields.get_text_list(name)
@@ -164,7 +165,7 @@ class _DocumentChecks:
         authorities = ignition.get_object("security").get_object("tls")
         self._check_resource(config.get_object("replace"))
         for resource in config.iter_objects("merge"):
-            self._check_resource(resource, is_required=self._version > OLDEST)
+            self._check_resource(resource, is_required=self._version > schema.OLDEST)
         for resource in authorities.iter_objects("certificateAuthorities"):
             self._check_resource(resource, is_required=True)
         proxy = ignition.get_object("proxy")
@@ -180,7 +181,7 @@ class _DocumentChecks:
         if source:
             self._check_url(fields, source)
         compression = fields.get_text("compression")
-        if compression not in ("", GZIP):
+        if compression not in ("", model.GZIP):
             raise fields.error(
                 f"{fields.path_of('compression')}: expected gzip or nothing, found "
                 f"{compression!r:.40}"
@@ -190,7 +191,11 @@ class _DocumentChecks:
         digest = verification.get_optional_text("hash") if verification else None
         if verification and digest is not None:
             name, _, digits = digest.partition("-")
-            known = DIGEST_SIZES if self._version > OLDEST else {"sha512": DIGEST_SIZES["sha512"]}
+            known = (
+                model.DIGEST_SIZES
+                if self._version > schema.OLDEST
+                else {"sha512": model.DIGEST_SIZES["sha512"]}
+            )
             if len(digits.encode()) != known.get(name, -1):
                 expected = " or ".join(f"{each}-" for each in known)
                 raise verification.make_error("hash", f"{expected} and as many digits")
@@ -213,7 +218,7 @@ class _DocumentChecks:
                 f"{scheme!r:.40}"
             )
         if scheme == "data":
-            Contents(source=url, location=fields.path).check_source()
+            model.Contents(source=url, location=fields.path).check_source()
         elif scheme == "arn":
             found = _ARN.match(url.partition("?")[0])
             least = 3 if found and found[1].startswith("accesspoint/") else 2
@@ -392,12 +397,12 @@ def read_scheme(url: str) -> str:
     return found[1].lower() if is_valid else ""
 
 
-def _reject_duplicates(fields: Fields, shape: ObjectShape) -> None:
+def _reject_duplicates(fields: Fields, shape: schema.ObjectShape) -> None:
     """Raise when two entries of a list, or of lists that share their keys, have the same key."""
     found: dict[object, dict[object, tuple[str, int]]] = {}
     values = fields.values
     for name, part in shape.nested.items():
-        if name not in values or values[name] is None or isinstance(part, ObjectShape):
+        if name not in values or values[name] is None or isinstance(part, schema.ObjectShape):
             continue
         if part.is_appended or not (part.key or not part.entry):
             continue
@@ -412,7 +417,7 @@ def _reject_duplicates(fields: Fields, shape: ObjectShape) -> None:
             locations[key] = name, index
 
 
-def _list_keys(fields: Fields, name: str, part: ListShape) -> Iterator[object]:
+def _list_keys(fields: Fields, name: str, part: schema.ListShape) -> Iterator[object]:
     if part.entry is None:
         yield from fields.get_text_list(name)
         return

@@ -12,8 +12,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from treenail.api.decode import Fields, Json
-from treenail.api.object_meta import omit_none
+from treenail.api import decode, object_meta
 from treenail.errors import IgnitionError
 
 SIZE_LIMIT = 64 * 1024 * 1024
@@ -39,11 +38,11 @@ class Contents:
     source: str | None = field(default=None, repr=False)
     compression: str | None = None
     digest: str | None = None
-    http_headers: tuple[Json, ...] = field(default=(), repr=False)
+    http_headers: tuple[decode.Json, ...] = field(default=(), repr=False)
     location: str = field(default="contents", compare=False)
 
     @classmethod
-    def from_fields(cls, fields: Fields) -> "Contents":
+    def from_fields(cls, fields: decode.Fields) -> "Contents":
         """Read the contents with Ignition's checks; `decode_bytes` checks the data itself."""
         source = fields.get_optional_text("source")
         compression = fields.get_optional_text("compression")
@@ -61,7 +60,9 @@ class Contents:
             name, _, digits = (digest or "").partition("-")
             if digest is not None and len(digits) != DIGEST_SIZES.get(name, -1):
                 raise verification.make_error("hash", "sha512- or sha256- and as many digits")
-        headers = fields.map_objects("httpHeaders", lambda header: omit_none(**header.values))
+        headers = fields.map_objects(
+            "httpHeaders", lambda header: object_meta.omit_none(**header.values)
+        )
         return cls(source, compression, digest, headers, fields.path)
 
     @property
@@ -88,9 +89,9 @@ class Contents:
         """Return the SHA-256 of the bytes in hexadecimal; raise as `decode_bytes` does."""
         return hashlib.sha256(self.decode_bytes()).hexdigest()
 
-    def to_json(self) -> Json:
+    def to_json(self) -> decode.Json:
         """Convert to Ignition 3, without unset fields."""
-        return omit_none(
+        return object_meta.omit_none(
             source=self.source,
             compression=self.compression,
             verification=None if self.digest is None else {"hash": self.digest},
@@ -162,8 +163,8 @@ class IgnitionOwner:
     id: int | None = None
     name: str | None = None
 
-    def to_json(self) -> Json | None:
-        return omit_none(id=self.id, name=self.name) or None
+    def to_json(self) -> decode.Json | None:
+        return object_meta.omit_none(id=self.id, name=self.name) or None
 
 
 UNSET_OWNER = IgnitionOwner()
@@ -182,8 +183,8 @@ class IgnitionFile:
     overwrite: bool | None = None
     location: str = field(default="", compare=False)
 
-    def to_json(self) -> Json:
-        return omit_none(
+    def to_json(self) -> decode.Json:
+        return object_meta.omit_none(
             path=self.path,
             contents=self.contents.to_json() or None,
             append=[part.to_json() for part in self.append] or None,
@@ -205,8 +206,8 @@ class IgnitionDirectory:
     overwrite: bool | None = None
     location: str = field(default="", compare=False)
 
-    def to_json(self) -> Json:
-        return omit_none(
+    def to_json(self) -> decode.Json:
+        return object_meta.omit_none(
             path=self.path,
             mode=self.mode,
             user=self.user.to_json(),
@@ -227,8 +228,8 @@ class IgnitionLink:
     overwrite: bool | None = None
     location: str = field(default="", compare=False)
 
-    def to_json(self) -> Json:
-        return omit_none(
+    def to_json(self) -> decode.Json:
+        return object_meta.omit_none(
             path=self.path,
             target=self.target,
             hard=self.hard,
@@ -245,8 +246,8 @@ class IgnitionDropin:
     name: str
     contents: str | None = field(default=None, repr=False)
 
-    def to_json(self) -> Json:
-        return omit_none(name=self.name, contents=self.contents)
+    def to_json(self) -> decode.Json:
+        return object_meta.omit_none(name=self.name, contents=self.contents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +261,8 @@ class IgnitionUnit:
     dropins: tuple[IgnitionDropin, ...] = ()
     location: str = field(default="", compare=False)
 
-    def to_json(self) -> Json:
-        return omit_none(
+    def to_json(self) -> decode.Json:
+        return object_meta.omit_none(
             name=self.name,
             contents=self.contents,
             enabled=self.enabled,
@@ -277,12 +278,12 @@ class IgnitionUser:
     name: str
     ssh_keys: tuple[str, ...] = field(default=(), repr=False)
     password_hash: str | None = field(default=None, repr=False)
-    others: Json = field(default_factory=dict, repr=False)
+    others: decode.Json = field(default_factory=dict, repr=False)
 
-    def to_json(self) -> Json:
+    def to_json(self) -> decode.Json:
         return {
             **self.others,
-            **omit_none(
+            **object_meta.omit_none(
                 name=self.name,
                 passwordHash=self.password_hash,
                 sshAuthorizedKeys=list(self.ssh_keys) or None,
@@ -300,17 +301,17 @@ class IgnitionConfig:
     links: tuple[IgnitionLink, ...] = ()
     units: tuple[IgnitionUnit, ...] = ()
     users: tuple[IgnitionUser, ...] = ()
-    groups: tuple[Json, ...] = field(default=(), repr=False)
-    disks: tuple[Json, ...] = ()
-    filesystems: tuple[Json, ...] = ()
-    raid: tuple[Json, ...] = ()
-    luks: tuple[Json, ...] = field(default=(), repr=False)
+    groups: tuple[decode.Json, ...] = field(default=(), repr=False)
+    disks: tuple[decode.Json, ...] = ()
+    filesystems: tuple[decode.Json, ...] = ()
+    raid: tuple[decode.Json, ...] = ()
+    luks: tuple[decode.Json, ...] = field(default=(), repr=False)
     kernel_arguments: tuple[str, ...] = ()
     absent_kernel_arguments: tuple[str, ...] = ()
-    ignition_section: Json = field(default_factory=dict, repr=False)
+    ignition_section: decode.Json = field(default_factory=dict, repr=False)
     """Fields of ``ignition`` except the version."""
 
-    def to_json(self) -> Json:
+    def to_json(self) -> decode.Json:
         """Convert to Ignition 3.5 without empty fields, as Go's conversion does."""
         return {
             "ignition": {**self.ignition_section, "version": VERSION},
@@ -336,6 +337,6 @@ class IgnitionConfig:
         }
 
 
-def _build_section(name: str, **parts: Sequence[object]) -> Json:
+def _build_section(name: str, **parts: Sequence[object]) -> decode.Json:
     filled = {key: list(part) for key, part in parts.items() if part}
     return {name: filled} if filled else {}

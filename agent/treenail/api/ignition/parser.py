@@ -10,30 +10,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from treenail.api.decode import DEPTH_LIMIT, Fields, Json
-from treenail.api.ignition import schema
-from treenail.api.ignition.model import (
-    UNSET_OWNER,
-    VERSION,
-    Contents,
-    IgnitionConfig,
-    IgnitionDirectory,
-    IgnitionDropin,
-    IgnitionFile,
-    IgnitionLink,
-    IgnitionOwner,
-    IgnitionUnit,
-    IgnitionUser,
-)
+from treenail.api import decode
+from treenail.api.ignition import model, schema
 from treenail.errors import IgnitionError
 
 VERSION2 = "2.2.0"
 
 
-VERSIONS = (VERSION2, "3.0.0", "3.1.0", "3.2.0", "3.3.0", "3.4.0", VERSION)
+VERSIONS = (VERSION2, "3.0.0", "3.1.0", "3.2.0", "3.3.0", "3.4.0", model.VERSION)
 
 
-def parse_ignition(document: object, *, location: str = "spec.config") -> IgnitionConfig:
+def parse_ignition(document: object, *, location: str = "spec.config") -> model.IgnitionConfig:
     """Parse the document; raise `IgnitionError` with the location of the error.
 
     None is an empty config. Like Ignition this ignores fields that the version of the document does
@@ -41,24 +28,24 @@ def parse_ignition(document: object, *, location: str = "spec.config") -> Igniti
     `treenail.api.ignition.checks` has the checks for documents. Contents stay encoded.
     """
     if document is None:
-        return IgnitionConfig()
-    fields = Fields.from_json(document, location, IgnitionError)
+        return model.IgnitionConfig()
+    fields = decode.Fields.from_json(document, location, IgnitionError)
     version = fields.get_object("ignition").get_text("version")
     if version not in VERSIONS:
         raise IgnitionError(
             f"{fields.get_object('ignition').path_of('version')}: expected one of "
             f"{', '.join(VERSIONS)}, found {version!r:.40}",
-            remedy=f"write the config in version {VERSION} of Ignition's format",
+            remedy=f"write the config in version {model.VERSION} of Ignition's format",
         )
     values = schema.drop_newer_fields(fields.values, version)
-    fields = Fields(values, location, IgnitionError)
+    fields = decode.Fields(values, location, IgnitionError)
     return parse_ignition2(fields) if version == VERSION2 else _parse_ignition3(fields, version)
 
 
-def _parse_ignition3(fields: Fields, version: str) -> IgnitionConfig:
+def _parse_ignition3(fields: decode.Fields, version: str) -> model.IgnitionConfig:
     storage, passwd = fields.get_object("storage"), fields.get_object("passwd")
     arguments = fields.get_object("kernelArguments")
-    config = IgnitionConfig(
+    config = model.IgnitionConfig(
         version=version,
         files=storage.map_objects("files", _parse_file),
         directories=storage.map_objects("directories", _parse_directory),
@@ -78,11 +65,11 @@ def _parse_ignition3(fields: Fields, version: str) -> IgnitionConfig:
     return config
 
 
-def _parse_file(fields: Fields) -> IgnitionFile:
-    return IgnitionFile(
+def _parse_file(fields: decode.Fields) -> model.IgnitionFile:
+    return model.IgnitionFile(
         path=parse_path(fields),
-        contents=Contents.from_fields(fields.get_object("contents")),
-        append=fields.map_objects("append", Contents.from_fields),
+        contents=model.Contents.from_fields(fields.get_object("contents")),
+        append=fields.map_objects("append", model.Contents.from_fields),
         mode=parse_mode(fields),
         user=parse_owner(fields, "user"),
         group=parse_owner(fields, "group"),
@@ -91,7 +78,7 @@ def _parse_file(fields: Fields) -> IgnitionFile:
     )
 
 
-def _parse_luks(fields: Fields, version: str) -> Json:
+def _parse_luks(fields: decode.Fields, version: str) -> decode.Json:
     found = prune_fields(fields)
     clevis = fields.get_object("clevis")
     if version == "3.2.0" and clevis.values.get("custom") is not None:
@@ -101,8 +88,8 @@ def _parse_luks(fields: Fields, version: str) -> Json:
     return found
 
 
-def _parse_directory(fields: Fields) -> IgnitionDirectory:
-    return IgnitionDirectory(
+def _parse_directory(fields: decode.Fields) -> model.IgnitionDirectory:
+    return model.IgnitionDirectory(
         path=parse_path(fields),
         mode=parse_mode(fields),
         user=parse_owner(fields, "user"),
@@ -112,8 +99,8 @@ def _parse_directory(fields: Fields) -> IgnitionDirectory:
     )
 
 
-def _parse_link(fields: Fields) -> IgnitionLink:
-    return IgnitionLink(
+def _parse_link(fields: decode.Fields) -> model.IgnitionLink:
+    return model.IgnitionLink(
         path=parse_path(fields),
         target=fields.get_required_text("target"),
         hard=fields.get_optional_bool("hard"),
@@ -124,8 +111,8 @@ def _parse_link(fields: Fields) -> IgnitionLink:
     )
 
 
-def _parse_unit(fields: Fields) -> IgnitionUnit:
-    return IgnitionUnit(
+def _parse_unit(fields: decode.Fields) -> model.IgnitionUnit:
+    return model.IgnitionUnit(
         name=parse_unit_name(fields),
         contents=fields.get_optional_text("contents"),
         enabled=fields.get_optional_bool("enabled"),
@@ -135,7 +122,7 @@ def _parse_unit(fields: Fields) -> IgnitionUnit:
     )
 
 
-IgnitionNode = IgnitionFile | IgnitionDirectory | IgnitionLink
+IgnitionNode = model.IgnitionFile | model.IgnitionDirectory | model.IgnitionLink
 
 UNIT_TYPES = (
     "service", "socket", "device", "mount", "automount", "swap", "target", "path", "timer",
@@ -155,7 +142,7 @@ _NO_ID = 2**32 - 1  # (uid_t) -1, which chown(2) reads as no change
 _NOT_IN_HASHES = frozenset(":\n\0")
 
 
-def parse_path(fields: Fields) -> str:
+def parse_path(fields: decode.Fields) -> str:
     """Read an absolute, clean path: without ``..`` and ``//``, and not the root."""
     found = fields.get_required_text("path")
     if not found.startswith("/"):
@@ -174,7 +161,7 @@ def parse_path(fields: Fields) -> str:
     return found
 
 
-def parse_mode(fields: Fields) -> int | None:
+def parse_mode(fields: decode.Fields) -> int | None:
     """Read permission bits, None when absent."""
     found = fields.get_optional_integer("mode")
     if found is not None and not 0 <= found <= _MAX_MODE:
@@ -182,11 +169,11 @@ def parse_mode(fields: Fields) -> int | None:
     return found
 
 
-def parse_owner(fields: Fields, name: str) -> IgnitionOwner:
+def parse_owner(fields: decode.Fields, name: str) -> model.IgnitionOwner:
     """Read the user or group of a file; it has both an id and a name only in a merged config."""
     value = fields.values.get(name)
     if value is None:
-        return UNSET_OWNER
+        return model.UNSET_OWNER
     # Most owners are an ID alone, and a config may have thousands of files.
     if isinstance(value, dict) and value.keys() == _ID_ALONE:
         number = value["id"]
@@ -199,10 +186,10 @@ def parse_owner(fields: Fields, name: str) -> IgnitionOwner:
     return _make_owner(number, text)
 
 
-_make_owner = lru_cache(maxsize=256)(IgnitionOwner)
+_make_owner = lru_cache(maxsize=256)(model.IgnitionOwner)
 
 
-def parse_unit_name(fields: Fields) -> str:
+def parse_unit_name(fields: decode.Fields) -> str:
     """Read the name of a unit; a slash would lead to another directory."""
     found = fields.get_required_text("name")
     if not _UNIT_NAME.fullmatch(found):
@@ -216,17 +203,17 @@ def parse_unit_name(fields: Fields) -> str:
     return found
 
 
-def parse_dropin(fields: Fields) -> IgnitionDropin:
+def parse_dropin(fields: decode.Fields) -> model.IgnitionDropin:
     """Read a drop-in; a slash in its name would lead to another directory."""
     found = fields.get_required_text("name")
     if not _DROPIN_NAME.fullmatch(found):
         raise _make_error(fields, "name", "a file name that ends in .conf", found)
     if _is_name_too_long(found):
         raise _make_error(fields, "name", f"a name of up to {_MAX_NAME_BYTES} bytes", found)
-    return IgnitionDropin(found, fields.get_optional_text("contents"))
+    return model.IgnitionDropin(found, fields.get_optional_text("contents"))
 
 
-def parse_user(fields: Fields) -> IgnitionUser:
+def parse_user(fields: decode.Fields) -> model.IgnitionUser:
     """Read a user of any version; errors omit the password hash."""
     password_hash = fields.get_optional_text("passwordHash")
     if _NOT_IN_HASHES & set(password_hash or ""):
@@ -234,7 +221,7 @@ def parse_user(fields: Fields) -> IgnitionUser:
             f"{fields.path_of('passwordHash')}: expected a hash without colons, line ends and null "
             "characters"
         )
-    return IgnitionUser(
+    return model.IgnitionUser(
         name=fields.get_required_text("name"),
         ssh_keys=fields.get_text_list("sshAuthorizedKeys"),
         password_hash=password_hash,
@@ -242,17 +229,17 @@ def parse_user(fields: Fields) -> IgnitionUser:
     )
 
 
-def prune_objects(fields: Fields, name: str) -> tuple[Json, ...]:
+def prune_objects(fields: decode.Fields, name: str) -> tuple[decode.Json, ...]:
     """Copy the objects of a list without interpreting them."""
     return fields.map_objects(name, prune_fields)
 
 
-def prune_fields(fields: Fields, *without: str) -> Json:
+def prune_fields(fields: decode.Fields, *without: str) -> decode.Json:
     """Copy the fields except ``without``, and drop null and empty values as Go does."""
-    return _prune_object(fields.get_other_fields(*without), fields, DEPTH_LIMIT)
+    return _prune_object(fields.get_other_fields(*without), fields, decode.DEPTH_LIMIT)
 
 
-def validate_config(config: IgnitionConfig, fields: Fields) -> None:
+def validate_config(config: model.IgnitionConfig, fields: decode.Fields) -> None:
     """Raise when entries of the config contradict each other."""
     nodes: list[IgnitionNode] = [*config.files, *config.directories, *config.links]
     _reject_duplicates((node.path, node.location, "path") for node in nodes)
@@ -278,7 +265,7 @@ def validate_config(config: IgnitionConfig, fields: Fields) -> None:
             raise IgnitionError(f"{node.location}.path: a unit of this config has the same path")
 
 
-def list_unit_paths(unit: IgnitionUnit) -> Iterator[str]:
+def list_unit_paths(unit: model.IgnitionUnit) -> Iterator[str]:
     """Yield the paths of the unit file and its drop-ins."""
     if unit.contents:
         yield f"{UNIT_ROOT}/{unit.name}"
@@ -287,7 +274,7 @@ def list_unit_paths(unit: IgnitionUnit) -> Iterator[str]:
             yield f"{UNIT_ROOT}/{unit.name}.d/{dropin.name}"
 
 
-def _reject_links_in_parents(config: IgnitionConfig, nodes: list[IgnitionNode]) -> None:
+def _reject_links_in_parents(config: model.IgnitionConfig, nodes: list[IgnitionNode]) -> None:
     links = {link.path for link in config.links}
     if not links:
         return
@@ -313,14 +300,14 @@ def _reject_duplicates(entries: Iterable[tuple[str, str, str]]) -> None:
         locations[key] = place
 
 
-def _prune_object(values: Json, fields: Fields, depth: int) -> Json:
+def _prune_object(values: decode.Json, fields: decode.Fields, depth: int) -> decode.Json:
     found = {key: _prune_value(value, fields, depth - 1) for key, value in values.items()}
     return {key: value for key, value in found.items() if value not in (None, {}, [])}
 
 
-def _prune_value(value: object, fields: Fields, depth: int) -> object:
+def _prune_value(value: object, fields: decode.Fields, depth: int) -> object:
     if depth < 0:
-        raise fields.error(f"{fields.path}: nested more than {DEPTH_LIMIT} deep")
+        raise fields.error(f"{fields.path}: nested more than {decode.DEPTH_LIMIT} deep")
     if isinstance(value, dict):
         return _prune_object(value, fields, depth)
     if isinstance(value, list):
@@ -332,7 +319,7 @@ def _is_name_too_long(name: str) -> bool:
     return len(name.encode()) > _MAX_NAME_BYTES
 
 
-def _make_error(fields: Fields, name: str, expected: str, found: str) -> IgnitionError:
+def _make_error(fields: decode.Fields, name: str, expected: str, found: str) -> IgnitionError:
     return IgnitionError(f"{fields.path_of(name)}: expected {expected}, found {found!r:.200}")
 
 
@@ -340,7 +327,7 @@ ROOT_FILESYSTEM = "root"
 SUPPORTED_USER = "core"
 
 
-def parse_ignition2(fields: Fields) -> IgnitionConfig:
+def parse_ignition2(fields: decode.Fields) -> model.IgnitionConfig:
     """Parse the config. As in the MCO's conversion, files and units come last to first."""
     storage, passwd = fields.get_object("storage"), fields.get_object("passwd")
     networkd = fields.get_object("networkd")
@@ -352,7 +339,7 @@ def parse_ignition2(fields: Fields) -> IgnitionConfig:
     for disk in storage.iter_objects("disks"):
         if disk.get_list("partitions"):
             raise _make_unsupported_error(disk.path_of("partitions"))
-    config = IgnitionConfig(
+    config = model.IgnitionConfig(
         version=VERSION2,
         files=_keep_last_files(storage.map_objects("files", _parse_file2)),
         directories=storage.map_objects("directories", _parse_directory2),
@@ -364,19 +351,19 @@ def parse_ignition2(fields: Fields) -> IgnitionConfig:
         raid=storage.map_objects("raid", _prune_zeros),
         ignition_section=_convert_ignition(fields.get_object("ignition")),
     )
-    validate_config(config, Fields({}, fields.path, fields.error))
+    validate_config(config, decode.Fields({}, fields.path, fields.error))
     _reject_link_prefixes(config)
     return config
 
 
-def _parse_file2(fields: Fields) -> IgnitionFile:
-    found = Contents.from_fields(fields.get_object("contents"))
+def _parse_file2(fields: decode.Fields) -> model.IgnitionFile:
+    found = model.Contents.from_fields(fields.get_object("contents"))
     contents = replace(found, source=found.source or "", compression=found.compression or None)
     is_appended = fields.get_bool("append")
     overwrite = False if is_appended else fields.get_optional_bool("overwrite")
-    return IgnitionFile(
+    return model.IgnitionFile(
         path=_parse_path(fields),
-        contents=Contents() if is_appended else contents,
+        contents=model.Contents() if is_appended else contents,
         append=(contents,) if is_appended else (),
         mode=parse_mode(fields),
         user=_parse_owner(fields, "user"),
@@ -386,8 +373,8 @@ def _parse_file2(fields: Fields) -> IgnitionFile:
     )
 
 
-def _parse_directory2(fields: Fields) -> IgnitionDirectory:
-    return IgnitionDirectory(
+def _parse_directory2(fields: decode.Fields) -> model.IgnitionDirectory:
+    return model.IgnitionDirectory(
         path=_parse_path(fields),
         mode=parse_mode(fields),
         user=_parse_owner(fields, "user"),
@@ -397,8 +384,8 @@ def _parse_directory2(fields: Fields) -> IgnitionDirectory:
     )
 
 
-def _parse_link2(fields: Fields) -> IgnitionLink:
-    return IgnitionLink(
+def _parse_link2(fields: decode.Fields) -> model.IgnitionLink:
+    return model.IgnitionLink(
         path=_parse_path(fields),
         target=fields.get_required_text("target"),
         hard=fields.get_bool("hard") or None,
@@ -409,21 +396,23 @@ def _parse_link2(fields: Fields) -> IgnitionLink:
     )
 
 
-def _parse_unit2(fields: Fields) -> IgnitionUnit:
+def _parse_unit2(fields: decode.Fields) -> model.IgnitionUnit:
     enabled = fields.get_optional_bool("enabled")
     dropins = fields.map_objects("dropins", parse_dropin)
-    return IgnitionUnit(
+    return model.IgnitionUnit(
         name=parse_unit_name(fields),
         contents=fields.get_text("contents") or None,
         # "enabled" replaced "enable" and wins over it.
         enabled=fields.get_bool("enable") or None if enabled is None else enabled,
         mask=fields.get_bool("mask") or None,
-        dropins=tuple(IgnitionDropin(dropin.name, dropin.contents or None) for dropin in dropins),
+        dropins=tuple(
+            model.IgnitionDropin(dropin.name, dropin.contents or None) for dropin in dropins
+        ),
         location=fields.path,
     )
 
 
-def _parse_path(fields: Fields) -> str:
+def _parse_path(fields: decode.Fields) -> str:
     filesystem = fields.get_text("filesystem")
     if filesystem != ROOT_FILESYSTEM:
         raise fields.error(
@@ -432,24 +421,24 @@ def _parse_path(fields: Fields) -> str:
     found = fields.get_text("path")
     # Version 2 accepts unclean paths, version 3 does not.
     tidy = posixpath.normpath(f"/{found.lstrip('/')}") if found.startswith("/") else found
-    return parse_path(Fields({"path": tidy}, fields.path, fields.error))
+    return parse_path(decode.Fields({"path": tidy}, fields.path, fields.error))
 
 
-def _parse_owner(fields: Fields, name: str) -> IgnitionOwner:
+def _parse_owner(fields: decode.Fields, name: str) -> model.IgnitionOwner:
     found = parse_owner(fields, name)
     return replace(found, name=found.name or None)
 
 
-def _keep_last_files(files: tuple[IgnitionFile, ...]) -> tuple[IgnitionFile, ...]:
-    found: dict[str, IgnitionFile] = {}
+def _keep_last_files(files: tuple[model.IgnitionFile, ...]) -> tuple[model.IgnitionFile, ...]:
+    found: dict[str, model.IgnitionFile] = {}
     for file in reversed(files):
         found.setdefault(file.path, file)
     return tuple(found.values())
 
 
-def _merge_units(units: tuple[IgnitionUnit, ...]) -> tuple[IgnitionUnit, ...]:
+def _merge_units(units: tuple[model.IgnitionUnit, ...]) -> tuple[model.IgnitionUnit, ...]:
     """Return the last unit of each name, with the drop-ins of earlier ones appended."""
-    found: dict[str, IgnitionUnit] = {}
+    found: dict[str, model.IgnitionUnit] = {}
     for unit in reversed(units):
         merged = found.setdefault(unit.name, unit)
         present = {dropin.name for dropin in merged.dropins}
@@ -458,23 +447,25 @@ def _merge_units(units: tuple[IgnitionUnit, ...]) -> tuple[IgnitionUnit, ...]:
     return tuple(found.values())
 
 
-def _merge_users(passwd: Fields) -> tuple[IgnitionUser, ...]:
+def _merge_users(passwd: decode.Fields) -> tuple[model.IgnitionUser, ...]:
     """Merge all entries of the user core: the last entry with the SSH keys of all."""
-    found: IgnitionUser | None = None
+    found: model.IgnitionUser | None = None
     for fields in reversed(list(passwd.iter_objects("users"))):
         user = parse_user(fields)
         if user.name != SUPPORTED_USER:
             raise fields.error(
                 f"{fields.path_of('name')}: expected {SUPPORTED_USER}, found {user.name!r:.40}"
             )
-        merged = found or replace(user, others=_prune_zeros(Fields(user.others, fields.path)))
+        merged = found or replace(
+            user, others=_prune_zeros(decode.Fields(user.others, fields.path))
+        )
         found = replace(merged, ssh_keys=tuple(dict.fromkeys(merged.ssh_keys + user.ssh_keys)))
     return () if found is None else (found,)
 
 
-def _convert_ignition(fields: Fields) -> Json:
+def _convert_ignition(fields: decode.Fields) -> decode.Json:
     config = fields.get_object("config")
-    found: Json = {}
+    found: decode.Json = {}
     if config.values.get("replace") is not None:
         found["replace"] = _convert_reference(config.get_object("replace"))
     if merge := config.map_objects("append", _convert_reference):
@@ -483,11 +474,11 @@ def _convert_ignition(fields: Fields) -> Json:
     return {**others, "config": found} if found else others
 
 
-def _convert_reference(fields: Fields) -> Json:
+def _convert_reference(fields: decode.Fields) -> decode.Json:
     return {"source": "", **prune_fields(fields)}
 
 
-def _prune_zeros(fields: Fields) -> Json:
+def _prune_zeros(fields: decode.Fields) -> decode.Json:
     """Return the fields without zero values, which version 2 does not distinguish from absent ones.
 
     The numbers of users and groups may be 0.
@@ -499,7 +490,7 @@ def _prune_zeros(fields: Fields) -> Json:
     }
 
 
-def _reject_link_prefixes(config: IgnitionConfig) -> None:
+def _reject_link_prefixes(config: model.IgnitionConfig) -> None:
     """Raise when a path begins with that of a link, as the MCO's conversion does."""
     nodes: list[IgnitionNode] = [*config.files, *config.directories, *config.links]
     for link in config.links:

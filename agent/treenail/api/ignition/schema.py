@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Union
 
-from treenail.api.decode import Fields, Json
+from treenail.api import decode
 
 OLDEST = "3.0.0"
 NEWEST = "3.5.0"
@@ -62,20 +62,20 @@ class IgnoredField:
         return f"{self.location}: ignored: unknown field{hint}"
 
 
-def drop_newer_fields(config: Json, version: str) -> Json:
+def drop_newer_fields(config: decode.Json, version: str) -> decode.Json:
     """Return the config without the fields that its version does not have."""
     if version == NEWEST:
         return config  # merging drops unknown fields
     return _drop_from_object(config, CONFIG2 if version < OLDEST else CONFIG, version)
 
 
-def find_ignored_fields(config: Fields, version: str) -> Iterator[IgnoredField]:
+def find_ignored_fields(config: decode.Fields, version: str) -> Iterator[IgnoredField]:
     """Yield the fields of a config that its version of Ignition does not have."""
     yield from find_unknown_fields(config, CONFIG2 if version < OLDEST else CONFIG, version)
 
 
 def find_unknown_fields(
-    fields: Fields, shape: ObjectShape, version: str = NEWEST
+    fields: decode.Fields, shape: ObjectShape, version: str = NEWEST
 ) -> Sequence[IgnoredField]:
     """Return the fields of a valid document that ``shape`` or ``version`` does not have."""
     found: list[IgnoredField] = []
@@ -84,7 +84,7 @@ def find_unknown_fields(
 
 
 def _add_unknown_fields(
-    fields: Fields, shape: ObjectShape, version: str, found: list[IgnoredField]
+    fields: decode.Fields, shape: ObjectShape, version: str, found: list[IgnoredField]
 ) -> None:
     for name, value in fields.values.items():
         if value is None:
@@ -103,8 +103,8 @@ def _add_unknown_fields(
                 _add_unknown_fields(entry, part.entry, version, found)
 
 
-def _drop_from_object(values: Json, shape: ObjectShape, version: str) -> Json:
-    kept: Json = {}
+def _drop_from_object(values: decode.Json, shape: ObjectShape, version: str) -> decode.Json:
+    kept: decode.Json = {}
     for name, value in values.items():
         if not shape.has_field(name) or shape.since.get(name, "") > version:
             continue
