@@ -11,11 +11,9 @@ import re
 import tomllib
 from dataclasses import dataclass, field
 
-from treenail.api import pullspec
-from treenail.api.decode import Fields, load_json, reject_unknown_fields
-from treenail.api.ignition.model import Contents, IgnitionFile
-from treenail.config import node_paths
-from treenail.config.pullsecret import PullSecret, RegistryCredential
+from treenail.api import decode, pullspec
+from treenail.api.ignition import model
+from treenail.config import node_paths, pullsecret
 from treenail.errors import ConfigError
 
 MIRROR_FILE = "/etc/containers/registries.conf.d/50-treenail-bootstrap.conf"
@@ -55,11 +53,11 @@ class BootstrapRegistryRecord:
         """
         return (MIRROR_FILE, self.ca_path, RECORD_FILE)
 
-    def make_pull_secret(self) -> PullSecret:
+    def make_pull_secret(self) -> pullsecret.PullSecret:
         """Return the login as a pull secret."""
         pair = f"{self.username}:{self.password}".encode()
         auth = base64.b64encode(pair).decode()
-        return PullSecret({self.registry: RegistryCredential(auth)})
+        return pullsecret.PullSecret({self.registry: pullsecret.RegistryCredential(auth)})
 
 
 def encode_record(record: BootstrapRegistryRecord) -> bytes:
@@ -77,8 +75,8 @@ def decode_record(content: bytes, *, where: str) -> BootstrapRegistryRecord:
     """Decode a record; raise `ConfigError`, which contains no part of the password."""
     if len(content) > RECORD_LIMIT:
         raise ConfigError(f"{where}: longer than {RECORD_LIMIT} bytes")
-    fields = Fields.from_json(load_json(content, where=where), where)
-    reject_unknown_fields(fields, _FIELDS)
+    fields = decode.Fields.from_json(decode.load_json(content, where=where), where)
+    decode.reject_unknown_fields(fields, _FIELDS)
     registry = fields.get_required_text("registry")
     _check_name(registry, "os", fields.path_of("registry"))
     repositories = fields.get_text_list("repositories")
@@ -125,7 +123,7 @@ def format_mirror_file(record: BootstrapRegistryRecord) -> bytes:
 def is_mirror_file_of(content: bytes, registry: str) -> bool:
     """Return whether all mirrors of a registries.conf.d file are on this registry."""
     try:
-        document = Fields.from_json(tomllib.loads(content.decode()), MIRROR_FILE)
+        document = decode.Fields.from_json(tomllib.loads(content.decode()), MIRROR_FILE)
         mirrors = [
             mirror.get_text("location")
             for entry in document.iter_objects("registry")
@@ -136,7 +134,9 @@ def is_mirror_file_of(content: bytes, registry: str) -> bool:
     return bool(mirrors) and all(each.startswith(f"{registry}/") for each in mirrors)
 
 
-def list_node_files(record: BootstrapRegistryRecord, ca_pem: bytes) -> tuple[IgnitionFile, ...]:
+def list_node_files(
+    record: BootstrapRegistryRecord, ca_pem: bytes
+) -> tuple[model.IgnitionFile, ...]:
     """List the files for Ignition; they belong beside the rendered config, never into it.
 
     Raises `ConfigError` for an invalid record.
@@ -148,9 +148,9 @@ def list_node_files(record: BootstrapRegistryRecord, ca_pem: bytes) -> tuple[Ign
     )
 
 
-def _make_file(path: str, content: bytes, mode: int) -> IgnitionFile:
+def _make_file(path: str, content: bytes, mode: int) -> model.IgnitionFile:
     source = f"data:;base64,{base64.b64encode(content).decode()}"
-    return IgnitionFile(path, contents=Contents(source), mode=mode, overwrite=True)
+    return model.IgnitionFile(path, contents=model.Contents(source), mode=mode, overwrite=True)
 
 
 def _check_name(registry: str, repository: str, where: str) -> None:

@@ -8,16 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from treenail.config import node_paths
-from treenail.config.wanted_state import (
-    WantedDirectory,
-    WantedFile,
-    WantedLink,
-    WantedOS,
-    WantedState,
-    WantedUnit,
-    WantedUser,
-)
+from treenail.config import node_paths, wanted_state
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -54,11 +45,11 @@ class OSAspect(StrEnum):
 class ConfigDiff:
     """Differences between two configs, in the order of the old config and then of the new one."""
 
-    files: tuple[EntryChange[WantedFile], ...] = ()
-    directories: tuple[EntryChange[WantedDirectory], ...] = ()
-    links: tuple[EntryChange[WantedLink], ...] = ()
-    units: tuple[EntryChange[WantedUnit], ...] = ()
-    users: tuple[EntryChange[WantedUser], ...] = ()
+    files: tuple[EntryChange[wanted_state.WantedFile], ...] = ()
+    directories: tuple[EntryChange[wanted_state.WantedDirectory], ...] = ()
+    links: tuple[EntryChange[wanted_state.WantedLink], ...] = ()
+    units: tuple[EntryChange[wanted_state.WantedUnit], ...] = ()
+    users: tuple[EntryChange[wanted_state.WantedUser], ...] = ()
     os: tuple[OSAspect, ...] = ()
     removed_paths: tuple[str, ...] = ()
     """Paths of files and units that only the old config writes, without those that outlive it."""
@@ -69,7 +60,7 @@ class ConfigDiff:
         return self == ConfigDiff()
 
 
-def compare_configs(old: WantedState, new: WantedState) -> ConfigDiff:
+def compare_configs(old: wanted_state.WantedState, new: wanted_state.WantedState) -> ConfigDiff:
     """Compare two configs.
 
     Raises `IgnitionError` only for contents that `read_wanted_state` has not decoded.
@@ -101,7 +92,7 @@ def _is_equal(old: T, new: T) -> bool:
     return old == new
 
 
-def _is_same_file(old: WantedFile, new: WantedFile) -> bool:
+def _is_same_file(old: wanted_state.WantedFile, new: wanted_state.WantedFile) -> bool:
     if (old.mode, old.user, old.group) != (new.mode, new.user, new.group):
         return False
     return (
@@ -109,12 +100,12 @@ def _is_same_file(old: WantedFile, new: WantedFile) -> bool:
     )
 
 
-def _is_same_user(old: WantedUser, new: WantedUser) -> bool:
+def _is_same_user(old: wanted_state.WantedUser, new: wanted_state.WantedUser) -> bool:
     same_keys = frozenset(old.ssh_keys) == frozenset(new.ssh_keys)
     return same_keys and old.password_hash == new.password_hash
 
 
-def _find_os_aspects(old: WantedOS, new: WantedOS) -> Iterator[OSAspect]:
+def _find_os_aspects(old: wanted_state.WantedOS, new: wanted_state.WantedOS) -> Iterator[OSAspect]:
     if old.image != new.image:
         yield OSAspect.IMAGE
     if old.kernel_arguments != new.kernel_arguments:
@@ -129,7 +120,9 @@ def _find_os_aspects(old: WantedOS, new: WantedOS) -> Iterator[OSAspect]:
         yield OSAspect.FIPS
 
 
-def _find_removed_paths(old: WantedState, new: WantedState) -> Iterator[str]:
+def _find_removed_paths(
+    old: wanted_state.WantedState, new: wanted_state.WantedState
+) -> Iterator[str]:
     written = {*new.files, *new.directories, *new.links, *new.list_unit_files(), *new.list_masks()}
     for path in (*old.files, *old.list_unit_files(), *sorted(old.list_masks())):
         if path not in written and not node_paths.should_outlive_config(path):

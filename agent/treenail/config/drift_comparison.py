@@ -7,9 +7,7 @@ from enum import StrEnum
 from itertools import chain
 
 from treenail.api.ignition.model import Contents
-from treenail.config import node_paths
-from treenail.config.node_paths import WITHHELD, is_secret_file
-from treenail.config.wanted_state import ROOT, UserOrGroup, WantedFile, WantedState, WantedUnit
+from treenail.config import node_paths, wanted_state
 from treenail.sanitize import escape_line
 
 MASK_TARGET = "/dev/null"
@@ -71,8 +69,8 @@ class ExpectedEntry:
     kind: EntryKind
     contents: Contents | str | None = field(default=None, repr=False)
     mode: int | None = None
-    user: UserOrGroup | None = None
-    group: UserOrGroup | None = None
+    user: wanted_state.UserOrGroup | None = None
+    group: wanted_state.UserOrGroup | None = None
     target: str | None = None
     digest: str = field(default="", compare=False)
     """SHA-256 of the contents; empty until it is computed."""
@@ -113,7 +111,7 @@ class Drift:
         )
 
 
-def compute_expected_entries(wanted: WantedState) -> dict[str, ExpectedEntry]:
+def compute_expected_entries(wanted: wanted_state.WantedState) -> dict[str, ExpectedEntry]:
     """Return the expected entry of each path, without credentials, which rotate separately."""
     entries = [
         *(_expect_file(file) for file in wanted.files.values()),
@@ -133,7 +131,7 @@ def compute_expected_entries(wanted: WantedState) -> dict[str, ExpectedEntry]:
     return {entry.path: entry for entry in entries if entry.path not in node_paths.CREDENTIALS}
 
 
-def list_expected_paths(wanted: WantedState) -> Iterator[str]:
+def list_expected_paths(wanted: wanted_state.WantedState) -> Iterator[str]:
     """Yield the paths of `compute_expected_entries` at a much lower cost."""
     soft = (link.path for link in wanted.links.values() if not link.is_hard)
     units = (path for unit in wanted.units.values() for path in _list_unit_paths(unit))
@@ -149,7 +147,9 @@ def compare_entry(entry: ExpectedEntry, found: ActualEntry) -> tuple[Drift, ...]
     return tuple(_find_differences(entry, found))
 
 
-def find_unknown_dropins(wanted: WantedState, present: Iterable[str]) -> tuple[Drift, ...]:
+def find_unknown_dropins(
+    wanted: wanted_state.WantedState, present: Iterable[str]
+) -> tuple[Drift, ...]:
     """Return the drop-ins in ``present`` that belong to wanted units but not to the config.
 
     The distribution and other programs also write drop-ins. The caller's policy decides about
@@ -164,7 +164,9 @@ def find_unknown_dropins(wanted: WantedState, present: Iterable[str]) -> tuple[D
     )
 
 
-def find_unit_drift(wanted: WantedState, states: Mapping[str, str]) -> tuple[Drift, ...]:
+def find_unit_drift(
+    wanted: wanted_state.WantedState, states: Mapping[str, str]
+) -> tuple[Drift, ...]:
     """Return the units whose enablement state in systemd contradicts the config.
 
     A missing unit is no drift when the config enables it but has no contents for it.
@@ -209,7 +211,7 @@ def find_package_drift(wanted: Iterable[str], installed: Iterable[str]) -> tuple
     return tuple(Drift(name, DriftAttribute.PACKAGES, "installed", "nothing") for name in missing)
 
 
-def _expect_file(file: WantedFile) -> ExpectedEntry:
+def _expect_file(file: wanted_state.WantedFile) -> ExpectedEntry:
     return ExpectedEntry(
         file.path,
         EntryKind.FILE,
@@ -221,23 +223,27 @@ def _expect_file(file: WantedFile) -> ExpectedEntry:
     )
 
 
-def _list_unit_paths(unit: WantedUnit) -> Iterator[str]:
+def _list_unit_paths(unit: wanted_state.WantedUnit) -> Iterator[str]:
     if unit.mask or unit.contents:
         yield node_paths.unit_path(unit.name)
     for name in unit.dropins:
         yield node_paths.dropin_path(unit.name, name)
 
 
-def _expect_unit_files(unit: WantedUnit) -> Iterator[ExpectedEntry]:
+def _expect_unit_files(unit: wanted_state.WantedUnit) -> Iterator[ExpectedEntry]:
     path = node_paths.unit_path(unit.name)
     if unit.mask:
         yield ExpectedEntry(path, EntryKind.LINK, target=MASK_TARGET)
     elif unit.contents:
-        yield ExpectedEntry(path, EntryKind.FILE, unit.contents, UNIT_MODE, ROOT, ROOT)
+        yield ExpectedEntry(
+            path, EntryKind.FILE, unit.contents, UNIT_MODE, wanted_state.ROOT, wanted_state.ROOT
+        )
     for name, text in unit.dropins.items():
         path = node_paths.dropin_path(unit.name, name)
         if text:
-            yield ExpectedEntry(path, EntryKind.FILE, text, UNIT_MODE, ROOT, ROOT)
+            yield ExpectedEntry(
+                path, EntryKind.FILE, text, UNIT_MODE, wanted_state.ROOT, wanted_state.ROOT
+            )
         else:
             yield ExpectedEntry(path, EntryKind.NOTHING)
 
@@ -246,8 +252,8 @@ def _find_differences(entry: ExpectedEntry, found: ActualEntry) -> Iterator[Drif
     if entry.kind is EntryKind.FILE and (digest := entry.compute_sha256()) != found.sha256:
         expected, actual = f"sha256:{digest}", f"sha256:{found.sha256}"
         mode = found.mode if entry.mode is None else entry.mode & found.mode
-        if is_secret_file(entry.path, mode):
-            expected = actual = WITHHELD
+        if node_paths.is_secret_file(entry.path, mode):
+            expected = actual = node_paths.WITHHELD
         yield Drift(entry.path, DriftAttribute.CONTENTS, expected, actual)
     if entry.mode is not None and entry.mode != found.mode:
         yield Drift(entry.path, DriftAttribute.MODE, f"{entry.mode:04o}", f"{found.mode:04o}")
@@ -266,13 +272,13 @@ def _find_differences(entry: ExpectedEntry, found: ActualEntry) -> Iterator[Drif
         yield Drift(entry.path, DriftAttribute.LABEL, found.default_label, found.label or "nothing")
 
 
-def _find_wanted_enablement(unit: WantedUnit) -> str:
+def _find_wanted_enablement(unit: wanted_state.WantedUnit) -> str:
     if unit.enabled is None:
         return ""
     return "enabled" if unit.enabled else "disabled"
 
 
-def _list_wrong_states(unit: WantedUnit) -> frozenset[str]:
+def _list_wrong_states(unit: wanted_state.WantedUnit) -> frozenset[str]:
     """Return the states that contradict the config; others, such as static, do not."""
     if not unit.enabled:
         return frozenset({"enabled", "enabled-runtime"})

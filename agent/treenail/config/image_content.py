@@ -7,28 +7,8 @@ no label is believed. What no image can carry, and the state of the machine, the
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from treenail.config import node_paths
-from treenail.config.drift_comparison import (
-    MASK_TARGET,
-    ActualEntry,
-    Drift,
-    DriftAttribute,
-    EntryKind,
-    ExpectedEntry,
-    compare_entry,
-    compute_expected_entries,
-    find_unit_drift,
-    list_expected_paths,
-)
-from treenail.config.wanted_state import (
-    WantedDirectory,
-    WantedFile,
-    WantedLink,
-    WantedState,
-    WantedUnit,
-)
-from treenail.errors import ConfigError
-from treenail.sanitize import escape_line
+from treenail import errors, sanitize
+from treenail.config import drift_comparison, node_paths, wanted_state
 
 IMAGE_FILES = "ImageFiles"
 """The name of the comparison, where a target is quarantined by it."""
@@ -45,18 +25,18 @@ _OUTSIDE_IMAGES = (
     *(f"{directory}/" for directory in node_paths.SYSTEM_DIRECTORIES),
     *(f"/{name}/" for name in ("boot", "home", "root", "run", "tmp", "var")),
 )
-_NOTHING = ActualEntry(EntryKind.NOTHING)
+_NOTHING = drift_comparison.ActualEntry(drift_comparison.EntryKind.NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageContent:
     """The content of a deployment's tree at the paths of a config, before any local change."""
 
-    entries: Mapping[str, ActualEntry] = field(default_factory=dict)
+    entries: Mapping[str, drift_comparison.ActualEntry] = field(default_factory=dict)
     """The entry at each path of `list_image_paths`; /etc is the one of the image."""
     resolved_paths: Mapping[str, str] = field(default_factory=dict)
     """The resolved path of each path that leads through symbolic links of the image."""
-    vendor_entries: Mapping[str, ActualEntry] = field(default_factory=dict)
+    vendor_entries: Mapping[str, drift_comparison.ActualEntry] = field(default_factory=dict)
     """The entry below /usr in place of each unit file or drop-in below /etc that the image lacks.
     """
     unit_states: Mapping[str, str] = field(default_factory=dict)
@@ -67,18 +47,18 @@ class ImageContent:
 class ImageSplit:
     """A config, divided into what an image provides and what the agent must write."""
 
-    wanted: WantedState
+    wanted: wanted_state.WantedState
     """The config. A unit file that the image has below /usr is not wanted below /etc."""
     provided: frozenset[str] = frozenset()
     """The paths and units that the image provides."""
-    missing: tuple[Drift, ...] = ()
+    missing: tuple[drift_comparison.Drift, ...] = ()
     """How the image differs from what the config has and an image can carry."""
 
 
-def list_image_paths(wanted: WantedState) -> tuple[str, ...]:
+def list_image_paths(wanted: wanted_state.WantedState) -> tuple[str, ...]:
     """Return the paths that `compare_with_image` needs in the content."""
     hard_links = (link.path for link in wanted.links.values() if link.is_hard)
-    return tuple(dict.fromkeys((*list_expected_paths(wanted), *hard_links)))
+    return tuple(dict.fromkeys((*drift_comparison.list_expected_paths(wanted), *hard_links)))
 
 
 def can_image_carry(path: str, resolved: str = "") -> bool:
@@ -94,23 +74,25 @@ def is_machine_state(path: str) -> bool:
     return node_paths.holds_logins(path) or node_paths.should_outlive_config(path)
 
 
-def has_named_owner(entry: WantedFile | WantedDirectory | WantedLink) -> bool:
+def has_named_owner(
+    entry: wanted_state.WantedFile | wanted_state.WantedDirectory | wanted_state.WantedLink,
+) -> bool:
     """Return whether the owner is a name that only the accounts of a tree translate."""
     return isinstance(entry.user, str) or isinstance(entry.group, str)
 
 
-def assume_provided(wanted: WantedState) -> ImageSplit:
+def assume_provided(wanted: wanted_state.WantedState) -> ImageSplit:
     """Return the split for an image that contains all that an image can carry."""
     files = (*wanted.files, *wanted.directories, *wanted.links)
     return ImageSplit(wanted, frozenset((*filter(_is_for_image, files), *wanted.units)))
 
 
-def compare_with_image(wanted: WantedState, content: ImageContent) -> ImageSplit:
+def compare_with_image(wanted: wanted_state.WantedState, content: ImageContent) -> ImageSplit:
     """Compare the config with the content of an image."""
-    entries = compute_expected_entries(wanted)
+    entries = drift_comparison.compute_expected_entries(wanted)
     unit_paths = {*wanted.list_unit_files(), *wanted.list_masks()}
     provided: set[str] = set()
-    missing: list[Drift] = []
+    missing: list[drift_comparison.Drift] = []
     for path in (*wanted.files, *wanted.directories, *wanted.links):
         entry = entries.get(path)
         is_carried = can_image_carry(path, content.resolved_paths.get(path, ""))
@@ -118,8 +100,10 @@ def compare_with_image(wanted: WantedState, content: ImageContent) -> ImageSplit
             continue
         found = content.entries.get(path, _NOTHING)
         # A hard link has no expected entry: its name alone can be compared.
-        drifts = compare_entry(entry or ExpectedEntry(path, EntryKind.FILE), found)
-        if drifts and (entry or found.kind is not EntryKind.FILE):
+        drifts = drift_comparison.compare_entry(
+            entry or drift_comparison.ExpectedEntry(path, drift_comparison.EntryKind.FILE), found
+        )
+        if drifts and (entry or found.kind is not drift_comparison.EntryKind.FILE):
             if not _can_agent_complete(wanted, path):
                 missing += drifts
         else:
@@ -131,11 +115,17 @@ def compare_with_image(wanted: WantedState, content: ImageContent) -> ImageSplit
             missing += gaps
         if not gaps:
             provided.add(unit.name)
-            provided.update(list_expected_paths(WantedState(units={unit.name: unit})))
+            provided.update(
+                drift_comparison.list_expected_paths(
+                    wanted_state.WantedState(units={unit.name: unit})
+                )
+            )
     return ImageSplit(replace(wanted, units=units), frozenset(provided), tuple(missing))
 
 
-def drop_provided(wanted: WantedState, provided: frozenset[str]) -> WantedState:
+def drop_provided(
+    wanted: wanted_state.WantedState, provided: frozenset[str]
+) -> wanted_state.WantedState:
     """Return the part of the config that the agent writes."""
     return replace(
         wanted,
@@ -148,18 +138,20 @@ def drop_provided(wanted: WantedState, provided: frozenset[str]) -> WantedState:
     )
 
 
-def list_provided(wanted: WantedState, provided: frozenset[str]) -> tuple[str, ...]:
+def list_provided(wanted: wanted_state.WantedState, provided: frozenset[str]) -> tuple[str, ...]:
     """Return the provided paths and units in the order of the config."""
     subjects = (*wanted.files, *wanted.directories, *wanted.links, *wanted.units)
     return tuple(each for each in subjects if each in provided)
 
 
-def make_missing_error(config: str, image: str, missing: Iterable[Drift]) -> ConfigError:
+def make_missing_error(
+    config: str, image: str, missing: Iterable[drift_comparison.Drift]
+) -> errors.ConfigError:
     """Return the error for an image that lacks content of the config beside it."""
     drifts = tuple(missing)
     named = "; ".join(map(_format_missing, drifts[:NAMED_LIMIT]))
     more = f"; and {len(drifts) - NAMED_LIMIT} more" if len(drifts) > NAMED_LIMIT else ""
-    return ConfigError(
+    return errors.ConfigError(
         f"cannot use {image} with {config}: the image differs from the config: {named}{more}",
         remedy=IMAGE_REMEDY,
     )
@@ -169,7 +161,7 @@ def _is_for_image(path: str) -> bool:
     return can_image_carry(path) and not is_machine_state(path)
 
 
-def _can_agent_complete(wanted: WantedState, path: str) -> bool:
+def _can_agent_complete(wanted: wanted_state.WantedState, path: str) -> bool:
     """Return whether the agent writes what the image lacks here, as outside image mode.
 
     A config layer is made without the tree of the image: it cannot translate names of owners.
@@ -178,21 +170,26 @@ def _can_agent_complete(wanted: WantedState, path: str) -> bool:
     return entry is not None and has_named_owner(entry) and path.startswith("/etc/")
 
 
-def _can_agent_enable(gap: Drift) -> bool:
+def _can_agent_enable(gap: drift_comparison.Drift) -> bool:
     """Return whether the agent enables or disables the unit, as outside image mode.
 
     Only the unit file in the image says which links that takes.
     """
-    return gap.attribute is DriftAttribute.ENABLEMENT and not gap.actual.startswith("masked")
+    return (
+        gap.attribute is drift_comparison.DriftAttribute.ENABLEMENT
+        and not gap.actual.startswith("masked")
+    )
 
 
-def _compare_unit(unit: WantedUnit, content: ImageContent) -> tuple[WantedUnit, list[Drift]]:
+def _compare_unit(
+    unit: wanted_state.WantedUnit, content: ImageContent
+) -> tuple[wanted_state.WantedUnit, list[drift_comparison.Drift]]:
     """Return the unit without the files that the image has below /usr, and what the image lacks."""
-    only = WantedState(units={unit.name: unit})
-    gaps: list[Drift] = []
+    only = wanted_state.WantedState(units={unit.name: unit})
+    gaps: list[drift_comparison.Drift] = []
     contents, mask, dropins = unit.contents, unit.mask, dict(unit.dropins)
-    for path, entry in compute_expected_entries(only).items():
-        drifts = compare_entry(entry, content.entries.get(path, _NOTHING))
+    for path, entry in drift_comparison.compute_expected_entries(only).items():
+        drifts = drift_comparison.compare_entry(entry, content.entries.get(path, _NOTHING))
         if not drifts:
             continue
         if not _has_vendor_entry(entry, content):
@@ -201,34 +198,41 @@ def _compare_unit(unit: WantedUnit, content: ImageContent) -> tuple[WantedUnit, 
             contents, mask = "", None
         else:
             dropins[path.rpartition("/")[2]] = ""
-    gaps += find_unit_drift(only, content.unit_states)
+    gaps += drift_comparison.find_unit_drift(only, content.unit_states)
     if unit.mask is False and content.unit_states.get(unit.name, "").startswith("masked"):
         state = content.unit_states[unit.name]
-        gaps.append(Drift(unit.name, DriftAttribute.ENABLEMENT, "unmasked", state))
+        gaps.append(
+            drift_comparison.Drift(
+                unit.name, drift_comparison.DriftAttribute.ENABLEMENT, "unmasked", state
+            )
+        )
     if gaps:
         return unit, gaps
     return replace(unit, contents=contents, mask=mask, dropins=dropins), gaps
 
 
-def _has_vendor_entry(entry: ExpectedEntry, content: ImageContent) -> bool:
+def _has_vendor_entry(entry: drift_comparison.ExpectedEntry, content: ImageContent) -> bool:
     """Return whether the image has the unit file or drop-in below /usr, and none below /etc."""
     above = content.entries.get(entry.path, _NOTHING)
     found = content.vendor_entries.get(entry.path, _NOTHING)
-    if above.kind is not EntryKind.NOTHING or found.kind is not entry.kind:
+    if above.kind is not drift_comparison.EntryKind.NOTHING or found.kind is not entry.kind:
         return False
-    if entry.kind is EntryKind.LINK:
-        return entry.target == found.target == MASK_TARGET
-    return entry.kind is EntryKind.FILE and entry.compute_sha256() == found.sha256
+    if entry.kind is drift_comparison.EntryKind.LINK:
+        return entry.target == found.target == drift_comparison.MASK_TARGET
+    return entry.kind is drift_comparison.EntryKind.FILE and entry.compute_sha256() == found.sha256
 
 
-def _format_missing(drift: Drift) -> str:
-    if drift.attribute is DriftAttribute.KIND and drift.actual == EntryKind.NOTHING:
+def _format_missing(drift: drift_comparison.Drift) -> str:
+    if (
+        drift.attribute is drift_comparison.DriftAttribute.KIND
+        and drift.actual == drift_comparison.EntryKind.NOTHING
+    ):
         text = f"{drift.subject} is missing"
-    elif drift.attribute is DriftAttribute.CONTENTS:
+    elif drift.attribute is drift_comparison.DriftAttribute.CONTENTS:
         text = f"{drift.subject} has other contents"
     else:
         text = (
             f"{drift.subject} has {drift.attribute} {drift.actual or 'nothing'} instead of "
             f"{drift.expected}"
         )
-    return escape_line(text)
+    return sanitize.escape_line(text)

@@ -9,10 +9,8 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from treenail.api.decode import Fields, Json
-from treenail.api.machineconfig import MachineConfig
-from treenail.config.node_paths import REGISTRIES_CONF
-from treenail.config.wanted_state import read_wanted_state
+from treenail.api import decode, machineconfig
+from treenail.config import node_paths, wanted_state
 from treenail.errors import ConfigError
 
 DIGEST_ONLY, TAG_ONLY = "digest-only", "tag-only"
@@ -29,7 +27,7 @@ _LISTS = {
     TAG_SET: ("imageTagMirrors", TAG_ONLY),
     SOURCE_POLICY: ("repositoryDigestMirrors", DIGEST_ONLY),
 }
-_DROP_INS = f"{REGISTRIES_CONF}.d/"
+_DROP_INS = f"{node_paths.REGISTRIES_CONF}.d/"
 _NEVER = "NeverContactSource"
 _WILDCARD = "*."
 _PULLS = ("", "all", DIGEST_ONLY, TAG_ONLY)
@@ -105,7 +103,7 @@ class ImageMirrors:
             )
         return ImageMirrors(tuple(found.values()))
 
-    def to_json(self) -> list[Json]:
+    def to_json(self) -> list[decode.Json]:
         """Encode the rules for `read_mirror_rules`, in the form of registries.conf."""
         return [
             {
@@ -124,18 +122,18 @@ class ImageMirrors:
 NO_MIRRORS = ImageMirrors()
 
 
-def read_mirror_rules(fields: Fields, name: str) -> tuple[MirrorRule, ...]:
+def read_mirror_rules(fields: decode.Fields, name: str) -> tuple[MirrorRule, ...]:
     """Read the list ``name`` of tables of registries.conf; raise `ConfigError`."""
     return fields.map_objects(name, _read_rule)
 
 
-def read_config_mirrors(config: MachineConfig) -> ImageMirrors:
+def read_config_mirrors(config: machineconfig.MachineConfig) -> ImageMirrors:
     """Return the mirrors of the files that a rendered config writes; raise `ConfigError`.
 
     A file of ``registries.conf.d`` replaces what earlier ones say about the same prefix.
     """
-    files = read_wanted_state(config).files
-    names = [REGISTRIES_CONF, *sorted(each for each in files if _is_drop_in(each))]
+    files = wanted_state.read_wanted_state(config).files
+    names = [node_paths.REGISTRIES_CONF, *sorted(each for each in files if _is_drop_in(each))]
     found: dict[str, MirrorRule] = {}
     for path in names:
         if path in files:
@@ -150,12 +148,12 @@ def parse_registries_conf(content: bytes, *, where: str) -> tuple[MirrorRule, ..
         document = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: it is not TOML", remedy="correct the file") from error
-    return read_mirror_rules(Fields.from_json(document, where), "registry")
+    return read_mirror_rules(decode.Fields.from_json(document, where), "registry")
 
 
-def read_mirror_object(document: Json, *, where: str) -> Iterator[MirrorRule]:
+def read_mirror_object(document: decode.Json, *, where: str) -> Iterator[MirrorRule]:
     """Yield the rules of an object of `MIRROR_KINDS`; raise `ConfigError`."""
-    fields = Fields.from_json(document, where)
+    fields = decode.Fields.from_json(document, where)
     name, pull = _LISTS[fields.get_text("kind")]
     for each in fields.get_object("spec").iter_objects(name):
         yield MirrorRule(
@@ -170,7 +168,7 @@ def _is_drop_in(path: str) -> bool:
     return name != path and "/" not in name and name.endswith(".conf")
 
 
-def _read_rule(fields: Fields) -> MirrorRule:
+def _read_rule(fields: decode.Fields) -> MirrorRule:
     location = fields.get_text("location")
     prefix = fields.get_text("prefix") or location
     if not prefix:
@@ -184,7 +182,7 @@ def _read_rule(fields: Fields) -> MirrorRule:
     )
 
 
-def _read_mirrors(fields: Fields, *, is_digest_only: bool) -> Iterator[ImageMirror]:
+def _read_mirrors(fields: decode.Fields, *, is_digest_only: bool) -> Iterator[ImageMirror]:
     for each in fields.iter_objects("mirror"):
         pull = each.get_text("pull-from-mirror")
         if pull not in _PULLS:
@@ -267,7 +265,7 @@ def _is_harmless(registry: _Registry) -> bool:
 
 
 def _parse_registries(contents: bytes) -> _Registries:
-    fields = Fields.from_json(tomllib.loads(contents.decode()), "registries.conf")
+    fields = decode.Fields.from_json(tomllib.loads(contents.decode()), "registries.conf")
     found = fields.map_objects("registry", _parse_registry)
     return _Registries(
         search=fields.get_text_list("unqualified-search-registries"),
@@ -275,7 +273,7 @@ def _parse_registries(contents: bytes) -> _Registries:
     )
 
 
-def _parse_registry(fields: Fields) -> _Registry:
+def _parse_registry(fields: decode.Fields) -> _Registry:
     digests = fields.get_bool("mirror-by-digest-only")
     mirrors = {
         mirror.get_required_text("location"): _Mirror(

@@ -9,13 +9,10 @@ the file at its path. Some only grow.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from treenail.api.decode import Fields, Json
-from treenail.api.ignition.model import VERSION
-from treenail.api.ignition.parser import parse_ignition
-from treenail.api.ignition.schema import CONFIG, HEADER, ListShape, ObjectShape
-from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
+from treenail import errors
+from treenail.api import decode, machineconfig
+from treenail.api.ignition import model, parser, schema
 from treenail.config.provenance import Provenance, list_named_entries
-from treenail.errors import ConfigError, IgnitionError
 
 ROLE = "machineconfiguration.openshift.io/role"
 GENERATED_BY = "machineconfiguration.openshift.io/generated-by-controller-version"
@@ -36,7 +33,7 @@ class BaseImages:
 class MergedConfig:
     """Rendered config without a name."""
 
-    spec: Json = field(repr=False)
+    spec: decode.Json = field(repr=False)
     """MachineConfigSpec with all its fields."""
     sources: tuple[str, ...]
     """Names of the MachineConfigs, in the order of merging."""
@@ -44,21 +41,23 @@ class MergedConfig:
     has_os_image_override: bool
 
 
-def read_ignition(config: MachineConfig) -> Json | None:
+def read_ignition(config: machineconfig.MachineConfig) -> decode.Json | None:
     """Return the Ignition config in version 3.5; raise `ConfigError` with the MachineConfig."""
     if config.config is None:
         return None
     try:
-        return parse_ignition(config.config).to_json()
-    except ConfigError as error:
-        raise ConfigError(f"MachineConfig {config.name}: {error}", remedy=error.remedy) from error
+        return parser.parse_ignition(config.config).to_json()
+    except errors.ConfigError as error:
+        raise errors.ConfigError(
+            f"MachineConfig {config.name}: {error}", remedy=error.remedy
+        ) from error
 
 
 def merge_machine_configs(
-    configs: Iterable[MachineConfig],
+    configs: Iterable[machineconfig.MachineConfig],
     base: BaseImages,
     *,
-    read: Callable[[MachineConfig], Json | None] = read_ignition,
+    read: Callable[[machineconfig.MachineConfig], decode.Json | None] = read_ignition,
 ) -> MergedConfig:
     """Merge the configs; their order in ``configs`` does not matter.
 
@@ -73,14 +72,14 @@ def merge_machine_configs(
         for entry in _list_own_entries(config):
             sources.setdefault(entry, []).append(config.name)
     kernel = _find_last(
-        (each.kernel_type for each in ordered if each.kernel_type != DEFAULT_KERNEL),
-        DEFAULT_KERNEL,
+        (each.kernel_type for each in ordered if each.kernel_type != machineconfig.DEFAULT_KERNEL),
+        machineconfig.DEFAULT_KERNEL,
     )
     _reject_kernel_devel(kernel, sources)
     # Generated MachineConfigs name the image of the release, which is the base already.
     by_users = [each for each in ordered if not _is_generated(each)]
     os_image = _find_last((each.os_image_url for each in by_users), base.os)
-    spec: Json = {
+    spec: decode.Json = {
         "osImageURL": os_image,
         "baseOSExtensionsContainerImage": _find_last(
             (each.extensions_image for each in by_users), base.extensions
@@ -99,7 +98,9 @@ def merge_machine_configs(
     )
 
 
-def sort_configs(configs: Iterable[MachineConfig]) -> tuple[MachineConfig, ...]:
+def sort_configs(
+    configs: Iterable[machineconfig.MachineConfig],
+) -> tuple[machineconfig.MachineConfig, ...]:
     """Sort MachineConfigs in the order of merging; names sort by their bytes."""
     return tuple(
         sorted(
@@ -110,10 +111,10 @@ def sort_configs(configs: Iterable[MachineConfig]) -> tuple[MachineConfig, ...]:
 
 
 def _merge_ignition(
-    configs: Sequence[tuple[MachineConfig, Json | None]], sources: _SourceNames
-) -> Json:
+    configs: Sequence[tuple[machineconfig.MachineConfig, decode.Json | None]], sources: _SourceNames
+) -> decode.Json:
     merging = IgnitionMerger()
-    merging.add_config({"ignition": {"version": VERSION}}, "")
+    merging.add_config({"ignition": {"version": model.VERSION}}, "")
     merged = False
     for index, (config, own) in enumerate(configs):
         if own is None:
@@ -135,19 +136,19 @@ def _merge_ignition(
     return _map_files(found, _drop_empty_compression) if merged else found
 
 
-def _map_files(config: Json, change: Callable[[Json], Json]) -> Json:
-    storage = Fields.from_json(config, "").get_object("storage")
+def _map_files(config: decode.Json, change: Callable[[decode.Json], decode.Json]) -> decode.Json:
+    storage = decode.Fields.from_json(config, "").get_object("storage")
     files = [change(file.values) for file in storage.iter_objects("files")]
     return {**config, "storage": {**storage.values, "files": files}} if files else config
 
 
-def _add_compression(file: Json) -> Json:
-    contents = Fields(file, "").get_object("contents").values
+def _add_compression(file: decode.Json) -> decode.Json:
+    contents = decode.Fields(file, "").get_object("contents").values
     return {**file, "contents": {"compression": "", **contents}}
 
 
-def _drop_empty_compression(file: Json) -> Json:
-    contents = Fields(file, "").get_object("contents")
+def _drop_empty_compression(file: decode.Json) -> decode.Json:
+    contents = decode.Fields(file, "").get_object("contents")
     left = (
         contents.values
         if contents.get_text("compression")
@@ -157,13 +158,13 @@ def _drop_empty_compression(file: Json) -> Json:
     return {**others, "contents": left} if left else others
 
 
-def _list_own_entries(config: MachineConfig) -> Iterator[tuple[str, str]]:
+def _list_own_entries(config: machineconfig.MachineConfig) -> Iterator[tuple[str, str]]:
     """Yield the provenance entries of a config outside its Ignition config."""
     for argument in config.kernel_arguments:
         yield "kernelArguments", argument
     for extension in config.extensions:
         yield "extensions", extension
-    if config.kernel_type not in ("", DEFAULT_KERNEL):
+    if config.kernel_type not in ("", machineconfig.DEFAULT_KERNEL):
         yield "kernelType", ""
     if config.fips:
         yield "fips", ""
@@ -174,7 +175,7 @@ def _list_own_entries(config: MachineConfig) -> Iterator[tuple[str, str]]:
             yield "baseOSExtensionsContainerImage", ""
 
 
-def _is_generated(config: MachineConfig) -> bool:
+def _is_generated(config: machineconfig.MachineConfig) -> bool:
     return bool(config.metadata.annotations.get(GENERATED_BY))
 
 
@@ -185,8 +186,8 @@ def _find_last(names: Iterable[str], default: str) -> str:
 
 def _reject_kernel_devel(kernel: str, sources: _SourceNames) -> None:
     devel_sources = sources.get(("extensions", "kernel-devel"))
-    if devel_sources and kernel != DEFAULT_KERNEL:
-        raise ConfigError(
+    if devel_sources and kernel != machineconfig.DEFAULT_KERNEL:
+        raise errors.ConfigError(
             f"MachineConfig {devel_sources[-1]}: the extension kernel-devel needs the default "
             f"kernel, but MachineConfig {sources['kernelType', ''][-1]} sets kernelType {kernel}",
             remedy="remove one of the two from the pool",
@@ -199,16 +200,16 @@ class IgnitionMerger:
     __slots__ = ("_tree",)
 
     def __init__(self) -> None:
-        self._tree = _MergedObject(CONFIG)
+        self._tree = _MergedObject(schema.CONFIG)
 
-    def add_config(self, config: Json, place: str) -> None:
+    def add_config(self, config: decode.Json, place: str) -> None:
         """Merge a config of version 3.5 into the accumulated one.
 
         Raises `IgnitionError` with the place of a value of the wrong type.
         """
-        self._tree.add_fields(Fields(config, place, IgnitionError))
+        self._tree.add_fields(decode.Fields(config, place, errors.IgnitionError))
 
-    def to_json(self) -> Json:
+    def to_json(self) -> decode.Json:
         """Return the merged config, without empty objects and lists."""
         return self._tree.to_json()
 
@@ -218,13 +219,13 @@ class _MergedObject:
 
     __slots__ = ("_lists", "_objects", "_plain", "_shape")
 
-    def __init__(self, shape: ObjectShape) -> None:
+    def __init__(self, shape: schema.ObjectShape) -> None:
         self._shape = shape
         self._plain: dict[str, object] = {}
         self._objects: dict[str, _MergedObject] = {}
         self._lists: dict[str, dict[object, _MergedObject | str]] = {}
 
-    def add_fields(self, fields: Fields) -> None:
+    def add_fields(self, fields: decode.Fields) -> None:
         values = fields.values
         for name, kind in self._shape.plain.items():
             if name in values and values[name] is not None:
@@ -232,15 +233,15 @@ class _MergedObject:
         for name, part in self._shape.nested.items():
             if name not in values or values[name] is None:
                 continue
-            if isinstance(part, ObjectShape):
+            if isinstance(part, schema.ObjectShape):
                 self._objects.setdefault(name, _MergedObject(part)).add_fields(
                     fields.get_object(name)
                 )
             else:
                 self._merge_list(fields, name, part)
 
-    def to_json(self) -> Json:
-        found: Json = {name: "" for name in self._shape.always if name not in self._plain}
+    def to_json(self) -> decode.Json:
+        found: decode.Json = {name: "" for name in self._shape.always if name not in self._plain}
         found.update(self._plain)
         for name in self._shape.unless_zero:
             if not found.get(name, True):
@@ -253,7 +254,7 @@ class _MergedObject:
             ]
         return {name: value for name, value in found.items() if value not in ({}, [])}
 
-    def _merge_list(self, fields: Fields, name: str, part: ListShape) -> None:
+    def _merge_list(self, fields: decode.Fields, name: str, part: schema.ListShape) -> None:
         own = self._lists.setdefault(name, {})
         family = [self._lists.get(other, {}) for other in part.family if other != name]
         for key, entry in _read_keyed_entries(fields, name, part):
@@ -271,15 +272,15 @@ class _MergedObject:
                 tree.add_fields(entry)
 
 
-def _read_plain(fields: Fields, name: str, kind: type) -> str | int | bool | None:
+def _read_plain(fields: decode.Fields, name: str, kind: type) -> str | int | bool | None:
     if kind is str:
         return fields.get_optional_text(name)
     return fields.get_optional_integer(name) if kind is int else fields.get_optional_bool(name)
 
 
 def _read_keyed_entries(
-    fields: Fields, name: str, part: ListShape
-) -> Iterator[tuple[object, Fields | str]]:
+    fields: decode.Fields, name: str, part: schema.ListShape
+) -> Iterator[tuple[object, decode.Fields | str]]:
     """Yield the entries of a list with their keys; appended entries have unique keys."""
     if part.entry is None:
         for text in fields.get_text_list(name):
@@ -289,13 +290,13 @@ def _read_keyed_entries(
         yield (object() if part.is_appended else _compute_key(entry, part.key, part.entry)), entry
 
 
-def _compute_key(entry: Fields, names: Sequence[str], shape: ObjectShape) -> object:
+def _compute_key(entry: decode.Fields, names: Sequence[str], shape: schema.ObjectShape) -> object:
     for name in names:
         if value := _read_plain(entry, name, shape.plain[name]):
             return name, value
     return None
 
 
-def _is_removal(entry: Fields, shape: ObjectShape) -> bool:
+def _is_removal(entry: decode.Fields, shape: schema.ObjectShape) -> bool:
     """Return whether the entry is a header without a value, which removes the earlier one."""
-    return shape is HEADER and entry.values.get("value") is None
+    return shape is schema.HEADER and entry.values.get("value") is None

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from treenail.api.decode import Fields, Json, load_json
+from treenail.api import decode
 from treenail.errors import ConfigError
 
 PROVENANCE = "treenail.io/provenance"
@@ -69,9 +69,9 @@ class Provenance:
                 text = unpacker.decompress(packed, _TEXT_LIMIT).decode()
             except (ValueError, zlib.error) as error:
                 raise ConfigError(f"{where}: expected compressed JSON, found other data") from error
-        return cls.from_json(load_json(text, where=where))
+        return cls.from_json(decode.load_json(text, where=where))
 
-    def to_json(self) -> Json:
+    def to_json(self) -> decode.Json:
         """Encode the provenance as JSON; each MachineConfig name occurs once, to save space."""
         sources = list(dict.fromkeys(name for found in self.entries.values() for name in found))
         at = {name: index for index, name in enumerate(sources)}
@@ -83,7 +83,7 @@ class Provenance:
     @classmethod
     def from_json(cls, document: object) -> "Provenance":
         """Decode the output of `to_json`; raises `ConfigError`."""
-        fields = Fields.from_json(document, "")
+        fields = decode.Fields.from_json(document, "")
         sources = fields.get_text_list("sources")
         entries: dict[tuple[str, str], tuple[str, ...]] = {}
         sections = fields.get_object("entries")
@@ -98,9 +98,9 @@ class Provenance:
         return cls(entries)
 
 
-def list_named_entries(config: Json) -> Iterator[tuple[str, str]]:
+def list_named_entries(config: decode.Json) -> Iterator[tuple[str, str]]:
     """Yield section and name of every entry of an Ignition config."""
-    fields = Fields.from_json(config, "")
+    fields = decode.Fields.from_json(config, "")
     for section, (parent, key) in _NAMED.items():
         if fields.values.get(parent) is None:
             continue

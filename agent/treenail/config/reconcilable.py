@@ -9,16 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from treenail.api.decode import Json
-from treenail.api.ignition.model import (
-    IgnitionConfig,
-    IgnitionDirectory,
-    IgnitionFile,
-    IgnitionLink,
-    IgnitionUser,
-)
-from treenail.api.ignition.parser import parse_ignition
-from treenail.api.machineconfig import MachineConfig
+from treenail.api import decode, machineconfig
+from treenail.api.ignition import model, parser
 from treenail.config import node_paths, wanted_state
 from treenail.errors import UnreconcilableError
 
@@ -46,7 +38,10 @@ class IrreconcilableChange:
 
 
 def check_reconcilable(
-    old: MachineConfig, new: MachineConfig, *, allowed: frozenset[ValidationOverride] = frozenset()
+    old: machineconfig.MachineConfig,
+    new: machineconfig.MachineConfig,
+    *,
+    allowed: frozenset[ValidationOverride] = frozenset(),
 ) -> None:
     """Raise `UnreconcilableError` with all irreconcilable changes; also raises `IgnitionError`."""
     changes = find_irreconcilable_changes(old, new, allowed=allowed)
@@ -59,10 +54,13 @@ def check_reconcilable(
 
 
 def find_irreconcilable_changes(
-    old: MachineConfig, new: MachineConfig, *, allowed: frozenset[ValidationOverride] = frozenset()
+    old: machineconfig.MachineConfig,
+    new: machineconfig.MachineConfig,
+    *,
+    allowed: frozenset[ValidationOverride] = frozenset(),
 ) -> tuple[IrreconcilableChange, ...]:
     """Return the changes that cannot be applied to a running node; raises `IgnitionError`."""
-    before, after = parse_ignition(old.config), parse_ignition(new.config)
+    before, after = parser.parse_ignition(old.config), parser.parse_ignition(new.config)
     return (
         *_check_users(before, after),
         *_check_first_boot(before, after, allowed),
@@ -73,7 +71,7 @@ def find_irreconcilable_changes(
     )
 
 
-def find_read_only_paths(new: MachineConfig) -> tuple[IrreconcilableChange, ...]:
+def find_read_only_paths(new: machineconfig.MachineConfig) -> tuple[IrreconcilableChange, ...]:
     """Return the paths that only an image can provide; raises `IgnitionError`."""
     return tuple(
         IrreconcilableChange(
@@ -82,12 +80,14 @@ def find_read_only_paths(new: MachineConfig) -> tuple[IrreconcilableChange, ...]
             "build it into the image, and request the image beside the config; or write it below "
             "/etc or /var",
         )
-        for entry in _list_entries(parse_ignition(new.config))
+        for entry in _list_entries(parser.parse_ignition(new.config))
         if node_paths.is_read_only(entry.path)
     )
 
 
-def _check_users(old: IgnitionConfig, new: IgnitionConfig) -> Iterator[IrreconcilableChange]:
+def _check_users(
+    old: model.IgnitionConfig, new: model.IgnitionConfig
+) -> Iterator[IrreconcilableChange]:
     if _sort_entries(old.groups) != _sort_entries(new.groups):
         yield IrreconcilableChange(
             "spec.config.passwd.groups",
@@ -118,7 +118,7 @@ def _check_users(old: IgnitionConfig, new: IgnitionConfig) -> Iterator[Irreconci
 
 
 def _check_first_boot(
-    old: IgnitionConfig, new: IgnitionConfig, allowed: frozenset[ValidationOverride]
+    old: model.IgnitionConfig, new: model.IgnitionConfig, allowed: frozenset[ValidationOverride]
 ) -> Iterator[IrreconcilableChange]:
     """Check the sections that Ignition applies only once, before a node's first boot."""
     if _summarize_kernel_arguments(old) != _summarize_kernel_arguments(new):
@@ -140,7 +140,9 @@ def _check_first_boot(
             )
 
 
-def _check_nodes(old: IgnitionConfig, new: IgnitionConfig) -> Iterator[IrreconcilableChange]:
+def _check_nodes(
+    old: model.IgnitionConfig, new: model.IgnitionConfig
+) -> Iterator[IrreconcilableChange]:
     if wanted_state.read_directories(old) != wanted_state.read_directories(new):
         yield IrreconcilableChange(
             "spec.config.storage.directories",
@@ -155,7 +157,7 @@ def _check_nodes(old: IgnitionConfig, new: IgnitionConfig) -> Iterator[Irreconci
         )
 
 
-def _check_files(new: IgnitionConfig) -> Iterator[IrreconcilableChange]:
+def _check_files(new: model.IgnitionConfig) -> Iterator[IrreconcilableChange]:
     for file in new.files:
         if file.append:
             reason = f"ignition file {file.path} includes append"
@@ -169,7 +171,7 @@ def _check_files(new: IgnitionConfig) -> Iterator[IrreconcilableChange]:
             )
 
 
-def _check_forbidden_paths(new: IgnitionConfig) -> Iterator[IrreconcilableChange]:
+def _check_forbidden_paths(new: model.IgnitionConfig) -> Iterator[IrreconcilableChange]:
     for entry in _list_entries(new):
         if node_paths.belongs_to_agent(entry.path):
             yield IrreconcilableChange(
@@ -188,14 +190,16 @@ def _check_forbidden_paths(new: IgnitionConfig) -> Iterator[IrreconcilableChange
 
 
 def _list_entries(
-    config: IgnitionConfig,
-) -> Iterator[IgnitionFile | IgnitionDirectory | IgnitionLink]:
+    config: model.IgnitionConfig,
+) -> Iterator[model.IgnitionFile | model.IgnitionDirectory | model.IgnitionLink]:
     yield from config.files
     yield from config.directories
     yield from config.links
 
 
-def _check_fips(old: MachineConfig, new: MachineConfig) -> Iterator[IrreconcilableChange]:
+def _check_fips(
+    old: machineconfig.MachineConfig, new: machineconfig.MachineConfig
+) -> Iterator[IrreconcilableChange]:
     if old.fips != new.fips:
         yield IrreconcilableChange(
             "spec.fips",
@@ -203,16 +207,18 @@ def _check_fips(old: MachineConfig, new: MachineConfig) -> Iterator[Irreconcilab
         )
 
 
-def _summarize_users(config: IgnitionConfig) -> dict[str, tuple[object, ...]]:
-    def login(user: IgnitionUser) -> tuple[object, ...]:
+def _summarize_users(config: model.IgnitionConfig) -> dict[str, tuple[object, ...]]:
+    def login(user: model.IgnitionUser) -> tuple[object, ...]:
         return frozenset(user.ssh_keys), user.password_hash, json.dumps(user.others, sort_keys=True)
 
     return {user.name: login(user) for user in config.users}
 
 
-def _summarize_kernel_arguments(config: IgnitionConfig) -> tuple[frozenset[str], frozenset[str]]:
+def _summarize_kernel_arguments(
+    config: model.IgnitionConfig,
+) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(config.kernel_arguments), frozenset(config.absent_kernel_arguments)
 
 
-def _sort_entries(entries: tuple[Json, ...]) -> list[str]:
+def _sort_entries(entries: tuple[decode.Json, ...]) -> list[str]:
     return sorted(json.dumps(entry, sort_keys=True) for entry in entries)

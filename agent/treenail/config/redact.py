@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from treenail.api.decode import DEPTH_LIMIT
-from treenail.config.node_paths import WITHHELD, is_secret_file
+from treenail.config import node_paths
 
 LINES_LIMIT = 200
 """Maximum number of lines in the diff of one file."""
@@ -34,7 +34,9 @@ _WORDS = (
 # These are common in sentences, so they match only before a value.
 _SHORT = r"(?<!by)(?<!com)(?<!proxy)(?<!proxy_)(?:pass|pwd|pw)"
 _ANY_WORD = rf"(?:{_WORDS}|{_SHORT}(?=[\s\"'\\:=]))"
-_VALUE = rf"(?:{WITHHELD}|\"(?:\\.|[^\"\\])*\"?|'[^']*'?|\\{{1,8}}[\"'].*?\\{{1,8}}[\"']|\S+)"
+_VALUE = (
+    rf"(?:{node_paths.WITHHELD}|\"(?:\\.|[^\"\\])*\"?|'[^']*'?|\\{{1,8}}[\"'].*?\\{{1,8}}[\"']|\S+)"
+)
 # Words that follow in sentences, in PAM lines and in on/off settings; they are no secrets.
 _NO_VALUE = (
     r"(?!(?:for|from|is|was|has|of|to|in|on|by|and|or|not|with|file|hash|entry|check|changed?"
@@ -54,20 +56,23 @@ _BLOCK_BEGIN = re.compile(
     rf"{_ANY_WORD}[\w.-]{{0,60}}[\"']?\s*:\s*(?:[|>][-+\d]*|\[|\{{)?\s*$", re.IGNORECASE
 )
 _QUOTED = re.compile(
-    rf"{WITHHELD}|\"(?:\\.|[^\"\\])*\"|'(?:''|[^'])*'|\\{{1,8}}[\"'].*?\\{{1,8}}[\"']"
+    rf"{node_paths.WITHHELD}|\"(?:\\.|[^\"\\])*\"|'(?:''|[^'])*'|\\{{1,8}}[\"'].*?\\{{1,8}}[\"']"
 )
 _SECRET_KEY = re.compile(
     rf"{_WORDS}|^(?:auth|authorization|cookie|psk|httpHeaders)$|{_SHORT}$", re.IGNORECASE
 )
-_KEEP_PREFIX = rf"\1{WITHHELD}"
+_KEEP_PREFIX = rf"\1{node_paths.WITHHELD}"
 _REPLACEMENTS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"(?<=//)[^\s/@\"']*@", f"{WITHHELD}@"),
-        (r"(?<![^\s\"'(=])[^\s/@:\"'(=]{1,100}:[^\s/@]{1,300}@(?!sha\d+:)", f"{WITHHELD}@"),
-        (r"(https?://[^\s?\"']*\?)[^\s\"']+", rf"\1{WITHHELD}"),
-        (r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}", rf"\1 {WITHHELD}"),
-        (r"(\blogin\s+\S+\s+password\s+)\S+", rf"\1{WITHHELD}"),
+        (r"(?<=//)[^\s/@\"']*@", f"{node_paths.WITHHELD}@"),
+        (
+            r"(?<![^\s\"'(=])[^\s/@:\"'(=]{1,100}:[^\s/@]{1,300}@(?!sha\d+:)",
+            f"{node_paths.WITHHELD}@",
+        ),
+        (r"(https?://[^\s?\"']*\?)[^\s\"']+", rf"\1{node_paths.WITHHELD}"),
+        (r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}", rf"\1 {node_paths.WITHHELD}"),
+        (r"(\blogin\s+\S+\s+password\s+)\S+", rf"\1{node_paths.WITHHELD}"),
         # After an option, in an XML element, on a separate line, in a sentence.
         (
             rf"(?i)((?<![\w.-])--?[\w.-]{{0,40}}?{_ANY_WORD}[\"'\\]{{0,8}}[\s,]+)(?!--){_VALUE}",
@@ -89,14 +94,14 @@ _REPLACEMENTS = tuple(
         (rf"(?i)((?:{_WORDS})\s+)(?=[^\s\d]*\d){_NO_VALUE}{_VALUE}", _KEEP_PREFIX),
         (r"(\b(?:echo|printf)\s)[^|]{1,300}(?=\|[^|]{0,200}passw)", _KEEP_PREFIX),
         (r"(\br[ow]community6?\s+)\S+", _KEEP_PREFIX),
-        (r"(\bPSK\s+)\"[^\"]*\"", rf"\1{WITHHELD}"),
-        (r"(\bdata:[^,\s\"']{0,200},)[^\s\"']+", rf"\1{WITHHELD}"),
-        (r"\$(?:1|2[abxy]?|5|6|7|y|gy|sha1)\$[^\s:\"',]+", WITHHELD),
-        (r"grub\.pbkdf2\.[\w.]+", WITHHELD),
-        (r"\beyJ[\w-]{5,}\.[\w-]*\.?[\w-]*", WITHHELD),
-        (r"\bsha256~[\w-]{10,}", WITHHELD),
-        (r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b", WITHHELD),
-        (r"\b(?:gh[pousr]_|github_pat_|glpat-|xox[abprs]-)[\w-]{10,}", WITHHELD),
+        (r"(\bPSK\s+)\"[^\"]*\"", rf"\1{node_paths.WITHHELD}"),
+        (r"(\bdata:[^,\s\"']{0,200},)[^\s\"']+", rf"\1{node_paths.WITHHELD}"),
+        (r"\$(?:1|2[abxy]?|5|6|7|y|gy|sha1)\$[^\s:\"',]+", node_paths.WITHHELD),
+        (r"grub\.pbkdf2\.[\w.]+", node_paths.WITHHELD),
+        (r"\beyJ[\w-]{5,}\.[\w-]*\.?[\w-]*", node_paths.WITHHELD),
+        (r"\bsha256~[\w-]{10,}", node_paths.WITHHELD),
+        (r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b", node_paths.WITHHELD),
+        (r"\b(?:gh[pousr]_|github_pat_|glpat-|xox[abprs]-)[\w-]{10,}", node_paths.WITHHELD),
     )
 )
 # Lines of a certificate have 64 characters, digests have no upper case: both are shown.
@@ -129,7 +134,7 @@ def compute_redacted_diff(
     """
     if old == new:
         return FileDiff()
-    if is_secret_file(path, mode):
+    if node_paths.is_secret_file(path, mode):
         return FileDiff(note=f"contents withheld: {_format_sizes(old, new)}")
     texts = [_decode_text(content) for content in (old, new)]
     if any(text is None for text in texts):
@@ -155,9 +160,9 @@ def redact_lines(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         if end_pattern is not None:
             end_pattern = None if end_pattern.search(line) else end_pattern
-            yield WITHHELD
+            yield node_paths.WITHHELD
         elif parent_indent is not None and _is_nested_below(line, parent_indent):
-            yield WITHHELD if line.strip() else line
+            yield node_paths.WITHHELD if line.strip() else line
         else:
             parent_indent = _count_indent(line) if _BLOCK_BEGIN.search(line) else None
             end_pattern = _find_secret_end(line)
@@ -171,7 +176,7 @@ def redact_line(line: str) -> str:
     if begin := _BEGIN.search(line):
         end = _END.search(line, begin.end())
         rest = redact_line(line[end.end() :]) if end else ""
-        line = f"{line[: begin.start()]}{WITHHELD}"
+        line = f"{line[: begin.start()]}{node_paths.WITHHELD}"
         return redact_line(line) + rest
     for pattern, replacement in _REPLACEMENTS:
         line = pattern.sub(replacement, line)
@@ -184,10 +189,12 @@ def redact_json(value: object, *, depth: int = 0) -> object:
     What is nested deeper than any valid document is withheld too.
     """
     if depth > DEPTH_LIMIT:
-        return WITHHELD
+        return node_paths.WITHHELD
     if isinstance(value, dict):
         return {
-            key: WITHHELD if _is_secret_entry(key, each) else redact_json(each, depth=depth + 1)
+            key: node_paths.WITHHELD
+            if _is_secret_entry(key, each)
+            else redact_json(each, depth=depth + 1)
             for key, each in value.items()
         }
     if isinstance(value, list):
@@ -208,7 +215,7 @@ def _withhold_values(line: str) -> str:
     while found := _KEY.search(line):
         value = found["value"]
         quoted = _QUOTED.match(value)
-        shown += [line[: found.start("value")], WITHHELD]
+        shown += [line[: found.start("value")], node_paths.WITHHELD]
         line = value[quoted.end() :] if quoted else ""
     return "".join((*shown, line))
 
@@ -241,7 +248,7 @@ def _count_indent(line: str) -> int:
 def _withhold_encoded(found: re.Match[str]) -> str:
     text = found[0]
     mixed = any(map(str.isupper, text)) and any(map(str.islower, text))
-    return WITHHELD if mixed and any(map(str.isdigit, text)) else text
+    return node_paths.WITHHELD if mixed and any(map(str.isdigit, text)) else text
 
 
 def _decode_text(content: bytes | None) -> str | None:

@@ -11,8 +11,7 @@ import math
 import re
 from functools import lru_cache
 
-from treenail.api.decode import Json
-from treenail.api.yaml11 import resolve_scalar
+from treenail.api import decode, yaml11
 
 # The Machine Config Operator hashes these bytes into every name. Without them, a migrated cluster
 # would roll out new configs to all nodes that differ only in the name.
@@ -22,7 +21,7 @@ _SALT = bytes.fromhex(
 )
 
 
-def rendered_name(pool: str, spec: Json) -> str:
+def rendered_name(pool: str, spec: decode.Json) -> str:
     """Return ``rendered-<pool>-<hash>`` for a merged MachineConfig's spec.
 
     ``spec`` has all seven keys of a MachineConfigSpec, as `treenail.config.merge` returns it:
@@ -31,7 +30,7 @@ def rendered_name(pool: str, spec: Json) -> str:
     return f"rendered-{pool}-{digest(spec)}"
 
 
-def digest(*documents: Json) -> str:
+def digest(*documents: decode.Json) -> str:
     """Return the salted hash of the documents, in order, as 32 hex digits."""
     # MD5 only makes names here. Without usedforsecurity=False hashlib rejects it in FIPS mode.
     salted = hashlib.md5(_SALT, usedforsecurity=False)
@@ -62,7 +61,7 @@ _ESCAPES = {
 }  # fmt: skip
 
 
-def encode_yaml(value: Json) -> bytes:
+def encode_yaml(value: decode.Json) -> bytes:
     """Encode ``value`` as go-yaml does, with a line feed at the end.
 
     Keys must be ASCII letters with a number at the end or none, as in Kubernetes structures: for
@@ -76,7 +75,7 @@ def encode_yaml(value: Json) -> bytes:
     return "".join(out).encode()
 
 
-def _write_mapping(value: Json, indent: int, out: list[str], *, is_begun: bool) -> None:
+def _write_mapping(value: decode.Json, indent: int, out: list[str], *, is_begun: bool) -> None:
     for key in sorted(value, key=_split_key):
         prefix = "" if is_begun else " " * indent
         is_begun = False
@@ -97,7 +96,7 @@ def _write_mapping(value: Json, indent: int, out: list[str], *, is_begun: bool) 
 def _split_key(key: str) -> tuple[str, int]:
     """Return the letters and the number of a key: go-yaml sorts the key a2 before a10."""
     found = _KEY.fullmatch(key)
-    if found is None or not isinstance(resolve_scalar(key), str):
+    if found is None or not isinstance(yaml11.resolve_scalar(key), str):
         raise ValueError(f"{key!r} is not a key of a Kubernetes structure")
     return found[1], int(found[2] or -1)
 
@@ -172,7 +171,7 @@ def _has_indicators(text: str) -> bool:
 def _is_read_as_other_type(text: str) -> bool:
     """Return whether go-yaml or a parser with base 60 reads the unquoted text as another type."""
     return (
-        not isinstance(resolve_scalar(text), str)
+        not isinstance(yaml11.resolve_scalar(text), str)
         or _BASE60.fullmatch(text) is not None
         or (_FRACTION.fullmatch(text) is not None and math.isfinite(float(text)))
         or _is_timestamp(text)

@@ -5,12 +5,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from treenail.api.decode import Fields, Json
-from treenail.api.ignition import checks, schema
-from treenail.api.ignition.parser import parse_ignition
-from treenail.api.ignition.schema import IgnoredField
-from treenail.api.machineconfig import EXTENSIONS, KERNEL_TYPES, MachineConfig
-from treenail.errors import ConfigError, IgnitionError
+from treenail import errors
+from treenail.api import decode, machineconfig
+from treenail.api.ignition import checks, parser, schema
 
 SIZE_LIMIT = 1_572_864
 """Maximum size of an object as JSON, in bytes: the request limit of etcd."""
@@ -26,47 +23,49 @@ _CONTROL = re.compile("[\x7f-\x84\x86-\x9f\ufffe\uffff]")
 class ValidConfig(NamedTuple):
     """A valid MachineConfig: its parsed Ignition config and its unknown fields."""
 
-    ignored: tuple[IgnoredField, ...]
+    ignored: tuple[schema.IgnoredField, ...]
     """The fields that have no effect, as `find_ignored_fields` yields them."""
-    ignition: Json | None
+    ignition: decode.Json | None
     """Its Ignition config in version 3.5, as the merge needs it."""
 
 
-def validate_config(config: MachineConfig) -> ValidConfig:
+def validate_config(config: machineconfig.MachineConfig) -> ValidConfig:
     """Raise `ConfigError` with the MachineConfig and the place when the config is invalid."""
     try:
         return _validate_spec(config)
-    except ConfigError as error:
-        raise ConfigError(f"MachineConfig {config.name}: {error}", remedy=error.remedy) from error
+    except errors.ConfigError as error:
+        raise errors.ConfigError(
+            f"MachineConfig {config.name}: {error}", remedy=error.remedy
+        ) from error
 
 
-def find_ignored_fields(config: MachineConfig) -> Iterator[IgnoredField]:
+def find_ignored_fields(config: machineconfig.MachineConfig) -> Iterator[schema.IgnoredField]:
     """Yield the fields of a valid MachineConfig that have no effect, such as misspelt ones."""
-    yield from schema.find_unknown_fields(Fields(config.others, ""), _MACHINE_CONFIG)
-    yield from schema.find_unknown_fields(Fields(config.spec_others, "spec"), _SPEC)
+    yield from schema.find_unknown_fields(decode.Fields(config.others, ""), _MACHINE_CONFIG)
+    yield from schema.find_unknown_fields(decode.Fields(config.spec_others, "spec"), _SPEC)
     if config.config is not None:
-        ignition_config = Fields(config.config, "spec.config")
+        ignition_config = decode.Fields(config.config, "spec.config")
         version = ignition_config.get_object("ignition").get_text("version")
         yield from schema.find_ignored_fields(ignition_config, version)
 
 
-def check_rendered_size(spec: Json, name: str) -> None:
+def check_rendered_size(spec: decode.Json, name: str) -> None:
     """Raise `ConfigError` when a rendered config is too large for the API server."""
     text = json.dumps(spec, ensure_ascii=False, separators=(",", ":"))
     size = len(text) if text.isascii() else len(text.encode())
     if size > SIZE_LIMIT:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"cannot store {name}: it has {size} bytes, and the limit is {SIZE_LIMIT}",
             remedy="shrink the files of its MachineConfigs, or move them into the OS image",
         )
 
 
-def _reject_other_case(ignored: Iterable[IgnoredField]) -> None:
+def _reject_other_case(ignored: Iterable[schema.IgnoredField]) -> None:
     """Raise for ``Storage``: Go reads it as ``storage``, so that ignoring it changes the name."""
     for found in ignored:
         name = re.split(r"[.\]]", found.location)[-1]
         if name != found.suggestion and name.lower() == found.suggestion.lower():
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{found.location}: unknown field",
                 remedy=f"write {found.suggestion}: upper and lower case matter",
             )
@@ -96,22 +95,22 @@ def _locate_control_character(value: object, place: str) -> str:
     return next(filter(None, (_locate_control_character(inner, at) for at, inner in parts)), "")
 
 
-def _validate_spec(config: MachineConfig) -> ValidConfig:
-    if config.kernel_type not in ("", *KERNEL_TYPES):
-        raise ConfigError(
-            f"spec.kernelType: expected one of {', '.join(KERNEL_TYPES)}, "
+def _validate_spec(config: machineconfig.MachineConfig) -> ValidConfig:
+    if config.kernel_type not in ("", *machineconfig.KERNEL_TYPES):
+        raise errors.ConfigError(
+            f"spec.kernelType: expected one of {', '.join(machineconfig.KERNEL_TYPES)}, "
             f"found {config.kernel_type!r:.40}"
         )
     for index, name in enumerate(config.extensions):
-        if name not in EXTENSIONS:
-            raise ConfigError(
-                f"spec.extensions[{index}]: expected one of {', '.join(EXTENSIONS)}, "
+        if name not in machineconfig.EXTENSIONS:
+            raise errors.ConfigError(
+                f"spec.extensions[{index}]: expected one of {', '.join(machineconfig.EXTENSIONS)}, "
                 f"found {name!r:.40}"
             )
     if config.config is None:
         return ValidConfig(tuple(find_ignored_fields(config)), None)
-    document = Fields(config.config, "spec.config", IgnitionError)
-    parsed = parse_ignition(config.config)
+    document = decode.Fields(config.config, "spec.config", errors.IgnitionError)
+    parsed = parser.parse_ignition(config.config)
     checks.check_document(document, parsed)
     ignored = tuple(find_ignored_fields(config))
     _reject_other_case(ignored)
@@ -119,7 +118,7 @@ def _validate_spec(config: MachineConfig) -> ValidConfig:
     for file in document.get_object("storage").iter_objects("files"):
         mode = file.get_optional_integer("mode") or 0
         if mode > _MAX_MODE:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{file.path_of('mode')}: expected at most 511 (0777), found {mode} ({mode:#o})",
                 remedy="remove the setuid, setgid and sticky bits: a MachineConfig cannot set them",
             )

@@ -8,19 +8,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from treenail.api.ignition.model import (
-    Contents,
-    IgnitionConfig,
-    IgnitionDirectory,
-    IgnitionFile,
-    IgnitionLink,
-    IgnitionOwner,
-    IgnitionUnit,
-)
-from treenail.api.ignition.parser import parse_ignition
-from treenail.api.machineconfig import DEFAULT_KERNEL, EXTENSIONS, KERNEL_TYPES, MachineConfig
+from treenail import errors
+from treenail.api import machineconfig
+from treenail.api.ignition import model, parser
 from treenail.config import node_paths
-from treenail.errors import ConfigError, IgnitionError
 
 UserOrGroup = int | str
 """A user or group: a number, or a name that exists on the node."""
@@ -38,7 +29,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 @dataclass(frozen=True, slots=True)
 class WantedFile:
     path: str
-    contents: Contents = field(default_factory=Contents)
+    contents: model.Contents = field(default_factory=model.Contents)
     mode: int = FILE_MODE
     user: UserOrGroup = ROOT
     group: UserOrGroup = ROOT
@@ -99,7 +90,7 @@ class WantedOS:
 
     image: str = ""
     extensions_image: str = ""
-    kernel_type: str = DEFAULT_KERNEL
+    kernel_type: str = machineconfig.DEFAULT_KERNEL
     kernel_arguments: tuple[str, ...] = ()
     """In order and with repetitions: both are significant to the kernel."""
     extensions: frozenset[str] = frozenset()
@@ -126,14 +117,14 @@ class WantedState:
         return {node_paths.unit_path(unit.name) for unit in self.units.values() if unit.mask}
 
 
-def read_wanted_state(config: MachineConfig) -> WantedState:
+def read_wanted_state(config: machineconfig.MachineConfig) -> WantedState:
     """Return the state that a config requires; raises `ConfigError` when no node can have it.
 
     Decodes the contents of every file once, so that invalid contents fail here and not at the
     write.
     """
     prefix = f"MachineConfig {config.name}: " if config.name else ""
-    found = parse_ignition(config.config, location=f"{prefix}spec.config")
+    found = parser.parse_ignition(config.config, location=f"{prefix}spec.config")
     for link in found.links:
         _check_link(link)
     return WantedState(
@@ -146,12 +137,12 @@ def read_wanted_state(config: MachineConfig) -> WantedState:
     )
 
 
-def read_directories(found: IgnitionConfig) -> dict[str, WantedDirectory]:
+def read_directories(found: model.IgnitionConfig) -> dict[str, WantedDirectory]:
     """Return the directories of an Ignition config, by path."""
     return {entry.path: _read_directory(entry) for entry in found.directories}
 
 
-def read_links(found: IgnitionConfig) -> dict[str, WantedLink]:
+def read_links(found: model.IgnitionConfig) -> dict[str, WantedLink]:
     """Return the links of an Ignition config, by path."""
     return {link.path: _read_link(link) for link in found.links}
 
@@ -161,19 +152,19 @@ def split_kernel_arguments(entry: str) -> list[str]:
     return _ARGUMENT.findall(entry)
 
 
-def _read_file(file: IgnitionFile) -> WantedFile:
+def _read_file(file: model.IgnitionFile) -> WantedFile:
     if file.append:
-        raise IgnitionError(
+        raise errors.IgnitionError(
             f"{file.location}.append: cannot append to a file of a running node",
             remedy="write the whole file as contents",
         )
     if file.path == node_paths.FORCE_FILE:
-        raise IgnitionError(
+        raise errors.IgnitionError(
             f"{file.location}.path: cannot write {file.path}: only a user may create it"
         )
     mode = FILE_MODE if file.mode is None else file.mode
     if mode > _MAX_FILE_MODE:
-        raise IgnitionError(
+        raise errors.IgnitionError(
             f"{file.location}.mode: expected at most {_MAX_FILE_MODE} (0777), "
             f"found {mode} ({mode:#o})"
         )
@@ -183,28 +174,28 @@ def _read_file(file: IgnitionFile) -> WantedFile:
     )
 
 
-def _read_directory(entry: IgnitionDirectory) -> WantedDirectory:
+def _read_directory(entry: model.IgnitionDirectory) -> WantedDirectory:
     mode = DIRECTORY_MODE if entry.mode is None else entry.mode
     return WantedDirectory(entry.path, mode, _read_owner(entry.user), _read_owner(entry.group))
 
 
-def _check_link(link: IgnitionLink) -> None:
+def _check_link(link: model.IgnitionLink) -> None:
     target = link.target
     if link.hard and (not target.startswith("/") or ".." in target.split("/") or "\0" in target):
-        raise IgnitionError(
+        raise errors.IgnitionError(
             f"{link.location}.target: expected an absolute path without '..' for the hard link "
             f"{link.path}, found {target!r:.200}",
             remedy="write the full path of the target, or set hard to false",
         )
 
 
-def _read_link(link: IgnitionLink) -> WantedLink:
+def _read_link(link: model.IgnitionLink) -> WantedLink:
     return WantedLink(
         link.path, link.target, bool(link.hard), _read_owner(link.user), _read_owner(link.group)
     )
 
 
-def _read_unit(unit: IgnitionUnit) -> WantedUnit:
+def _read_unit(unit: model.IgnitionUnit) -> WantedUnit:
     dropins = {dropin.name: dropin.contents or "" for dropin in unit.dropins}
     if unit.mask:
         return WantedUnit(unit.name, mask=True, dropins=dropins)
@@ -213,38 +204,40 @@ def _read_unit(unit: IgnitionUnit) -> WantedUnit:
     return WantedUnit(unit.name, unit.contents or "", unit.enabled, mask, dropins)
 
 
-def _read_owner(owner: IgnitionOwner) -> UserOrGroup:
+def _read_owner(owner: model.IgnitionOwner) -> UserOrGroup:
     if owner.id is not None:
         return owner.id
     return ROOT if owner.name in (None, "", "root") else owner.name
 
 
-def _read_users(found: IgnitionConfig) -> dict[str, WantedUser]:
+def _read_users(found: model.IgnitionConfig) -> dict[str, WantedUser]:
     return {
         user.name: WantedUser(user.name, user.ssh_keys, user.password_hash) for user in found.users
     }
 
 
-def _read_os(config: MachineConfig, spec: str) -> WantedOS:
-    kernel_type = config.kernel_type or DEFAULT_KERNEL
-    if kernel_type not in KERNEL_TYPES:
-        expected = ", ".join(KERNEL_TYPES)
-        raise ConfigError(
+def _read_os(config: machineconfig.MachineConfig, spec: str) -> WantedOS:
+    kernel_type = config.kernel_type or machineconfig.DEFAULT_KERNEL
+    if kernel_type not in machineconfig.KERNEL_TYPES:
+        expected = ", ".join(machineconfig.KERNEL_TYPES)
+        raise errors.ConfigError(
             f"{spec}.kernelType: expected one of {expected}, found {kernel_type!r:.40}"
         )
     for index, extension in enumerate(config.extensions):
-        if extension not in EXTENSIONS:
-            raise ConfigError(
-                f"{spec}.extensions[{index}]: expected one of {', '.join(EXTENSIONS)}, "
+        if extension not in machineconfig.EXTENSIONS:
+            raise errors.ConfigError(
+                f"{spec}.extensions[{index}]: expected one of {', '.join(machineconfig.EXTENSIONS)}, "
                 f"found {extension!r:.40}"
             )
-    if kernel_type != DEFAULT_KERNEL and "kernel-devel" in config.extensions:
-        raise ConfigError(
+    if kernel_type != machineconfig.DEFAULT_KERNEL and "kernel-devel" in config.extensions:
+        raise errors.ConfigError(
             f"{spec}.extensions: kernel-devel needs the default kernel, not {kernel_type}"
         )
     for index, entry in enumerate(config.kernel_arguments):
         if _CONTROL.search(entry):
-            raise ConfigError(f"{spec}.kernelArguments[{index}]: expected no control character")
+            raise errors.ConfigError(
+                f"{spec}.kernelArguments[{index}]: expected no control character"
+            )
     return WantedOS(
         image=config.os_image_url,
         extensions_image=config.extensions_image,

@@ -11,21 +11,26 @@ overwrites by default, and files name their filesystem.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from treenail.api.decode import Fields, Json
-from treenail.api.ignition.checks import URL_SCHEMES, check_document, read_scheme
-from treenail.api.ignition.model import IgnitionConfig
-from treenail.api.ignition.parser import ROOT_FILESYSTEM, VERSION2
-from treenail.api.ignition.schema import CONFIG, NEWEST, OLDEST, ListShape, ObjectShape
-from treenail.errors import ConfigError, IgnitionError
+from treenail import errors
+from treenail.api import decode
+from treenail.api.ignition import checks, model, parser, schema
 
-VERSIONS_SERVED = (VERSION2, OLDEST, "3.1.0", "3.2.0", "3.3.0", "3.4.0", NEWEST)
+VERSIONS_SERVED = (
+    parser.VERSION2,
+    schema.OLDEST,
+    "3.1.0",
+    "3.2.0",
+    "3.3.0",
+    "3.4.0",
+    schema.NEWEST,
+)
 KERNEL_ARGUMENTS_SINCE = "3.3.0"
 """The first version with kernel arguments; see `split_kernel_arguments`."""
 
 _SPECIAL_BITS = 0o7000
 
 
-class VersionTooOldError(ConfigError):
+class VersionTooOldError(errors.ConfigError):
     """A version of Ignition does not have a field of the config.
 
     ``field`` is its location in the config, as ``storage.luks[0]``, and ``first_version`` the
@@ -43,7 +48,7 @@ class VersionTooOldError(ConfigError):
         self.first_version = first_version
 
 
-def emit_ignition(config: IgnitionConfig, version: str) -> Json:
+def emit_ignition(config: model.IgnitionConfig, version: str) -> decode.Json:
     """Return the config as a document of ``version``, one of `VERSIONS_SERVED`.
 
     The order of fields is always the same, and no field is null or empty. Fields that no version
@@ -51,22 +56,26 @@ def emit_ignition(config: IgnitionConfig, version: str) -> Json:
     `IgnitionError` with its location for a value that Ignition rejects.
     """
     if version not in VERSIONS_SERVED:
-        raise IgnitionError(
+        raise errors.IgnitionError(
             f"cannot write the config in Ignition {version:.40}: expected one of "
             f"{', '.join(VERSIONS_SERVED)}"
         )
-    base = max(version, OLDEST)
+    base = max(version, schema.OLDEST)
     values = {**config.to_json(), "ignition": {**config.ignition_section, "version": base}}
-    document = _FieldSelector(base, version).select_fields(values, CONFIG, "")
-    check_document(Fields(document, "spec.config", IgnitionError), replace(config, version=base))
-    if version != VERSION2:
+    document = _FieldSelector(base, version).select_fields(values, schema.CONFIG, "")
+    checks.check_document(
+        decode.Fields(document, "spec.config", errors.IgnitionError), replace(config, version=base)
+    )
+    if version != parser.VERSION2:
         return document
     if field := find_unsupported_field(document):
-        raise VersionTooOldError(field, OLDEST, requested=version)
+        raise VersionTooOldError(field, schema.OLDEST, requested=version)
     return convert_to_ignition2(document)
 
 
-def split_kernel_arguments(config: IgnitionConfig) -> tuple[IgnitionConfig, tuple[str, ...]]:
+def split_kernel_arguments(
+    config: model.IgnitionConfig,
+) -> tuple[model.IgnitionConfig, tuple[str, ...]]:
     """Return the config without kernel arguments, and the arguments, for versions below 3.3.
 
     The caller adds them to the MachineConfig that the config carries, so that the first boot of
@@ -89,8 +98,10 @@ class _FieldSelector:
         self._version = version
         self._requested = requested
 
-    def select_fields(self, values: Json, shape: ObjectShape, place: str) -> Json:
-        found: Json = {}
+    def select_fields(
+        self, values: decode.Json, shape: schema.ObjectShape, place: str
+    ) -> decode.Json:
+        found: decode.Json = {}
         for name, value in values.items():
             part = shape.nested.get(name)
             if not shape.has_field(name) or _is_empty(value, part):
@@ -107,12 +118,12 @@ class _FieldSelector:
         return found
 
     def _select_value(
-        self, value: object, part: ObjectShape | ListShape | None, place: str
+        self, value: object, part: schema.ObjectShape | schema.ListShape | None, place: str
     ) -> object:
         """Return the value; one of a wrong type stays, and is found by the check of the result."""
-        if isinstance(part, ObjectShape) and isinstance(value, dict):
+        if isinstance(part, schema.ObjectShape) and isinstance(value, dict):
             return self.select_fields(value, part, place)
-        if isinstance(part, ListShape) and isinstance(value, list):
+        if isinstance(part, schema.ListShape) and isinstance(value, list):
             return [
                 self.select_fields(each, part.entry, f"{place}[{index}]")
                 if part.entry is not None and isinstance(each, dict)
@@ -122,9 +133,9 @@ class _FieldSelector:
         return value
 
 
-def _is_empty(value: object, part: ObjectShape | ListShape | None) -> bool:
+def _is_empty(value: object, part: schema.ObjectShape | schema.ListShape | None) -> bool:
     return value is None or (
-        part is not None and value == ({} if isinstance(part, ObjectShape) else [])
+        part is not None and value == ({} if isinstance(part, schema.ObjectShape) else [])
     )
 
 
@@ -138,7 +149,7 @@ def _check_mode(value: object) -> str:
 
 
 def _check_source(value: object) -> str:
-    return URL_SCHEMES.get(read_scheme(value), "") if isinstance(value, str) else ""
+    return checks.URL_SCHEMES.get(checks.read_scheme(value), "") if isinstance(value, str) else ""
 
 
 def _check_hash(value: object) -> str:
@@ -169,14 +180,14 @@ _FILE_MODE, _DIRECTORY_MODE = 0o644, 0o755
 """Modes of version 3 where none is set. Ignition 0.35 then sets 0000."""
 
 
-def find_unsupported_field(document: Json) -> str:
+def find_unsupported_field(document: decode.Json) -> str:
     """Return the location of a field that 2.2 does not have, empty if there is none."""
-    return next(_list_unsupported_fields(Fields(document, "", IgnitionError)), "")
+    return next(_list_unsupported_fields(decode.Fields(document, "", errors.IgnitionError)), "")
 
 
-def convert_to_ignition2(document: Json) -> Json:
+def convert_to_ignition2(document: decode.Json) -> decode.Json:
     """Return a valid 3.0 document, without unsupported fields, as a document of 2.2."""
-    fields = Fields(document, "", IgnitionError)
+    fields = decode.Fields(document, "", errors.IgnitionError)
     found = {**document, "ignition": _convert_ignition(fields.get_object("ignition"))}
     if "storage" in document:
         storage = fields.get_object("storage")
@@ -192,7 +203,7 @@ def convert_to_ignition2(document: Json) -> Json:
     return found
 
 
-def _list_unsupported_fields(document: Fields) -> Iterator[str]:
+def _list_unsupported_fields(document: decode.Fields) -> Iterator[str]:
     storage = document.get_object("storage")
     config = document.get_object("ignition").get_object("config")
     for reference in config.iter_objects("merge"):
@@ -216,15 +227,15 @@ def _list_unsupported_fields(document: Fields) -> Iterator[str]:
             yield f"{file.path_of('append')}[{1 if len(parts) > 1 and not has_source else 0}]"
 
 
-def _convert_ignition(fields: Fields) -> Json:
+def _convert_ignition(fields: decode.Fields) -> decode.Json:
     config = dict(fields.get_object("config").values)
     if "merge" in config:
         config["append"] = config.pop("merge")
-    found = {**fields.values, "version": VERSION2}
+    found = {**fields.values, "version": parser.VERSION2}
     return {**found, "config": config} if config else found
 
 
-def _convert_file(fields: Fields) -> Json:
+def _convert_file(fields: decode.Fields) -> decode.Json:
     node = {**_convert_node(fields), "mode": fields.values.get("mode", _FILE_MODE)}
     if parts := fields.get_list("append"):
         # Version 2 rejects an appended file that overwrites.
@@ -233,9 +244,9 @@ def _convert_file(fields: Fields) -> Json:
     return {**node, "overwrite": fields.get_bool("overwrite")}
 
 
-def _convert_directory(fields: Fields) -> Json:
+def _convert_directory(fields: decode.Fields) -> decode.Json:
     return {**_convert_node(fields), "mode": fields.values.get("mode", _DIRECTORY_MODE)}
 
 
-def _convert_node(fields: Fields) -> Json:
-    return {"filesystem": ROOT_FILESYSTEM, **fields.values}
+def _convert_node(fields: decode.Fields) -> decode.Json:
+    return {"filesystem": parser.ROOT_FILESYSTEM, **fields.values}

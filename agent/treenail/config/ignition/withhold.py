@@ -5,10 +5,9 @@ The result has sizes in place of the secrets, and no digests: a digest of a shor
 
 import re
 
-from treenail.api.decode import Fields, Json
+from treenail.api import decode
 from treenail.api.ignition.model import Contents
-from treenail.config.node_paths import WITHHELD, is_secret_file
-from treenail.config.redact import redact_line
+from treenail.config import node_paths, redact
 from treenail.errors import IgnitionError
 
 DEFAULT_MODE = 0o644
@@ -18,7 +17,7 @@ _URLS = frozenset({"source", "httpProxy", "httpsProxy", "url"})
 _SPACE_OR_COMMA = re.compile(r"[ ,]")
 
 
-def withhold_secrets(document: Json) -> Json:
+def withhold_secrets(document: decode.Json) -> decode.Json:
     """Return a copy of a valid document, of any version, without its secrets.
 
     They are the contents of files that not every user may read, or whose path is one for secrets,
@@ -26,25 +25,25 @@ def withhold_secrets(document: Json) -> Json:
     units stay: every user of the machine may read them. Logins and queries in URLs are withheld.
     """
     found = _withhold_everywhere(document)
-    fields = Fields(found, "", IgnitionError)
+    fields = decode.Fields(found, "", IgnitionError)
     for file in fields.get_object("storage").iter_objects("files"):
         mode = file.get_optional_integer("mode")
-        if is_secret_file(file.get_text("path"), DEFAULT_MODE if mode is None else mode):
+        if node_paths.is_secret_file(file.get_text("path"), DEFAULT_MODE if mode is None else mode):
             _withhold_file(file)
     for volume in fields.get_object("storage").iter_objects("luks"):
         if volume.get_object("keyFile").values:
             volume.values["keyFile"] = _describe_contents(volume.get_object("keyFile"))
         custom = volume.get_object("clevis").get_object("custom")
         if custom.get_text("config"):
-            custom.values["config"] = WITHHELD
+            custom.values["config"] = node_paths.WITHHELD
     for name in ("users", "groups"):
         for entry in fields.get_object("passwd").iter_objects(name):
             if entry.get_text("passwordHash"):
-                entry.values["passwordHash"] = WITHHELD
+                entry.values["passwordHash"] = node_paths.WITHHELD
     return found
 
 
-def _withhold_file(file: Fields) -> None:
+def _withhold_file(file: decode.Fields) -> None:
     if file.get_object("contents").values:
         file.values["contents"] = _describe_contents(file.get_object("contents"))
     # In version 2 `append` is a boolean.
@@ -52,7 +51,7 @@ def _withhold_file(file: Fields) -> None:
         file.values["append"] = [_describe_contents(each) for each in file.iter_objects("append")]
 
 
-def _describe_contents(fields: Fields) -> Json:
+def _describe_contents(fields: decode.Fields) -> decode.Json:
     """Return contents that say how many bytes are withheld, or a remote source."""
     contents = Contents.from_fields(fields)
     if contents.source and not contents.source.startswith("data:"):
@@ -68,15 +67,17 @@ def _escape(found: re.Match[str]) -> str:
     return f"%{ord(found[0]):02X}"
 
 
-def _withhold_everywhere(document: Json) -> Json:
+def _withhold_everywhere(document: decode.Json) -> decode.Json:
     """Copy the document without the values of HTTP headers and without secrets in URLs."""
-    found: Json = {}
+    found: decode.Json = {}
     for name, value in document.items():
         found[name] = _withhold_value(name, value)
     if "httpHeaders" in found:
-        headers = Fields(found, "", IgnitionError).iter_objects("httpHeaders")
+        headers = decode.Fields(found, "", IgnitionError).iter_objects("httpHeaders")
         found["httpHeaders"] = [
-            {**header.values, "value": WITHHELD} if "value" in header.values else header.values
+            {**header.values, "value": node_paths.WITHHELD}
+            if "value" in header.values
+            else header.values
             for header in headers
         ]
     return found
@@ -88,5 +89,5 @@ def _withhold_value(name: str, value: object) -> object:
     if isinstance(value, list):
         return [_withhold_value(name, each) for each in value]
     if isinstance(value, str) and name in _URLS and not value.startswith("data:"):
-        return redact_line(value)
+        return redact.redact_line(value)
     return value
