@@ -3,20 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from treenail import codec
+from treenail import codec, errors
 from treenail.api import annotations as key
-from treenail.api import pullspec
-from treenail.api.machineconfig import MachineConfig
-from treenail.codec import CodecError
-from treenail.config import node_paths
-from treenail.config.wanted_state import WantedOS, read_wanted_state
-from treenail.errors import ConfigError, HostError, UnreconcilableError
-from treenail.update.impact.os_change import (
-    OSChange,
-    RunningOS,
-    check_kernel_type,
-    compute_os_change,
-)
+from treenail.api import machineconfig, pullspec
+from treenail.config import node_paths, wanted_state
+from treenail.update.impact import os_change
 
 Json = dict[str, object]
 
@@ -44,7 +35,7 @@ class FirstBootClaim:
 class FirstBootTarget:
     """The target of the first boot; empty if nothing is requested."""
 
-    config: MachineConfig | None = None
+    config: machineconfig.MachineConfig | None = None
     """The config that the machine was provisioned with."""
     image: str = ""
     """The image in the settings or the annotations, which takes precedence over the config's."""
@@ -72,7 +63,7 @@ class FirstBootReady:
 class FirstBootStage:
     """Stage the change and reboot into it."""
 
-    change: OSChange
+    change: os_change.OSChange
 
 
 def read_claim(annotations: Mapping[str, str]) -> FirstBootClaim:
@@ -86,7 +77,7 @@ def read_claim(annotations: Mapping[str, str]) -> FirstBootClaim:
 
 
 def select_target(
-    config: MachineConfig | None, claim: FirstBootClaim, *, image: str
+    config: machineconfig.MachineConfig | None, claim: FirstBootClaim, *, image: str
 ) -> FirstBootTarget:
     """Return the target; ``image`` is the one in the settings, which takes precedence.
 
@@ -110,9 +101,9 @@ def select_target(
     return FirstBootTarget(config, claim.image)
 
 
-def make_contradiction_error(cause: str) -> ConfigError:
+def make_contradiction_error(cause: str) -> errors.ConfigError:
     """Return the error for files of one provisioning that contradict each other."""
-    return ConfigError(
+    return errors.ConfigError(
         f"cannot verify the first boot: {cause}",
         remedy="install the machine again, with user data of one config server",
     )
@@ -120,7 +111,7 @@ def make_contradiction_error(cause: str) -> ConfigError:
 
 def decide_first_boot(
     target: FirstBootTarget,
-    running: RunningOS,
+    running: os_change.RunningOS,
     progress: FirstBootProgress,
     *,
     fips: bool,
@@ -138,22 +129,26 @@ def decide_first_boot(
     """
     config = target.config
     if config is not None and config.fips != fips:
-        raise UnreconcilableError(
+        raise errors.UnreconcilableError(
             f"cannot turn FIPS mode {'on' if config.fips else 'off'}: it is set at installation",
             remedy=f"install the machine again with fips={int(config.fips)} on the kernel command "
             "line",
         )
-    wanted = read_wanted_state(config).os if config is not None else WantedOS()
+    wanted = (
+        wanted_state.read_wanted_state(config).os if config is not None else wanted_state.WantedOS()
+    )
     if not target.image:
-        check_kernel_type(wanted, architecture)
-    change = compute_os_change(WantedOS(), wanted, running, image=target.image)
+        os_change.check_kernel_type(wanted, architecture)
+    change = os_change.compute_os_change(
+        wanted_state.WantedOS(), wanted, running, image=target.image
+    )
     if change.is_empty:
         return FirstBootReady("the target is booted")
     has_failed = is_deployed or bool(finalization_error)
     limit = REBOOTS_ALLOWED if has_failed else REBOOTS_WITHOUT_TRACE
     if progress.reboot_count >= limit and progress.boot_id != boot_id:
         why = f"; ostree-finalize-staged failed: {finalization_error}" if finalization_error else ""
-        raise HostError(
+        raise errors.HostError(
             f"cannot boot the target of the first boot: {progress.reboot_count} reboots booted "
             f"another deployment{why}",
             remedy="read the cause with: journalctl -b -1 -u ostree-finalize-staged; then run: rm "
@@ -171,5 +166,5 @@ def from_json(document: object) -> FirstBootProgress:
     """Return the progress in ``document``; a document that cannot be read counts as none."""
     try:
         return codec.decode(FirstBootProgress, document, version=_VERSION)
-    except CodecError:
+    except codec.CodecError:
         return FirstBootProgress()

@@ -6,13 +6,13 @@ The first sync of the daemon prefers the config and image on disk to the Node's 
 
 from collections.abc import Mapping
 
+from treenail.api import annotations
 from treenail.api import annotations as key
-from treenail.api.annotations import NodeState
 from treenail.errors import UsageError
-from treenail.update.state.ledger_record import LedgerRecord, Target
+from treenail.update.state import ledger_record
 
 
-def check_handback(record: LedgerRecord) -> None:
+def check_handback(record: ledger_record.LedgerRecord) -> None:
     """Raise `UsageError` for a node that cannot be handed back now."""
     if not record.current.config:
         raise UsageError("cannot hand back this node: its ledger has no current config")
@@ -26,7 +26,7 @@ def check_handback(record: LedgerRecord) -> None:
 
 
 def compute_handback_annotations(
-    found: Mapping[str, str], current: Target
+    found: Mapping[str, str], current: ledger_record.Target
 ) -> dict[str, str | None]:
     """Return the changes of the Node's annotations; None removes one.
 
@@ -37,7 +37,7 @@ def compute_handback_annotations(
     changes: dict[str, str | None] = {
         key.CURRENT_CONFIG: current.config,
         key.CURRENT_IMAGE: image,
-        key.STATE: NodeState.DONE,
+        key.STATE: annotations.NodeState.DONE,
         key.REASON: "",
         **dict.fromkeys((key.CURRENT_OS_IMAGE, key.CURRENT_OS_IMAGE_ALTERNATE)),
     }

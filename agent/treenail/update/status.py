@@ -7,49 +7,13 @@ report, so that they cannot contradict each other.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from treenail import errors, sanitize
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
-from treenail.errors import (
-    ConfigRejectedError,
-    DriftError,
-    HostError,
-    OverdueError,
-    PreflightError,
-    RetryPolicy,
-    TreenailError,
-)
-from treenail.sanitize import escape_text
-from treenail.update.decision.actions import (
-    TRIAL_REMEDY,
-    AdoptAction,
-    AnnotateNodeAction,
-    ApplyAction,
-    CancelStagedAction,
-    CommitAction,
-    Decision,
-    DrainAction,
-    DropPrestagedAction,
-    ExcuseTargetAction,
-    FinishAction,
-    IdleAction,
-    PlanAction,
-    PrestageAction,
-    RebootAction,
-    RecoverAction,
-    RefuseAction,
-    RepairDriftAction,
-    RetryAction,
-    RollBackAction,
-    UncordonAction,
-    UnpinAction,
-    VerifyAction,
-    WaitAction,
-)
-from treenail.update.decision.node_state import DesiredTarget, Facts, InvalidTarget, NoTarget
+from treenail.update.decision import actions, node_state
 from treenail.update.impact.impact import UpdateImpact
-from treenail.update.state.ledger_record import LedgerRecord, Target, UpdateRecord
-from treenail.update.state.phases import Phase
-from treenail.update.steps.step_types import ConfigStep, ReloadUnit, RestartUnit
+from treenail.update.state import ledger_record, phases
+from treenail.update.steps import step_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,30 +45,30 @@ class StatusReport:
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     conditions: tuple[ReportedCondition, ...] = ()
     event: NodeEvent | None = None
-    current: Target = field(default_factory=Target)
-    desired: Target = field(default_factory=Target)
-    requested: Target | None = None
+    current: ledger_record.Target = field(default_factory=ledger_record.Target)
+    desired: ledger_record.Target = field(default_factory=ledger_record.Target)
+    requested: ledger_record.Target | None = None
     """The desired target if the agent refuses it; it may be invalid. None if it does not."""
-    failure: TreenailError | None = None
+    failure: errors.TreenailError | None = None
     """The failure that the annotations show."""
 
 
 _INSTANT_ACTIONS = (
-    AdoptAction,
-    RecoverAction,
-    RepairDriftAction,
-    CommitAction,
-    FinishAction,
-    RetryAction,
-    ExcuseTargetAction,
-    UnpinAction,
+    actions.AdoptAction,
+    actions.RecoverAction,
+    actions.RepairDriftAction,
+    actions.CommitAction,
+    actions.FinishAction,
+    actions.RetryAction,
+    actions.ExcuseTargetAction,
+    actions.UnpinAction,
 )
 
 
 def make_report(
-    facts: Facts,
-    decision: Decision,
-    failure: TreenailError | None,
+    facts: node_state.Facts,
+    decision: actions.Decision,
+    failure: errors.TreenailError | None,
     *,
     is_overdue: bool = False,
 ) -> StatusReport:
@@ -112,9 +76,9 @@ def make_report(
 
     ``is_overdue``: the failure lasts longer than its ``wait_limit_s``.
     """
-    if isinstance(decision, PrestageAction | DropPrestagedAction):
+    if isinstance(decision, actions.PrestageAction | actions.DropPrestagedAction):
         return _report_prestage(facts, decision, failure)
-    if failure is None and isinstance(decision, RefuseAction):
+    if failure is None and isinstance(decision, actions.RefuseAction):
         failure = decision.reported_error
     if failure is not None and failure.node_state is None and not is_overdue:
         report = _report_action(facts, decision, None)
@@ -122,7 +86,7 @@ def make_report(
     return _report_action(facts, decision, failure)
 
 
-def _add_wait(report: StatusReport, cause: TreenailError) -> StatusReport:
+def _add_wait(report: StatusReport, cause: errors.TreenailError) -> StatusReport:
     """Return the report of an action that waits until another program can answer."""
     if report.annotations.get(key.REASON):
         return report
@@ -135,9 +99,11 @@ def _add_wait(report: StatusReport, cause: TreenailError) -> StatusReport:
     )
 
 
-def _report_action(facts: Facts, decision: Decision, failure: TreenailError | None) -> StatusReport:
+def _report_action(
+    facts: node_state.Facts, decision: actions.Decision, failure: errors.TreenailError | None
+) -> StatusReport:
     summary = str(decision)
-    if isinstance(decision, AnnotateNodeAction):
+    if isinstance(decision, actions.AnnotateNodeAction):
         event = NodeEvent("Warning", "RequestReplaced", decision.warning)
         return StatusReport(
             summary, annotations=decision.annotations, event=event if decision.warning else None
@@ -145,7 +111,7 @@ def _report_action(facts: Facts, decision: Decision, failure: TreenailError | No
     if failure is None and isinstance(decision, _INSTANT_ACTIONS):
         # These take an instant; the next action reports their result.
         return StatusReport(summary, event=_choose_event(facts, decision, None))
-    if isinstance(decision, IdleAction) and not decision.is_settled:
+    if isinstance(decision, actions.IdleAction) and not decision.is_settled:
         return StatusReport(summary)
     failure = failure or _find_overdue_error(decision) or _find_quarantine_error(facts, decision)
     return StatusReport(
@@ -161,11 +127,13 @@ def _report_action(facts: Facts, decision: Decision, failure: TreenailError | No
 
 
 def _report_prestage(
-    facts: Facts, decision: PrestageAction | DropPrestagedAction, failure: TreenailError | None
+    facts: node_state.Facts,
+    decision: actions.PrestageAction | actions.DropPrestagedAction,
+    failure: errors.TreenailError | None,
 ) -> StatusReport:
     """Return the report of a pre-stage action; the node is at its target whatever the result."""
     reason = None if failure is None else format_reason(failure)
-    idle = _compute_annotations(facts, IdleAction(str(decision), is_settled=True), None)
+    idle = _compute_annotations(facts, actions.IdleAction(str(decision), is_settled=True), None)
     # The image comes first: the request may have changed since, and must not get this error.
     target = _find_prestage_target(facts, decision)
     error = None if reason is None or target is None else f"{target.image}: {reason}"
@@ -179,47 +147,51 @@ def _report_prestage(
 
 
 def _find_prestage_target(
-    facts: Facts, decision: PrestageAction | DropPrestagedAction
-) -> Target | None:
+    facts: node_state.Facts, decision: actions.PrestageAction | actions.DropPrestagedAction
+) -> ledger_record.Target | None:
     """Return the target that the action stages, or makes room for."""
-    if isinstance(decision, PrestageAction):
+    if isinstance(decision, actions.PrestageAction):
         return decision.target
     return facts.node.prestage if facts.node else None
 
 
-def _find_overdue_error(decision: Decision) -> TreenailError | None:
-    if not (isinstance(decision, WaitAction) and decision.is_overdue):
+def _find_overdue_error(decision: actions.Decision) -> errors.TreenailError | None:
+    if not (isinstance(decision, actions.WaitAction) and decision.is_overdue):
         return None
-    return OverdueError(f"{decision.reason} for longer than its limit", remedy=decision.remedy)
+    return errors.OverdueError(
+        f"{decision.reason} for longer than its limit", remedy=decision.remedy
+    )
 
 
-def _find_quarantine_error(facts: Facts, decision: Decision) -> TreenailError | None:
+def _find_quarantine_error(
+    facts: node_state.Facts, decision: actions.Decision
+) -> errors.TreenailError | None:
     """Return why the update that rolls back or is cancelled is quarantined; None if it is not."""
     quarantined = facts.record.quarantined if facts.record.update else None
-    if isinstance(decision, RollBackAction):
+    if isinstance(decision, actions.RollBackAction):
         quarantined = decision.quarantine
     if quarantined is None or quarantined.is_withdrawn:
         return None
-    return HostError(quarantined.reason, remedy=quarantined.remedy)
+    return errors.HostError(quarantined.reason, remedy=quarantined.remedy)
 
 
-def format_reason(failure: TreenailError) -> str:
+def format_reason(failure: errors.TreenailError) -> str:
     """Return the failure and its remedy as one printable text of an annotation's length."""
     text = f"{failure}; {failure.remedy}" if failure.remedy else str(failure)
-    return escape_text(text)[: key.REASON_LIMIT]
+    return sanitize.escape_text(text)[: key.REASON_LIMIT]
 
 
 def _compute_annotations(
-    facts: Facts, decision: Decision, failure: TreenailError | None
+    facts: node_state.Facts, decision: actions.Decision, failure: errors.TreenailError | None
 ) -> dict[str, str | None]:
     changes: dict[str, str | None] = {key.STATE: _choose_state(decision, failure)}
     # The Machine Config Daemon shows a reboot only here; its state annotation stays Working.
-    is_rebooting = isinstance(decision, RebootAction | RollBackAction) or (
-        isinstance(decision, VerifyAction) and not _is_live(facts.record.update)
+    is_rebooting = isinstance(decision, actions.RebootAction | actions.RollBackAction) or (
+        isinstance(decision, actions.VerifyAction) and not _is_live(facts.record.update)
     )
     problem = failure
-    if problem is None and isinstance(decision, VerifyAction) and decision.problem:
-        problem = HostError(decision.problem, remedy=TRIAL_REMEDY)
+    if problem is None and isinstance(decision, actions.VerifyAction) and decision.problem:
+        problem = errors.HostError(decision.problem, remedy=actions.TRIAL_REMEDY)
     changes[key.REASON] = "" if problem is None else format_reason(problem)
     changes[key.POST_CONFIG_ACTION] = "Rebooting" if is_rebooting else ""
     # `NodeClient.write_progress` writes it while a transaction runs.
@@ -233,40 +205,44 @@ def _compute_annotations(
     return changes
 
 
-def _is_live(update: UpdateRecord | None) -> bool:
+def _is_live(update: ledger_record.UpdateRecord | None) -> bool:
     """Return whether the update needs no reboot."""
     return update is not None and update.impact is not None and not update.impact.needs_reboot
 
 
-def _compute_staged_annotations(facts: Facts, decision: Decision) -> dict[str, str | None]:
+def _compute_staged_annotations(
+    facts: node_state.Facts, decision: actions.Decision
+) -> dict[str, str | None]:
     """Return the annotations about the pre-staged image, which only an idle node has."""
     prestaged = facts.record.prestaged
     image = None
-    if isinstance(decision, IdleAction) and prestaged is not None and prestaged.is_done:
+    if isinstance(decision, actions.IdleAction) and prestaged is not None and prestaged.is_done:
         image = prestaged.target.image
     return {key.PRESTAGED: image, key.PRESTAGE_ERROR: None}
 
 
-def _choose_state(decision: Decision, failure: TreenailError | None) -> str | None:
+def _choose_state(decision: actions.Decision, failure: errors.TreenailError | None) -> str | None:
     if failure is not None:
         return failure.node_state or NodeState.DEGRADED
-    if isinstance(decision, IdleAction):
+    if isinstance(decision, actions.IdleAction):
         return NodeState.DONE
     return NodeState.WORKING
 
 
-def _compute_current_annotations(facts: Facts) -> dict[str, str | None]:
+def _compute_current_annotations(facts: node_state.Facts) -> dict[str, str | None]:
     """Return the annotations about the current target, in the spelling of the request."""
-    record: LedgerRecord = facts.record
+    record: ledger_record.LedgerRecord = facts.record
     if not record.current.config:
         return {}
     desired = facts.node.desired if facts.node else None
     changes: dict[str, str | None] = {key.CURRENT_CONFIG: record.current.config}
-    if isinstance(desired, NoTarget) and record.current.image:
+    if isinstance(desired, node_state.NoTarget) and record.current.image:
         # The spelling is that of the next request; until then the own one.
         changes[key.CURRENT_OS_IMAGE] = record.current.image
     # A node that leaves image mode runs its image until the reboot: the annotation stays.
-    if isinstance(desired, DesiredTarget) and (desired.image_keys or not record.current.image):
+    if isinstance(desired, node_state.DesiredTarget) and (
+        desired.image_keys or not record.current.image
+    ):
         for desired_key, current_key in key.IMAGE_SPELLINGS.items():
             is_requested = desired_key in desired.image_keys
             changes[current_key] = record.current.image or None if is_requested else None
@@ -275,52 +251,54 @@ def _compute_current_annotations(facts: Facts) -> dict[str, str | None]:
     return changes
 
 
-def _find_desired_target(facts: Facts) -> Target:
+def _find_desired_target(facts: node_state.Facts) -> ledger_record.Target:
     desired = facts.node.desired if facts.node else None
-    if isinstance(desired, DesiredTarget):
+    if isinstance(desired, node_state.DesiredTarget):
         return desired.target
     return facts.record.update.target if facts.record.update else facts.record.current
 
 
-def _find_invalid_target(facts: Facts) -> Target | None:
+def _find_invalid_target(facts: node_state.Facts) -> ledger_record.Target | None:
     desired = facts.node.desired if facts.node else None
-    return desired.target if isinstance(desired, InvalidTarget) else None
+    return desired.target if isinstance(desired, node_state.InvalidTarget) else None
 
 
-def _find_drain_token(update: UpdateRecord | None, decision: Decision) -> str:
-    if isinstance(decision, UncordonAction):
+def _find_drain_token(update: ledger_record.UpdateRecord | None, decision: actions.Decision) -> str:
+    if isinstance(decision, actions.UncordonAction):
         return decision.token
-    if update is None or isinstance(decision, CancelStagedAction):
+    if update is None or isinstance(decision, actions.CancelStagedAction):
         return ""
     # Only UncordonAction requests the uncordon: before it, files are still restored.
-    is_ending = update.phase in (Phase.UNCORDONING, Phase.CANCELLING)
+    is_ending = update.phase in (phases.Phase.UNCORDONING, phases.Phase.CANCELLING)
     return "" if is_ending else update.drain_token
 
 
-def list_service_events(steps: Sequence[ConfigStep], target: Target) -> Iterator[NodeEvent]:
+def list_service_events(
+    steps: Sequence[step_types.ConfigStep], target: ledger_record.Target
+) -> Iterator[NodeEvent]:
     """Return an Event for the reloaded units and one for the restarted units."""
     for reason, verb, units in (
         (
             "ServiceReload",
             "Reloaded",
-            [each.unit for each in steps if isinstance(each, ReloadUnit)],
+            [each.unit for each in steps if isinstance(each, step_types.ReloadUnit)],
         ),
         (
             "ServiceRestart",
             "Restarted",
-            [each.unit for each in steps if isinstance(each, RestartUnit)],
+            [each.unit for each in steps if isinstance(each, step_types.RestartUnit)],
         ),
     ):
         if units:
             yield NodeEvent("Normal", reason, f"{verb} {', '.join(units)} for {target}")
 
 
-def list_failed_service_events(step: object, failure: TreenailError) -> Iterator[NodeEvent]:
+def list_failed_service_events(step: object, failure: errors.TreenailError) -> Iterator[NodeEvent]:
     """Return the Event for a unit that could not be reloaded or restarted."""
     match step:
-        case ReloadUnit():
+        case step_types.ReloadUnit():
             yield NodeEvent("Warning", "FailedServiceReload", format_reason(failure))
-        case RestartUnit():
+        case step_types.RestartUnit():
             yield NodeEvent("Warning", "FailedServiceRestart", format_reason(failure))
         case _:
             return
@@ -345,7 +323,7 @@ AGENT_CONDITIONS = frozenset({"Updated", "NodeDegraded", *_PROGRESS_TYPES})
 
 
 def _compute_conditions(
-    facts: Facts, decision: Decision, failure: TreenailError | None
+    facts: node_state.Facts, decision: actions.Decision, failure: errors.TreenailError | None
 ) -> tuple[ReportedCondition, ...]:
     """Return the agent's conditions of the MachineConfigNode.
 
@@ -353,11 +331,11 @@ def _compute_conditions(
     most once in a phase and after the update, but not right before a reboot.
     """
     if failure is not None:
-        is_preflight = isinstance(failure, PreflightError)
+        is_preflight = isinstance(failure, errors.PreflightError)
         state = failure.node_state or NodeState.DEGRADED.value
         reason = "PreflightFailed" if is_preflight else state
         return (ReportedCondition("NodeDegraded", "True", reason, format_reason(failure)),)
-    if isinstance(decision, IdleAction):
+    if isinstance(decision, actions.IdleAction):
         message = f"Action during update to {facts.record.current.config} is over"
         ended = tuple(
             ReportedCondition(kind, "False", "UpdateDone", message) for kind in _PROGRESS_TYPES
@@ -370,7 +348,10 @@ def _compute_conditions(
         return ()
     target = (
         decision.target
-        if isinstance(decision, PlanAction | DrainAction | ApplyAction | VerifyAction)
+        if isinstance(
+            decision,
+            actions.PlanAction | actions.DrainAction | actions.ApplyAction | actions.VerifyAction,
+        )
         else facts.record.current
     )
     updating = f"Node is updating to {target}"
@@ -382,22 +363,22 @@ NOT_DEGRADED = ReportedCondition("NodeDegraded", "False", "AsExpected", "The nod
 
 
 def _list_progress_conditions(
-    update: UpdateRecord | None, decision: Decision
+    update: ledger_record.UpdateRecord | None, decision: actions.Decision
 ) -> Iterator[ReportedCondition]:
     """Return the conditions about the progress of the update when the action begins."""
     impact = update.impact if update else None
     match decision:
-        case PlanAction(target=target):
+        case actions.PlanAction(target=target):
             yield ReportedCondition("UpdatePrepared", "Unknown", "Preparing", f"Preparing {target}")
             if target.image:
                 message = f"Preparing {target}"
                 yield ReportedCondition("ImagePulledFromRegistry", "Unknown", "Preparing", message)
-        case DrainAction(target=target) if impact is not None:
+        case actions.DrainAction(target=target) if impact is not None:
             yield from _list_prepared_conditions(target, impact)
             yield ReportedCondition(
                 "UpdateExecuted", "Unknown", "Draining", "Waiting for the node to be drained"
             )
-        case ApplyAction(target=target) if impact is not None and not impact.needs_reboot:
+        case actions.ApplyAction(target=target) if impact is not None and not impact.needs_reboot:
             yield from _list_prepared_conditions(target, impact)
             applying = f"Writing files, units and users of {target.config}"
             yield ReportedCondition(
@@ -406,12 +387,12 @@ def _list_progress_conditions(
             yield ReportedCondition(
                 "AppliedFiles", "Unknown", "UpdateExecutedAppliedFiles", applying
             )
-        case VerifyAction(target=target) if impact is not None:
+        case actions.VerifyAction(target=target) if impact is not None:
             yield from _list_executed_conditions(target, impact)
             verifying = f"Checking the health of the node with {target}"
             yield ReportedCondition("UpdatePostActionComplete", "Unknown", "Verifying", verifying)
-        case UncordonAction() if update is not None and impact is not None:
-            if update.phase is not Phase.UNCORDONING:
+        case actions.UncordonAction() if update is not None and impact is not None:
+            if update.phase is not phases.Phase.UNCORDONING:
                 return
             yield from _list_executed_conditions(update.target, impact)
             verified = f"Verified {update.target}"
@@ -422,7 +403,9 @@ def _list_progress_conditions(
             return
 
 
-def _list_prepared_conditions(target: Target, impact: UpdateImpact) -> Iterator[ReportedCondition]:
+def _list_prepared_conditions(
+    target: ledger_record.Target, impact: UpdateImpact
+) -> Iterator[ReportedCondition]:
     if impact.os.is_empty:
         message = f"Prepared {target.config}; disruption: {impact.level_name}"
         yield ReportedCondition("UpdatePrepared", "True", "UpdatePrepared", message)
@@ -432,7 +415,9 @@ def _list_prepared_conditions(target: Target, impact: UpdateImpact) -> Iterator[
         yield ReportedCondition("ImagePulledFromRegistry", "True", "Staged", f"Staged {target}")
 
 
-def _list_executed_conditions(target: Target, impact: UpdateImpact) -> Iterator[ReportedCondition]:
+def _list_executed_conditions(
+    target: ledger_record.Target, impact: UpdateImpact
+) -> Iterator[ReportedCondition]:
     yield from _list_prepared_conditions(target, impact)
     yield ReportedCondition(
         "UpdateExecuted", "True", "UpdateExecuted", f"Executed the update to {target}"
@@ -449,25 +434,25 @@ def _list_executed_conditions(target: Target, impact: UpdateImpact) -> Iterator[
         )
 
 
-def _make_failure_event(facts: Facts, failure: TreenailError) -> NodeEvent:
+def _make_failure_event(facts: node_state.Facts, failure: errors.TreenailError) -> NodeEvent:
     reason = "OSUpdateFailed"
-    if isinstance(failure, OverdueError):
+    if isinstance(failure, errors.OverdueError):
         update = facts.record.update
-        is_draining = update is not None and update.phase is Phase.DRAINING
+        is_draining = update is not None and update.phase is phases.Phase.DRAINING
         reason = "FailedToDrain" if is_draining else "FailedToUncordon"
-    elif isinstance(failure, ConfigRejectedError):
+    elif isinstance(failure, errors.ConfigRejectedError):
         reason = "ConfigUnavailable"
-    elif isinstance(failure, DriftError):
+    elif isinstance(failure, errors.DriftError):
         reason = "ConfigDriftDetected"
-    elif isinstance(failure, PreflightError):
+    elif isinstance(failure, errors.PreflightError):
         reason = "PreflightFailed"
-    elif failure.retry_policy is RetryPolicy.ON_CHANGE:
+    elif failure.retry_policy is errors.RetryPolicy.ON_CHANGE:
         reason = "FailedToReconcile"
     return NodeEvent("Warning", reason, format_reason(failure), is_in_conditions=True)
 
 
 def _choose_event(
-    facts: Facts, decision: Decision, failure: TreenailError | None
+    facts: node_state.Facts, decision: actions.Decision, failure: errors.TreenailError | None
 ) -> NodeEvent | None:
     if failure is not None:
         return _make_failure_event(facts, failure)
@@ -477,20 +462,22 @@ def _choose_event(
         return None
     cause = f" because of {impact.reasons[0]}" if impact.reasons else ""
     match decision:
-        case DrainAction(target=target) if impact.os.is_empty:
+        case actions.DrainAction(target=target) if impact.os.is_empty:
             message = f"Requesting the drain for {target}{cause}"
             return NodeEvent("Normal", "Drain", message, is_in_conditions=True)
-        case DrainAction(target=target):
+        case actions.DrainAction(target=target):
             message = f"Staged {target}; requesting the drain"
             return NodeEvent("Normal", "OSUpdateStaged", message, is_in_conditions=True)
-        case RebootAction(target=target, is_soft=is_soft):
+        case actions.RebootAction(target=target, is_soft=is_soft):
             how = ", with a soft reboot if the kernel stays" if is_soft else ""
             return NodeEvent("Normal", "Reboot", f"Node will reboot into {target}{how}{cause}")
-        case UncordonAction() if update.phase is Phase.UNCORDONING and not impact.os.is_empty:
+        case actions.UncordonAction() if (
+            update.phase is phases.Phase.UNCORDONING and not impact.os.is_empty
+        ):
             return NodeEvent("Normal", "OSUpgradeApplied", f"Booted and verified {update.target}")
-        case FinishAction(is_done=True) if not impact.needs_reboot:
+        case actions.FinishAction(is_done=True) if not impact.needs_reboot:
             return NodeEvent("Normal", "SkipReboot", "Config changes do not require reboot.")
-        case CancelStagedAction(reason=reason):
+        case actions.CancelStagedAction(reason=reason):
             return NodeEvent("Normal", "OSUpdateCancelled", f"Update cancelled: {reason}")
         case _:
             return None

@@ -7,18 +7,16 @@ same problem a little later, which is still before the drain.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from treenail import errors, sanitize
 from treenail.api.pullspec import BOOTABLE_LABELS
-from treenail.errors import PreflightError
-from treenail.sanitize import escape_line
-from treenail.update.checks.preflight_reason import PreflightReason
-from treenail.update.checks.signature_policy import POLICY_PATH, SignatureRule, SignatureTrust
+from treenail.update.checks import preflight_reason, signature_policy
 
 
 @dataclass(frozen=True, slots=True)
 class PreflightFinding:
     """One problem; one that does not block is reported, and the update continues."""
 
-    reason: PreflightReason
+    reason: preflight_reason.PreflightReason
     message: str
     remedy: str
     is_blocking: bool = True
@@ -52,7 +50,7 @@ class ImageManifest:
 class RegistryProblem:
     """The registry did not return the image's manifest."""
 
-    reason: PreflightReason
+    reason: preflight_reason.PreflightReason
     text: str
     platforms: tuple[str, ...] = ()
     """The platforms of the manifest list, where it lacks that of this machine."""
@@ -89,7 +87,7 @@ class PreflightFacts:
     image: str = ""
     """The pull spec; empty if the update keeps the image."""
     manifest: ImageManifest | RegistryProblem | None = None
-    signature_rule: SignatureRule | str | None = None
+    signature_rule: signature_policy.SignatureRule | str | None = None
     """The rule of the signature policy, or why it cannot be read; None without a policy."""
     missing_keys: tuple[str, ...] = ()
     """The key files that the policy names and that do not exist."""
@@ -155,7 +153,7 @@ def find_preflight_problems(
 def _check_agent(facts: PreflightFacts) -> Iterator[PreflightFinding]:
     if facts.lacks_agent:
         yield PreflightFinding(
-            PreflightReason.AGENT_MISSING,
+            preflight_reason.PreflightReason.AGENT_MISSING,
             f"{facts.image} has no treenail.service: no agent would manage this node after it",
             'add the agent to the image; or permit such images by only_warn = ["AgentMissing"] in '
             "section preflight of agent.toml, and run on this node: treenail retry",
@@ -165,7 +163,7 @@ def _check_agent(facts: PreflightFacts) -> Iterator[PreflightFinding]:
 def _check_ledger(facts: PreflightFacts) -> Iterator[PreflightFinding]:
     if facts.ledger_problem:
         yield PreflightFinding(
-            PreflightReason.LEDGER_NOT_WRITABLE,
+            preflight_reason.PreflightReason.LEDGER_NOT_WRITABLE,
             f"cannot write the ledger: {facts.ledger_problem}",
             "make /var/lib/treenail writable for root",
         )
@@ -175,14 +173,14 @@ def _check_filesystems(facts: PreflightFacts) -> Iterator[PreflightFinding]:
     for space in facts.spaces:
         if isinstance(space, UnreadableFilesystem):
             yield PreflightFinding(
-                PreflightReason.FILE_SYSTEM_FAILING,
+                preflight_reason.PreflightReason.FILE_SYSTEM_FAILING,
                 f"cannot read the filesystem of {space.path}: {space.text}",
                 "read the kernel's errors with: journalctl -k -p err; check or replace the disk",
             )
         elif space.is_read_only and space.path != "/boot":
             # Some systems mount /boot read-only; libostree remounts it to write a deployment.
             yield PreflightFinding(
-                PreflightReason.READ_ONLY_FILE_SYSTEM,
+                preflight_reason.PreflightReason.READ_ONLY_FILE_SYSTEM,
                 f"cannot write to the filesystem of {space.path}: it is read-only, which the "
                 "kernel does after errors",
                 "read the kernel's errors with: journalctl -k -p err; check the filesystem, then "
@@ -191,9 +189,18 @@ def _check_filesystems(facts: PreflightFacts) -> Iterator[PreflightFinding]:
 
 
 _SPACE_REASONS = {
-    "/boot": (PreflightReason.NO_SPACE_ON_BOOT, PreflightReason.NO_INODES_ON_BOOT),
-    "/sysroot": (PreflightReason.NO_SPACE_ON_SYSROOT, PreflightReason.NO_INODES_ON_SYSROOT),
-    "/var": (PreflightReason.NO_SPACE_ON_VAR, PreflightReason.NO_INODES_ON_VAR),
+    "/boot": (
+        preflight_reason.PreflightReason.NO_SPACE_ON_BOOT,
+        preflight_reason.PreflightReason.NO_INODES_ON_BOOT,
+    ),
+    "/sysroot": (
+        preflight_reason.PreflightReason.NO_SPACE_ON_SYSROOT,
+        preflight_reason.PreflightReason.NO_INODES_ON_SYSROOT,
+    ),
+    "/var": (
+        preflight_reason.PreflightReason.NO_SPACE_ON_VAR,
+        preflight_reason.PreflightReason.NO_INODES_ON_VAR,
+    ),
 }
 _SPACE_REMEDIES = {
     "/boot": "remove old deployments: rpm-ostree cleanup --rollback (pinned ones after: ostree "
@@ -255,13 +262,13 @@ def _check_other_programs(facts: PreflightFacts) -> Iterator[PreflightFinding]:
         yield make_foreign_staged_problem(facts.staged_by_other)
     for driver in facts.drivers:
         yield PreflightFinding(
-            PreflightReason.OTHER_UPDATE_DRIVER,
+            preflight_reason.PreflightReason.OTHER_UPDATE_DRIVER,
             f"{driver} is active and also updates this machine",
             f"run: systemctl disable --now {driver}, or stop treenail",
         )
     for holder in facts.inhibitors:
         yield PreflightFinding(
-            PreflightReason.SHUTDOWN_INHIBITED,
+            preflight_reason.PreflightReason.SHUTDOWN_INHIBITED,
             f"{holder} blocks a reboot",
             "wait for it, or end it; list all with: systemd-inhibit --list",
         )
@@ -270,7 +277,7 @@ def _check_other_programs(facts: PreflightFacts) -> Iterator[PreflightFinding]:
 def make_foreign_staged_problem(deployment: str) -> PreflightFinding:
     """Return the problem of a deployment that another program staged; treenail must not drop it."""
     return PreflightFinding(
-        PreflightReason.STAGED_BY_OTHER,
+        preflight_reason.PreflightReason.STAGED_BY_OTHER,
         f"another program staged deployment {deployment} on this machine",
         "drop it with: rpm-ostree cleanup --pending, or reboot into it",
     )
@@ -283,14 +290,14 @@ def _check_clock(facts: PreflightFacts) -> Iterator[PreflightFinding]:
         behind_s = manifest.created - facts.now
         if behind_s > _CLOCK_SLACK_S:
             yield PreflightFinding(
-                PreflightReason.CLOCK_BEHIND_IMAGE,
+                preflight_reason.PreflightReason.CLOCK_BEHIND_IMAGE,
                 f"this machine's clock is {behind_s / 3600:.1f} h behind the build time of the "
                 "image",
                 remedy,
             )
     if facts.is_clock_synchronized is False:
         yield PreflightFinding(
-            PreflightReason.CLOCK_NOT_SYNCHRONIZED,
+            preflight_reason.PreflightReason.CLOCK_NOT_SYNCHRONIZED,
             "this machine's clock is not synchronized with a time server",
             remedy,
             is_blocking=False,
@@ -302,24 +309,24 @@ def _check_signature_policy(facts: PreflightFacts) -> Iterator[PreflightFinding]
         return
     if isinstance(facts.signature_rule, str):
         yield PreflightFinding(
-            PreflightReason.SIGNATURE_POLICY_UNUSABLE,
+            preflight_reason.PreflightReason.SIGNATURE_POLICY_UNUSABLE,
             facts.signature_rule,
-            f"fix {POLICY_PATH}; see containers-policy.json(5)",
+            f"fix {signature_policy.POLICY_PATH}; see containers-policy.json(5)",
         )
     elif (
-        isinstance(facts.signature_rule, SignatureRule)
-        and facts.signature_rule.trust is SignatureTrust.REJECTED
+        isinstance(facts.signature_rule, signature_policy.SignatureRule)
+        and facts.signature_rule.trust is signature_policy.SignatureTrust.REJECTED
     ):
         yield PreflightFinding(
-            PreflightReason.SIGNATURE_REJECTED,
+            preflight_reason.PreflightReason.SIGNATURE_REJECTED,
             f"the signature policy rejects {facts.image}, by {facts.signature_rule.scope}",
-            f"allow it in {POLICY_PATH}, or request an image that is allowed",
+            f"allow it in {signature_policy.POLICY_PATH}, or request an image that is allowed",
         )
     for key in facts.missing_keys:
         yield PreflightFinding(
-            PreflightReason.SIGNATURE_KEY_MISSING,
+            preflight_reason.PreflightReason.SIGNATURE_KEY_MISSING,
             f"the signature policy requires the key {key}, and this file does not exist",
-            f"install the key, or change {POLICY_PATH}",
+            f"install the key, or change {signature_policy.POLICY_PATH}",
         )
 
 
@@ -329,42 +336,48 @@ _CREDENTIAL_REMEDY = (
 )
 _NETWORK_REMEDY = "make {registry} reachable from this node; check its proxy settings"
 _CLOCK_OR_CERTIFICATE_REMEDY = "set the clock, or renew the registry's certificate"
-_REGISTRY_TEXTS: dict[PreflightReason, tuple[str, str]] = {
-    PreflightReason.REGISTRY_NAME_UNKNOWN: (
+_REGISTRY_TEXTS: dict[preflight_reason.PreflightReason, tuple[str, str]] = {
+    preflight_reason.PreflightReason.REGISTRY_NAME_UNKNOWN: (
         "cannot resolve the name {registry}",
         "add {registry} to this node's DNS servers",
     ),
-    PreflightReason.REGISTRY_UNREACHABLE: ("cannot reach {registry}", _NETWORK_REMEDY),
-    PreflightReason.REGISTRY_UNTRUSTED: (
+    preflight_reason.PreflightReason.REGISTRY_UNREACHABLE: (
+        "cannot reach {registry}",
+        _NETWORK_REMEDY,
+    ),
+    preflight_reason.PreflightReason.REGISTRY_UNTRUSTED: (
         "the certificate of {registry} is not trusted",
         "install the registry's CA as /etc/docker/certs.d/{registry}/ca.crt",
     ),
-    PreflightReason.REGISTRY_CERTIFICATE_EXPIRED: (
+    preflight_reason.PreflightReason.REGISTRY_CERTIFICATE_EXPIRED: (
         "the certificate of {registry} has expired",
         _CLOCK_OR_CERTIFICATE_REMEDY,
     ),
-    PreflightReason.CLOCK_BEHIND_CERTIFICATE: (
+    preflight_reason.PreflightReason.CLOCK_BEHIND_CERTIFICATE: (
         "the certificate of {registry} is not valid yet",
         _CLOCK_OR_CERTIFICATE_REMEDY,
     ),
-    PreflightReason.REGISTRY_UNAUTHORIZED: (
+    preflight_reason.PreflightReason.REGISTRY_UNAUTHORIZED: (
         "{registry} rejected the credentials",
         _CREDENTIAL_REMEDY,
     ),
-    PreflightReason.REGISTRY_FORBIDDEN: (
+    preflight_reason.PreflightReason.REGISTRY_FORBIDDEN: (
         "{registry} does not allow the credentials to pull {image}",
         _CREDENTIAL_REMEDY,
     ),
-    PreflightReason.IMAGE_NOT_FOUND: (
+    preflight_reason.PreflightReason.IMAGE_NOT_FOUND: (
         "{registry} has no {image}",
         "request an image that exists, or push this one again",
     ),
-    PreflightReason.REGISTRY_TIMEOUT: ("{registry} did not answer in time", _NETWORK_REMEDY),
-    PreflightReason.WRONG_ARCHITECTURE: (
+    preflight_reason.PreflightReason.REGISTRY_TIMEOUT: (
+        "{registry} did not answer in time",
+        _NETWORK_REMEDY,
+    ),
+    preflight_reason.PreflightReason.WRONG_ARCHITECTURE: (
         "{image} is not built for this machine",
         "request an image of this architecture, or a multi-arch image",
     ),
-    PreflightReason.REGISTRY_FAILED: (
+    preflight_reason.PreflightReason.REGISTRY_FAILED: (
         "cannot read the manifest of {image}",
         "check {registry}; treenail retries",
     ),
@@ -376,19 +389,19 @@ def _check_registry(facts: PreflightFacts) -> Iterator[PreflightFinding]:
     manifest = facts.manifest
     if isinstance(manifest, RegistryProblem):
         what, remedy = _REGISTRY_TEXTS.get(
-            manifest.reason, _REGISTRY_TEXTS[PreflightReason.REGISTRY_FAILED]
+            manifest.reason, _REGISTRY_TEXTS[preflight_reason.PreflightReason.REGISTRY_FAILED]
         )
         registry = facts.image.partition("/")[0]
         about = what.format(registry=registry, image=facts.image)
-        if manifest.reason is PreflightReason.WRONG_ARCHITECTURE:
+        if manifest.reason is preflight_reason.PreflightReason.WRONG_ARCHITECTURE:
             message = _format_missing_platform(facts, manifest.platforms)
         else:
-            message = f"{about}: {escape_line(manifest.text)}"
+            message = f"{about}: {sanitize.escape_line(manifest.text)}"
         yield PreflightFinding(manifest.reason, message, remedy.format(registry=registry))
     elif isinstance(manifest, ImageManifest):
         if not manifest.is_bootable:
             yield PreflightFinding(
-                PreflightReason.IMAGE_NOT_BOOTABLE,
+                preflight_reason.PreflightReason.IMAGE_NOT_BOOTABLE,
                 f"{facts.image} is not an operating system: it has no label "
                 f"{' or '.join(BOOTABLE_LABELS)}",
                 "request the image of an operating system, not of extensions or of a program",
@@ -396,7 +409,7 @@ def _check_registry(facts: PreflightFacts) -> Iterator[PreflightFinding]:
         built_for = manifest.architecture
         if "" not in (built_for, facts.architecture) and built_for != facts.architecture:
             yield PreflightFinding(
-                PreflightReason.WRONG_ARCHITECTURE,
+                preflight_reason.PreflightReason.WRONG_ARCHITECTURE,
                 f"{facts.image} is built for {built_for}, and this machine is {facts.architecture}",
                 "request an image of this architecture, or a multi-arch image",
             )
@@ -406,7 +419,7 @@ def _format_missing_platform(facts: PreflightFacts, platforms: tuple[str, ...]) 
     expected = f"linux/{facts.architecture or 'unknown'}, the platform of this machine"
     if not platforms:
         return f"{facts.image} has no manifest for {expected}"
-    listed = ", ".join(escape_line(each) for each in platforms[:_NAMED_PLATFORMS])
+    listed = ", ".join(sanitize.escape_line(each) for each in platforms[:_NAMED_PLATFORMS])
     more = len(platforms) - _NAMED_PLATFORMS
     return (
         f"{facts.image} is a manifest list without {expected}; it has {listed}"
@@ -414,12 +427,12 @@ def _format_missing_platform(facts: PreflightFacts, platforms: tuple[str, ...]) 
     )
 
 
-def make_preflight_error(found: tuple[PreflightFinding, ...]) -> PreflightError | None:
+def make_preflight_error(found: tuple[PreflightFinding, ...]) -> errors.PreflightError | None:
     """Return the error with all blocking problems and their remedies; None without any."""
     blocking = [each for each in found if each.is_blocking]
     if not blocking:
         return None
-    return PreflightError(
+    return errors.PreflightError(
         "cannot start the update: " + "; ".join(str(each) for each in blocking),
         reasons=tuple(str(each.reason) for each in blocking),
         remedy="; ".join(dict.fromkeys(each.remedy for each in blocking)),

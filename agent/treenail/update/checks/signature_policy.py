@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from treenail.errors import ConfigError
-from treenail.sanitize import quote_value
+from treenail import errors, sanitize
 
 POLICY_PATH = "/etc/containers/policy.json"
 
@@ -104,7 +103,9 @@ def _read_requirements(found: object, where: str) -> list[Mapping[str, object]]:
     for each in requirements:
         kind = each.get("type")
         if not isinstance(kind, str) or kind not in _KNOWN:
-            raise _make_policy_error(f"{where} has a requirement of type {quote_value(kind)}")
+            raise _make_policy_error(
+                f"{where} has a requirement of type {sanitize.quote_value(kind)}"
+            )
     if len(requirements) != len(found):
         raise _make_policy_error(f"{where} is not a list of requirements")
     return requirements
@@ -134,8 +135,8 @@ def _list_scopes(image: str) -> Iterator[str]:
     yield ""
 
 
-def _make_policy_error(problem: str) -> ConfigError:
-    return ConfigError(
+def _make_policy_error(problem: str) -> errors.ConfigError:
+    return errors.ConfigError(
         f"cannot use {POLICY_PATH}: {problem}",
         remedy="fix it; see containers-policy.json(5)",
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from treenail.config.drift_comparison import Drift
 from treenail.errors import TreenailError
-from treenail.update.state.ledger_record import QuarantinedTarget, Target
+from treenail.update.state import ledger_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class WaitAction:
 class AdoptAction:
     """Record the target as current, because the machine already has it."""
 
-    target: Target
+    target: ledger_record.Target
 
     def __str__(self) -> str:
         return f"already at {self.target}"
@@ -69,7 +69,7 @@ class RepairDriftAction:
 class PlanAction:
     """Read the configs and compute what the update changes and disrupts."""
 
-    target: Target
+    target: ledger_record.Target
 
     def __str__(self) -> str:
         return f"planning the update to {self.target}"
@@ -79,7 +79,7 @@ class PlanAction:
 class StageAction:
     """Pull and deploy the target's operating system, locked."""
 
-    target: Target
+    target: ledger_record.Target
 
     def __str__(self) -> str:
         return f"staging {self.target}"
@@ -89,7 +89,7 @@ class StageAction:
 class CheckImageAction:
     """Compare the staged image with the config, and plan again with what the image lacks."""
 
-    target: Target
+    target: ledger_record.Target
     staged_id: str
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class CheckImageAction:
 class PrestageAction:
     """Pull and deploy a target that is requested for later, locked; the node stays idle."""
 
-    target: Target
+    target: ledger_record.Target
     foreign_id: str = ""
     """The deployment that another program staged, and which blocks this one."""
 
@@ -122,7 +122,7 @@ class DropPrestagedAction:
 class DrainAction:
     """Request the drain with this token."""
 
-    target: Target
+    target: ledger_record.Target
     token: str
 
     def __str__(self) -> str:
@@ -133,7 +133,7 @@ class DrainAction:
 class ApplyAction:
     """Write files, units and users, all or none. An update without a reboot ends with this."""
 
-    target: Target
+    target: ledger_record.Target
 
     def __str__(self) -> str:
         return f"applying {self.target}"
@@ -143,7 +143,7 @@ class ApplyAction:
 class RebootAction:
     """Unlock the staged deployment, if there is one, and reboot into it."""
 
-    target: Target
+    target: ledger_record.Target
     staged_id: str = ""
     is_soft: bool = False
     """Keep the kernel running if the staged deployment has the same one."""
@@ -168,7 +168,7 @@ TRIAL_REMEDY = "to see all checks and the time left, run on this node: treenail 
 class VerifyAction:
     """Check whether the node is healthy with the booted target."""
 
-    target: Target
+    target: ledger_record.Target
     reason: str
     problem: str = ""
     """The checks that keep failing, for the Node; empty without one."""
@@ -181,7 +181,7 @@ class VerifyAction:
 class RollBackAction:
     """Roll back to the previous deployment and its config, and quarantine the target."""
 
-    quarantine: QuarantinedTarget
+    quarantine: ledger_record.QuarantinedTarget
 
     def __str__(self) -> str:
         return "rolling back"
@@ -191,7 +191,7 @@ class RollBackAction:
 class CommitAction:
     """Write what is left after the boot, and record the booted target as current."""
 
-    target: Target
+    target: ledger_record.Target
     unhealthy: str = ""
     """The health checks that did not pass and do not count, as a sentence."""
 
@@ -225,7 +225,7 @@ class CancelStagedAction:
 
     reason: str
     staged_id: str = ""
-    quarantine: QuarantinedTarget | None = None
+    quarantine: ledger_record.QuarantinedTarget | None = None
 
     def __str__(self) -> str:
         return f"cancelling the update: {self.reason}"

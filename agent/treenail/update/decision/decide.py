@@ -12,55 +12,10 @@ verify, uncordon. Two rules hold in every phase:
   the API server answers or not.
 """
 
-from treenail.update.decision.actions import (
-    ApplyAction,
-    CancelStagedAction,
-    CheckImageAction,
-    Decision,
-    DrainAction,
-    FinishAction,
-    IdleAction,
-    PlanAction,
-    RebootAction,
-    RecoverAction,
-    RestoreAction,
-    RollBackAction,
-    StageAction,
-    UncordonAction,
-    UnpinAction,
-    VerifyAction,
-    WaitAction,
-)
-from treenail.update.decision.decide_boot import (
-    CHECKS_BEGIN,
-    cancel_unbooted,
-    decide_rollback,
-    decide_verification,
-    make_withdrawn_target,
-)
-from treenail.update.decision.decide_idle import (
-    DRAIN_REMEDY,
-    WAIT_FOR_DEPLOYMENTS,
-    decide_excuse,
-    decide_without_update,
-    needs_deployments_for_prestage,
-    refuse_foreign_staged,
-    refuse_unknown_booted,
-)
-from treenail.update.decision.node_state import (
-    DeploymentState,
-    DesiredTarget,
-    Facts,
-    InvalidTarget,
-    ObservedNode,
-    make_drain_token,
-    make_uncordon_token,
-)
-from treenail.update.decision.user_requests import is_cancel_request, make_cancelled_target
+from treenail.update.decision import actions, decide_boot, decide_idle, node_state, user_requests
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import is_in_effect
-from treenail.update.state.ledger_record import QuarantinedTarget, UpdateRecord, is_soft_reboot
-from treenail.update.state.phases import Phase
+from treenail.update.state import ledger_record, phases
 
 REBOOTS_ALLOWED = 3
 """Reboots into one target before its quarantine: one may fail by a power cut."""
@@ -78,64 +33,72 @@ _TARGET_CHANGED = "the desired target changed"
 _UNCORDONED = "another client uncordoned the node before its reboot"
 
 
-def decide_action(facts: Facts) -> Decision:
+def decide_action(facts: node_state.Facts) -> actions.Decision:
     """Return the next action for the facts."""
     if facts.is_shutting_down:
-        return IdleAction("the machine is shutting down")
+        return actions.IdleAction("the machine is shutting down")
     if facts.has_interrupted_change:
-        return RecoverAction()
+        return actions.RecoverAction()
     update = facts.record.update
     if update is None:
-        return _decide_unpin(facts) or decide_without_update(facts)
-    if update.phase is Phase.CANCELLING and (excuse := decide_excuse(facts)):
+        return _decide_unpin(facts) or decide_idle.decide_without_update(facts)
+    if update.phase is phases.Phase.CANCELLING and (excuse := decide_idle.decide_excuse(facts)):
         return excuse
     return _unpin_before_staging(facts, _decide_in_phase(facts, update))
 
 
-def _decide_in_phase(facts: Facts, update: UpdateRecord) -> Decision:
+def _decide_in_phase(
+    facts: node_state.Facts, update: ledger_record.UpdateRecord
+) -> actions.Decision:
     match update.phase:
-        case Phase.STAGING | Phase.DRAINING | Phase.APPLYING:
+        case phases.Phase.STAGING | phases.Phase.DRAINING | phases.Phase.APPLYING:
             return _decide_before_reboot(facts, update)
-        case Phase.REBOOTING:
+        case phases.Phase.REBOOTING:
             return _decide_rebooting(facts, update)
-        case Phase.VERIFYING:
-            return decide_verification(facts, update, update.impact or UpdateImpact())
-        case Phase.ROLLING_BACK:
-            return decide_rollback(facts, update, update.impact or UpdateImpact())
-        case Phase.UNCORDONING:
+        case phases.Phase.VERIFYING:
+            return decide_boot.decide_verification(facts, update, update.impact or UpdateImpact())
+        case phases.Phase.ROLLING_BACK:
+            return decide_boot.decide_rollback(facts, update, update.impact or UpdateImpact())
+        case phases.Phase.UNCORDONING:
             return _decide_uncordon(facts, update, is_done=True)
-        case Phase.CANCELLING:
+        case phases.Phase.CANCELLING:
             return _decide_cancelling(facts, update)
 
 
-def needs_deployments(facts: Facts, *, is_first: bool) -> bool:
+def needs_deployments(facts: node_state.Facts, *, is_first: bool) -> bool:
     """Return whether the next decision needs the deployments; ``is_first``: of this process."""
     # Each query starts rpm-ostreed, which exits after 60 s idle, so an idle node makes none.
     update, node = facts.record.update, facts.node
     if update is not None:
         may_reboot = update.impact is None or update.impact.needs_reboot
-        return may_reboot and update.phase is not Phase.UNCORDONING
-    if node is None or not isinstance(node.desired, DesiredTarget):
+        return may_reboot and update.phase is not phases.Phase.UNCORDONING
+    if node is None or not isinstance(node.desired, node_state.DesiredTarget):
         return False
-    if is_first or facts.is_forced or needs_deployments_for_prestage(facts):
+    if is_first or facts.is_forced or decide_idle.needs_deployments_for_prestage(facts):
         return True
     return node.desired.target != facts.record.current
 
 
-def is_target_requested(node: ObservedNode | None, update: UpdateRecord) -> bool:
+def is_target_requested(
+    node: node_state.ObservedNode | None, update: ledger_record.UpdateRecord
+) -> bool:
     """Return whether the Node still requests the update's target; True without a Node.
 
     A mistake in a further annotation does not withdraw a request that is still there.
     """
     if node is None:
         return True
-    if isinstance(node.desired, InvalidTarget):
+    if isinstance(node.desired, node_state.InvalidTarget):
         return update.target in node.desired.candidates
-    return isinstance(node.desired, DesiredTarget) and node.desired.target == update.target
+    return (
+        isinstance(node.desired, node_state.DesiredTarget) and node.desired.target == update.target
+    )
 
 
 def _is_staged_by_update(
-    update: UpdateRecord, impact: UpdateImpact, deployments: DeploymentState
+    update: ledger_record.UpdateRecord,
+    impact: UpdateImpact,
+    deployments: node_state.DeploymentState,
 ) -> bool:
     """Return whether this update staged the deployment; without a recorded ID, by its content."""
     if update.staged_id:
@@ -145,44 +108,46 @@ def _is_staged_by_update(
     return deployments.is_locked and deployments.staged_digest == deployments.booted_digest
 
 
-def _decide_unpin(facts: Facts) -> UnpinAction | None:
+def _decide_unpin(facts: node_state.Facts) -> actions.UnpinAction | None:
     retained = facts.record.retained
     if retained is None or not retained.is_expired(facts.moment, retention_s=facts.retention_s):
         return None
-    return UnpinAction(retained.id)
+    return actions.UnpinAction(retained.id)
 
 
-def _unpin_before_staging(facts: Facts, decision: Decision) -> Decision:
+def _unpin_before_staging(facts: node_state.Facts, decision: actions.Decision) -> actions.Decision:
     """Unpin the oldest deployment before a third one is made: /boot may lack the space for it."""
     retained = facts.record.retained
-    adds_deployment = isinstance(decision, StageAction) or (
-        isinstance(decision, RebootAction) and decision.staged_id
+    adds_deployment = isinstance(decision, actions.StageAction) or (
+        isinstance(decision, actions.RebootAction) and decision.staged_id
     )
     if adds_deployment and retained is not None and retained.healthy_since is not None:
-        return UnpinAction(retained.id)
+        return actions.UnpinAction(retained.id)
     return decision
 
 
-def _decide_before_reboot(facts: Facts, update: UpdateRecord) -> Decision:
+def _decide_before_reboot(
+    facts: node_state.Facts, update: ledger_record.UpdateRecord
+) -> actions.Decision:
     impact, deployments = update.impact, facts.deployments
-    if is_cancel_request(facts.request, update):
+    if user_requests.is_cancel_request(facts.request, update):
         reason = "a user cancelled it on this node"
-        return CancelStagedAction(
-            reason, _find_own_staged_id(facts, update), make_cancelled_target(update)
+        return actions.CancelStagedAction(
+            reason, _find_own_staged_id(facts, update), user_requests.make_cancelled_target(update)
         )
     if not is_target_requested(facts.node, update):
-        return CancelStagedAction(_TARGET_CHANGED, _find_own_staged_id(facts, update))
+        return actions.CancelStagedAction(_TARGET_CHANGED, _find_own_staged_id(facts, update))
     if impact is None:
-        return PlanAction(update.target)
+        return actions.PlanAction(update.target)
     if facts.has_undo and update.boot_id != facts.boot_id:
         return _decide_after_boot(facts, update, impact)
     if impact.needs_reboot:
         if deployments is None:
-            return WAIT_FOR_DEPLOYMENTS
-        if refusal := refuse_unknown_booted(facts, impact):
+            return decide_idle.WAIT_FOR_DEPLOYMENTS
+        if refusal := decide_idle.refuse_unknown_booted(facts, impact):
             return refusal
         if not impact.os.is_empty and is_in_effect(impact.os, deployments.running):
-            return PlanAction(update.target)
+            return actions.PlanAction(update.target)
         staging = _decide_staging(update, impact, deployments)
         if staging is not None:
             return staging
@@ -192,28 +157,34 @@ def _decide_before_reboot(facts: Facts, update: UpdateRecord) -> Decision:
 
 
 def _decide_staging(
-    update: UpdateRecord, impact: UpdateImpact, deployments: DeploymentState
-) -> Decision | None:
+    update: ledger_record.UpdateRecord,
+    impact: UpdateImpact,
+    deployments: node_state.DeploymentState,
+) -> actions.Decision | None:
     """Return the next action until exactly what the update needs is staged, then None."""
     if not deployments.staged_id:
-        return None if impact.os.is_empty else StageAction(update.target)
+        return None if impact.os.is_empty else actions.StageAction(update.target)
     if impact.os.is_empty or not _is_staged_by_update(update, impact, deployments):
-        return refuse_foreign_staged(deployments)
+        return decide_idle.refuse_foreign_staged(deployments)
     if not deployments.is_locked:
         reason = "another program unlocked the staged deployment while the node was in service"
-        return CancelStagedAction(reason, deployments.staged_id)
+        return actions.CancelStagedAction(reason, deployments.staged_id)
     if impact.os.image and impact.checked_id != deployments.staged_id:
-        return CheckImageAction(update.target, deployments.staged_id)
+        return actions.CheckImageAction(update.target, deployments.staged_id)
     return None
 
 
 def _decide_while_in_service(
-    facts: Facts, update: UpdateRecord, impact: UpdateImpact
-) -> Decision | None:
+    facts: node_state.Facts, update: ledger_record.UpdateRecord, impact: UpdateImpact
+) -> actions.Decision | None:
     """Return the next action until the node is drained, or needs no drain; then None."""
     if not facts.should_drain or not impact.needs_drain:
         return None
-    if facts.node is None and update.phase is Phase.APPLYING and update.boot_id == facts.boot_id:
+    if (
+        facts.node is None
+        and update.phase is phases.Phase.APPLYING
+        and update.boot_id == facts.boot_id
+    ):
         # The drain was complete before this phase was entered, in this same boot.
         return None
     if facts.has_undo and facts.node is not None:
@@ -225,65 +196,85 @@ def _decide_while_in_service(
             # The policy changed meanwhile, or more files differ.
             else "files were written without the drain that the update now needs"
         )
-        return CancelStagedAction(reason, _find_own_staged_id(facts, update))
+        return actions.CancelStagedAction(reason, _find_own_staged_id(facts, update))
     return _decide_drain(facts, update)
 
 
-def _decide_drain(facts: Facts, update: UpdateRecord) -> Decision | None:
+def _decide_drain(
+    facts: node_state.Facts, update: ledger_record.UpdateRecord
+) -> actions.Decision | None:
     """Return the next action until the node is drained; then None."""
     if facts.node is None:
-        return WaitAction("waiting for the API server before requesting the drain")
+        return actions.WaitAction("waiting for the API server before requesting the drain")
     handshake = facts.node.handshake
     if handshake.requested and not handshake.is_drain_requested and not handshake.is_settled:
         # The drain controller may be about to uncordon: a drain requested now could be overtaken.
-        return WaitAction("waiting for the earlier uncordon", remedy=DRAIN_REMEDY)
+        return actions.WaitAction(
+            "waiting for the earlier uncordon", remedy=decide_idle.DRAIN_REMEDY
+        )
     token = update.drain_token
     if not token.startswith("drain-"):
-        return DrainAction(update.target, make_drain_token(update.target.config, ""))
+        return actions.DrainAction(
+            update.target, node_state.make_drain_token(update.target.config, "")
+        )
     if handshake.is_drained_for(token):
         return None
     if handshake.requested == handshake.applied == token:
         # Another client uncordoned the drained node. Only another token drains it again.
-        return DrainAction(update.target, make_drain_token(update.target.config, token))
-    if handshake.requested != token or update.phase is not Phase.DRAINING:
-        return DrainAction(update.target, token)
+        return actions.DrainAction(
+            update.target, node_state.make_drain_token(update.target.config, token)
+        )
+    if handshake.requested != token or update.phase is not phases.Phase.DRAINING:
+        return actions.DrainAction(update.target, token)
     is_overdue = update.compute_wait(facts.moment) > facts.drain_limit_s
-    return WaitAction(
-        "waiting for the drain", is_overdue, limit_s=facts.drain_limit_s, remedy=DRAIN_REMEDY
+    return actions.WaitAction(
+        "waiting for the drain",
+        is_overdue,
+        limit_s=facts.drain_limit_s,
+        remedy=decide_idle.DRAIN_REMEDY,
     )
 
 
-def _decide_when_drained(facts: Facts, update: UpdateRecord, impact: UpdateImpact) -> Decision:
+def _decide_when_drained(
+    facts: node_state.Facts, update: ledger_record.UpdateRecord, impact: UpdateImpact
+) -> actions.Decision:
     if impact.needs_reboot and (facts.has_undo or not impact.needs_write):
         return _make_reboot_action(facts, update, impact, _find_own_staged_id(facts, update))
-    return ApplyAction(update.target)
+    return actions.ApplyAction(update.target)
 
 
 def _make_reboot_action(
-    facts: Facts, update: UpdateRecord, impact: UpdateImpact, staged_id: str
-) -> RebootAction:
+    facts: node_state.Facts,
+    update: ledger_record.UpdateRecord,
+    impact: UpdateImpact,
+    staged_id: str,
+) -> actions.RebootAction:
     """Return a soft reboot for the first try only: a full one must correct a wrong soft reboot."""
-    is_counted = update.phase is Phase.REBOOTING and update.boot_id == facts.boot_id
+    is_counted = update.phase is phases.Phase.REBOOTING and update.boot_id == facts.boot_id
     is_first = update.reboot_count - is_counted == 0
     is_soft = facts.can_soft_reboot and is_first and bool(staged_id) and impact.os.can_keep_kernel
-    return RebootAction(update.target, staged_id, is_soft=is_soft)
+    return actions.RebootAction(update.target, staged_id, is_soft=is_soft)
 
 
-def _decide_rebooting(facts: Facts, update: UpdateRecord) -> Decision:
+def _decide_rebooting(
+    facts: node_state.Facts, update: ledger_record.UpdateRecord
+) -> actions.Decision:
     impact, deployments = update.impact or UpdateImpact(), facts.deployments
     if update.boot_id != facts.boot_id:
         return _decide_after_boot(facts, update, impact)
     if not is_target_requested(facts.node, update):
-        return CancelStagedAction(_TARGET_CHANGED, _find_own_staged_id(facts, update))
+        return actions.CancelStagedAction(_TARGET_CHANGED, _find_own_staged_id(facts, update))
     if deployments is None:
-        return WAIT_FOR_DEPLOYMENTS
-    if refusal := refuse_unknown_booted(facts, impact):
+        return decide_idle.WAIT_FOR_DEPLOYMENTS
+    if refusal := decide_idle.refuse_unknown_booted(facts, impact):
         return refusal
     staged_id = _find_own_staged_id(facts, update)
     if deployments.staged_id and not staged_id:
-        return refuse_foreign_staged(deployments)
+        return decide_idle.refuse_foreign_staged(deployments)
     if not staged_id and not impact.os.is_empty:
-        return _decide_full_reboot(facts, update, impact, deployments) or StageAction(update.target)
+        return _decide_full_reboot(facts, update, impact, deployments) or actions.StageAction(
+            update.target
+        )
     reboot = _make_reboot_action(facts, update, impact, staged_id)
     if facts.node is None or not facts.should_drain or not impact.needs_drain:
         # The drain was complete before this phase was entered, in this same boot.
@@ -291,35 +282,39 @@ def _decide_rebooting(facts: Facts, update: UpdateRecord) -> Decision:
     if facts.node.handshake.is_drained_for(update.drain_token):
         return reboot
     if facts.has_undo or (staged_id and not deployments.is_locked):
-        return CancelStagedAction(_UNCORDONED, staged_id)
+        return actions.CancelStagedAction(_UNCORDONED, staged_id)
     return _decide_drain(facts, update) or reboot
 
 
-def _decide_after_boot(facts: Facts, update: UpdateRecord, impact: UpdateImpact) -> Decision:
+def _decide_after_boot(
+    facts: node_state.Facts, update: ledger_record.UpdateRecord, impact: UpdateImpact
+) -> actions.Decision:
     """Decide after a boot of an update that changed files, or unlocked its deployment."""
     target, deployments = update.target, facts.deployments
     if deployments is None and not impact.os.is_empty:
-        return WAIT_FOR_DEPLOYMENTS
-    if refusal := refuse_unknown_booted(facts, impact):
+        return decide_idle.WAIT_FOR_DEPLOYMENTS
+    if refusal := decide_idle.refuse_unknown_booted(facts, impact):
         return refusal
     if deployments is None or is_in_effect(impact.os, deployments.running):
-        return VerifyAction(target, CHECKS_BEGIN)
-    if update.phase is Phase.REBOOTING and is_soft_reboot(update.boot_id, facts.boot_id):
+        return actions.VerifyAction(target, decide_boot.CHECKS_BEGIN)
+    if update.phase is phases.Phase.REBOOTING and ledger_record.is_soft_reboot(
+        update.boot_id, facts.boot_id
+    ):
         full_reboot = _decide_full_reboot(facts, update, impact, deployments)
         if full_reboot is not None and update.reboot_count < REBOOTS_ALLOWED:
             return full_reboot
     if facts.has_undo:
-        return RestoreAction()
+        return actions.RestoreAction()
     if update.staged_id and update.staged_id in deployments.other_ids:
-        return cancel_unbooted(facts, update, deployments)
+        return decide_boot.cancel_unbooted(facts, update, deployments)
     if update.reboot_count >= REBOOTS_ALLOWED:
         booted = deployments.booted_digest or "a deployment without a digest"
         cause = facts.finalization_error
         why = f"; ostree-finalize-staged failed: {cause}" if cause else ""
-        return CancelStagedAction(
+        return actions.CancelStagedAction(
             "no reboot booted the target",
             _find_own_staged_id(facts, update),
-            QuarantinedTarget(
+            ledger_record.QuarantinedTarget(
                 target,
                 f"cannot boot {target}: each of {update.reboot_count} reboots booted {booted}{why}",
                 # A staged deployment that cannot be finalized is dropped, and only the journal of
@@ -329,26 +324,31 @@ def _decide_after_boot(facts: Facts, update: UpdateRecord, impact: UpdateImpact)
             ),
         )
     if not is_target_requested(facts.node, update):
-        return CancelStagedAction(_TARGET_CHANGED, _find_own_staged_id(facts, update))
-    return _decide_staging(update, impact, deployments) or StageAction(target)
+        return actions.CancelStagedAction(_TARGET_CHANGED, _find_own_staged_id(facts, update))
+    return _decide_staging(update, impact, deployments) or actions.StageAction(target)
 
 
 def _decide_full_reboot(
-    facts: Facts, update: UpdateRecord, impact: UpdateImpact, deployments: DeploymentState
-) -> Decision | None:
+    facts: node_state.Facts,
+    update: ledger_record.UpdateRecord,
+    impact: UpdateImpact,
+    deployments: node_state.DeploymentState,
+) -> actions.Decision | None:
     """Return a full reboot into the update's deployment if a soft one booted another."""
     staged_id = update.staged_id
     if not staged_id or staged_id not in {deployments.staged_id, deployments.pending_id}:
         return None
     if not is_target_requested(facts.node, update):
-        return CancelStagedAction(_TARGET_CHANGED, staged_id)
+        return actions.CancelStagedAction(_TARGET_CHANGED, staged_id)
     is_drained = facts.node is None or facts.node.handshake.is_drained_for(update.drain_token)
     if facts.should_drain and impact.needs_drain and not is_drained:
-        return CancelStagedAction(_UNCORDONED, staged_id)
-    return RebootAction(update.target, staged_id if deployments.staged_id == staged_id else "")
+        return actions.CancelStagedAction(_UNCORDONED, staged_id)
+    return actions.RebootAction(
+        update.target, staged_id if deployments.staged_id == staged_id else ""
+    )
 
 
-def _find_own_staged_id(facts: Facts, update: UpdateRecord) -> str:
+def _find_own_staged_id(facts: node_state.Facts, update: ledger_record.UpdateRecord) -> str:
     """Return the staged deployment if this update staged it; empty otherwise."""
     impact, deployments = update.impact, facts.deployments
     if impact is None or deployments is None or impact.os.is_empty or not deployments.staged_id:
@@ -357,27 +357,31 @@ def _find_own_staged_id(facts: Facts, update: UpdateRecord) -> str:
     return deployments.staged_id if is_ours else ""
 
 
-def _find_failed_pending_id(facts: Facts, update: UpdateRecord) -> str:
+def _find_failed_pending_id(facts: node_state.Facts, update: ledger_record.UpdateRecord) -> str:
     """Return the update's deployment if it did not boot and the next boot would try it again."""
     pending_id = facts.deployments.pending_id if facts.deployments else ""
     return pending_id if pending_id == update.staged_id else ""
 
 
-def _decide_cancelling(facts: Facts, update: UpdateRecord) -> Decision:
+def _decide_cancelling(
+    facts: node_state.Facts, update: ledger_record.UpdateRecord
+) -> actions.Decision:
     if facts.deployments is None and needs_deployments(facts, is_first=False):
-        return WAIT_FOR_DEPLOYMENTS
+        return decide_idle.WAIT_FOR_DEPLOYMENTS
     if _is_left_by_newer_agent(facts, update) and facts.deployments is not None:
-        return cancel_unbooted(facts, update, facts.deployments)
+        return decide_boot.cancel_unbooted(facts, update, facts.deployments)
     if _is_booted_nevertheless(facts, update):
-        return RollBackAction(_find_quarantine(facts, update) or make_withdrawn_target(update))
+        return actions.RollBackAction(
+            _find_quarantine(facts, update) or decide_boot.make_withdrawn_target(update)
+        )
     if staged_id := _find_own_staged_id(facts, update) or _find_failed_pending_id(facts, update):
-        return CancelStagedAction("cancelled", staged_id)
+        return actions.CancelStagedAction("cancelled", staged_id)
     if facts.has_undo:
-        return RestoreAction()
+        return actions.RestoreAction()
     return _decide_uncordon(facts, update, is_done=False)
 
 
-def _is_left_by_newer_agent(facts: Facts, update: UpdateRecord) -> bool:
+def _is_left_by_newer_agent(facts: node_state.Facts, update: ledger_record.UpdateRecord) -> bool:
     """Return whether the update was in a phase of a newer agent, whose deployment left again.
 
     The ledger reads such a phase as cancelling. Without a quarantine the update would begin again.
@@ -389,7 +393,7 @@ def _is_left_by_newer_agent(facts: Facts, update: UpdateRecord) -> bool:
     return is_rebooted and update.staged_id != "" and update.staged_id in deployments.other_ids
 
 
-def _is_booted_nevertheless(facts: Facts, update: UpdateRecord) -> bool:
+def _is_booted_nevertheless(facts: node_state.Facts, update: ledger_record.UpdateRecord) -> bool:
     """Return whether a reboot came before the staged deployment of a cancelled update was dropped.
 
     The node has all of a target that is not the current one, and no boot trial.
@@ -404,30 +408,38 @@ def _is_booted_nevertheless(facts: Facts, update: UpdateRecord) -> bool:
     )
 
 
-def _find_quarantine(facts: Facts, update: UpdateRecord) -> QuarantinedTarget | None:
+def _find_quarantine(
+    facts: node_state.Facts, update: ledger_record.UpdateRecord
+) -> ledger_record.QuarantinedTarget | None:
     """Return the quarantine of the update's own target."""
     quarantined = facts.record.quarantined
     is_own = quarantined is not None and quarantined.target == update.target
     return quarantined if is_own else None
 
 
-def _decide_uncordon(facts: Facts, update: UpdateRecord, *, is_done: bool) -> Decision:
+def _decide_uncordon(
+    facts: node_state.Facts, update: ledger_record.UpdateRecord, *, is_done: bool
+) -> actions.Decision:
     if not facts.should_drain or not update.drain_token:
-        return FinishAction(is_done=is_done)
+        return actions.FinishAction(is_done=is_done)
     if facts.node is None:
-        return WaitAction("waiting for the API server before requesting the uncordon")
+        return actions.WaitAction("waiting for the API server before requesting the uncordon")
     handshake = facts.node.handshake
     if handshake.is_drain_requested:
-        return UncordonAction(make_uncordon_token(update.target.config, handshake.applied))
+        return actions.UncordonAction(
+            node_state.make_uncordon_token(update.target.config, handshake.applied)
+        )
     if handshake.is_settled:
-        return FinishAction(is_done=is_done)
+        return actions.FinishAction(is_done=is_done)
     waited_s = update.compute_wait(facts.moment)
     is_overdue = waited_s > _UNCORDON_LIMIT_S
     if not handshake.is_unschedulable and waited_s > _ACKNOWLEDGE_LIMIT_S:
         # The node was never cordoned, or a user uncordoned it. Without a drain controller no
         # acknowledgement follows.
         if not is_done:
-            return FinishAction(is_done=False)
+            return actions.FinishAction(is_done=False)
         # The MCO's controllers expect the acknowledgement before the state Done of a new target.
-        return WaitAction(_UNACKNOWLEDGED, is_overdue, remedy=_ACKNOWLEDGE_REMEDY)
-    return WaitAction("waiting for the uncordon", is_overdue, remedy=DRAIN_REMEDY)
+        return actions.WaitAction(_UNACKNOWLEDGED, is_overdue, remedy=_ACKNOWLEDGE_REMEDY)
+    return actions.WaitAction(
+        "waiting for the uncordon", is_overdue, remedy=decide_idle.DRAIN_REMEDY
+    )

@@ -12,12 +12,11 @@ from treenail.api import annotations as key
 from treenail.api import pullspec
 from treenail.api.node import Node
 from treenail.errors import ConfigError
-from treenail.update.checks.health import BootTrialStatus, OriginCheck
+from treenail.update.checks import health
 from treenail.update.decision.user_requests import UserRequest
 from treenail.update.drift.drift_policy import DriftAssessment
-from treenail.update.impact.os_change import NO_OS_CHANGE, OSChange, RunningOS
-from treenail.update.state.boot_trial import HealthCheckMode
-from treenail.update.state.ledger_record import LedgerRecord, Moment, Target
+from treenail.update.impact import os_change
+from treenail.update.state import boot_trial, ledger_record
 
 _SHOWN_CHARS = 500
 
@@ -29,7 +28,7 @@ _NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0
 class DesiredTarget:
     """The desired target, and the annotations that named its image."""
 
-    target: Target
+    target: ledger_record.Target
     image_keys: tuple[str, ...] = ()
 
 
@@ -38,9 +37,9 @@ class InvalidTarget:
     """Annotations that cannot be obeyed."""
 
     error: ConfigError
-    target: Target = field(default_factory=Target)
+    target: ledger_record.Target = field(default_factory=ledger_record.Target)
     """What they request, as far as it can be read; only to be shown."""
-    candidates: tuple[Target, ...] = ()
+    candidates: tuple[ledger_record.Target, ...] = ()
     """The targets that the valid ones among them request."""
 
 
@@ -49,7 +48,7 @@ class NoTarget:
     """Annotations that request no config."""
 
 
-def read_prestage_target(annotations: Mapping[str, str]) -> Target | None:
+def read_prestage_target(annotations: Mapping[str, str]) -> ledger_record.Target | None:
     """Return the target to pre-stage; None without a config and an image by digest."""
     config = annotations.get(key.PRESTAGE_CONFIG, "")
     image = annotations.get(key.PRESTAGE_IMAGE, "")
@@ -57,7 +56,7 @@ def read_prestage_target(annotations: Mapping[str, str]) -> Target | None:
         pullspec.parse_pull_spec(image, where=key.PRESTAGE_IMAGE)
     except ConfigError:
         return None
-    return Target(config, image) if _NAME.fullmatch(config) else None
+    return ledger_record.Target(config, image) if _NAME.fullmatch(config) else None
 
 
 def read_desired_target(annotations: Mapping[str, str]) -> DesiredTarget | InvalidTarget | NoTarget:
@@ -68,7 +67,9 @@ def read_desired_target(annotations: Mapping[str, str]) -> DesiredTarget | Inval
     """
     images = {name: annotations[name] for name in key.IMAGE_SPELLINGS if annotations.get(name)}
     config = annotations.get(key.DESIRED_CONFIG, "")
-    shown = Target(config[:_SHOWN_CHARS], next(iter(images.values()), "")[:_SHOWN_CHARS])
+    shown = ledger_record.Target(
+        config[:_SHOWN_CHARS], next(iter(images.values()), "")[:_SHOWN_CHARS]
+    )
     if not config:
         if not images:
             return NoTarget()
@@ -93,7 +94,9 @@ def read_desired_target(annotations: Mapping[str, str]) -> DesiredTarget | Inval
     errors = [error for name, image in images.items() if (error := _check_image(name, image))]
     if errors:
         valid = [image for name, image in images.items() if _check_image(name, image) is None]
-        return InvalidTarget(errors[0], shown, tuple(Target(config, image) for image in valid))
+        return InvalidTarget(
+            errors[0], shown, tuple(ledger_record.Target(config, image) for image in valid)
+        )
     if len(set(images.values())) > 1:
         listed = " and ".join(f"{name} ({image})" for name, image in sorted(images.items()))
         return InvalidTarget(
@@ -102,9 +105,11 @@ def read_desired_target(annotations: Mapping[str, str]) -> DesiredTarget | Inval
                 remedy="remove one of the annotations, or set both to the same image",
             ),
             shown,
-            tuple(Target(config, image) for image in images.values()),
+            tuple(ledger_record.Target(config, image) for image in images.values()),
         )
-    return DesiredTarget(Target(config, next(iter(images.values()), "")), tuple(images))
+    return DesiredTarget(
+        ledger_record.Target(config, next(iter(images.values()), "")), tuple(images)
+    )
 
 
 def _check_image(name: str, image: str) -> ConfigError | None:
@@ -192,11 +197,11 @@ class ObservedNode:
 
     desired: DesiredTarget | InvalidTarget | NoTarget
     handshake: DrainHandshake
-    claimed: Target
+    claimed: ledger_record.Target
     """The current target by the Node's annotations; believed only without a ledger."""
-    prestage: Target | None = None
+    prestage: ledger_record.Target | None = None
     """The target to pre-stage."""
-    health_mode: HealthCheckMode | None = None
+    health_mode: boot_trial.HealthCheckMode | None = None
     """The health mode that the Node requests; None without a valid one."""
     invalid_health_mode: str = ""
     """The annotation's value if it is not valid."""
@@ -211,7 +216,7 @@ class ObservedNode:
     shown_images: frozenset[str] = frozenset()
     """The current images that the Node shows, in any spelling."""
 
-    def shows_current(self, target: Target) -> bool:
+    def shows_current(self, target: ledger_record.Target) -> bool:
         """Return whether the Node shows the target as the current one."""
         images = {target.image} if target.image else set()
         return self.shown_config == target.config != "" and self.shown_images == images
@@ -246,9 +251,9 @@ class DeploymentState:
     """The same of the staged image."""
 
     @property
-    def running(self) -> RunningOS:
+    def running(self) -> os_change.RunningOS:
         """The booted operating system."""
-        return RunningOS(
+        return os_change.RunningOS(
             self.booted_digest,
             self.kernel_arguments,
             self.packages,
@@ -269,7 +274,7 @@ class DeploymentState:
 class Facts:
     """One observation of the node, its machine and its ledger."""
 
-    record: LedgerRecord
+    record: ledger_record.LedgerRecord
     boot_id: str
     now: float
     """Seconds since the epoch."""
@@ -290,15 +295,15 @@ class Facts:
     """The update changed files and can undo that."""
     has_files_in_image: bool = True
     """In image mode the image must contain files and units; the agent writes none of them."""
-    adoption_change: OSChange = NO_OS_CHANGE
+    adoption_change: os_change.OSChange = os_change.NO_OS_CHANGE
     """What the booted OS lacks of a target that the node may have; observed at first contact."""
     finalization_error: str = ""
     """Why the staged deployment was not finalized at the last shutdown, if that is known."""
-    trial_status: BootTrialStatus | None = None
+    trial_status: health.BootTrialStatus | None = None
     """The result of the health checks; None outside a boot trial."""
-    health_mode: HealthCheckMode = HealthCheckMode.ENFORCE
+    health_mode: boot_trial.HealthCheckMode = boot_trial.HealthCheckMode.ENFORCE
     """The effect of a failed health check."""
-    origin_check: OriginCheck = OriginCheck.UNKNOWN
+    origin_check: health.OriginCheck = health.OriginCheck.UNKNOWN
     """The check that failed the quarantined target, now that the node has its previous target."""
     is_api_reachable: bool = False
     """The API server answered a moment ago; observed only before a reboot."""
@@ -318,9 +323,9 @@ class Facts:
     """The force file exists: apply the config whatever the state of the machine."""
 
     @property
-    def moment(self) -> Moment:
+    def moment(self) -> ledger_record.Moment:
         """The time of the observation, for waits: they must not depend on the wall clock alone."""
-        return Moment(self.now, self.boot_id, self.monotonic)
+        return ledger_record.Moment(self.now, self.boot_id, self.monotonic)
 
 
 def summarize_node(node: Node) -> ObservedNode:
@@ -339,7 +344,7 @@ def summarize_node(node: Node) -> ObservedNode:
             applied=annotations.get(key.LAST_APPLIED_DRAIN, ""),
             is_unschedulable=node.is_unschedulable,
         ),
-        claimed=Target(
+        claimed=ledger_record.Target(
             annotations.get(key.CURRENT_CONFIG, ""), next(filter(None, claimed_images), "")
         ),
         prestage=read_prestage_target(annotations),
@@ -355,8 +360,8 @@ def summarize_node(node: Node) -> ObservedNode:
     )
 
 
-def _read_health_mode(value: str | None) -> HealthCheckMode | None:
+def _read_health_mode(value: str | None) -> boot_trial.HealthCheckMode | None:
     try:
-        return None if value is None else HealthCheckMode(value)
+        return None if value is None else boot_trial.HealthCheckMode(value)
     except ValueError:
         return None

@@ -3,16 +3,8 @@
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from treenail import codec
-from treenail.codec import CodecError, key
-from treenail.errors import ConfigError
-from treenail.update.state.ledger_record import (
-    LedgerRecord,
-    Moment,
-    QuarantinedTarget,
-    UpdateRecord,
-)
-from treenail.update.state.phases import Phase
+from treenail import codec, errors
+from treenail.update.state import ledger_record, phases
 
 Json = dict[str, object]
 
@@ -35,35 +27,35 @@ class UserRequest:
     """A request of a user."""
 
     kind: RequestKind
-    update_id: str = field(default="", metadata=key("update"))
+    update_id: str = field(default="", metadata=codec.key("update"))
     """The update to cancel."""
     paths: tuple[str, ...] = ()
     """The paths to repair."""
 
 
-def is_cancel_request(request: UserRequest | None, update: UpdateRecord) -> bool:
+def is_cancel_request(request: UserRequest | None, update: ledger_record.UpdateRecord) -> bool:
     """Return whether the request cancels this update."""
     return request == UserRequest(RequestKind.CANCEL, update.id)
 
 
-def explain_too_late(update: UpdateRecord) -> str:
+def explain_too_late(update: ledger_record.UpdateRecord) -> str:
     """Return why the update can no longer be cancelled, as a sentence; empty while it can."""
     match update.phase:
-        case Phase.STAGING | Phase.DRAINING | Phase.APPLYING:
+        case phases.Phase.STAGING | phases.Phase.DRAINING | phases.Phase.APPLYING:
             return ""
-        case Phase.REBOOTING:
+        case phases.Phase.REBOOTING:
             return "the agent has already requested the reboot"
-        case Phase.VERIFYING:
+        case phases.Phase.VERIFYING:
             return "the node has rebooted into the target and is verifying it"
-        case Phase.ROLLING_BACK:
+        case phases.Phase.ROLLING_BACK:
             return "the node is already rolling back"
-        case Phase.UNCORDONING:
+        case phases.Phase.UNCORDONING:
             return f"the node is already at {update.target}"
-        case Phase.CANCELLING:
+        case phases.Phase.CANCELLING:
             return "the update is already being cancelled"
 
 
-def is_answered(request: UserRequest, record: LedgerRecord) -> bool:
+def is_answered(request: UserRequest, record: ledger_record.LedgerRecord) -> bool:
     """Return whether nothing is left to do about the request."""
     match request.kind:
         case RequestKind.CANCEL:
@@ -78,9 +70,9 @@ def is_answered(request: UserRequest, record: LedgerRecord) -> bool:
             return record.update is not None
 
 
-def make_cancelled_target(update: UpdateRecord) -> QuarantinedTarget:
+def make_cancelled_target(update: ledger_record.UpdateRecord) -> ledger_record.QuarantinedTarget:
     """Return the quarantine of an update's target after a user cancelled the update."""
-    return QuarantinedTarget(
+    return ledger_record.QuarantinedTarget(
         update.target,
         f"the update to {update.target} was cancelled on this node",
         "request another target, or run on this node: treenail retry",
@@ -88,12 +80,14 @@ def make_cancelled_target(update: UpdateRecord) -> QuarantinedTarget:
     )
 
 
-def cancel_update(record: LedgerRecord, now: Moment) -> LedgerRecord:
+def cancel_update(
+    record: ledger_record.LedgerRecord, now: ledger_record.Moment
+) -> ledger_record.LedgerRecord:
     """Return the record with its update cancelled, for a machine on which no agent runs."""
     update = record.update
     if update is None or explain_too_late(update):
         return record
-    cancelling = update.enter_phase(Phase.CANCELLING, now)
+    cancelling = update.enter_phase(phases.Phase.CANCELLING, now)
     return replace(record, update=cancelling, quarantined=make_cancelled_target(update))
 
 
@@ -106,5 +100,5 @@ def from_json(document: object) -> UserRequest:
     """Return the request that `to_json` made ``document`` from; raises `ConfigError`."""
     try:
         return codec.decode(UserRequest, document, version=_VERSION)
-    except CodecError as error:
-        raise ConfigError(f"cannot read the request: {error}") from error
+    except codec.CodecError as error:
+        raise errors.ConfigError(f"cannot read the request: {error}") from error

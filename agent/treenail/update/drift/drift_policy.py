@@ -5,16 +5,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from treenail.config import node_paths
-from treenail.config.drift_comparison import Drift, DriftAttribute, EntryKind
-from treenail.config.image_content import IMAGE_REMEDY
+from treenail.config import drift_comparison, image_content, node_paths
 
 HOUR_S = 3600.0
 NAMED_LIMIT = 5
 """Maximum number of drifts that a message names."""
 
 BOOT_ATTRIBUTES = frozenset(
-    {DriftAttribute.IMAGE, DriftAttribute.KERNEL_ARGUMENTS, DriftAttribute.PACKAGES}
+    {
+        drift_comparison.DriftAttribute.IMAGE,
+        drift_comparison.DriftAttribute.KERNEL_ARGUMENTS,
+        drift_comparison.DriftAttribute.PACKAGES,
+    }
 )
 """Attributes that only a reboot can repair."""
 
@@ -45,7 +47,7 @@ class DriftPolicy:
     paths: tuple[tuple[str, DriftReaction], ...] = ()
     repairs_per_hour: int = 3
 
-    def choose_reaction(self, drift: Drift) -> DriftReaction:
+    def choose_reaction(self, drift: drift_comparison.Drift) -> DriftReaction:
         """Return the reaction to this drift; what only a reboot can repair blocks."""
         path = drift.subject
         if not path.startswith("/"):
@@ -53,13 +55,15 @@ class DriftPolicy:
         reaction = next((each for glob, each in self.paths if fnmatchcase(path, glob)), None)
         if reaction is None:
             is_extra = (
-                drift.attribute is DriftAttribute.KIND and drift.expected == EntryKind.NOTHING
+                drift.attribute is drift_comparison.DriftAttribute.KIND
+                and drift.expected == drift_comparison.EntryKind.NOTHING
             )
             is_label = (
-                drift.attribute is DriftAttribute.LABEL and self.default is DriftReaction.BLOCK
+                drift.attribute is drift_comparison.DriftAttribute.LABEL
+                and self.default is DriftReaction.BLOCK
             )
             # The agent moves the node to its image: that must not be blocked.
-            is_image = drift.attribute is DriftAttribute.IMAGE
+            is_image = drift.attribute is drift_comparison.DriftAttribute.IMAGE
             is_reported = is_extra or is_label or is_image
             reaction = DriftReaction.REPORT if is_reported else self.default
         if reaction is DriftReaction.REPAIR and drift.attribute in BOOT_ATTRIBUTES:
@@ -71,9 +75,9 @@ class DriftPolicy:
 class DriftAssessment:
     """The drift of a machine, by reaction."""
 
-    reported: tuple[Drift, ...] = ()
-    to_repair: tuple[Drift, ...] = ()
-    blocking: tuple[Drift, ...] = ()
+    reported: tuple[drift_comparison.Drift, ...] = ()
+    to_repair: tuple[drift_comparison.Drift, ...] = ()
+    blocking: tuple[drift_comparison.Drift, ...] = ()
     contested: frozenset[str] = frozenset()
     """The subjects that were repaired too often: another program must be writing them."""
     image_gaps: frozenset[str] = frozenset()
@@ -82,7 +86,7 @@ class DriftAssessment:
     """The machine was checked; False if no config is known."""
 
     @property
-    def all(self) -> tuple[Drift, ...]:
+    def all(self) -> tuple[drift_comparison.Drift, ...]:
         return (*self.blocking, *self.to_repair, *self.reported)
 
 
@@ -92,13 +96,15 @@ def is_contested(repaired_at: Iterable[float], per_hour: int, now: float) -> boo
 
 
 def assess_drift(
-    drifts: Iterable[Drift],
+    drifts: Iterable[drift_comparison.Drift],
     policy: DriftPolicy,
     repairs: Mapping[str, Sequence[float]],
     now: float,
 ) -> DriftAssessment:
     """Sort the drift by reaction; ``repairs`` are the times of earlier repairs, in seconds."""
-    by_reaction: dict[DriftReaction, list[Drift]] = {each: [] for each in DriftReaction}
+    by_reaction: dict[DriftReaction, list[drift_comparison.Drift]] = {
+        each: [] for each in DriftReaction
+    }
     contested: set[str] = set()
     for drift in drifts:
         reaction = policy.choose_reaction(drift)
@@ -118,7 +124,7 @@ def assess_drift(
 
 
 def format_drift(
-    drifts: Sequence[Drift], config: str, contested: frozenset[str] = frozenset()
+    drifts: Sequence[drift_comparison.Drift], config: str, contested: frozenset[str] = frozenset()
 ) -> str:
     """Return a sentence that names the first drifts."""
     named = "; ".join(str(each) for each in drifts[:NAMED_LIMIT])
@@ -131,14 +137,14 @@ def format_drift(
 
 
 def format_drift_remedy(
-    drifts: Sequence[Drift],
+    drifts: Sequence[drift_comparison.Drift],
     contested: frozenset[str] = frozenset(),
     *,
     image_gaps: frozenset[str] = frozenset(),
 ) -> str:
     """Return what a user can do about the drift."""
     if image_gaps & {each.subject for each in drifts}:
-        return IMAGE_REMEDY
+        return image_content.IMAGE_REMEDY
     if any(each.attribute in BOOT_ATTRIBUTES for each in drifts):
         return f"restore it, or apply the config again with: touch {node_paths.FORCE_FILE}"
     find_writer = "find the program that writes there, then " if contested else ""

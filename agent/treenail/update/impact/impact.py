@@ -9,41 +9,12 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeVar, assert_never
 
-from treenail.api.disruptionpolicy import (
-    DaemonReloadPolicyAction,
-    DisruptionPolicy,
-    DrainPolicyAction,
-    NonePolicyAction,
-    PolicyAction,
-    RebootPolicyAction,
-    ReloadPolicyAction,
-    RestartPolicyAction,
-    SpecialPolicyAction,
-)
-from treenail.api.machineconfig import MachineConfig
+from treenail.api import disruptionpolicy, machineconfig
 from treenail.codec import key
-from treenail.config import node_paths
+from treenail.config import node_paths, provenance, wanted_state
 from treenail.config.diff import ConfigDiff, EntryChange, OSAspect, compare_configs
-from treenail.config.provenance import PROVENANCE, Provenance
-from treenail.config.wanted_state import WantedFile, WantedState
-from treenail.update.impact.os_change import NO_OS_CHANGE, OSChange
-from treenail.update.steps.step_types import (
-    BackUpEntry,
-    ConfigStep,
-    EnablementStep,
-    EntryStep,
-    MakeDirectory,
-    MakeLink,
-    RelabelEntry,
-    ReloadDaemon,
-    ReloadUnit,
-    RemoveEntry,
-    RestartUnit,
-    RestoreEntry,
-    SetPassword,
-    SetSshKeys,
-    WriteFile,
-)
+from treenail.update.impact import os_change
+from treenail.update.steps import step_types
 
 CONTAINER_RUNTIME = "crio.service"
 
@@ -74,7 +45,7 @@ class DisruptionReason:
 class DisruptionCost:
     """An action and the differences that require it."""
 
-    action: PolicyAction
+    action: disruptionpolicy.PolicyAction
     reasons: tuple[DisruptionReason, ...]
 
     @property
@@ -121,7 +92,12 @@ class ConfigSources:
     """The MachineConfig that decided each difference that `compute_disruption` names."""
 
     def __init__(
-        self, diff: ConfigDiff, old: MachineConfig, new: MachineConfig, *, image_source: str = ""
+        self,
+        diff: ConfigDiff,
+        old: machineconfig.MachineConfig,
+        new: machineconfig.MachineConfig,
+        *,
+        image_source: str = "",
     ) -> None:
         """Find the sources; ``image_source`` requested the image if no MachineConfig did.
 
@@ -138,39 +114,44 @@ class ConfigSources:
         )
 
 
-def compute_disruption(diff: ConfigDiff, policy: DisruptionPolicy) -> ConfigDisruption:
+def compute_disruption(
+    diff: ConfigDiff, policy: disruptionpolicy.DisruptionPolicy
+) -> ConfigDisruption:
     """Return the disruption that the policy requires for the differences."""
-    found: dict[PolicyAction, list[DisruptionReason]] = {}
+    found: dict[disruptionpolicy.PolicyAction, list[DisruptionReason]] = {}
     for action, reason in _find_actions(diff, policy):
         found.setdefault(action, []).append(reason)
-    harmless = tuple(found.pop(NonePolicyAction(), ()))
-    if RebootPolicyAction() in found:
-        found = {RebootPolicyAction(): found[RebootPolicyAction()]}
+    harmless = tuple(found.pop(disruptionpolicy.NonePolicyAction(), ()))
+    if disruptionpolicy.RebootPolicyAction() in found:
+        found = {
+            disruptionpolicy.RebootPolicyAction(): found[disruptionpolicy.RebootPolicyAction()]
+        }
     costs = [
         DisruptionCost(action, tuple(reasons))
         for action, reasons in found.items()
         # A restart also reads the configuration again.
         if not (
-            isinstance(action, ReloadPolicyAction) and RestartPolicyAction(action.unit) in found
+            isinstance(action, disruptionpolicy.ReloadPolicyAction)
+            and disruptionpolicy.RestartPolicyAction(action.unit) in found
         )
     ]
     return ConfigDisruption(tuple(sorted(costs, key=_rank_cost)), harmless)
 
 
-def rank_action(action: PolicyAction) -> DisruptionLevel:
+def rank_action(action: disruptionpolicy.PolicyAction) -> DisruptionLevel:
     """Return the level of an action."""
     match action:
-        case NonePolicyAction():
+        case disruptionpolicy.NonePolicyAction():
             return DisruptionLevel.NONE
-        case DaemonReloadPolicyAction():
+        case disruptionpolicy.DaemonReloadPolicyAction():
             return DisruptionLevel.DAEMON_RELOAD
-        case ReloadPolicyAction():
+        case disruptionpolicy.ReloadPolicyAction():
             return DisruptionLevel.RELOAD
-        case RestartPolicyAction():
+        case disruptionpolicy.RestartPolicyAction():
             return DisruptionLevel.RESTART
-        case DrainPolicyAction() | SpecialPolicyAction():
+        case disruptionpolicy.DrainPolicyAction() | disruptionpolicy.SpecialPolicyAction():
             return DisruptionLevel.DRAIN
-        case RebootPolicyAction():
+        case disruptionpolicy.RebootPolicyAction():
             return DisruptionLevel.REBOOT
         case _:
             assert_never(action)
@@ -178,13 +159,19 @@ def rank_action(action: PolicyAction) -> DisruptionLevel:
 
 def _rank_cost(cost: DisruptionCost) -> tuple[DisruptionLevel, str]:
     action = cost.action
-    unit = action.unit if isinstance(action, ReloadPolicyAction | RestartPolicyAction) else ""
+    unit = (
+        action.unit
+        if isinstance(
+            action, disruptionpolicy.ReloadPolicyAction | disruptionpolicy.RestartPolicyAction
+        )
+        else ""
+    )
     return cost.level, unit
 
 
 def _find_actions(
-    diff: ConfigDiff, policy: DisruptionPolicy
-) -> Iterator[tuple[PolicyAction, DisruptionReason]]:
+    diff: ConfigDiff, policy: disruptionpolicy.DisruptionPolicy
+) -> Iterator[tuple[disruptionpolicy.PolicyAction, DisruptionReason]]:
     for change in diff.files:
         yield from _find_path_actions(
             "file", change, policy, is_safe=_is_safe_registries_change(change)
@@ -196,7 +183,7 @@ def _find_actions(
     units = {each.name: each.actions for each in policy.units}
     for unit in diff.units:
         rule = f"policy for {unit.key}" if unit.key in units else "no policy for this unit"
-        for action in units.get(unit.key, (RebootPolicyAction(),)):
+        for action in units.get(unit.key, (disruptionpolicy.RebootPolicyAction(),)):
             yield action, DisruptionReason(f"unit {unit}", rule)
     for user in diff.users:
         for action in policy.ssh_key_actions:
@@ -205,14 +192,18 @@ def _find_actions(
         # Another image of extensions does not change the installed packages.
         if aspect is not OSAspect.EXTENSIONS_IMAGE:
             yield (
-                RebootPolicyAction(),
+                disruptionpolicy.RebootPolicyAction(),
                 DisruptionReason(f"{aspect} changed", "part of the operating system"),
             )
 
 
 def _find_path_actions(
-    kind: str, change: EntryChange[object], policy: DisruptionPolicy, *, is_safe: bool
-) -> Iterator[tuple[PolicyAction, DisruptionReason]]:
+    kind: str,
+    change: EntryChange[object],
+    policy: disruptionpolicy.DisruptionPolicy,
+    *,
+    is_safe: bool,
+) -> Iterator[tuple[disruptionpolicy.PolicyAction, DisruptionReason]]:
     """Return the actions of the policy for the path, or for its closest parent directory."""
     policies = [
         each
@@ -220,20 +211,23 @@ def _find_path_actions(
         if change.key == each.path or change.key.startswith(each.path.rstrip("/") + "/")
     ]
     if not policies:
-        yield RebootPolicyAction(), DisruptionReason(f"{kind} {change}", "no policy for this path")
+        yield (
+            disruptionpolicy.RebootPolicyAction(),
+            DisruptionReason(f"{kind} {change}", "no policy for this path"),
+        )
         return
     closest = max(policies, key=lambda each: len(each.path))
     reason = DisruptionReason(f"{kind} {change}", f"policy for {closest.path}")
     for action in closest.actions:
-        if not isinstance(action, SpecialPolicyAction):
+        if not isinstance(action, disruptionpolicy.SpecialPolicyAction):
             yield action, reason
             continue
-        yield ReloadPolicyAction(CONTAINER_RUNTIME), reason
+        yield disruptionpolicy.ReloadPolicyAction(CONTAINER_RUNTIME), reason
         if not is_safe:
-            yield DrainPolicyAction(), reason
+            yield disruptionpolicy.DrainPolicyAction(), reason
 
 
-def _is_safe_registries_change(change: EntryChange[WantedFile]) -> bool:
+def _is_safe_registries_change(change: EntryChange[wanted_state.WantedFile]) -> bool:
     """Return whether the container runtime can read the changed file while pods run."""
     if change.key != node_paths.REGISTRIES_CONF or change.old is None or change.new is None:
         return False
@@ -244,29 +238,31 @@ def _is_safe_registries_change(change: EntryChange[WantedFile]) -> bool:
     )
 
 
-def describe_action(action: PolicyAction) -> str:
+def describe_action(action: disruptionpolicy.PolicyAction) -> str:
     """Return the action as text for users."""
     match action:
-        case NonePolicyAction():
+        case disruptionpolicy.NonePolicyAction():
             return "nothing"
-        case DaemonReloadPolicyAction():
+        case disruptionpolicy.DaemonReloadPolicyAction():
             return "daemon-reload"
-        case ReloadPolicyAction(unit):
+        case disruptionpolicy.ReloadPolicyAction(unit):
             return f"reload {unit}"
-        case RestartPolicyAction(unit):
+        case disruptionpolicy.RestartPolicyAction(unit):
             return f"restart {unit}"
-        case DrainPolicyAction() | SpecialPolicyAction():
+        case disruptionpolicy.DrainPolicyAction() | disruptionpolicy.SpecialPolicyAction():
             return "drain"
-        case RebootPolicyAction():
+        case disruptionpolicy.RebootPolicyAction():
             return "drain and reboot"
 
 
-def _read_provenance(config: MachineConfig) -> Provenance:
-    text = config.metadata.annotations.get(PROVENANCE)
-    return Provenance({}) if text is None else Provenance.from_text(text)
+def _read_provenance(config: machineconfig.MachineConfig) -> provenance.Provenance:
+    text = config.metadata.annotations.get(provenance.PROVENANCE)
+    return provenance.Provenance({}) if text is None else provenance.Provenance.from_text(text)
 
 
-def _find_sources(diff: ConfigDiff, old: Provenance, new: Provenance) -> Iterator[tuple[str, str]]:
+def _find_sources(
+    diff: ConfigDiff, old: provenance.Provenance, new: provenance.Provenance
+) -> Iterator[tuple[str, str]]:
     def find_last(section: str, key: str) -> str:
         return _name_last(new.find_sources(section, key) or old.find_sources(section, key))
 
@@ -298,7 +294,7 @@ REASONS_LIMIT = 20
 class UpdateImpact:
     """The part of a planned update that decisions depend on; it holds no contents."""
 
-    os: OSChange = field(default=NO_OS_CHANGE, metadata=key(is_required=True))
+    os: os_change.OSChange = field(default=os_change.NO_OS_CHANGE, metadata=key(is_required=True))
     needs_write: bool = field(default=False, metadata=key("needsWrite", is_required=True))
     """Files, units or users must be written."""
     level: DisruptionLevel = field(
@@ -329,8 +325,8 @@ class UpdateImpact:
 
 
 def compute_impact(
-    steps: Sequence[ConfigStep],
-    change: OSChange,
+    steps: Sequence[step_types.ConfigStep],
+    change: os_change.OSChange,
     disruption: ConfigDisruption,
     find_cause: Callable[[DisruptionReason], object],
 ) -> UpdateImpact:
@@ -343,7 +339,10 @@ def compute_impact(
 
 
 def compute_differences(
-    old: WantedState, new: WantedState, steps: Sequence[ConfigStep], change: OSChange
+    old: wanted_state.WantedState,
+    new: wanted_state.WantedState,
+    steps: Sequence[step_types.ConfigStep],
+    change: os_change.OSChange,
 ) -> ConfigDiff:
     """Return the differences between the configs, and of the machine from the new one.
 
@@ -361,48 +360,59 @@ def compute_differences(
 
 
 def plan_service_steps(
-    steps: Sequence[ConfigStep], actions: Sequence[PolicyAction]
-) -> tuple[ConfigStep, ...]:
+    steps: Sequence[step_types.ConfigStep], actions: Sequence[disruptionpolicy.PolicyAction]
+) -> tuple[step_types.ConfigStep, ...]:
     """Return the steps that make services notice other steps: the ``actions`` of a policy.
 
     systemd reloads its units first if one changed.
     """
-    found: list[ConfigStep] = []
-    if DaemonReloadPolicyAction() in actions or any(map(_is_unit_step, steps)):
-        found.append(ReloadDaemon())
+    found: list[step_types.ConfigStep] = []
+    if disruptionpolicy.DaemonReloadPolicyAction() in actions or any(map(_is_unit_step, steps)):
+        found.append(step_types.ReloadDaemon())
     for action in actions:
-        if isinstance(action, ReloadPolicyAction):
-            found.append(ReloadUnit(action.unit))
-        elif isinstance(action, RestartPolicyAction):
-            found.append(RestartUnit(action.unit))
+        if isinstance(action, disruptionpolicy.ReloadPolicyAction):
+            found.append(step_types.ReloadUnit(action.unit))
+        elif isinstance(action, disruptionpolicy.RestartPolicyAction):
+            found.append(step_types.RestartUnit(action.unit))
     return tuple(found)
 
 
-def convert_steps_to_diff(new: WantedState, steps: Sequence[ConfigStep]) -> ConfigDiff:
+def convert_steps_to_diff(
+    new: wanted_state.WantedState, steps: Sequence[step_types.ConfigStep]
+) -> ConfigDiff:
     """Return the steps as differences of configs, to which a disruption policy applies."""
-    written = {step.path for step in steps if isinstance(step, WriteFile | RestoreEntry)}
-    removed = {step.path for step in steps if isinstance(step, RemoveEntry)}
-    links = {step.path for step in steps if isinstance(step, MakeLink)}
+    written = {
+        step.path
+        for step in steps
+        if isinstance(step, step_types.WriteFile | step_types.RestoreEntry)
+    }
+    removed = {step.path for step in steps if isinstance(step, step_types.RemoveEntry)}
+    links = {step.path for step in steps if isinstance(step, step_types.MakeLink)}
 
     def is_unit_file(path: str) -> bool:
         return _is_unit_path(path) and path not in new.files
 
     units = {
-        *(name for step in steps if isinstance(step, EnablementStep) for name in step.units),
+        *(
+            name
+            for step in steps
+            if isinstance(step, step_types.EnablementStep)
+            for name in step.units
+        ),
         *(_parse_unit_name(path) for path in written | removed | links if is_unit_file(path)),
     }
     return ConfigDiff(
         files=tuple(
-            EntryChange(path, WantedFile(path), None)
+            EntryChange(path, wanted_state.WantedFile(path), None)
             if path in removed
-            else EntryChange(path, None, new.files.get(path, WantedFile(path)))
+            else EntryChange(path, None, new.files.get(path, wanted_state.WantedFile(path)))
             for path in sorted(written | removed)
             if not is_unit_file(path)
         ),
         directories=tuple(
             EntryChange(step.path, None, new.directories.get(step.path))
             for step in steps
-            if isinstance(step, MakeDirectory)
+            if isinstance(step, step_types.MakeDirectory)
         ),
         links=tuple(
             EntryChange(path, None, new.links.get(path))
@@ -413,18 +423,20 @@ def convert_steps_to_diff(new: WantedState, steps: Sequence[ConfigStep]) -> Conf
         users=tuple(
             EntryChange(name, None, new.users.get(name))
             for name in dict.fromkeys(
-                step.user for step in steps if isinstance(step, SetSshKeys | SetPassword)
+                step.user
+                for step in steps
+                if isinstance(step, step_types.SetSshKeys | step_types.SetPassword)
             )
         ),
     )
 
 
-def _is_unit_step(step: ConfigStep) -> bool:
-    if isinstance(step, EnablementStep):
+def _is_unit_step(step: step_types.ConfigStep) -> bool:
+    if isinstance(step, step_types.EnablementStep):
         return True
     return (
-        isinstance(step, EntryStep)
-        and not isinstance(step, BackUpEntry | RelabelEntry)
+        isinstance(step, step_types.EntryStep)
+        and not isinstance(step, step_types.BackUpEntry | step_types.RelabelEntry)
         and _is_unit_path(step.path)
     )
 

@@ -3,20 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from treenail.api import pullspec
-from treenail.api.machineconfig import (
-    DEFAULT_KERNEL,
-    KERNEL_ARCHITECTURES,
-    KERNEL_PACKAGES,
-    STOCK_KERNEL_PACKAGES,
-)
-from treenail.codec import key
-from treenail.config.diff import OSAspect
-from treenail.config.wanted_state import WantedOS
-from treenail.errors import UnreconcilableError
-from treenail.update.impact.os_packages import LATER_PACKAGES, list_packages
+from treenail import codec, errors
+from treenail.api import machineconfig, pullspec
+from treenail.config import diff, wanted_state
+from treenail.update.impact import os_packages
 
-KERNEL_KEEPING_ASPECTS = frozenset({OSAspect.IMAGE, OSAspect.EXTENSIONS})
+KERNEL_KEEPING_ASPECTS = frozenset({diff.OSAspect.IMAGE, diff.OSAspect.EXTENSIONS})
 """The aspects that can change without another kernel."""
 
 
@@ -36,7 +28,7 @@ class OSChange:
     """Packages of the image to remove by an override."""
     reset: tuple[str, ...] = ()
     """Packages of the image whose override to reset."""
-    packages_from: str = field(default="", metadata=key("packagesFrom"))
+    packages_from: str = field(default="", metadata=codec.key("packagesFrom"))
     """The pull spec of the image with the packages, by digest; never set alone."""
 
     @property
@@ -60,15 +52,15 @@ class OSChange:
         return set(self.aspects) <= KERNEL_KEEPING_ASPECTS and not self.is_empty
 
     @property
-    def aspects(self) -> tuple[OSAspect, ...]:
+    def aspects(self) -> tuple[diff.OSAspect, ...]:
         """The fields of a MachineConfig that require the change."""
-        kernels = frozenset[str]().union(*KERNEL_PACKAGES.values())
+        kernels = frozenset[str]().union(*machineconfig.KERNEL_PACKAGES.values())
         packages = {*self.install, *self.uninstall}
         changes = (
-            (OSAspect.IMAGE, self.image),
-            (OSAspect.KERNEL_ARGUMENTS, self.append or self.delete),
-            (OSAspect.KERNEL_TYPE, self.remove or self.reset or packages & kernels),
-            (OSAspect.EXTENSIONS, packages - kernels),
+            (diff.OSAspect.IMAGE, self.image),
+            (diff.OSAspect.KERNEL_ARGUMENTS, self.append or self.delete),
+            (diff.OSAspect.KERNEL_TYPE, self.remove or self.reset or packages & kernels),
+            (diff.OSAspect.EXTENSIONS, packages - kernels),
         )
         return tuple(aspect for aspect, change in changes if change)
 
@@ -95,7 +87,9 @@ class RunningOS:
         return digest != "" and digest in {self.digest, self.list_digest}
 
 
-def compute_os_change(old: WantedOS, new: WantedOS, running: RunningOS, *, image: str) -> OSChange:
+def compute_os_change(
+    old: wanted_state.WantedOS, new: wanted_state.WantedOS, running: RunningOS, *, image: str
+) -> OSChange:
     """Return the change from the old to the new OS; empty if the new one is booted.
 
     ``image`` is requested beside the config and contains its packages and its kernel. Raises
@@ -104,13 +98,16 @@ def compute_os_change(old: WantedOS, new: WantedOS, running: RunningOS, *, image
     append, delete = _compute_arguments(
         old.kernel_arguments, new.kernel_arguments, running.kernel_arguments
     )
-    before, after = list_packages(old), frozenset[str]() if image else list_packages(new)
+    before, after = (
+        os_packages.list_packages(old),
+        frozenset[str]() if image else os_packages.list_packages(new),
+    )
     removed = frozenset[str]() if image else _list_removed_packages(new)
     new_image = _select_image(image or new.image, running)
     install = after - set(running.packages)
     if not new_image:
         # An earlier release layered the extension without them: they come with the next image.
-        install -= before & LATER_PACKAGES
+        install -= before & os_packages.LATER_PACKAGES
     change = OSChange(
         image=new_image,
         append=append,
@@ -127,11 +124,11 @@ def compute_os_change(old: WantedOS, new: WantedOS, running: RunningOS, *, image
     return replace(change, packages_from=new.extensions_image)
 
 
-def check_kernel_type(os: WantedOS, architecture: str) -> None:
+def check_kernel_type(os: wanted_state.WantedOS, architecture: str) -> None:
     """Raise `UnreconcilableError` for a kernel type that the architecture, by OCI name, lacks."""
-    allowed = KERNEL_ARCHITECTURES.get(os.kernel_type, architecture)
+    allowed = machineconfig.KERNEL_ARCHITECTURES.get(os.kernel_type, architecture)
     if architecture != allowed:
-        raise UnreconcilableError(
+        raise errors.UnreconcilableError(
             f"cannot use kernelType {os.kernel_type}: it exists for {allowed} only, and this "
             f"machine is {architecture}",
             remedy="use kernelType default in the MachineConfigs of this pool, or move the node to "
@@ -181,8 +178,12 @@ def _has_arguments(append: Sequence[str], delete: Sequence[str], booted: Sequenc
     return not append or appended[-len(append) :] == list(append)
 
 
-def _list_removed_packages(os: WantedOS) -> frozenset[str]:
-    return frozenset() if os.kernel_type == DEFAULT_KERNEL else STOCK_KERNEL_PACKAGES
+def _list_removed_packages(os: wanted_state.WantedOS) -> frozenset[str]:
+    return (
+        frozenset()
+        if os.kernel_type == machineconfig.DEFAULT_KERNEL
+        else machineconfig.STOCK_KERNEL_PACKAGES
+    )
 
 
 def _sort_names(names: frozenset[str]) -> tuple[str, ...]:

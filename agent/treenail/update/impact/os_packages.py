@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from treenail.api.machineconfig import EXTENSIONS, KERNEL_PACKAGES
+from treenail.api import machineconfig
 from treenail.config.wanted_state import WantedOS
 
 LATER_PACKAGES = frozenset({"openvswitch3.5-ipsec"})
@@ -11,14 +11,16 @@ LATER_PACKAGES = frozenset({"openvswitch3.5-ipsec"})
 
 def list_packages(os: WantedOS) -> frozenset[str]:
     """Return the packages that a config layers on the image."""
-    extensions = (package for name in os.extensions for package in EXTENSIONS[name])
-    return frozenset(extensions) | KERNEL_PACKAGES.get(os.kernel_type, frozenset())
+    extensions = (package for name in os.extensions for package in machineconfig.EXTENSIONS[name])
+    return frozenset(extensions) | machineconfig.KERNEL_PACKAGES.get(os.kernel_type, frozenset())
 
 
 def list_unsupported_packages(layered: Collection[str]) -> tuple[str, ...]:
     """Return the layered packages that belong to no extension and no kernel type."""
-    known = frozenset(package for packages in EXTENSIONS.values() for package in packages)
-    return tuple(sorted(frozenset(layered) - known.union(*KERNEL_PACKAGES.values())))
+    known = frozenset(
+        package for packages in machineconfig.EXTENSIONS.values() for package in packages
+    )
+    return tuple(sorted(frozenset(layered) - known.union(*machineconfig.KERNEL_PACKAGES.values())))
 
 
 def list_required_packages(os: WantedOS) -> frozenset[str]:

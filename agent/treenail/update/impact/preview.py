@@ -11,41 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from treenail.api.disruptionpolicy import DisruptionPolicy
-from treenail.api.machineconfig import EXTENSIONS, MachineConfig
-from treenail.config import node_paths
+from treenail.api import disruptionpolicy, machineconfig
+from treenail.config import (
+    drift_comparison,
+    image_content,
+    node_paths,
+    reconcilable,
+    redact,
+    wanted_state,
+)
 from treenail.config.diff import ConfigDiff, EntryChange, OSAspect, compare_configs
-from treenail.config.drift_comparison import UNIT_MODE
-from treenail.config.image_content import (
-    ImageSplit,
-    assume_provided,
-    drop_provided,
-    list_provided,
-)
-from treenail.config.reconcilable import (
-    IrreconcilableChange,
-    find_irreconcilable_changes,
-    find_read_only_paths,
-)
-from treenail.config.redact import FileDiff, compute_redacted_diff, redact_line
-from treenail.config.wanted_state import (
-    WantedDirectory,
-    WantedFile,
-    WantedLink,
-    WantedOS,
-    WantedState,
-    WantedUnit,
-    WantedUser,
-    read_wanted_state,
-)
-from treenail.update.impact.impact import (
-    ConfigSources,
-    DisruptionCause,
-    compute_differences,
-    compute_disruption,
-    describe_action,
-)
-from treenail.update.impact.os_change import KERNEL_KEEPING_ASPECTS, NO_OS_CHANGE, OSChange
+from treenail.update.impact import impact, os_change
 from treenail.update.steps.step_types import ConfigStep
 
 _KEY = re.compile(r"(?P<kind>(?:ssh|ecdsa|sk)-[\w.@-]{1,60})\s+(?P<blob>(?:[\w+/]{4})+[\w+/]{0,3})")
@@ -66,7 +42,7 @@ class ContentDiff:
     """The difference of the contents of a path."""
 
     path: str
-    diff: FileDiff
+    diff: redact.FileDiff
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +62,7 @@ class PreviewAction:
     """One disruptive action and its causes."""
 
     description: str
-    reasons: tuple[DisruptionCause, ...]
+    reasons: tuple[impact.DisruptionCause, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +70,9 @@ class MachinePlan:
     """The plan of the agent for one machine."""
 
     steps: tuple[ConfigStep, ...]
-    change: OSChange | None
+    change: os_change.OSChange | None
     """None if the deployments cannot be read; the OS is then assumed to match the old config."""
-    split: ImageSplit | None = None
+    split: image_content.ImageSplit | None = None
     """The comparison of the config with the booted image; None unless that stays."""
 
 
@@ -109,11 +85,11 @@ class Preview:
     entries: tuple[PreviewEntry, ...] = ()
     actions: tuple[PreviewAction, ...] = ()
     """The disruptive actions, the least disruptive first."""
-    harmless: tuple[DisruptionCause, ...] = ()
+    harmless: tuple[impact.DisruptionCause, ...] = ()
     """The differences that disrupt nothing."""
     needs_drain: bool = False
     needs_reboot: bool = False
-    irreconcilable_changes: tuple[IrreconcilableChange, ...] = ()
+    irreconcilable_changes: tuple[reconcilable.IrreconcilableChange, ...] = ()
     steps: tuple[str, ...] = ()
     """The steps that change files, units and users, in order; empty without a `MachinePlan`."""
     in_image: tuple[str, ...] = ()
@@ -123,7 +99,7 @@ class Preview:
     def can_keep_kernel(self) -> bool:
         """The OS changes, and the change may keep the running kernel."""
         aspects = {each.kind for each in self.entries} & set(OSAspect)
-        return bool(aspects) and aspects <= KERNEL_KEEPING_ASPECTS
+        return bool(aspects) and aspects <= os_change.KERNEL_KEEPING_ASPECTS
 
     @property
     def is_empty(self) -> bool:
@@ -132,9 +108,9 @@ class Preview:
 
 
 def preview_update(
-    old: MachineConfig,
-    new: MachineConfig,
-    policy: DisruptionPolicy,
+    old: machineconfig.MachineConfig,
+    new: machineconfig.MachineConfig,
+    policy: disruptionpolicy.DisruptionPolicy,
     *,
     images: tuple[str, str] = ("", ""),
     has_files_in_image: bool = True,
@@ -148,7 +124,7 @@ def preview_update(
     includes drift and excludes what is booted already.
     """
     before, after = (
-        _apply_image(read_wanted_state(config), image)
+        _apply_image(wanted_state.read_wanted_state(config), image)
         for config, image in zip((old, new), images, strict=True)
     )
     provided = frozenset[str]()
@@ -156,20 +132,27 @@ def preview_update(
     if images[1] and machine is not None and machine.split is not None:
         after, provided = machine.split.wanted, machine.split.provided
     elif images[1] and has_files_in_image:
-        provided = assume_provided(after).provided
-        in_image = list_provided(after, provided)
-    former = assume_provided(before).provided if images[0] and has_files_in_image else frozenset()
-    before, after = drop_provided(before, provided | former), drop_provided(after, provided)
+        provided = image_content.assume_provided(after).provided
+        in_image = image_content.list_provided(after, provided)
+    former = (
+        image_content.assume_provided(before).provided
+        if images[0] and has_files_in_image
+        else frozenset()
+    )
+    before, after = (
+        image_content.drop_provided(before, provided | former),
+        image_content.drop_provided(after, provided),
+    )
     config_diff = compare_configs(before, after)
     steps, change = (machine.steps, machine.change) if machine else ((), None)
     diff = config_diff
     if machine:
-        diff = compute_differences(before, after, steps, change or NO_OS_CHANGE)
+        diff = impact.compute_differences(before, after, steps, change or os_change.NO_OS_CHANGE)
     if change is None:
         diff = replace(diff, os=config_diff.os)
-    disruption = compute_disruption(diff, policy)
+    disruption = impact.compute_disruption(diff, policy)
     source = IMAGE_SOURCE if images[1] else ""
-    find_cause = ConfigSources(diff, old, new, image_source=source).find_cause
+    find_cause = impact.ConfigSources(diff, old, new, image_source=source).find_cause
     return Preview(
         old=old.name,
         new=new.name,
@@ -179,27 +162,30 @@ def preview_update(
             *_list_machine_entries(config_diff, diff),
         ),
         actions=tuple(
-            PreviewAction(describe_action(each.action), tuple(map(find_cause, each.reasons)))
+            PreviewAction(impact.describe_action(each.action), tuple(map(find_cause, each.reasons)))
             for each in disruption.costs
         ),
         harmless=tuple(map(find_cause, disruption.harmless)),
         needs_drain=disruption.needs_drain,
         needs_reboot=disruption.needs_reboot,
         irreconcilable_changes=(
-            *find_irreconcilable_changes(old, new),
-            *(() if images[1] and has_files_in_image else find_read_only_paths(new)),
+            *reconcilable.find_irreconcilable_changes(old, new),
+            *(() if images[1] and has_files_in_image else reconcilable.find_read_only_paths(new)),
         ),
         steps=tuple(map(str, steps)),
         in_image=in_image,
     )
 
 
-def _apply_image(wanted: WantedState, image: str) -> WantedState:
+def _apply_image(wanted: wanted_state.WantedState, image: str) -> wanted_state.WantedState:
     return replace(wanted, os=replace(wanted.os, image=image)) if image else wanted
 
 
 def _list_os_entries(
-    diff: ConfigDiff, before: WantedOS, after: WantedOS, change: OSChange | None
+    diff: ConfigDiff,
+    before: wanted_state.WantedOS,
+    after: wanted_state.WantedOS,
+    change: os_change.OSChange | None,
 ) -> Iterator[PreviewEntry]:
     for aspect in diff.os:
         details = (
@@ -248,11 +234,13 @@ def _make_entry(
         mark = ChangeMark.ADDED
     elif change.new is None:
         mark = ChangeMark.REMOVED
-    contents = tuple(each for each in diffs if each is not None and each.diff != FileDiff())
+    contents = tuple(each for each in diffs if each is not None and each.diff != redact.FileDiff())
     return PreviewEntry(kind, change.key, mark, tuple(details), contents)
 
 
-def _describe_aspect(aspect: OSAspect, old: WantedOS, new: WantedOS) -> Iterator[str]:
+def _describe_aspect(
+    aspect: OSAspect, old: wanted_state.WantedOS, new: wanted_state.WantedOS
+) -> Iterator[str]:
     match aspect:
         case OSAspect.IMAGE:
             yield _format_image_change(old.image, new.image)
@@ -262,23 +250,23 @@ def _describe_aspect(aspect: OSAspect, old: WantedOS, new: WantedOS) -> Iterator
             yield _format_change(old.kernel_type, new.kernel_type)
         case OSAspect.EXTENSIONS:
             for name in sorted(old.extensions - new.extensions):
-                yield f"- {name} ({', '.join(EXTENSIONS[name])})"
+                yield f"- {name} ({', '.join(machineconfig.EXTENSIONS[name])})"
             for name in sorted(new.extensions - old.extensions):
-                yield f"+ {name} ({', '.join(EXTENSIONS[name])})"
+                yield f"+ {name} ({', '.join(machineconfig.EXTENSIONS[name])})"
         case OSAspect.EXTENSIONS_IMAGE:
             yield _format_image_change(old.extensions_image, new.extensions_image)
         case OSAspect.FIPS:
             yield _format_change(str(old.fips).lower(), str(new.fips).lower())
 
 
-def _describe_os_change(aspect: OSAspect, change: OSChange) -> Iterator[str]:
+def _describe_os_change(aspect: OSAspect, change: os_change.OSChange) -> Iterator[str]:
     """Return the details of what the machine's operating system changes."""
     match aspect:
         case OSAspect.IMAGE:
-            yield f"+ {redact_line(change.image)}"
+            yield f"+ {redact.redact_line(change.image)}"
         case OSAspect.KERNEL_ARGUMENTS:
-            yield from (f"- {redact_line(argument)}" for argument in change.delete)
-            yield from (f"+ {redact_line(argument)}" for argument in change.append)
+            yield from (f"- {redact.redact_line(argument)}" for argument in change.delete)
+            yield from (f"+ {redact.redact_line(argument)}" for argument in change.append)
         case OSAspect.KERNEL_TYPE | OSAspect.EXTENSIONS:
             yield from (f"- {name}" for name in (*change.remove, *change.uninstall))
             yield from (f"+ {name}" for name in (*change.reset, *change.install))
@@ -288,8 +276,8 @@ def _describe_os_change(aspect: OSAspect, change: OSChange) -> Iterator[str]:
 
 def _describe_arguments(old: tuple[str, ...], new: tuple[str, ...]) -> Iterator[str]:
     removed, added = _subtract_arguments(old, new), _subtract_arguments(new, old)
-    yield from (f"- {redact_line(argument)}" for argument in removed)
-    yield from (f"+ {redact_line(argument)}" for argument in added)
+    yield from (f"- {redact.redact_line(argument)}" for argument in removed)
+    yield from (f"+ {redact.redact_line(argument)}" for argument in added)
     if not removed and not added:
         yield "the same arguments in another order"
 
@@ -305,7 +293,7 @@ def _subtract_arguments(arguments: tuple[str, ...], others: tuple[str, ...]) -> 
     return remaining
 
 
-def _describe_file(change: EntryChange[WantedFile]) -> Iterator[str]:
+def _describe_file(change: EntryChange[wanted_state.WantedFile]) -> Iterator[str]:
     yield from _describe_owner(change.old, change.new)
     if change.key in node_paths.CREDENTIALS:
         yield "the agent renews this file separately"
@@ -313,12 +301,13 @@ def _describe_file(change: EntryChange[WantedFile]) -> Iterator[str]:
         yield "stays on the node: certificates remain trusted"
 
 
-def _describe_directory(change: EntryChange[WantedDirectory]) -> Iterator[str]:
+def _describe_directory(change: EntryChange[wanted_state.WantedDirectory]) -> Iterator[str]:
     yield from _describe_owner(change.old, change.new)
 
 
 def _describe_owner(
-    old: WantedFile | WantedDirectory | None, new: WantedFile | WantedDirectory | None
+    old: wanted_state.WantedFile | wanted_state.WantedDirectory | None,
+    new: wanted_state.WantedFile | wanted_state.WantedDirectory | None,
 ) -> Iterator[str]:
     if new is None:
         return
@@ -333,10 +322,10 @@ def _describe_owner(
         yield f"owner {old.user}:{old.group} -> {new.user}:{new.group}"
 
 
-def _compare_file(change: EntryChange[WantedFile]) -> ContentDiff:
+def _compare_file(change: EntryChange[wanted_state.WantedFile]) -> ContentDiff:
     old, new = change.old, change.new
     mode = (0o777 if old is None else old.mode) & (0o777 if new is None else new.mode)
-    found = compute_redacted_diff(
+    found = redact.compute_redacted_diff(
         None if old is None else old.contents.decode_bytes(),
         None if new is None else new.contents.decode_bytes(),
         path=change.key,
@@ -345,26 +334,26 @@ def _compare_file(change: EntryChange[WantedFile]) -> ContentDiff:
     return ContentDiff(change.key, found)
 
 
-def _describe_link(change: EntryChange[WantedLink]) -> Iterator[str]:
+def _describe_link(change: EntryChange[wanted_state.WantedLink]) -> Iterator[str]:
     old, new = change.old, change.new
     if new is not None:
         kind = "hard link" if new.is_hard else "link"
-        target = redact_line(new.target)
+        target = redact.redact_line(new.target)
         if old is not None:
-            target = _format_change(redact_line(old.target), target)
+            target = _format_change(redact.redact_line(old.target), target)
         yield f"{kind} to {target}"
 
 
-def _describe_unit(change: EntryChange[WantedUnit]) -> Iterator[str]:
-    old = change.old or WantedUnit(change.key)
-    new = change.new or WantedUnit(change.key)
+def _describe_unit(change: EntryChange[wanted_state.WantedUnit]) -> Iterator[str]:
+    old = change.old or wanted_state.WantedUnit(change.key)
+    new = change.new or wanted_state.WantedUnit(change.key)
     if old.mask != new.mask:
         yield "masked" if new.mask else "not masked"
     if old.enabled != new.enabled and not new.mask:
         yield _ENABLEMENT[new.enabled]
 
 
-def _compare_unit_files(change: EntryChange[WantedUnit]) -> Iterator[ContentDiff]:
+def _compare_unit_files(change: EntryChange[wanted_state.WantedUnit]) -> Iterator[ContentDiff]:
     old, new = (
         {} if unit is None else dict(unit.list_files()) for unit in (change.old, change.new)
     )
@@ -372,12 +361,15 @@ def _compare_unit_files(change: EntryChange[WantedUnit]) -> Iterator[ContentDiff
         before, after = (
             text if text is None else text.encode() for text in (old.get(path), new.get(path))
         )
-        yield ContentDiff(path, compute_redacted_diff(before, after, path=path, mode=UNIT_MODE))
+        yield ContentDiff(
+            path,
+            redact.compute_redacted_diff(before, after, path=path, mode=drift_comparison.UNIT_MODE),
+        )
 
 
-def _describe_user(change: EntryChange[WantedUser]) -> Iterator[str]:
-    old = change.old or WantedUser(change.key)
-    new = change.new or WantedUser(change.key)
+def _describe_user(change: EntryChange[wanted_state.WantedUser]) -> Iterator[str]:
+    old = change.old or wanted_state.WantedUser(change.key)
+    new = change.new or wanted_state.WantedUser(change.key)
     yield from (
         f"- key {_format_fingerprint(key)}" for key in old.ssh_keys if key not in new.ssh_keys
     )
@@ -398,7 +390,7 @@ def _format_fingerprint(key: str) -> str:
 
 
 def _format_image_change(old: str, new: str) -> str:
-    return _format_change(redact_line(old), redact_line(new))
+    return _format_change(redact.redact_line(old), redact.redact_line(new))
 
 
 def _format_change(old: str, new: str) -> str:

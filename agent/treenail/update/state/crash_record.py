@@ -7,10 +7,7 @@ agent that cannot read the ledger of another version, or a damaged one, returns 
 from dataclasses import dataclass, field, replace
 
 from treenail import codec
-from treenail.codec import CodecError, key
-from treenail.update.state.boot_trial import HealthCheckMode
-from treenail.update.state.ledger_record import Target, UpdateRecord
-from treenail.update.state.phases import Phase
+from treenail.update.state import boot_trial, ledger_record, phases
 
 Json = dict[str, object]
 
@@ -24,28 +21,28 @@ CRASHES_TO_ROLL_BACK = 5
 class CrashRecord:
     """Starts and ends of the agent, from the first written file of a target until the verdict."""
 
-    update_id: str = field(metadata=key("updateID"))
-    target: Target
-    origin_boot_id: str = field(default="", metadata=key("originBootID"))
+    update_id: str = field(metadata=codec.key("updateID"))
+    target: ledger_record.Target
+    origin_boot_id: str = field(default="", metadata=codec.key("originBootID"))
     """The boot in which the files were written, and the reboot into the target was requested."""
-    origin_id: str = field(default="", metadata=key("originID"))
+    origin_id: str = field(default="", metadata=codec.key("originID"))
     """The deployment that was booted then; empty if unknown."""
-    has_os_change: bool = field(default=True, metadata=key("osChange"))
+    has_os_change: bool = field(default=True, metadata=codec.key("osChange"))
     """The target is another deployment; otherwise a rollback restores files alone."""
-    needs_reboot: bool = field(default=True, metadata=key("needsReboot"))
+    needs_reboot: bool = field(default=True, metadata=codec.key("needsReboot"))
     """Without it the node may be in service, so a rollback must not reboot it."""
-    mode: HealthCheckMode = field(
-        default=HealthCheckMode.ENFORCE,
-        metadata=key("healthMode", fallback=HealthCheckMode.ENFORCE),
+    mode: boot_trial.HealthCheckMode = field(
+        default=boot_trial.HealthCheckMode.ENFORCE,
+        metadata=codec.key("healthMode", fallback=boot_trial.HealthCheckMode.ENFORCE),
     )
-    boot_id: str = field(default="", metadata=key("bootID"))
+    boot_id: str = field(default="", metadata=codec.key("bootID"))
     """The boot on trial; empty before the first."""
-    boot_count: int = field(default=0, metadata=key("bootCount"))
-    crash_count: int = field(default=0, metadata=key("crashes"))
+    boot_count: int = field(default=0, metadata=codec.key("bootCount"))
+    crash_count: int = field(default=0, metadata=codec.key("crashes"))
     """Ends of the agent in the boot on trial that were no clean stop."""
-    is_running: bool = field(default=False, metadata=key("running"))
+    is_running: bool = field(default=False, metadata=codec.key("running"))
     """The agent started and has not recorded a clean stop."""
-    rollback_reboots: int = field(default=0, metadata=key("rollbackReboots"))
+    rollback_reboots: int = field(default=0, metadata=codec.key("rollbackReboots"))
 
     def count_start(self, boot_id: str, *, counts_boot: bool = True) -> "CrashRecord":
         """Return the record after a start: an earlier start without a clean stop was a crash.
@@ -73,10 +70,10 @@ class CrashRecord:
         return ""
 
 
-def derive_crash_record(update: UpdateRecord) -> CrashRecord:
+def derive_crash_record(update: ledger_record.UpdateRecord) -> CrashRecord:
     """Return the record of an update that has none: before its reboot, or of an older agent."""
     trial = update.boot_trial
-    is_before_boot = update.phase in {Phase.APPLYING, Phase.REBOOTING}
+    is_before_boot = update.phase in {phases.Phase.APPLYING, phases.Phase.REBOOTING}
     return CrashRecord(
         update_id=update.id,
         target=update.target,
@@ -101,5 +98,5 @@ def from_json(document: Json | None) -> CrashRecord | None:
         return None
     try:
         return codec.decode(CrashRecord, document)
-    except CodecError:
+    except codec.CodecError:
         return None

@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from treenail.update.state.ledger_record import LedgerRecord, PastUpdate, Target
-from treenail.update.state.phases import Phase
+from treenail.update.state import ledger_record, phases
 
 # The last reason of an update with more causes than the ledger keeps (`compute_impact`).
 _REST = re.compile(r"and \d+ more")
@@ -16,8 +15,8 @@ class UpdateSummary:
     """One update, with what it disrupts and why."""
 
     id: str
-    origin: Target
-    target: Target
+    origin: ledger_record.Target
+    target: ledger_record.Target
     began: float
     """Seconds since the epoch."""
     needs_drain: bool
@@ -50,7 +49,9 @@ class DisruptionHistory:
     """The update that caused the current boot; None if another cause or no boot time is known."""
 
 
-def summarize_history(record: LedgerRecord, *, booted_at: float | None) -> DisruptionHistory:
+def summarize_history(
+    record: ledger_record.LedgerRecord, *, booted_at: float | None
+) -> DisruptionHistory:
     """Return the history; ``booted_at`` is in seconds since the epoch, None if unknown."""
     past = [_summarize_past(each) for each in record.history]
     pending = _summarize_pending(record)
@@ -75,7 +76,7 @@ def _is_boot_of(update: UpdateSummary, ended: float, booted_at: float | None) ->
     return booted_at is not None and update.needs_reboot and update.began <= booted_at <= ended
 
 
-def _summarize_pending(record: LedgerRecord) -> UpdateSummary | None:
+def _summarize_pending(record: ledger_record.LedgerRecord) -> UpdateSummary | None:
     update = record.update
     if update is None:
         return None
@@ -92,13 +93,13 @@ def _summarize_pending(record: LedgerRecord) -> UpdateSummary | None:
     )
 
 
-def _summarize_past(past: PastUpdate) -> UpdateSummary:
+def _summarize_past(past: ledger_record.PastUpdate) -> UpdateSummary:
     return UpdateSummary(
         id=past.id,
         origin=past.origin,
         target=past.target,
         began=past.began,
-        needs_drain=Phase.DRAINING in past.phase_seconds,
+        needs_drain=phases.Phase.DRAINING in past.phase_seconds,
         needs_reboot=past.reboot_count > 0,
         reasons=past.reasons,
         is_soft_reboot=past.is_soft_reboot,

@@ -14,9 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from treenail import codec
-from treenail.codec import CodecError, key
-from treenail.errors import LedgerError
+from treenail import codec, errors
 from treenail.update.state.boot_trial import BootTrial
 from treenail.update.state.phases import Phase
 
@@ -113,33 +111,35 @@ class UpdateRecord:
     target: Target
     origin: Target
     # An older agent that finds a newer one's phase was booted by a rollback: it cleans up.
-    phase: Phase = field(metadata=key(fallback=Phase.CANCELLING))
-    boot_id: str = field(metadata=key("bootID"))
+    phase: Phase = field(metadata=codec.key(fallback=Phase.CANCELLING))
+    boot_id: str = field(metadata=codec.key("bootID"))
     """The boot in which ``phase`` was entered."""
     began: float
     """Seconds since the epoch."""
     entered: float
     """The time when ``phase`` was entered, in seconds since the epoch."""
-    impact: "UpdateImpact | None" = field(default=None, metadata=key(resolve=_import_impact_type))
+    impact: "UpdateImpact | None" = field(
+        default=None, metadata=codec.key(resolve=_import_impact_type)
+    )
     """The planned changes; None until the configs were read."""
-    staged_id: str = field(default="", metadata=key("stagedID"))
+    staged_id: str = field(default="", metadata=codec.key("stagedID"))
     """The deployment that treenail staged; empty before, and if a crash prevented the write."""
-    drain_token: str = field(default="", metadata=key("drainToken"))
+    drain_token: str = field(default="", metadata=codec.key("drainToken"))
     """The last requested value of ``desiredDrain``; empty before the first."""
-    reboot_count: int = field(default=0, metadata=key("rebootCount"))
+    reboot_count: int = field(default=0, metadata=codec.key("rebootCount"))
     """Reboots into this target that were requested."""
     phase_seconds: Mapping[Phase, float] = field(
-        default_factory=dict, metadata=key("phaseSeconds", can_skip=True)
+        default_factory=dict, metadata=codec.key("phaseSeconds", can_skip=True)
     )
     """Seconds in each earlier phase, in the order in which the phases were entered first."""
-    boot_trial: BootTrial = field(default_factory=BootTrial, metadata=key("bootTrial"))
-    is_soft_reboot: bool = field(default=False, metadata=key("softReboot"))
+    boot_trial: BootTrial = field(default_factory=BootTrial, metadata=codec.key("bootTrial"))
+    is_soft_reboot: bool = field(default=False, metadata=codec.key("softReboot"))
     """The last reboot kept the kernel."""
-    failed_tries: tuple[FailedTry, ...] = field(default=(), metadata=key("failedTries"))
+    failed_tries: tuple[FailedTry, ...] = field(default=(), metadata=codec.key("failedTries"))
     """The last tries that failed, the oldest first; of equal errors in a row only the first."""
-    entered_monotonic: float | None = field(default=None, metadata=key("enteredMonotonic"))
+    entered_monotonic: float | None = field(default=None, metadata=codec.key("enteredMonotonic"))
     """The same time on the monotonic clock of `boot_id`; None if an older agent entered it."""
-    applied_boot_id: str = field(default="", metadata=key("appliedBootID"))
+    applied_boot_id: str = field(default="", metadata=codec.key("appliedBootID"))
     """The boot in which files were written; empty before, and if an older agent wrote them."""
 
     def add_failed_try(self, error: str, *, now: float) -> "UpdateRecord":
@@ -198,17 +198,17 @@ class QuarantinedTarget:
     target: Target
     reason: str
     remedy: str = ""
-    is_cancelled_by_user: bool = field(default=False, metadata=key("cancelledByUser"))
+    is_cancelled_by_user: bool = field(default=False, metadata=codec.key("cancelledByUser"))
     """A user on the machine cancelled the update; nothing is wrong with the target."""
-    is_withdrawn: bool = field(default=False, metadata=key("withdrawn"))
+    is_withdrawn: bool = field(default=False, metadata=codec.key("withdrawn"))
     """The Node requested another target during the boot trial; nothing is wrong with this one."""
     check: str = ""
     """The health check that failed; empty if the target failed before it was booted."""
-    is_only_check: bool = field(default=False, metadata=key("onlyCheck"))
+    is_only_check: bool = field(default=False, metadata=codec.key("onlyCheck"))
     """No other health check failed."""
-    fails_on_origin: bool = field(default=False, metadata=key("failsOnOrigin"))
+    fails_on_origin: bool = field(default=False, metadata=codec.key("failsOnOrigin"))
     """The check failed on the previous target, too, so that the target is not the cause."""
-    retry_at: float = field(default=0.0, metadata=key("retryAt"))
+    retry_at: float = field(default=0.0, metadata=codec.key("retryAt"))
     """When the agent tries the target again, in seconds since the epoch; 0 for never."""
 
 
@@ -217,11 +217,11 @@ class PrestagedTarget:
     """A target that is staged, or being staged, before the node is requested to move to it."""
 
     target: Target
-    boot_id: str = field(metadata=key("bootID"))
+    boot_id: str = field(metadata=codec.key("bootID"))
     """The boot in which it was staged; a locked deployment does not outlive it."""
-    staged_id: str = field(default="", metadata=key("stagedID"))
+    staged_id: str = field(default="", metadata=codec.key("stagedID"))
     """The deployment; empty before it was recorded, and if nothing had to be staged."""
-    is_done: bool = field(default=False, metadata=key("done"))
+    is_done: bool = field(default=False, metadata=codec.key("done"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +229,11 @@ class RetainedDeployment:
     """The previous deployment, which the agent pins so that no program drops it."""
 
     id: str
-    healthy_since: float | None = field(default=None, metadata=key("healthySince"))
+    healthy_since: float | None = field(default=None, metadata=codec.key("healthySince"))
     """When its successor was found healthy, seconds since the epoch; None during the trial."""
-    boot_id: str = field(default="", metadata=key("bootID"))
+    boot_id: str = field(default="", metadata=codec.key("bootID"))
     """The boot of that time; empty before, and if an older agent found it."""
-    healthy_monotonic: float = field(default=0.0, metadata=key("healthyMonotonic"))
+    healthy_monotonic: float = field(default=0.0, metadata=codec.key("healthyMonotonic"))
     """The same time on the monotonic clock of that boot."""
 
     def end_trial(self, now: Moment, *, is_healthy: bool) -> "RetainedDeployment":
@@ -282,15 +282,15 @@ class PastUpdate:
     began: float
     ended: float
     outcome: UpdateOutcome
-    reboot_count: int = field(default=0, metadata=key("rebootCount"))
+    reboot_count: int = field(default=0, metadata=codec.key("rebootCount"))
     reasons: tuple[str, ...] = ()
     """The causes of the disruption."""
     failure: str = ""
     phase_seconds: Mapping[Phase, float] = field(
-        default_factory=dict, metadata=key("phaseSeconds", can_skip=True)
+        default_factory=dict, metadata=codec.key("phaseSeconds", can_skip=True)
     )
-    is_soft_reboot: bool = field(default=False, metadata=key("softReboot"))
-    failed_tries: tuple[FailedTry, ...] = field(default=(), metadata=key("failedTries"))
+    is_soft_reboot: bool = field(default=False, metadata=codec.key("softReboot"))
+    failed_tries: tuple[FailedTry, ...] = field(default=(), metadata=codec.key("failedTries"))
     """The last tries that failed before this outcome, the oldest first."""
 
 
@@ -298,22 +298,24 @@ class PastUpdate:
 class LedgerRecord:
     """The content of the ledger."""
 
-    current: Target = field(default=Target(), metadata=key(is_required=True))
+    current: Target = field(default=Target(), metadata=codec.key(is_required=True))
     """The target that was booted and verified; never set on the strength of a request alone."""
-    update: UpdateRecord | None = field(default=None, metadata=key(is_required=True))
-    quarantined: QuarantinedTarget | None = field(default=None, metadata=key(is_required=True))
-    history: tuple[PastUpdate, ...] = field(default=(), metadata=key(can_skip=True))
+    update: UpdateRecord | None = field(default=None, metadata=codec.key(is_required=True))
+    quarantined: QuarantinedTarget | None = field(
+        default=None, metadata=codec.key(is_required=True)
+    )
+    history: tuple[PastUpdate, ...] = field(default=(), metadata=codec.key(can_skip=True))
     """The last updates, the newest first; at most `HISTORY_LIMIT`."""
-    booted_digest: str = field(default="", metadata=key("bootedDigest"))
+    booted_digest: str = field(default="", metadata=codec.key("bootedDigest"))
     """The manifest digest that was booted when ``current`` was verified; empty if unknown."""
     prestaged: PrestagedTarget | None = None
-    api_blamed: Target = field(default=Target(), metadata=key("apiBlamed"))
+    api_blamed: Target = field(default=Target(), metadata=codec.key("apiBlamed"))
     """The last target that was rolled back because the API server did not answer."""
     retained: RetainedDeployment | None = None
     """The previous deployment, while it is pinned."""
     retry: str = ""
     """The last value of the Node's annotation that requests a retry."""
-    is_reported: bool = field(default=False, metadata=key("reported"))
+    is_reported: bool = field(default=False, metadata=codec.key("reported"))
     """The Node showed ``current``. If it shows another one later, etcd was restored."""
 
     def close_update(self, outcome: UpdateOutcome, now: Moment) -> "LedgerRecord":
@@ -358,8 +360,8 @@ def from_json(document: Json | None) -> LedgerRecord:
         return LedgerRecord()
     try:
         return codec.decode(LedgerRecord, document)
-    except CodecError as error:
-        raise LedgerError(
+    except codec.CodecError as error:
+        raise errors.LedgerError(
             f"cannot read the ledger: {error}",
             remedy="install the treenail that wrote it, or rename the ledger: the agent then "
             "compares the machine with its desired config",

@@ -3,12 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from treenail import codec
-from treenail.codec import CodecError, key
-from treenail.config import drift_comparison, node_paths
-from treenail.config.drift_comparison import ActualEntry, EntryKind
-from treenail.config.wanted_state import WantedState
-from treenail.errors import LedgerError
+from treenail import codec, errors
+from treenail.config import drift_comparison, node_paths, wanted_state
 
 Json = dict[str, object]
 _VERSION = 1
@@ -18,15 +14,17 @@ _VERSION = 1
 class Ownership:
     """The paths, units and users that a config owns on a machine; no contents."""
 
-    config: str = field(default="", metadata=key(is_required=True))
+    config: str = field(default="", metadata=codec.key(is_required=True))
     """The name of the config, empty if it has none."""
-    paths: frozenset[str] = field(default=frozenset(), metadata=key(is_required=True))
-    units: Mapping[str, bool | None] = field(default_factory=dict, metadata=key(is_required=True))
+    paths: frozenset[str] = field(default=frozenset(), metadata=codec.key(is_required=True))
+    units: Mapping[str, bool | None] = field(
+        default_factory=dict, metadata=codec.key(is_required=True)
+    )
     """Each unit, and whether the config enables it; None leaves that to the presets."""
-    users: frozenset[str] = field(default=frozenset(), metadata=key(is_required=True))
+    users: frozenset[str] = field(default=frozenset(), metadata=codec.key(is_required=True))
 
 
-def compute_ownership(config: str, wanted: WantedState) -> Ownership:
+def compute_ownership(config: str, wanted: wanted_state.WantedState) -> Ownership:
     """Return what a config owns on a machine once it is applied."""
     hard_links = {path for path, link in wanted.links.items() if link.is_hard}
     credentials = node_paths.CREDENTIALS & wanted.files.keys()
@@ -47,14 +45,14 @@ def from_json(document: object) -> Ownership:
     """Return the ownership that `to_json` made ``document`` from; raises `LedgerError`."""
     try:
         return codec.decode(Ownership, document, version=_VERSION)
-    except CodecError as error:
-        raise LedgerError(
+    except codec.CodecError as error:
+        raise errors.LedgerError(
             f"cannot read the paths and units that belong to the config: {error}",
             remedy="install the treenail that wrote them",
         ) from error
 
 
-ABSENT_ENTRY = ActualEntry(EntryKind.NOTHING)
+ABSENT_ENTRY = drift_comparison.ActualEntry(drift_comparison.EntryKind.NOTHING)
 
 _SSH = node_paths.AUTHORIZED_KEYS.rpartition("/")[0]
 KEY_DIRECTORIES = (_SSH.rpartition("/")[0], _SSH)
@@ -65,7 +63,7 @@ KEY_DIRECTORIES = (_SSH.rpartition("/")[0], _SSH)
 class Inventory:
     """The state of the machine that a plan depends on."""
 
-    entries: Mapping[str, ActualEntry] = field(default_factory=dict)
+    entries: Mapping[str, drift_comparison.ActualEntry] = field(default_factory=dict)
     """The entry at each of `list_inspected_paths`."""
     restorable: frozenset[str] = frozenset()
     """The paths with a backup or a vendor's default, which is restored once no config has them."""
@@ -94,7 +92,7 @@ class Inventory:
         return self.resolved_paths.get(path, path)
 
 
-def list_inspected_paths(old: Ownership, new: WantedState) -> tuple[str, ...]:
+def list_inspected_paths(old: Ownership, new: wanted_state.WantedState) -> tuple[str, ...]:
     """Return the paths that a plan needs in the inventory."""
     unmasked = (
         node_paths.unit_path(unit.name) for unit in new.units.values() if unit.mask is False

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from treenail.api.ignition.model import Contents
-from treenail.config.wanted_state import ROOT, UserOrGroup
+from treenail.config import wanted_state
 from treenail.update.steps.inventory import Ownership
 
 
@@ -20,8 +20,8 @@ class WriteFile:
     path: str
     contents: Contents | str = field(repr=False)
     mode: int
-    user: UserOrGroup
-    group: UserOrGroup
+    user: wanted_state.UserOrGroup
+    group: wanted_state.UserOrGroup
     reason: str
 
     def __str__(self) -> str:
@@ -32,8 +32,8 @@ class WriteFile:
 class MakeDirectory:
     path: str
     mode: int
-    user: UserOrGroup
-    group: UserOrGroup
+    user: wanted_state.UserOrGroup
+    group: wanted_state.UserOrGroup
     reason: str
 
     def __str__(self) -> str:
@@ -47,8 +47,8 @@ class MakeLink:
 
     path: str
     target: str
-    user: UserOrGroup
-    group: UserOrGroup
+    user: wanted_state.UserOrGroup
+    group: wanted_state.UserOrGroup
     reason: str
     is_hard: bool = False
 
@@ -265,6 +265,8 @@ def list_undo_steps(steps: Sequence[ConfigStep]) -> tuple[InverseStep, ...]:
     return (*dict.fromkeys(others), *dict.fromkeys(services))
 
 
-def _format_owner(mode: int, user: UserOrGroup, group: UserOrGroup) -> str:
-    owner = "" if (user, group) == (ROOT, ROOT) else f" {user}:{group}"
+def _format_owner(
+    mode: int, user: wanted_state.UserOrGroup, group: wanted_state.UserOrGroup
+) -> str:
+    owner = "" if (user, group) == (wanted_state.ROOT, wanted_state.ROOT) else f" {user}:{group}"
     return f"({mode:04o}{owner})"

@@ -3,19 +3,9 @@
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
-from treenail.config import node_paths
-from treenail.config.wanted_state import WantedState, WantedUnit
+from treenail.config import node_paths, wanted_state
+from treenail.update.steps import step_types
 from treenail.update.steps.inventory import Inventory, Ownership
-from treenail.update.steps.step_types import (
-    BackUpEntry,
-    DisableUnits,
-    EnablementStep,
-    EnableUnits,
-    EntryStep,
-    PresetUnits,
-    RelabelEntry,
-    RemoveEntry,
-)
 
 _ENABLED = ("enabled", "enabled-runtime")
 _ABSENT = ("", "not-found")
@@ -25,24 +15,26 @@ _NOT_ENABLED = (*_ABSENT, "disabled", *_MASKED)
 
 def plan_enablement(
     old: Ownership,
-    new: WantedState,
+    new: wanted_state.WantedState,
     inventory: Inventory,
-    steps: Sequence[EntryStep],
+    steps: Sequence[step_types.EntryStep],
     notes: list[str],
     *,
     provided: frozenset[str] = frozenset(),
-) -> tuple[list[EnablementStep], list[EnablementStep]]:
+) -> tuple[list[step_types.EnablementStep], list[step_types.EnablementStep]]:
     """Return the steps before and after ``steps``, which change the unit files."""
     # A unit is disabled before its file changes: systemctl disable removes the links that the
     # [Install] section of the present file names.
     changed_paths = {
-        step.path for step in steps if not isinstance(step, BackUpEntry | RelabelEntry)
+        step.path
+        for step in steps
+        if not isinstance(step, step_types.BackUpEntry | step_types.RelabelEntry)
     }
-    removed = {step.path for step in steps if isinstance(step, RemoveEntry)}
+    removed = {step.path for step in steps if isinstance(step, step_types.RemoveEntry)}
     released = sorted(old.units.keys() - new.units.keys())
     to_disable = [name for name in released if inventory.unit_states.get(name) in _ENABLED]
-    planned: list[tuple[type[EnablementStep], str]] = []
-    present: list[WantedUnit] = []
+    planned: list[tuple[type[step_types.EnablementStep], str]] = []
+    present: list[wanted_state.WantedUnit] = []
     for unit in new.units.values():
         if unit.mask or (unit.name in provided and _is_left_to_image(unit, inventory)):
             continue
@@ -62,18 +54,22 @@ def plan_enablement(
     # end (update.go).
     after = [
         step(units)
-        for step in (PresetUnits, EnableUnits, DisableUnits)
+        for step in (step_types.PresetUnits, step_types.EnableUnits, step_types.DisableUnits)
         if (units := tuple(name for each, name in planned if each is step))
     ]
     if restored := tuple(name for name in released if name in inventory.vendor_units):
-        after.append(PresetUnits(restored))
-    before: list[EnablementStep] = [DisableUnits(tuple(to_disable))] if to_disable else []
+        after.append(step_types.PresetUnits(restored))
+    before: list[step_types.EnablementStep] = (
+        [step_types.DisableUnits(tuple(to_disable))] if to_disable else []
+    )
     return before, [*after, *_correct_named_units(present, inventory, [*before, *after])]
 
 
 def _correct_named_units(
-    units: Sequence[WantedUnit], inventory: Inventory, steps: Sequence[EnablementStep]
-) -> Iterator[EnablementStep]:
+    units: Sequence[wanted_state.WantedUnit],
+    inventory: Inventory,
+    steps: Sequence[step_types.EnablementStep],
+) -> Iterator[step_types.EnablementStep]:
     """Return the steps for units that ``steps`` change against the config by ``Also=``.
 
     Where an enabled unit names a disabled one and the other way round, the config has no result;
@@ -88,56 +84,62 @@ def _correct_named_units(
         and inventory.unit_states.get(unit.name, "") not in _MASKED
     )
     if off:
-        yield DisableUnits(off)
-        changes |= _predict_changes([DisableUnits(off)], inventory)
+        yield step_types.DisableUnits(off)
+        changes |= _predict_changes([step_types.DisableUnits(off)], inventory)
     on = tuple(
         unit.name for unit in units if unit.enabled and changes.get(unit.name, True) is not True
     )
     if on:
-        yield EnableUnits(on)
+        yield step_types.EnableUnits(on)
 
 
 def _predict_changes(
-    steps: Iterable[EnablementStep], inventory: Inventory
+    steps: Iterable[step_types.EnablementStep], inventory: Inventory
 ) -> dict[str, bool | None]:
     """Return whether each unit that the steps change is enabled afterwards; None for a preset."""
     found: dict[str, bool | None] = {}
     for step in steps:
-        is_enabled = None if isinstance(step, PresetUnits) else isinstance(step, EnableUnits)
+        is_enabled = (
+            None
+            if isinstance(step, step_types.PresetUnits)
+            else isinstance(step, step_types.EnableUnits)
+        )
         for name in step.units:
             found |= dict.fromkeys({name, *inventory.named_units.get(name, ())}, is_enabled)
     return found
 
 
-def _is_left_to_image(unit: WantedUnit, inventory: Inventory) -> bool:
+def _is_left_to_image(unit: wanted_state.WantedUnit, inventory: Inventory) -> bool:
     return unit.enabled is None or unit.name in inventory.pristine
 
 
 def _choose_steps(
-    unit: WantedUnit,
+    unit: wanted_state.WantedUnit,
     old: Ownership,
     inventory: Inventory,
     *,
     is_changed: bool,
     is_unmasked: bool,
-) -> Iterator[type[EnablementStep]]:
+) -> Iterator[type[step_types.EnablementStep]]:
     state = inventory.unit_states.get(unit.name, "")
     if unit.enabled is None:
         if is_changed or old.units.get(unit.name, False) is not None:
-            yield PresetUnits
+            yield step_types.PresetUnits
     elif unit.enabled:
         if is_changed or state in _NOT_ENABLED:
-            yield EnableUnits
+            yield step_types.EnableUnits
     elif (
         (state in _ENABLED and not is_changed)
         or (state in _ABSENT and is_changed)
         # Links that enabled the unit before it was masked count again.
         or (state in _MASKED and is_unmasked)
     ):
-        yield DisableUnits
+        yield step_types.DisableUnits
 
 
-def _has_unit(unit: WantedUnit, inventory: Inventory, removed: AbstractSet[str]) -> bool:
+def _has_unit(
+    unit: wanted_state.WantedUnit, inventory: Inventory, removed: AbstractSet[str]
+) -> bool:
     """Return whether the machine has the unit after the steps."""
     if unit.contents or unit.name in inventory.vendor_units:
         return True
@@ -145,7 +147,7 @@ def _has_unit(unit: WantedUnit, inventory: Inventory, removed: AbstractSet[str])
     return is_present and node_paths.unit_path(unit.name) not in removed
 
 
-def _is_install_changed(unit: WantedUnit, changed_paths: AbstractSet[str]) -> bool:
+def _is_install_changed(unit: wanted_state.WantedUnit, changed_paths: AbstractSet[str]) -> bool:
     """Return whether the [Install] section of the unit may have changed."""
     return node_paths.unit_path(unit.name) in changed_paths or any(
         "[Install]" in text and node_paths.dropin_path(unit.name, name) in changed_paths
