@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 
-from treenail.api.decode import Fields, Json, load_json
+from treenail.api import decode
 from treenail.errors import ConfigError
 
 PRE_BUILT_SEEDED = "PreBuiltImageSeeded"
@@ -229,7 +229,9 @@ class BuildResult:
             raise ConfigError(
                 f"build result: expected at most {LIMIT_BYTES} bytes, found {size} bytes"
             )
-        fields = Fields.from_json(load_json(text, where="build result"), "build result")
+        fields = decode.Fields.from_json(
+            decode.load_json(text, where="build result"), "build result"
+        )
         digest = fields.get_text("digest")
         if digest and not _DIGEST.fullmatch(digest):
             raise fields.make_error("digest", "sha256: and 64 hex digits")
@@ -247,7 +249,7 @@ class BuildResult:
         )
 
     def _encode(self, message: str) -> str:
-        document: Json = {
+        document: decode.Json = {
             "phase": self.phase.value,
             "digest": self.digest,
             "reason": self.reason.value if self.reason else "",
@@ -271,7 +273,7 @@ def _shorten(text: str, length: int) -> str:
     return text[:head] + _OMITTED + text[len(text) - (length - head) :]
 
 
-def _check_member(fields: Fields, name: str, members: type[StrEnum]) -> str:
+def _check_member(fields: decode.Fields, name: str, members: type[StrEnum]) -> str:
     value = fields.get_text(name)
     if value not in tuple(members):
         raise fields.error(
@@ -280,7 +282,7 @@ def _check_member(fields: Fields, name: str, members: type[StrEnum]) -> str:
     return value
 
 
-def _read_seconds(fields: Fields) -> dict[str, float]:
+def _read_seconds(fields: decode.Fields) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in list(fields.values.items())[:_MAX_PHASES]:
         if isinstance(value, bool) or not isinstance(value, int | float):

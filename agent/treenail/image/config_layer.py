@@ -18,28 +18,9 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from treenail.api.decode import Json
-from treenail.api.machineconfig import MachineConfig
-from treenail.config import node_paths
-from treenail.config.drift_comparison import MASK_TARGET, UNIT_MODE
-from treenail.config.image_content import can_image_carry, has_named_owner, is_machine_state
-from treenail.config.wanted_state import (
-    UserOrGroup,
-    WantedDirectory,
-    WantedFile,
-    WantedLink,
-    WantedState,
-    WantedUnit,
-    read_wanted_state,
-)
-from treenail.errors import UnitError
-from treenail.unit_install import (
-    expand_specifiers,
-    find_template_name,
-    is_template,
-    make_instance_name,
-    parse_install,
-)
+from treenail import errors, unit_install
+from treenail.api import decode, machineconfig
+from treenail.config import drift_comparison, image_content, node_paths, wanted_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +81,14 @@ class _Entry:
     target: str = ""
 
 
-def make_config_layer(config: MachineConfig, *, trust_bundle: bytes = b"") -> ConfigLayer:
+def make_config_layer(
+    config: machineconfig.MachineConfig, *, trust_bundle: bytes = b""
+) -> ConfigLayer:
     """Return the layer of a rendered config; raises `ConfigError` for an invalid config.
 
     ``trust_bundle`` is the cluster's CA bundle, PEM. The layer must not be used if it has problems.
     """
-    wanted = read_wanted_state(config)
+    wanted = wanted_state.read_wanted_state(config)
     builder = _LayerBuilder(wanted)
     builder.add_state()
     if trust_bundle:
@@ -125,7 +108,7 @@ def make_config_layer(config: MachineConfig, *, trust_bundle: bytes = b"") -> Co
 
 
 class _LayerBuilder:
-    def __init__(self, wanted: WantedState) -> None:
+    def __init__(self, wanted: wanted_state.WantedState) -> None:
         self.entries: dict[str, _Entry] = {}
         self.omitted: dict[str, str] = {}
         self.withheld: list[str] = []
@@ -149,14 +132,18 @@ class _LayerBuilder:
             self._add_unit_files(unit)
         self._add_unit_links(plan_unit_links(self._wanted))
 
-    def _can_add(self, path: str, entry: WantedFile | WantedDirectory | WantedLink) -> bool:
-        is_file = isinstance(entry, WantedFile)
-        if is_machine_state(path):
+    def _can_add(
+        self,
+        path: str,
+        entry: wanted_state.WantedFile | wanted_state.WantedDirectory | wanted_state.WantedLink,
+    ) -> bool:
+        is_file = isinstance(entry, wanted_state.WantedFile)
+        if image_content.is_machine_state(path):
             self.omitted[path] = "the agent writes logins and certificates"
             if is_file and node_paths.holds_logins(path):
                 self.withheld.append(path)
             return False
-        if not can_image_carry(path):
+        if not image_content.can_image_carry(path):
             self.omitted[path] = "no image carries it, the agent writes it"
             if is_file:
                 self.withheld.append(path)
@@ -166,7 +153,7 @@ class _LayerBuilder:
             self.omitted[path] = "its directory is a link into /var on many systems"
             return False
         # The owner of a link is not compared.
-        if has_named_owner(entry) and not isinstance(entry, WantedLink):
+        if image_content.has_named_owner(entry) and not isinstance(entry, wanted_state.WantedLink):
             if node_paths.is_read_only(path):
                 why = "its owner is a name: write the number, as an image below /usr needs it"
                 self.problems.append(NotBakeable(path, why))
@@ -175,7 +162,11 @@ class _LayerBuilder:
             return False
         return True
 
-    def _add(self, wanted: WantedFile | WantedDirectory | WantedLink, entry: _Entry) -> None:
+    def _add(
+        self,
+        wanted: wanted_state.WantedFile | wanted_state.WantedDirectory | wanted_state.WantedLink,
+        entry: _Entry,
+    ) -> None:
         self.entries[wanted.path] = _Entry(
             entry.kind,
             entry.content,
@@ -185,7 +176,7 @@ class _LayerBuilder:
             entry.target,
         )
 
-    def _add_link(self, link: WantedLink) -> None:
+    def _add_link(self, link: wanted_state.WantedLink) -> None:
         if not link.is_hard:
             self._add(link, _Entry(tarfile.SYMTYPE, mode=0o777, target=link.target))
             return
@@ -200,16 +191,22 @@ class _LayerBuilder:
         # A copy: layers are unpacked in other file systems, and the name alone is compared.
         self.entries[link.path] = file
 
-    def _add_unit_files(self, unit: WantedUnit) -> None:
+    def _add_unit_files(self, unit: wanted_state.WantedUnit) -> None:
         path = node_paths.unit_path(unit.name)
         if unit.mask:
-            self.entries[path] = _Entry(tarfile.SYMTYPE, mode=0o777, target=MASK_TARGET)
+            self.entries[path] = _Entry(
+                tarfile.SYMTYPE, mode=0o777, target=drift_comparison.MASK_TARGET
+            )
         elif unit.contents:
-            self.entries[path] = _Entry(tarfile.REGTYPE, unit.contents.encode(), UNIT_MODE)
+            self.entries[path] = _Entry(
+                tarfile.REGTYPE, unit.contents.encode(), drift_comparison.UNIT_MODE
+            )
         for name, text in unit.dropins.items():
             dropin = node_paths.dropin_path(unit.name, name)
             if text:
-                self.entries[dropin] = _Entry(tarfile.REGTYPE, text.encode(), UNIT_MODE)
+                self.entries[dropin] = _Entry(
+                    tarfile.REGTYPE, text.encode(), drift_comparison.UNIT_MODE
+                )
             else:
                 # The config demands that the base's drop-in does not exist.
                 whiteout = node_paths.dropin_path(unit.name, _WHITEOUT + name)
@@ -227,7 +224,7 @@ class _LayerBuilder:
             self.entries.setdefault(PRESETS, _Entry(tarfile.REGTYPE, text.encode(), 0o644))
 
 
-def _omit_secrets(config: MachineConfig, withheld: set[str]) -> Json:
+def _omit_secrets(config: machineconfig.MachineConfig, withheld: set[str]) -> decode.Json:
     """Return the config as the MCO stores it, without withheld files and password hashes."""
     document = deepcopy(config.to_json())
     spec = document.get("spec")
@@ -293,7 +290,7 @@ def _store_gzip(content: bytes) -> bytes:
     return b"".join(parts)
 
 
-def _get_number(owner: UserOrGroup) -> int:
+def _get_number(owner: wanted_state.UserOrGroup) -> int:
     return owner if isinstance(owner, int) else 0
 
 
@@ -301,7 +298,7 @@ def _compute_digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def plan_unit_links(wanted: WantedState) -> ConfigUnitLinks:
+def plan_unit_links(wanted: wanted_state.WantedState) -> ConfigUnitLinks:
     """Return the links of the enabled units of a config."""
     plan = _LinkPlan(wanted)
     for unit in wanted.units.values():
@@ -315,14 +312,14 @@ def plan_unit_links(wanted: WantedState) -> ConfigUnitLinks:
 
 
 class _LinkPlan:
-    def __init__(self, wanted: WantedState) -> None:
+    def __init__(self, wanted: wanted_state.WantedState) -> None:
         self.made: dict[str, str] = {}
         self.left: dict[str, None] = {}
         self.problems: dict[str, str] = {}
         self._wanted = wanted
         self._seen: set[str] = set()
 
-    def add(self, unit: WantedUnit) -> None:
+    def add(self, unit: wanted_state.WantedUnit) -> None:
         if unit.enabled is None or unit.mask:
             return
         source = self._find_source(unit.name)
@@ -331,18 +328,18 @@ class _LinkPlan:
         elif unit.enabled:
             try:
                 self._enable(unit.name, source)
-            except UnitError as error:
+            except errors.UnitError as error:
                 self.problems[unit.name] = str(error)
 
-    def _find_source(self, name: str) -> WantedUnit | None:
+    def _find_source(self, name: str) -> wanted_state.WantedUnit | None:
         """Return the unit with the contents: the unit itself, or its template."""
-        for each in filter(None, (name, find_template_name(name))):
+        for each in filter(None, (name, unit_install.find_template_name(name))):
             found = self._wanted.units.get(each)
             if found is not None and found.contents and not found.mask:
                 return found
         return None
 
-    def _enable(self, name: str, source: WantedUnit) -> None:
+    def _enable(self, name: str, source: wanted_state.WantedUnit) -> None:
         if name in self._seen:
             return
         self._seen.add(name)
@@ -350,10 +347,10 @@ class _LinkPlan:
         texts = [source.contents, *(text for _, text in sorted(source.dropins.items()) if text)]
         if own is not None and own is not source:
             texts += [text for _, text in sorted(own.dropins.items()) if text]
-        install = parse_install(texts)
+        install = unit_install.parse_install(texts)
         target = node_paths.unit_path(source.name)
         for alias in install.aliases:
-            link = expand_specifiers(alias, name)
+            link = unit_install.expand_specifiers(alias, name)
             if link != name:
                 self.made[node_paths.unit_path(link)] = target
         lists = {
@@ -363,11 +360,11 @@ class _LinkPlan:
         }
         for suffix, others in lists.items():
             for other in others:
-                directory = expand_specifiers(other, name)
+                directory = unit_install.expand_specifiers(other, name)
                 link = _build_link_name(name, install.default_instance, directory)
                 self.made[f"{node_paths.UNIT_DIRECTORY}/{directory}{suffix}/{link}"] = target
         for also in install.also:
-            other = expand_specifiers(also, name)
+            other = unit_install.expand_specifiers(also, name)
             found = self._find_source(other)
             if found is None:
                 self.left[other] = None
@@ -376,8 +373,10 @@ class _LinkPlan:
 
 
 def _build_link_name(unit: str, default_instance: str, target: str) -> str:
-    if not is_template(unit) or is_template(target):
+    if not unit_install.is_template(unit) or unit_install.is_template(target):
         return unit
     if not default_instance:
-        raise UnitError(f"cannot enable {unit}: it is a template without DefaultInstance=")
-    return make_instance_name(unit, expand_specifiers(default_instance, unit))
+        raise errors.UnitError(f"cannot enable {unit}: it is a template without DefaultInstance=")
+    return unit_install.make_instance_name(
+        unit, unit_install.expand_specifiers(default_instance, unit)
+    )

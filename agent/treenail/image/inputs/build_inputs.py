@@ -13,28 +13,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
-from treenail.api.decode import Json
+from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig
 from treenail.api.ignition.parser import parse_ignition
-from treenail.api.machineconfig import (
-    DEFAULT_KERNEL,
-    EXTENSIONS,
-    KERNEL_PACKAGES,
-    STOCK_KERNEL_PACKAGES,
-    MachineConfig,
-)
-from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.machineosconfig import ContainerfileArch, MachineOSConfig
-from treenail.config.node_paths import USER_CA_BUNDLE
-from treenail.config.rendered_name import digest
+from treenail.config import node_paths, rendered_name
 from treenail.errors import ConfigError
 from treenail.image.containerfile import OWN_PREFIX, Containerfile, parse_containerfile
 from treenail.image.inputs.containerfile_problems import CONFIGS_STAGE
 
 
 def compute_build_name(
-    config: MachineOSConfig,
-    pool: MachineConfigPool,
-    rendered: MachineConfig,
+    config: machineosconfig.MachineOSConfig,
+    pool: machineconfigpool.MachineConfigPool,
+    rendered: machineconfig.MachineConfig,
     *,
     context_digest: str = "",
 ) -> str:
@@ -51,7 +41,7 @@ def compute_build_name(
             f"cannot name a build of MachineOSConfig {config.name}: expected pool {config.pool}, "
             f"found {pool.name}"
         )
-    images: Json = {
+    images: decode.Json = {
         "BaseOSContainerImage": config.base_image or rendered.os_image_url,
         "BaseOSExtensionsContainerImage": rendered.extensions_image,
         "OSImageURL": "",
@@ -61,16 +51,18 @@ def compute_build_name(
         images["BuildSeesConfig"] = "true"
     if context_digest:
         images["ContextDigest"] = context_digest
-    return f"{config.name}-{digest(pool.configuration.document, complete_spec(config), images)}"
+    return f"{config.name}-{rendered_name.digest(pool.configuration.document, complete_spec(config), images)}"
 
 
-def complete_spec(config: MachineOSConfig) -> Json:
+def complete_spec(config: machineosconfig.MachineOSConfig) -> decode.Json:
     """Return the spec as Go encodes the object of the API server, also of an object of a file."""
     # Go encodes a list that is not set as null, and the API server drops the null.
     files = config.spec.get("containerFile")
     if isinstance(files, list):
         # The default of the CRD: an object of a file has the name that it gets in a cluster.
-        default: Json = {"containerfileArch": ContainerfileArch.NO_ARCH.value}
+        default: decode.Json = {
+            "containerfileArch": machineosconfig.ContainerfileArch.NO_ARCH.value
+        }
         files = [default | entry if isinstance(entry, dict) else entry for entry in files]
     return {**config.spec, "containerFile": files}
 
@@ -78,11 +70,11 @@ def complete_spec(config: MachineOSConfig) -> Json:
 BUILDER_CONTRACT = 1
 """Number of the composed text and of the builder's options. A change builds every image again."""
 
-ARCHITECTURES: dict[str, ContainerfileArch] = {
-    "amd64": ContainerfileArch.AMD64,
-    "arm64": ContainerfileArch.ARM64,
-    "ppc64le": ContainerfileArch.PPC64LE,
-    "s390x": ContainerfileArch.S390X,
+ARCHITECTURES: dict[str, machineosconfig.ContainerfileArch] = {
+    "amd64": machineosconfig.ContainerfileArch.AMD64,
+    "arm64": machineosconfig.ContainerfileArch.ARM64,
+    "ppc64le": machineosconfig.ContainerfileArch.PPC64LE,
+    "s390x": machineosconfig.ContainerfileArch.S390X,
 }
 """Architectures of nodes and images, and their names in a MachineOSConfig."""
 
@@ -107,7 +99,7 @@ _READ_BY_PROGRAMS = ("/etc/yum.repos.d/", "/etc/pki/", "/etc/containers/")
 _MAX_NAMED = 3
 
 
-def find_build_paths(rendered: MachineConfig) -> tuple[str, ...]:
+def find_build_paths(rendered: machineconfig.MachineConfig) -> tuple[str, ...]:
     """Return the files of a config that package managers and registry clients read.
 
     A Containerfile that installs packages often needs them. Raises `ConfigError`.
@@ -116,7 +108,7 @@ def find_build_paths(rendered: MachineConfig) -> tuple[str, ...]:
     return tuple(sorted(each.path for each in files if each.path.startswith(_READ_BY_PROGRAMS)))
 
 
-def describe_hidden_files(config: MachineOSConfig, paths: Sequence[str]) -> str:
+def describe_hidden_files(config: machineosconfig.MachineOSConfig, paths: Sequence[str]) -> str:
     """Return a remedy for an instruction that failed without these files of the config.
 
     Empty if the Containerfile sees the config, or if there are none.
@@ -144,7 +136,7 @@ class BuildInputs:
     extensions: tuple[str, ...] = ()
     extensions_image: str = ""
     """Pull spec of the image with the packages of extensions and kernels."""
-    kernel_type: str = DEFAULT_KERNEL
+    kernel_type: str = machineconfig.DEFAULT_KERNEL
     trust_bundle: str = field(default="", repr=False)
     """Additional CAs in PEM."""
     config_digest: str = ""
@@ -159,7 +151,10 @@ class BuildInputs:
 
     @classmethod
     def from_objects(
-        cls, config: MachineOSConfig, rendered: MachineConfig, architecture: str = "amd64"
+        cls,
+        config: machineosconfig.MachineOSConfig,
+        rendered: machineconfig.MachineConfig,
+        architecture: str = "amd64",
     ) -> "BuildInputs":
         """Return the inputs that both objects determine, without trust bundle, files and mounts.
 
@@ -174,7 +169,7 @@ class BuildInputs:
             containerfile=entry.content if entry else "",
             extensions=rendered.extensions,
             extensions_image=rendered.extensions_image,
-            kernel_type=rendered.kernel_type or DEFAULT_KERNEL,
+            kernel_type=rendered.kernel_type or machineconfig.DEFAULT_KERNEL,
         )
 
     @property
@@ -185,7 +180,7 @@ class BuildInputs:
     @property
     def needs_packages(self) -> bool:
         """True when packages of the extensions image are installed."""
-        return bool(self.extensions) or self.kernel_type not in ("", DEFAULT_KERNEL)
+        return bool(self.extensions) or self.kernel_type not in ("", machineconfig.DEFAULT_KERNEL)
 
     @property
     def needs_job(self) -> bool:
@@ -242,7 +237,7 @@ def _compose_system(inputs: BuildInputs, user: Containerfile) -> Iterator[str]:
     if inputs.config_digest:
         yield f"ADD {CONFIG_FILE} /"
     if inputs.trust_bundle:
-        yield f"COPY {TRUST_FILE} {USER_CA_BUNDLE}"
+        yield f"COPY {TRUST_FILE} {node_paths.USER_CA_BUNDLE}"
         yield "RUN if command -v update-ca-trust >/dev/null; then update-ca-trust extract; fi"
     if inputs.needs_packages:
         yield _compose_packages(inputs)
@@ -251,16 +246,22 @@ def _compose_system(inputs: BuildInputs, user: Containerfile) -> Iterator[str]:
 def _compose_packages(inputs: BuildInputs) -> str:
     """Return the instruction that installs extensions and a kernel from the extensions image."""
     install = sorted(
-        {name for extension in inputs.extensions for name in EXTENSIONS.get(extension, ())}
+        {
+            name
+            for extension in inputs.extensions
+            for name in machineconfig.EXTENSIONS.get(extension, ())
+        }
     )
     repository = (
         f"[treenail-packages]\\nname=treenail-packages\\nbaseurl=file://{_PACKAGES_TARGET}\\n"
         "enabled=1\\ngpgcheck=0\\n"
     )
     steps = ["set -e", f"printf '{repository}' > {_REPOSITORY_FILE}"]
-    if inputs.kernel_type not in ("", DEFAULT_KERNEL):
-        kernel = sorted(KERNEL_PACKAGES.get(inputs.kernel_type, ()))
-        present = f"$(rpm -qa --qf '%{{NAME}} ' {' '.join(sorted(STOCK_KERNEL_PACKAGES))})"
+    if inputs.kernel_type not in ("", machineconfig.DEFAULT_KERNEL):
+        kernel = sorted(machineconfig.KERNEL_PACKAGES.get(inputs.kernel_type, ()))
+        present = (
+            f"$(rpm -qa --qf '%{{NAME}} ' {' '.join(sorted(machineconfig.STOCK_KERNEL_PACKAGES))})"
+        )
         options = " ".join(f"--install={name}" for name in kernel)
         steps.append(f"rpm-ostree override remove {present} {options}")
     if install:
@@ -284,14 +285,14 @@ def compute_content_key(*inputs: BuildInputs) -> str:
     documents = sorted(
         (_list_inputs(each) for each in inputs), key=lambda each: str(each["architecture"])
     )
-    document: Json = {"contract": BUILDER_CONTRACT, "inputs": documents}
+    document: decode.Json = {"contract": BUILDER_CONTRACT, "inputs": documents}
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
 
 
-def _list_inputs(inputs: BuildInputs) -> Json:
+def _list_inputs(inputs: BuildInputs) -> decode.Json:
     # Without options, keys are those of builders that had none.
-    options: Json = {"options": sorted(inputs.options)} if inputs.options else {}
+    options: decode.Json = {"options": sorted(inputs.options)} if inputs.options else {}
     return {
         **options,
         "architecture": inputs.architecture,
@@ -299,7 +300,7 @@ def _list_inputs(inputs: BuildInputs) -> Json:
         "containerfile": inputs.user_text,
         "extensions": sorted(set(inputs.extensions)),
         "packages": _get_digest(inputs.extensions_image) if inputs.needs_packages else "",
-        "kernelType": inputs.kernel_type or DEFAULT_KERNEL,
+        "kernelType": inputs.kernel_type or machineconfig.DEFAULT_KERNEL,
         "trustBundle": hashlib.sha256(inputs.trust_bundle.encode()).hexdigest(),
         "config": inputs.config_digest,
         "context": inputs.context_digest,

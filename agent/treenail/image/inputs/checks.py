@@ -11,24 +11,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from treenail import errors
 from treenail.api import annotations as key
-from treenail.api import pullspec
-from treenail.api.decode import Fields
-from treenail.api.machineconfig import (
-    DEFAULT_KERNEL,
-    EXTENSIONS,
-    KERNEL_ARCHITECTURES,
-    KERNEL_TYPES,
-    MachineConfig,
-)
-from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.machineosconfig import ContainerfileArch, MachineOSConfig
-from treenail.config.pullsecret import find_credential, read_login_secret
-from treenail.errors import ConfigError, CredentialError
-from treenail.image.build_result import BuildReason
-from treenail.image.containerfile import OWN_PREFIX
-from treenail.image.inputs.build_inputs import ARCHITECTURES
-from treenail.image.inputs.containerfile_problems import find_containerfile_problems
+from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig, pullspec
+from treenail.config import pullsecret
+from treenail.image import build_result, containerfile
+from treenail.image.inputs import build_inputs, containerfile_problems
 from treenail.image.push_spec import parse_push_spec
 
 
@@ -58,9 +46,13 @@ class InputReason(StrEnum):
     SECRET_NOT_FOUND = "SecretNotFound"  # noqa: S105
 
     @property
-    def build_reason(self) -> BuildReason | None:
+    def build_reason(self) -> build_result.BuildReason | None:
         """The reason of a build that fails for the same cause; None if no build can have it."""
-        return BuildReason(self.value) if self.value in tuple(BuildReason) else None
+        return (
+            build_result.BuildReason(self.value)
+            if self.value in tuple(build_result.BuildReason)
+            else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +80,7 @@ _NODE_DEGRADED = "NodeDegraded"
 """Blocks the first build only: later another image is often the remedy."""
 
 
-def find_config_findings(config: MachineOSConfig) -> Iterator[InputFinding]:
+def find_config_findings(config: machineosconfig.MachineOSConfig) -> Iterator[InputFinding]:
     """Yield what is wrong with the spec and the annotations of a MachineOSConfig."""
     if config.builder_type not in ("", _JOB):
         yield InputFinding(
@@ -104,7 +96,9 @@ def find_config_findings(config: MachineOSConfig) -> Iterator[InputFinding]:
 
 
 def find_pool_findings(
-    config: MachineOSConfig, pool: MachineConfigPool | None, owner: MachineOSConfig | None
+    config: machineosconfig.MachineOSConfig,
+    pool: machineconfigpool.MachineConfigPool | None,
+    owner: machineosconfig.MachineOSConfig | None,
 ) -> Iterator[InputFinding]:
     """Yield why the pool cannot get an image now.
 
@@ -149,25 +143,25 @@ def find_pool_findings(
 
 
 def find_architecture_findings(
-    config: MachineOSConfig, architectures: Collection[str]
+    config: machineosconfig.MachineOSConfig, architectures: Collection[str]
 ) -> Iterator[InputFinding]:
     """Yield why no image can be built for one of the architectures of the pool's nodes."""
     if not config.containerfiles:
         return
     entries = ", ".join(entry.architecture for entry in config.containerfiles)
     for architecture in sorted(architectures):
-        name = ARCHITECTURES.get(architecture)
+        name = build_inputs.ARCHITECTURES.get(architecture)
         if name is None or config.find_containerfile(name) is None:
             yield InputFinding(
                 InputReason.ARCHITECTURE_MISSING,
                 "spec.containerFile",
                 f"an entry for {repr(str(name or architecture))[:40]}, the architecture of nodes",
                 f"entries for {entries}",
-                f"add an entry for {ContainerfileArch.NO_ARCH}, or one for each architecture",
+                f"add an entry for {machineosconfig.ContainerfileArch.NO_ARCH}, or one for each architecture",
             )
 
 
-def read_deadline(config: MachineOSConfig) -> int:
+def read_deadline(config: machineosconfig.MachineOSConfig) -> int:
     """Return the seconds until a Job is ended; the default for an invalid annotation."""
     text = config.metadata.annotations.get(key.BUILD_DEADLINE, "")
     if text.isascii() and text.isdecimal() and len(text) <= _DEADLINE_DIGITS:
@@ -177,26 +171,26 @@ def read_deadline(config: MachineOSConfig) -> int:
     return DEFAULT_DEADLINE_S
 
 
-def _check_push_spec(config: MachineOSConfig) -> Iterator[InputFinding]:
+def _check_push_spec(config: machineosconfig.MachineOSConfig) -> Iterator[InputFinding]:
     where = "spec.renderedImagePushSpec"
     try:
         parse_push_spec(config.push_spec, where=where)
-    except ConfigError as error:
+    except errors.ConfigError as error:
         found = str(error).removeprefix(f"{where} is ").replace(", but ", ": ", 1)
         yield InputFinding(
             InputReason.PUSH_SPEC_INVALID, where, "REGISTRY/REPOSITORY:TAG", found, error.remedy
         )
 
 
-def _check_containerfiles(config: MachineOSConfig) -> Iterator[InputFinding]:
+def _check_containerfiles(config: machineosconfig.MachineOSConfig) -> Iterator[InputFinding]:
     seen: set[str] = set()
     for index, entry in enumerate(config.containerfiles):
         where = f"spec.containerFile[{index}]"
-        if entry.architecture not in tuple(ContainerfileArch):
+        if entry.architecture not in tuple(machineosconfig.ContainerfileArch):
             yield InputFinding(
                 InputReason.CONTAINERFILE_INVALID,
                 f"{where}.containerfileArch",
-                " or ".join(ContainerfileArch),
+                " or ".join(machineosconfig.ContainerfileArch),
                 repr(entry.architecture)[:60],
                 "correct it",
             )
@@ -209,7 +203,7 @@ def _check_containerfiles(config: MachineOSConfig) -> Iterator[InputFinding]:
                 "remove one of them",
             )
         seen.add(entry.architecture)
-        for problem in find_containerfile_problems(entry.content):
+        for problem in containerfile_problems.find_containerfile_problems(entry.content):
             yield InputFinding(
                 InputReason.CONTAINERFILE_INVALID,
                 f"{where}.content",
@@ -219,7 +213,7 @@ def _check_containerfiles(config: MachineOSConfig) -> Iterator[InputFinding]:
             )
 
 
-def _check_annotations(config: MachineOSConfig) -> Iterator[InputFinding]:
+def _check_annotations(config: machineosconfig.MachineOSConfig) -> Iterator[InputFinding]:
     notes = config.metadata.annotations
     sees = notes.get(key.BUILD_SEES_CONFIG)
     if sees not in (None, "true", "false"):
@@ -239,7 +233,7 @@ def _check_base_annotation(image: str) -> Iterator[InputFinding]:
         else:
             # A tag: only this annotation may name one, and the controller resolves it.
             parse_push_spec(image, where=key.BASE_IMAGE)
-    except ConfigError:
+    except errors.ConfigError:
         expected = "REGISTRY/REPOSITORY:TAG or REGISTRY/REPOSITORY@sha256:DIGEST"
         yield _describe_annotation(key.BASE_IMAGE, expected, image)
 
@@ -277,7 +271,7 @@ class BuildContext:
 
 
 def find_rendered_findings(
-    rendered: MachineConfig, *, base_image: str = "", architecture: str = "amd64"
+    rendered: machineconfig.MachineConfig, *, base_image: str = "", architecture: str = "amd64"
 ) -> Iterator[InputFinding]:
     """Yield why no image can be built for a rendered config.
 
@@ -287,21 +281,24 @@ def find_rendered_findings(
     yield from _check_image(base_image or rendered.os_image_url, where)
     needs_packages = bool(rendered.extensions)
     for extension in rendered.extensions:
-        if extension not in EXTENSIONS:
+        if extension not in machineconfig.EXTENSIONS:
             yield InputFinding(
                 InputReason.EXTENSION_UNSUPPORTED,
                 f"extensions of {rendered.name}",
-                " or ".join(EXTENSIONS),
+                " or ".join(machineconfig.EXTENSIONS),
                 repr(extension)[:60],
                 "remove it from the MachineConfigs of the pool, and install its packages in the "
                 "Containerfile",
             )
-    kernel = rendered.kernel_type or DEFAULT_KERNEL
-    if kernel not in KERNEL_TYPES or KERNEL_ARCHITECTURES.get(kernel, architecture) != architecture:
+    kernel = rendered.kernel_type or machineconfig.DEFAULT_KERNEL
+    if (
+        kernel not in machineconfig.KERNEL_TYPES
+        or machineconfig.KERNEL_ARCHITECTURES.get(kernel, architecture) != architecture
+    ):
         expected = [
             each
-            for each in KERNEL_TYPES
-            if KERNEL_ARCHITECTURES.get(each, architecture) == architecture
+            for each in machineconfig.KERNEL_TYPES
+            if machineconfig.KERNEL_ARCHITECTURES.get(each, architecture) == architecture
         ]
         yield InputFinding(
             InputReason.EXTENSION_UNSUPPORTED,
@@ -310,7 +307,7 @@ def find_rendered_findings(
             repr(kernel)[:60],
             "set another kernelType in the MachineConfigs of the pool",
         )
-    elif needs_packages or kernel != DEFAULT_KERNEL:
+    elif needs_packages or kernel != machineconfig.DEFAULT_KERNEL:
         yield from _check_image(
             rendered.extensions_image, f"baseOSExtensionsContainerImage of {rendered.name}"
         )
@@ -336,13 +333,15 @@ def find_pull_secret_findings(document: object | None, where: str) -> Iterator[I
 
 def read_context(document: object, where: str) -> BuildContext:
     """Read the files of a ConfigMap; raise `ConfigError`."""
-    fields = Fields.from_json(document, where)
+    fields = decode.Fields.from_json(document, where)
     files = {name: text.encode() for name, text in fields.get_text_map("data").items()}
     for name, text in fields.get_text_map("binaryData").items():
         try:
             files[name] = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise ConfigError(f"{where}: expected base64 in binaryData, key {name}") from error
+            raise errors.ConfigError(
+                f"{where}: expected base64 in binaryData, key {name}"
+            ) from error
     return BuildContext(files)
 
 
@@ -365,17 +364,17 @@ def find_context_findings(document: object | None, where: str) -> Iterator[Input
         return
     try:
         context = read_context(document, where)
-    except ConfigError as error:
+    except errors.ConfigError as error:
         yield InputFinding(
             InputReason.CONTEXT_INVALID, where, "a ConfigMap with files", str(error), "correct it"
         )
         return
     for name in sorted(context.files):
-        if name.startswith(OWN_PREFIX):
+        if name.startswith(containerfile.OWN_PREFIX):
             yield InputFinding(
                 InputReason.CONTEXT_INVALID,
                 where,
-                f"names that do not begin with {OWN_PREFIX}",
+                f"names that do not begin with {containerfile.OWN_PREFIX}",
                 repr(name)[:80],
                 "rename the file",
             )
@@ -407,7 +406,7 @@ def find_size_findings(
 def _check_image(image: str, where: str) -> Iterator[InputFinding]:
     try:
         pullspec.parse_pull_spec(image, where=where)
-    except ConfigError as error:
+    except errors.ConfigError as error:
         found = str(error).removeprefix(f"{where} is ").replace(", but ", ": ", 1)
         yield InputFinding(
             InputReason.BASE_IMAGE_INVALID,
@@ -438,8 +437,8 @@ def _check_secret(
         )
         return
     try:
-        secret = read_login_secret(document, where=where)
-    except CredentialError as error:
+        secret = pullsecret.read_login_secret(document, where=where)
+    except errors.CredentialError as error:
         yield InputFinding(
             InputReason.SECRET_INVALID,
             field_name,
@@ -452,9 +451,9 @@ def _check_secret(
         return
     try:
         spec = parse_push_spec(push_spec, where="spec.renderedImagePushSpec")
-    except ConfigError:
+    except errors.ConfigError:
         return  # find_config_findings reports it.
-    if find_credential(secret, spec.registry, spec.repository) is None:
+    if pullsecret.find_credential(secret, spec.registry, spec.repository) is None:
         count = len(secret.credentials)
         yield InputFinding(
             InputReason.SECRET_INVALID,

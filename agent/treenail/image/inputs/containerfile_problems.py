@@ -11,13 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from treenail.api.machineosconfig import CONTAINERFILE_LIMIT
-from treenail.image.containerfile import (
-    Containerfile,
-    Instruction,
-    Stage,
-    parse_containerfile,
-    split_words,
-)
+from treenail.image import containerfile
 
 CONFIGS_STAGE = "configs"
 """Stage of the system with its extensions, on which the user's text builds."""
@@ -64,7 +58,7 @@ def find_containerfile_problems(
                 "and copy them",
             ),
         )
-    found = parse_containerfile(text)
+    found = containerfile.parse_containerfile(text)
     if not found.instructions:
         return ()
     if "\0" in text:
@@ -83,7 +77,7 @@ def find_containerfile_problems(
     return tuple(problems[:MAX_PROBLEMS])
 
 
-def _find_directive_problems(found: Containerfile) -> Iterator[ContainerfileProblem]:
+def _find_directive_problems(found: containerfile.Containerfile) -> Iterator[ContainerfileProblem]:
     names: set[str] = set()
     for number, line in enumerate(found.directives, 1):
         name, _, value = line.lstrip("# \t").partition("=")
@@ -99,7 +93,9 @@ def _find_directive_problems(found: Containerfile) -> Iterator[ContainerfileProb
             )
 
 
-def _find_instruction_problems(found: Containerfile) -> Iterator[ContainerfileProblem]:
+def _find_instruction_problems(
+    found: containerfile.Containerfile,
+) -> Iterator[ContainerfileProblem]:
     for each in found.instructions:
         if each.keyword not in KEYWORDS:
             yield _describe_unknown(each)
@@ -128,7 +124,7 @@ def _find_instruction_problems(found: Containerfile) -> Iterator[ContainerfilePr
                 )
 
 
-def _describe_unknown(each: Instruction) -> ContainerfileProblem:
+def _describe_unknown(each: containerfile.Instruction) -> ContainerfileProblem:
     close = difflib.get_close_matches(each.keyword[:40], sorted(KEYWORDS), 1)
     return ContainerfileProblem(
         each.line,
@@ -137,8 +133,8 @@ def _describe_unknown(each: Instruction) -> ContainerfileProblem:
     )
 
 
-def _check_pairs(each: Instruction, escape: str) -> Iterator[ContainerfileProblem]:
-    words = split_words(each.operands, escape)
+def _check_pairs(each: containerfile.Instruction, escape: str) -> Iterator[ContainerfileProblem]:
+    words = containerfile.split_words(each.operands, escape)
     # The older form: ENV NAME VALUE.
     is_older = "=" not in words[0]
     wrong = [word for word in words if "=" not in word]
@@ -152,7 +148,7 @@ def _check_pairs(each: Instruction, escape: str) -> Iterator[ContainerfileProble
         )
 
 
-def _check_source(each: Instruction) -> Iterator[ContainerfileProblem]:
+def _check_source(each: containerfile.Instruction) -> Iterator[ContainerfileProblem]:
     if len(each.operands.split()) < _FIRST_OPERANDS and not each.operands.startswith("["):
         yield ContainerfileProblem(
             each.line,
@@ -162,7 +158,7 @@ def _check_source(each: Instruction) -> Iterator[ContainerfileProblem]:
 
 
 def _find_stage_problems(
-    found: Containerfile, stages: Collection[str]
+    found: containerfile.Containerfile, stages: Collection[str]
 ) -> Iterator[ContainerfileProblem]:
     first = next((each for each in found.instructions if each.keyword != "ARG"), None)
     if not found.stages:
@@ -187,7 +183,7 @@ def _find_stage_problems(
             yield from _check_reference(each, reference, known)
 
 
-def find_image_references(each: Instruction) -> tuple[str, ...]:
+def find_image_references(each: containerfile.Instruction) -> tuple[str, ...]:
     """Return the stages and images that COPY, ADD and RUN read files from."""
     found: list[str] = []
     if each.keyword in _WITH_SOURCE:
@@ -199,7 +195,9 @@ def find_image_references(each: Instruction) -> tuple[str, ...]:
     return tuple(name for name in found if name)
 
 
-def _check_from(each: Instruction, stage: Stage, known: set[str]) -> Iterator[ContainerfileProblem]:
+def _check_from(
+    each: containerfile.Instruction, stage: containerfile.Stage, known: set[str]
+) -> Iterator[ContainerfileProblem]:
     words = each.operands.split()
     if len(words) > 1 and not stage.name:
         yield ContainerfileProblem(
@@ -222,7 +220,7 @@ def _check_from(each: Instruction, stage: Stage, known: set[str]) -> Iterator[Co
 
 
 def _check_reference(
-    each: Instruction, reference: str, known: set[str]
+    each: containerfile.Instruction, reference: str, known: set[str]
 ) -> Iterator[ContainerfileProblem]:
     if reference.isdecimal():
         yield ContainerfileProblem(
@@ -236,7 +234,7 @@ def _check_reference(
 
 
 def _describe_short_name(
-    each: Instruction, what: str, name: str, known: set[str]
+    each: containerfile.Instruction, what: str, name: str, known: set[str]
 ) -> ContainerfileProblem:
     close = sorted(stage for stage in known if stage.lower() == name.lower())
     return ContainerfileProblem(

@@ -4,7 +4,7 @@ import re
 import string
 from dataclasses import dataclass
 
-from treenail.api.decode import Fields, Json
+from treenail.api import decode
 from treenail.image.oci.documents import encode
 
 SPDX_TYPE = "application/spdx+json"
@@ -38,8 +38,8 @@ class PackageList:
     packages: tuple[InstalledPackage, ...]
     distribution: str = ""
 
-    def to_json(self) -> Json:
-        listed: list[Json] = [
+    def to_json(self) -> decode.Json:
+        listed: list[decode.Json] = [
             {
                 "manager": each.manager,
                 "name": each.name,
@@ -55,7 +55,7 @@ class PackageList:
     @classmethod
     def from_json(cls, document: object) -> "PackageList":
         """Parse the list; raise `ConfigError`. Long texts are shortened."""
-        fields = Fields.from_json(document, "package list")
+        fields = decode.Fields.from_json(document, "package list")
         found = fields.map_objects("packages", _parse_package)[:MAX_PACKAGES]
         return cls(tuple(found), fields.get_text("distribution")[:_TEXT_LIMIT])
 
@@ -73,7 +73,7 @@ def make_spdx_document(
         _describe_package(each, number, packages.distribution)
         for number, each in enumerate(sorted(packages.packages))
     ]
-    described: Json = {
+    described: decode.Json = {
         "SPDXID": root,
         "name": image,
         "versionInfo": digest,
@@ -99,8 +99,8 @@ def make_spdx_document(
     )
 
 
-def _describe_package(package: InstalledPackage, number: int, distribution: str) -> Json:
-    found: Json = {
+def _describe_package(package: InstalledPackage, number: int, distribution: str) -> decode.Json:
+    found: decode.Json = {
         "SPDXID": f"SPDXRef-Package-{number}-{_UNSAFE.sub('-', package.name)}",
         "name": package.name,
         "versionInfo": package.version,
@@ -149,11 +149,11 @@ def _quote(text: str, *, safe: str = "") -> str:
     )
 
 
-def _relate(subject: str, kind: str, related: str) -> Json:
+def _relate(subject: str, kind: str, related: str) -> decode.Json:
     return {"spdxElementId": subject, "relationshipType": kind, "relatedSpdxElement": related}
 
 
-def _parse_package(fields: Fields) -> InstalledPackage:
+def _parse_package(fields: decode.Fields) -> InstalledPackage:
     values = [
         fields.get_text(name)[:_TEXT_LIMIT]
         for name in ("manager", "name", "version", "architecture", "license", "source")

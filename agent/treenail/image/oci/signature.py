@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from treenail.api.decode import Json
-from treenail.image.oci.documents import OCI_MANIFEST, compute_digest, encode
+from treenail.image.oci import documents
 
 PAYLOAD_TYPE = "application/vnd.dev.cosign.simplesigning.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
@@ -38,7 +38,7 @@ def make_signature_tag(digest: str) -> str:
 
 def make_payload(name: str, digest: str) -> bytes:
     """Return the payload that states that the image ``name`` has this digest."""
-    return encode(
+    return documents.encode(
         {
             "critical": {
                 "identity": {"docker-reference": name},
@@ -94,7 +94,7 @@ def make_signature_layer(payload: bytes, signature: bytes) -> Json:
     """Return the descriptor of a signature."""
     return {
         "mediaType": PAYLOAD_TYPE,
-        "digest": compute_digest(payload),
+        "digest": documents.compute_digest(payload),
         "size": len(payload),
         "annotations": {_ANNOTATION: base64.b64encode(signature).decode()},
     }
@@ -103,7 +103,7 @@ def make_signature_layer(payload: bytes, signature: bytes) -> Json:
 def make_signature_manifest(layers: Iterable[Json]) -> tuple[bytes, bytes]:
     """Return the manifest of signatures, and its config."""
     listed = list(layers)
-    config = encode(
+    config = documents.encode(
         {
             "architecture": "",
             "os": "",
@@ -111,13 +111,13 @@ def make_signature_manifest(layers: Iterable[Json]) -> tuple[bytes, bytes]:
             "rootfs": {"type": "layers", "diff_ids": [each["digest"] for each in listed]},
         }
     )
-    manifest = encode(
+    manifest = documents.encode(
         {
             "schemaVersion": 2,
-            "mediaType": OCI_MANIFEST,
+            "mediaType": documents.OCI_MANIFEST,
             "config": {
                 "mediaType": CONFIG_TYPE,
-                "digest": compute_digest(config),
+                "digest": documents.compute_digest(config),
                 "size": len(config),
             },
             "layers": listed,
