@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import urlencode
 
-from treenail.clocks import Clock
+from treenail import clocks, sanitize
 from treenail.registry.errors import AnswerInvalid, LoginRefused, make_status_error
 from treenail.registry.transport import (
     RegistryAnswer,
@@ -23,7 +23,6 @@ from treenail.registry.transport import (
     Url,
     parse_url,
 )
-from treenail.sanitize import escape_line
 
 _DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
 
@@ -122,7 +121,11 @@ class Authorization:
     """Chooses the Authorization of each request to one registry, and learns from its challenges."""
 
     def __init__(
-        self, transport: RegistryTransport, login: Login, limits: RegistryLimits, clock: Clock
+        self,
+        transport: RegistryTransport,
+        login: Login,
+        limits: RegistryLimits,
+        clock: clocks.Clock,
     ) -> None:
         self._transport = transport
         self._login = login
@@ -176,7 +179,7 @@ class Authorization:
         secrets = [*self._login.list_secrets(), *(each.text for each in self._tokens.values())]
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, WITHHELD)
-        return escape_line(text)[:_TEXT_LIMIT]
+        return sanitize.escape_line(text)[:_TEXT_LIMIT]
 
     def _fetch_token(
         self, challenge: BearerChallenge, scopes: tuple[str, ...], *, action: str

@@ -13,30 +13,8 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from treenail.clocks import Clock
+from treenail.registry import errors, names
 from treenail.registry.authorization import ANONYMOUS, Authorization, Login, read_error_text
-from treenail.registry.errors import (
-    AnswerInvalid,
-    DigestMismatch,
-    NotFound,
-    RegistryError,
-    Unreachable,
-    get_retry_after_s,
-    is_temporary,
-    make_status_error,
-)
-from treenail.registry.names import (
-    INDEX_TYPES,
-    MANIFEST_TYPES,
-    Descriptor,
-    Manifest,
-    check_digest,
-    check_host,
-    check_reference,
-    check_repository,
-    compute_digest,
-    get_endpoint,
-    is_digest,
-)
 from treenail.registry.proxies import ProxySettings
 from treenail.registry.transport import (
     ByteBody,
@@ -51,7 +29,7 @@ from treenail.retry import retry_registry_call
 
 T = TypeVar("T")
 
-_ACCEPT = ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
+_ACCEPT = ", ".join((*names.MANIFEST_TYPES, *names.INDEX_TYPES))
 _REDIRECTS = {301, 302, 303, 307, 308}
 # No login, then a token, then a new token in place of one that ended early.
 _AUTHORIZATION_TRIES = 3
@@ -70,12 +48,12 @@ class RegistryClient:
         proxies: ProxySettings | None = None,
         limits: RegistryLimits | None = None,
     ) -> None:
-        self.host = check_host(host)
+        self.host = names.check_host(host)
         self.clock = clock
         self.limits = limits or RegistryLimits()
         settings = tls or TlsSettings()
         scheme = "http" if settings.is_plain else "https"
-        self._base = parse_url(f"{scheme}://{get_endpoint(host)}/")
+        self._base = parse_url(f"{scheme}://{names.get_endpoint(host)}/")
         self._transport = RegistryTransport(
             settings, proxies or ProxySettings(), self.limits, clock
         )
@@ -93,13 +71,13 @@ class RegistryClient:
         """Close idle connections; the client can still be used."""
         self._transport.close()
 
-    def get_manifest(self, repository: str, reference: str) -> Manifest:
+    def get_manifest(self, repository: str, reference: str) -> names.Manifest:
         """Return a manifest or index by tag or digest; its content has the digest."""
-        check_repository(repository)
-        check_reference(reference)
+        names.check_repository(repository)
+        names.check_reference(reference)
         action = f"read the manifest {self.format_image(repository, reference)}"
 
-        def read() -> Manifest:
+        def read() -> names.Manifest:
             answer = self._get(
                 repository, f"manifests/{reference}", {"Accept": _ACCEPT}, action=action
             )
@@ -108,26 +86,26 @@ class RegistryClient:
 
         return self.retry(read)
 
-    def head_manifest(self, repository: str, reference: str) -> Descriptor | None:
+    def head_manifest(self, repository: str, reference: str) -> names.Descriptor | None:
         """Return what a tag or digest refers to; None when the registry has no such manifest."""
-        check_repository(repository)
-        check_reference(reference)
+        names.check_repository(repository)
+        names.check_reference(reference)
         action = f"look for the manifest {self.format_image(repository, reference)}"
 
-        def look() -> Descriptor:
+        def look() -> names.Descriptor:
             path = f"manifests/{reference}"
             answer = self._get(repository, path, {"Accept": _ACCEPT}, action=action, method="HEAD")
             answer.read(0)
             digest, size = answer.get_header("Docker-Content-Digest"), _read_length(answer)
             if not digest or size is None:
                 found = self.get_manifest(repository, reference)
-                return Descriptor(found.media_type, found.digest, len(found.content))
+                return names.Descriptor(found.media_type, found.digest, len(found.content))
             _check_found_digest(digest, reference, action=action, host=self.host)
-            return Descriptor(_read_media_type(answer), digest, size)
+            return names.Descriptor(_read_media_type(answer), digest, size)
 
         try:
             return self.retry(look)
-        except NotFound:
+        except errors.NotFound:
             return None
 
     def put_manifest(self, repository: str, reference: str, media_type: str, content: bytes) -> str:
@@ -138,12 +116,12 @@ class RegistryClient:
         self, repository: str, reference: str, media_type: str, content: bytes
     ) -> tuple[str, bool]:
         """Store a manifest; return its digest, and whether the registry lists it as a referrer."""
-        check_repository(repository)
-        check_reference(reference)
-        digest = compute_digest(content)
+        names.check_repository(repository)
+        names.check_reference(reference)
+        digest = names.compute_digest(content)
         action = f"push the manifest {self.format_image(repository, reference)}"
-        if is_digest(reference) and reference != digest:
-            raise DigestMismatch(f"cannot {action}: its content has the digest {digest}")
+        if names.is_digest(reference) and reference != digest:
+            raise errors.DigestMismatch(f"cannot {action}: its content has the digest {digest}")
 
         def push() -> tuple[str, bool]:
             url = self.make_url(repository, f"manifests/{quote(reference, safe=':')}")
@@ -155,7 +133,7 @@ class RegistryClient:
             answer.read(self.limits.error_bytes)
             found = answer.get_header("Docker-Content-Digest")
             if found and found != digest:
-                raise DigestMismatch(
+                raise errors.DigestMismatch(
                     f"cannot {action}: {self.host} stored it as {found[:100]!r}, not as {digest}"
                 )
             return digest, bool(answer.get_header("OCI-Subject"))
@@ -164,8 +142,8 @@ class RegistryClient:
 
     def delete_manifest(self, repository: str, digest: str) -> None:
         """Delete a manifest with all its tags; raise `NotFound` or `Unsupported`."""
-        check_repository(repository)
-        check_digest(digest)
+        names.check_repository(repository)
+        names.check_digest(digest)
         action = f"delete the manifest {self.format_image(repository, digest)}"
 
         def delete() -> None:
@@ -179,7 +157,7 @@ class RegistryClient:
 
     def list_tags(self, repository: str) -> tuple[str, ...]:
         """Return the tags of a repository, sorted, from all pages."""
-        check_repository(repository)
+        names.check_repository(repository)
         action = f"list the tags of {self.host}/{repository}"
         found: dict[str, None] = {}
         url: Url | None = self.make_url(repository, f"tags/list?n={self.limits.tag_page}")
@@ -191,15 +169,15 @@ class RegistryClient:
             found.update(dict.fromkeys(_read_tags(content, action=action, host=self.host)))
             url = self.find_next_page(answer, action=action)
             if len(found) > self.limits.tags:
-                raise AnswerInvalid(f"cannot {action}: more than {self.limits.tags} tags")
+                raise errors.AnswerInvalid(f"cannot {action}: more than {self.limits.tags} tags")
             if url is not None and len(found) == before:
                 break
-        raise AnswerInvalid(f"cannot {action}: {self.host} returns pages without an end")
+        raise errors.AnswerInvalid(f"cannot {action}: {self.host} returns pages without an end")
 
     def has_blob(self, repository: str, digest: str) -> bool:
         """Return whether the repository has a blob."""
-        check_repository(repository)
-        check_digest(digest)
+        names.check_repository(repository)
+        names.check_digest(digest)
         action = f"look for the blob {self.format_image(repository, digest)}"
 
         def look() -> bool:
@@ -209,19 +187,19 @@ class RegistryClient:
 
         try:
             return self.retry(look)
-        except NotFound:
+        except errors.NotFound:
             return False
 
     def read_blob(
-        self, repository: str, descriptor: Descriptor, sink: Callable[[bytes], object]
+        self, repository: str, descriptor: names.Descriptor, sink: Callable[[bytes], object]
     ) -> None:
         """Pass a blob to ``sink`` in pieces.
 
         A broken connection continues where it ended. The digest is verified at the end, so that
         after an error the caller must discard what the sink received.
         """
-        check_repository(repository)
-        check_digest(descriptor.digest)
+        names.check_repository(repository)
+        names.check_digest(descriptor.digest)
         action = f"read the blob {self.format_image(repository, descriptor.digest)}"
         hasher, received = hashlib.sha256(), 0
 
@@ -234,9 +212,11 @@ class RegistryClient:
 
         self.retry(read)
         if f"sha256:{hasher.hexdigest()}" != descriptor.digest:
-            raise DigestMismatch(f"cannot {action}: {self.host} sent other content")
+            raise errors.DigestMismatch(f"cannot {action}: {self.host} sent other content")
 
-    def iter_blob(self, repository: str, descriptor: Descriptor, start: int) -> Iterator[bytes]:
+    def iter_blob(
+        self, repository: str, descriptor: names.Descriptor, start: int
+    ) -> Iterator[bytes]:
         """Yield the rest of a blob from ``start``, unverified and without retries.
 
         The registry may ignore the Range of the request.
@@ -251,12 +231,12 @@ class RegistryClient:
         if answer.status == 206:
             if not answer.get_header("Content-Range").startswith(f"bytes {start}-"):
                 answer.close()
-                raise AnswerInvalid(f"cannot {action}: {self.host} sent another range")
+                raise errors.AnswerInvalid(f"cannot {action}: {self.host} sent another range")
             position = start
         for piece in answer.iter_pieces():
             if position + len(piece) > descriptor.size:
                 answer.close()
-                raise DigestMismatch(
+                raise errors.DigestMismatch(
                     f"cannot {action}: {self.host} sent more than {descriptor.size} bytes"
                 )
             rest = piece[max(start - position, 0) :]
@@ -264,12 +244,12 @@ class RegistryClient:
             if rest:
                 yield rest
         if position < descriptor.size:
-            raise Unreachable(f"cannot {action}: {self.host} sent {position} bytes of it")
+            raise errors.Unreachable(f"cannot {action}: {self.host} sent {position} bytes of it")
 
-    def read_small_blob(self, repository: str, descriptor: Descriptor) -> bytes:
+    def read_small_blob(self, repository: str, descriptor: names.Descriptor) -> bytes:
         """Return a blob, such as the config of an image, that is within the limits."""
         if descriptor.size > self.limits.config_bytes:
-            raise AnswerInvalid(
+            raise errors.AnswerInvalid(
                 f"cannot read the blob {self.format_image(repository, descriptor.digest)}: it has "
                 f"{descriptor.size} bytes, and {self.limits.config_bytes} are the maximum"
             )
@@ -279,7 +259,7 @@ class RegistryClient:
 
     def format_image(self, repository: str, reference: str) -> str:
         """Return a pull spec for messages."""
-        return f"{self.host}/{repository}{'@' if is_digest(reference) else ':'}{reference}"
+        return f"{self.host}/{repository}{'@' if names.is_digest(reference) else ':'}{reference}"
 
     def make_url(self, repository: str, path: str) -> Url:
         """Return the URL of something in a repository."""
@@ -289,7 +269,11 @@ class RegistryClient:
     def retry(self, call: Callable[[], T]) -> T:
         """Call until it succeeds, fails for a lasting reason, or was tried often enough."""
         return retry_registry_call(
-            call, self.clock, is_temporary, get_retry_after_s, attempts=self.limits.attempts
+            call,
+            self.clock,
+            errors.is_temporary,
+            errors.get_retry_after_s,
+            attempts=self.limits.attempts,
         )
 
     def send(
@@ -315,7 +299,7 @@ class RegistryClient:
                 can_retry = self._authorization.accept_challenge(
                     answer, scopes, had_header=bool(authorization), action=action
                 )
-            except RegistryError:
+            except errors.RegistryError:
                 answer.close()
                 raise
             if not can_retry:
@@ -328,7 +312,7 @@ class RegistryClient:
             return
         code, text = read_error_text(answer, self.limits)
         said = self._authorization.withhold(" ".join(filter(None, (code, text))))
-        raise make_status_error(
+        raise errors.make_status_error(
             action,
             answer.url.address if answer.url.origin != self._base.origin else self.host,
             answer.status,
@@ -341,7 +325,7 @@ class RegistryClient:
         """Return the Location of an upload; it must be of this registry, which has the login."""
         url = self._parse_link(answer.get_header("Location"), answer.url, action=action)
         if url.host != self._base.host:
-            raise AnswerInvalid(
+            raise errors.AnswerInvalid(
                 f"cannot {action}: {self.host} names {url.address} for the upload, another host"
             )
         # A registry behind a proxy may name its own scheme and port.
@@ -349,7 +333,7 @@ class RegistryClient:
 
     def get_page(self, repository: str, url: Url, action: str) -> tuple[RegistryAnswer, bytes]:
         """Return the answer and the content of one page of a list."""
-        headers = {"Accept": f"application/json, {INDEX_TYPES[0]}"}
+        headers = {"Accept": f"application/json, {names.INDEX_TYPES[0]}"}
         answer = self.send("GET", url, headers, scopes=_pull(repository), action=action)
         self.expect(answer, {200}, action=action)
         return answer, answer.read(self.limits.page_bytes)
@@ -377,10 +361,10 @@ class RegistryClient:
             answer.discard(self.limits.error_bytes)
             url = self._parse_link(answer.get_header("Location"), url, action=action)
             if url.scheme != "https" and self._base.scheme == "https":
-                raise AnswerInvalid(
+                raise errors.AnswerInvalid(
                     f"cannot {action}: {self.host} redirects to {url.address} without TLS"
                 )
-        raise AnswerInvalid(
+        raise errors.AnswerInvalid(
             f"cannot {action}: {self.host} redirects more than {self.limits.redirects} times"
         )
 
@@ -392,7 +376,7 @@ class RegistryClient:
             return None
         url = self._parse_link(target[1:], answer.url, action=action)
         if url.origin != self._base.origin:
-            raise AnswerInvalid(
+            raise errors.AnswerInvalid(
                 f"cannot {action}: {self.host} names {url.address} for the next page, another host"
             )
         return url
@@ -401,7 +385,7 @@ class RegistryClient:
         try:
             return parse_url(text, base)
         except ValueError:
-            raise AnswerInvalid(
+            raise errors.AnswerInvalid(
                 f"cannot {action}: {self.host} sent an invalid Location or Link"
             ) from None
 
@@ -416,12 +400,14 @@ def _push(repository: str) -> tuple[str, ...]:
 
 def _make_manifest(
     answer: RegistryAnswer, reference: str, content: bytes, *, action: str
-) -> Manifest:
-    digest = compute_digest(content)
+) -> names.Manifest:
+    digest = names.compute_digest(content)
     address = answer.url.address
-    expected = reference if is_digest(reference) else answer.get_header("Docker-Content-Digest")
+    expected = (
+        reference if names.is_digest(reference) else answer.get_header("Docker-Content-Digest")
+    )
     if expected and expected != digest:
-        raise DigestMismatch(
+        raise errors.DigestMismatch(
             f"cannot {action}: {address} sent content with the digest {digest}, not "
             f"{expected[:100]!r}"
         )
@@ -430,23 +416,26 @@ def _make_manifest(
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise AnswerInvalid(f"cannot {action}: {address} sent no JSON object")
+        raise errors.AnswerInvalid(f"cannot {action}: {address} sent no JSON object")
     media_type = document.get("mediaType") or _read_media_type(answer)
     # One content must not be an index to one reader and an image to another.
-    if not isinstance(media_type, str) or media_type not in (*MANIFEST_TYPES, *INDEX_TYPES):
-        raise AnswerInvalid(
+    if not isinstance(media_type, str) or media_type not in (
+        *names.MANIFEST_TYPES,
+        *names.INDEX_TYPES,
+    ):
+        raise errors.AnswerInvalid(
             f"cannot {action}: expected a manifest of OCI or Docker schema 2, found the media "
             f"type {str(media_type)[:100]!r}"
         )
     has_layers, has_manifests = "layers" in document, "manifests" in document
-    if has_layers in (media_type in INDEX_TYPES, has_manifests):
-        raise AnswerInvalid(f"cannot {action}: its content is not that of {media_type}")
-    return Manifest(media_type, digest, content)
+    if has_layers in (media_type in names.INDEX_TYPES, has_manifests):
+        raise errors.AnswerInvalid(f"cannot {action}: its content is not that of {media_type}")
+    return names.Manifest(media_type, digest, content)
 
 
 def _check_found_digest(digest: str, reference: str, *, action: str, host: str) -> None:
-    if not is_digest(digest) or (is_digest(reference) and digest != reference):
-        raise DigestMismatch(f"cannot {action}: {host} answered the digest {digest[:100]!r}")
+    if not names.is_digest(digest) or (names.is_digest(reference) and digest != reference):
+        raise errors.DigestMismatch(f"cannot {action}: {host} answered the digest {digest[:100]!r}")
 
 
 def _read_media_type(answer: RegistryAnswer) -> str:
@@ -472,5 +461,5 @@ def _read_tags(content: bytes, *, action: str, host: str) -> list[str]:
     tags = (document.get("tags") if isinstance(document, dict) else None) or []
     is_list = isinstance(document, dict) and isinstance(tags, list)
     if not is_list or not all(isinstance(tag, str) for tag in tags):
-        raise AnswerInvalid(f"cannot {action}: {host} sent no list of tags")
+        raise errors.AnswerInvalid(f"cannot {action}: {host} sent no list of tags")
     return tags

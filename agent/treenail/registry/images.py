@@ -7,18 +7,8 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Self
 
+from treenail.registry import errors, names, uploads
 from treenail.registry.client import RegistryClient
-from treenail.registry.errors import (
-    AnswerInvalid,
-    Denied,
-    DigestMismatch,
-    LoginRefused,
-    NotFound,
-    RegistryError,
-    Unsupported,
-)
-from treenail.registry.names import Descriptor, Manifest, parse_descriptor
-from treenail.registry.uploads import mount_blob, upload_blob
 
 _LAYERS_LIMIT = 500
 _INSTANCES_LIMIT = 200
@@ -31,11 +21,11 @@ class ResolvedImage:
 
     repository: str
     index_digest: str
-    manifest: Manifest
+    manifest: names.Manifest
     config: bytes = field(repr=False)
     architecture: str
-    config_blob: Descriptor
-    layers: tuple[Descriptor, ...]
+    config_blob: names.Descriptor
+    layers: tuple[names.Descriptor, ...]
 
     @property
     def digest(self) -> str:
@@ -58,7 +48,9 @@ def resolve_image(
         found = find_instance(manifest.content, architecture, where=where)
         manifest = client.get_manifest(repository, found.digest)
         if manifest.is_index:
-            raise AnswerInvalid(f"cannot use {where}: its instance is a list of manifests again")
+            raise errors.AnswerInvalid(
+                f"cannot use {where}: its instance is a list of manifests again"
+            )
     return _read_image(client, repository, index_digest, manifest, architecture)
 
 
@@ -72,22 +64,22 @@ def has_complete_image(
     where = client.format_image(repository, digest)
     try:
         manifest = client.get_manifest(repository, digest)
-    except (NotFound, DigestMismatch):
+    except (errors.NotFound, errors.DigestMismatch):
         return False
     document = json.loads(manifest.content)
     if manifest.is_index and is_instance:
-        raise AnswerInvalid(f"cannot use {where}: its instance is a list of manifests again")
+        raise errors.AnswerInvalid(f"cannot use {where}: its instance is a list of manifests again")
     entries = document.get("manifests" if manifest.is_index else "layers")
     if not isinstance(entries, list) or len(entries) > _LAYERS_LIMIT:
-        raise AnswerInvalid(f"cannot use {where}: expected at most {_LAYERS_LIMIT} entries")
-    found = {parse_descriptor(each, where=where).digest for each in entries}
+        raise errors.AnswerInvalid(f"cannot use {where}: expected at most {_LAYERS_LIMIT} entries")
+    found = {names.parse_descriptor(each, where=where).digest for each in entries}
     if manifest.is_index:
         return all(has_complete_image(client, repository, each, is_instance=True) for each in found)
-    config = parse_descriptor(document.get("config"), where=where).digest
+    config = names.parse_descriptor(document.get("config"), where=where).digest
     return all(client.has_blob(repository, each) for each in (config, *found))
 
 
-def find_instance(content: bytes, architecture: str, *, where: str) -> Descriptor:
+def find_instance(content: bytes, architecture: str, *, where: str) -> names.Descriptor:
     """Return the manifest of an architecture in a list; raise `NotFound` if the list lacks it."""
     entries = json.loads(content).get("manifests")
     present: set[str] = set()
@@ -96,17 +88,17 @@ def find_instance(content: bytes, architecture: str, *, where: str) -> Descripto
         if not isinstance(platform, dict) or platform.get("os") != "linux":
             continue
         if platform.get("architecture") == architecture:
-            return parse_descriptor(entry, where=where)
+            return names.parse_descriptor(entry, where=where)
         present.add(str(platform.get("architecture"))[:20])
     listed = ", ".join(sorted(present)) or "none"
-    raise NotFound(
+    raise errors.NotFound(
         f"cannot use {where}: it has no image for linux/{architecture}; it has: {listed}",
         status=404,
     )
 
 
 def copy_blobs(
-    blobs: Iterable[Descriptor],
+    blobs: Iterable[names.Descriptor],
     source: RegistryClient,
     source_repository: str,
     target: RegistryClient,
@@ -120,21 +112,21 @@ def copy_blobs(
     if is_same:
         left = _mount_blobs(target, repository, left, source_repository)
 
-    def copy(blob: Descriptor, own_source: RegistryClient, own_target: RegistryClient) -> int:
+    def copy(blob: names.Descriptor, own_source: RegistryClient, own_target: RegistryClient) -> int:
         if own_target.has_blob(repository, blob.digest):
             return 0
         remote = RemoteBlob(own_source, source_repository, blob)
-        upload_blob(own_target, repository, blob, remote.reopen)
+        uploads.upload_blob(own_target, repository, blob, remote.reopen)
         return blob.size
 
     return copy_in_parallel(left, source, target, copy)
 
 
 def copy_in_parallel(
-    blobs: Iterable[Descriptor],
+    blobs: Iterable[names.Descriptor],
     source: RegistryClient,
     target: RegistryClient,
-    copy: Callable[[Descriptor, RegistryClient, RegistryClient], int],
+    copy: Callable[[names.Descriptor, RegistryClient, RegistryClient], int],
 ) -> int:
     """Call ``copy`` for each blob over several connections; return the sum of its results.
 
@@ -145,7 +137,7 @@ def copy_in_parallel(
     waiting = iter(left)
     has_failed = Event()
 
-    def take_blobs() -> Iterator[Descriptor]:
+    def take_blobs() -> Iterator[names.Descriptor]:
         # next() of a list's iterator is atomic.
         while not has_failed.is_set() and (blob := next(waiting, None)) is not None:
             yield blob
@@ -174,8 +166,8 @@ def read_artifact(client: RegistryClient, repository: str, digest: str) -> bytes
     where = client.format_image(repository, digest)
     layers = json.loads(client.get_manifest(repository, digest).content).get("layers")
     if not isinstance(layers, list) or len(layers) != 1:
-        raise AnswerInvalid(f"cannot use {where}: expected an artifact with one layer")
-    return client.read_small_blob(repository, parse_descriptor(layers[0], where=where))
+        raise errors.AnswerInvalid(f"cannot use {where}: expected an artifact with one layer")
+    return client.read_small_blob(repository, names.parse_descriptor(layers[0], where=where))
 
 
 class RemoteBlob:
@@ -184,7 +176,9 @@ class RemoteBlob:
     The registry that receives it verifies the digest.
     """
 
-    def __init__(self, client: RegistryClient, repository: str, descriptor: Descriptor) -> None:
+    def __init__(
+        self, client: RegistryClient, repository: str, descriptor: names.Descriptor
+    ) -> None:
         self._client = client
         self._repository = repository
         self._blob = descriptor
@@ -221,17 +215,17 @@ class RemoteBlob:
             self._pieces = self._client.iter_blob(self._repository, self._blob, self._position)
         try:
             return next(self._pieces, b"")
-        except RegistryError:
+        except errors.RegistryError:
             self._pieces = None
             raise
 
 
 def _mount_blobs(
-    client: RegistryClient, repository: str, blobs: list[Descriptor], source: str
-) -> list[Descriptor]:
+    client: RegistryClient, repository: str, blobs: list[names.Descriptor], source: str
+) -> list[names.Descriptor]:
     """Mount blobs over several connections; return those that are not mounted."""
 
-    def mount(part: list[Descriptor]) -> list[Descriptor]:
+    def mount(part: list[names.Descriptor]) -> list[names.Descriptor]:
         own = client.clone()
         try:
             return [each for each in part if not _try_mount(own, repository, each, source)]
@@ -244,11 +238,13 @@ def _mount_blobs(
         return [each for found in pool.map(mount, parts) for each in found]
 
 
-def _try_mount(client: RegistryClient, repository: str, blob: Descriptor, source: str) -> bool:
+def _try_mount(
+    client: RegistryClient, repository: str, blob: names.Descriptor, source: str
+) -> bool:
     """Mount a blob; False where the registry or the login cannot."""
     try:
-        return mount_blob(client, repository, blob.digest, source)
-    except (Denied, LoginRefused, NotFound, Unsupported):
+        return uploads.mount_blob(client, repository, blob.digest, source)
+    except (errors.Denied, errors.LoginRefused, errors.NotFound, errors.Unsupported):
         # The login for pushes may not read the source: another client does.
         return False
 
@@ -257,26 +253,26 @@ def _read_image(
     client: RegistryClient,
     repository: str,
     index_digest: str,
-    manifest: Manifest,
+    manifest: names.Manifest,
     architecture: str,
 ) -> ResolvedImage:
     where = client.format_image(repository, manifest.digest)
     document = json.loads(manifest.content)
     layers = document.get("layers")
     if not isinstance(layers, list) or len(layers) > _LAYERS_LIMIT:
-        raise AnswerInvalid(f"cannot use {where}: expected at most {_LAYERS_LIMIT} layers")
-    config_blob = parse_descriptor(document.get("config"), where=where)
-    found = tuple(parse_descriptor(each, where=where) for each in layers)
+        raise errors.AnswerInvalid(f"cannot use {where}: expected at most {_LAYERS_LIMIT} layers")
+    config_blob = names.parse_descriptor(document.get("config"), where=where)
+    found = tuple(names.parse_descriptor(each, where=where) for each in layers)
     config = client.read_small_blob(repository, config_blob)
     try:
         described = json.loads(config)
     except (ValueError, RecursionError):
         described = None
     if not isinstance(described, dict):
-        raise AnswerInvalid(f"cannot use {where}: its config is no JSON object")
+        raise errors.AnswerInvalid(f"cannot use {where}: its config is no JSON object")
     actual = described.get("architecture")
     if actual != architecture:
-        raise NotFound(
+        raise errors.NotFound(
             f"cannot use {where}: expected an image for linux/{architecture}, found "
             f"{str(actual)[:20]!r}",
             status=404,

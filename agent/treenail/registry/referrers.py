@@ -7,19 +7,8 @@ import json
 from collections.abc import Mapping
 from functools import partial
 
+from treenail.registry import errors, names, transport, uploads
 from treenail.registry.client import RegistryClient
-from treenail.registry.errors import AnswerInvalid, NotFound, Unsupported
-from treenail.registry.names import (
-    OCI_INDEX,
-    OCI_MANIFEST,
-    Descriptor,
-    check_digest,
-    check_repository,
-    compute_digest,
-    parse_descriptor,
-)
-from treenail.registry.transport import Url
-from treenail.registry.uploads import upload_bytes
 
 EMPTY = b"{}"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
@@ -29,14 +18,14 @@ _WRITE_TRIES = 4
 
 def get_referrers(
     client: RegistryClient, repository: str, digest: str, artifact_type: str = ""
-) -> tuple[Descriptor, ...]:
+) -> tuple[names.Descriptor, ...]:
     """Return the artifacts that refer to a manifest; all types if ``artifact_type`` is empty."""
-    check_repository(repository)
-    check_digest(digest)
+    names.check_repository(repository)
+    names.check_digest(digest)
     action = f"list the referrers of {client.format_image(repository, digest)}"
     try:
         found = _list_by_api(client, repository, digest, action=action)
-    except (NotFound, Unsupported):
+    except (errors.NotFound, errors.Unsupported):
         found = _list_by_tag(client, repository, digest)
     return tuple(each for each in found if artifact_type in ("", each.artifact_type))
 
@@ -44,19 +33,19 @@ def get_referrers(
 def attach(
     client: RegistryClient,
     repository: str,
-    subject: Descriptor,
+    subject: names.Descriptor,
     *,
     artifact_type: str,
     media_type: str,
     content: bytes,
     annotations: Mapping[str, str] | None = None,
-) -> Descriptor:
+) -> names.Descriptor:
     """Push ``content`` as an artifact that refers to ``subject``; return its manifest."""
-    layer = upload_bytes(client, repository, media_type, content)
-    config = upload_bytes(client, repository, EMPTY_TYPE, EMPTY)
+    layer = uploads.upload_bytes(client, repository, media_type, content)
+    config = uploads.upload_bytes(client, repository, EMPTY_TYPE, EMPTY)
     document = {
         "schemaVersion": 2,
-        "mediaType": OCI_MANIFEST,
+        "mediaType": names.OCI_MANIFEST,
         "artifactType": artifact_type,
         "config": encode_descriptor(config),
         "layers": [encode_descriptor(layer)],
@@ -65,10 +54,10 @@ def attach(
     }
     manifest = encode_document(document)
     digest, is_listed = client.push_manifest(
-        repository, compute_digest(manifest), OCI_MANIFEST, manifest
+        repository, names.compute_digest(manifest), names.OCI_MANIFEST, manifest
     )
-    artifact = Descriptor(
-        OCI_MANIFEST, digest, len(manifest), dict(annotations or {}), artifact_type
+    artifact = names.Descriptor(
+        names.OCI_MANIFEST, digest, len(manifest), dict(annotations or {}), artifact_type
     )
     if not is_listed:
         add_to_referrers_tag(client, repository, subject.digest, artifact)
@@ -80,7 +69,7 @@ def make_referrers_tag(digest: str) -> str:
     return digest.replace(":", "-", 1)
 
 
-def encode_descriptor(descriptor: Descriptor) -> dict[str, object]:
+def encode_descriptor(descriptor: names.Descriptor) -> dict[str, object]:
     """Return a descriptor as JSON object."""
     document: dict[str, object] = {
         "mediaType": descriptor.media_type,
@@ -101,9 +90,9 @@ def encode_document(document: Mapping[str, object]) -> bytes:
 
 def _list_by_api(
     client: RegistryClient, repository: str, digest: str, *, action: str
-) -> list[Descriptor]:
-    found: list[Descriptor] = []
-    url: Url | None = client.make_url(repository, f"referrers/{digest}")
+) -> list[names.Descriptor]:
+    found: list[names.Descriptor] = []
+    url: transport.Url | None = client.make_url(repository, f"referrers/{digest}")
     for _page in range(client.limits.pages):
         if url is None:
             return found
@@ -112,20 +101,20 @@ def _list_by_api(
         if len(found) > _REFERRERS_LIMIT:
             break
         url = client.find_next_page(answer, action=action)
-    raise AnswerInvalid(f"cannot {action}: more than {_REFERRERS_LIMIT} referrers")
+    raise errors.AnswerInvalid(f"cannot {action}: more than {_REFERRERS_LIMIT} referrers")
 
 
-def _list_by_tag(client: RegistryClient, repository: str, digest: str) -> list[Descriptor]:
+def _list_by_tag(client: RegistryClient, repository: str, digest: str) -> list[names.Descriptor]:
     try:
         manifest = client.get_manifest(repository, make_referrers_tag(digest))
-    except NotFound:
+    except errors.NotFound:
         return []
     where = client.format_image(repository, make_referrers_tag(digest))
     return _read_index(manifest.content, where=where)
 
 
 def add_to_referrers_tag(
-    client: RegistryClient, repository: str, digest: str, artifact: Descriptor
+    client: RegistryClient, repository: str, digest: str, artifact: names.Descriptor
 ) -> None:
     """Add an artifact to the list under the tag, for registries without the API.
 
@@ -140,24 +129,24 @@ def add_to_referrers_tag(
             break
         index = {
             "schemaVersion": 2,
-            "mediaType": OCI_INDEX,
+            "mediaType": names.OCI_INDEX,
             "manifests": [encode_descriptor(each) for each in (*listed, artifact)],
         }
-        client.put_manifest(repository, tag, OCI_INDEX, encode_document(index))
+        client.put_manifest(repository, tag, names.OCI_INDEX, encode_document(index))
     listed = _list_by_tag(client, repository, digest)
     if not any(each.digest == artifact.digest for each in listed):
-        raise AnswerInvalid(
+        raise errors.AnswerInvalid(
             f"cannot add {artifact.digest} to {client.format_image(repository, tag)}: "
             "the list is full, or another client replaces it"
         )
 
 
-def _read_index(content: bytes, *, where: str) -> list[Descriptor]:
+def _read_index(content: bytes, *, where: str) -> list[names.Descriptor]:
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
         document = None
     entries = document.get("manifests") if isinstance(document, dict) else None
     if not isinstance(entries, list):
-        raise AnswerInvalid(f"cannot read {where}: it is no index")
-    return [parse_descriptor(each, where=where) for each in entries[: _REFERRERS_LIMIT + 1]]
+        raise errors.AnswerInvalid(f"cannot read {where}: it is no index")
+    return [names.parse_descriptor(each, where=where) for each in entries[: _REFERRERS_LIMIT + 1]]

@@ -17,11 +17,10 @@ from functools import lru_cache
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from treenail.clocks import Clock
+from treenail import clocks, sanitize
 from treenail.errors import ConfigError
 from treenail.registry.errors import AnswerInvalid, CertificateUnknown, RegistryError, Unreachable
 from treenail.registry.proxies import Proxy, ProxySettings
-from treenail.sanitize import escape_line
 
 PIECE = 256 * 1024
 _HTTPS_PORT, _HTTP_PORT = 443, 80
@@ -190,7 +189,7 @@ class RegistryTransport:
     """Connections to registries; one request at a time, so each thread needs its own."""
 
     def __init__(
-        self, tls: TlsSettings, proxies: ProxySettings, limits: RegistryLimits, clock: Clock
+        self, tls: TlsSettings, proxies: ProxySettings, limits: RegistryLimits, clock: clocks.Clock
     ) -> None:
         self._tls = tls
         self._proxies = proxies
@@ -355,7 +354,9 @@ class _Connection:
 class _DeadlineSocket:
     """A socket as ``http.client`` uses it, whose operations end at a deadline."""
 
-    def __init__(self, inner: socket.socket, clock: Clock, idle_s: float, deadline: float) -> None:
+    def __init__(
+        self, inner: socket.socket, clock: clocks.Clock, idle_s: float, deadline: float
+    ) -> None:
         self.deadline = deadline
         self._inner = inner
         self._clock = clock
@@ -423,7 +424,7 @@ def translate_errors(action: str, address: str) -> Iterator[None]:
     except ssl.SSLCertVerificationError as error:
         raise CertificateUnknown(
             f"cannot {action}: the certificate of {address} is not trusted: "
-            f"{escape_line(error.verify_message)[:200]}",
+            f"{sanitize.escape_line(error.verify_message)[:200]}",
             remedy="add the CA of the registry to the trust bundle; see its certificate with: "
             f"openssl s_client -showcerts -connect {_add_port(address)} </dev/null",
         ) from error
@@ -442,5 +443,5 @@ def translate_errors(action: str, address: str) -> Iterator[None]:
         name = type(error).__name__
         raise AnswerInvalid(f"cannot {action}: {address} does not speak HTTP: {name}") from None
     except OSError as error:
-        text = escape_line(error.strerror or str(error) or type(error).__name__)[:200]
+        text = sanitize.escape_line(error.strerror or str(error) or type(error).__name__)[:200]
         raise Unreachable(f"cannot {action}: cannot reach {address}: {text}") from error

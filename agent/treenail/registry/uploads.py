@@ -9,10 +9,9 @@ from typing import Protocol
 from urllib.parse import quote
 
 from treenail.errors import FileError
+from treenail.registry import names, transport
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import AnswerInvalid, DigestMismatch, RegistryError
-from treenail.registry.names import Descriptor, check_digest, check_repository, compute_digest
-from treenail.registry.transport import PIECE, RegistryAnswer, Url
 
 _RANGE = re.compile(r"(?:bytes=)?0-([0-9]{1,15})")
 _CHUNK_LIMIT = 512 * 1024 * 1024
@@ -46,7 +45,7 @@ class _FilePart:
         while left > 0:
             try:
                 self.file.seek(self.start + self.size - left)
-                piece = self.file.read(min(left, PIECE))
+                piece = self.file.read(min(left, transport.PIECE))
             except OSError as error:
                 raise FileError(f"cannot read a blob to push: {error.strerror}") from error
             if not piece:
@@ -60,9 +59,9 @@ def mount_blob(client: RegistryClient, repository: str, digest: str, source: str
 
     A registry that cannot mount begins an upload instead, which is cancelled.
     """
-    check_repository(repository)
-    check_repository(source)
-    check_digest(digest)
+    names.check_repository(repository)
+    names.check_repository(source)
+    names.check_digest(digest)
     action = f"mount the blob {client.format_image(source, digest)} into {repository}"
     scopes = (f"repository:{repository}:pull,push", f"repository:{source}:pull")
 
@@ -85,7 +84,7 @@ def mount_blob(client: RegistryClient, repository: str, digest: str, source: str
 
 def verify_push_access(client: RegistryClient, repository: str) -> None:
     """Begin an upload and cancel it; raise `RegistryError` where the login may not push."""
-    check_repository(repository)
+    names.check_repository(repository)
     action = f"push to {client.host}/{repository}"
     scopes = (f"repository:{repository}:pull,push",)
 
@@ -103,7 +102,7 @@ def verify_push_access(client: RegistryClient, repository: str) -> None:
 
 
 def upload_blob(
-    client: RegistryClient, repository: str, descriptor: Descriptor, open_blob: OpenBlob
+    client: RegistryClient, repository: str, descriptor: names.Descriptor, open_blob: OpenBlob
 ) -> None:
     """Upload a blob unless the repository has it. An interrupted upload continues."""
     if client.has_blob(repository, descriptor.digest):
@@ -116,9 +115,9 @@ def upload_blob(
 
 def upload_bytes(
     client: RegistryClient, repository: str, media_type: str, content: bytes
-) -> Descriptor:
+) -> names.Descriptor:
     """Upload a blob from memory, and return its descriptor."""
-    descriptor = Descriptor(media_type, compute_digest(content), len(content))
+    descriptor = names.Descriptor(media_type, names.compute_digest(content), len(content))
     upload_blob(client, repository, descriptor, lambda: BytesIO(content))
     return descriptor
 
@@ -127,7 +126,7 @@ class _Upload:
     """One upload; the position is what the registry confirmed."""
 
     def __init__(
-        self, client: RegistryClient, repository: str, descriptor: Descriptor, file: BlobFile
+        self, client: RegistryClient, repository: str, descriptor: names.Descriptor, file: BlobFile
     ) -> None:
         self.is_complete = False
         self._client = client
@@ -136,7 +135,7 @@ class _Upload:
         self._file = file
         self._scopes = (f"repository:{repository}:pull,push",)
         self._action = f"push the blob {client.format_image(repository, descriptor.digest)}"
-        self._place: Url | None = None
+        self._place: transport.Url | None = None
         self._position = 0
         self._is_uncertain = False
         self._starts = 0
@@ -156,7 +155,7 @@ class _Upload:
             self._finish(place)
         self._is_uncertain = False
 
-    def _start(self) -> Url:
+    def _start(self) -> transport.Url:
         client = self._client
         self._starts += 1
         if self._starts > _STARTS:
@@ -195,7 +194,7 @@ class _Upload:
             self.is_complete = True
         self._is_uncertain = False
 
-    def _send_chunk(self, place: Url) -> None:
+    def _send_chunk(self, place: transport.Url) -> None:
         client, start = self._client, self._position
         headers = {
             "Content-Type": "application/octet-stream",
@@ -215,11 +214,11 @@ class _Upload:
             )
         self._place = client.parse_location(answer, action=self._action)
 
-    def _finish(self, place: Url) -> None:
+    def _finish(self, place: transport.Url) -> None:
         client = self._client
         joint = "&" if "?" in place.target else "?"
         target = f"{place.target}{joint}digest={self._blob.digest}"
-        url = Url(place.scheme, place.host, place.port, target)
+        url = transport.Url(place.scheme, place.host, place.port, target)
         body = _FilePart(self._file, self._position, self._blob.size - self._position)
         headers = {"Content-Type": "application/octet-stream"}
         answer = client.send("PUT", url, headers, body, scopes=self._scopes, action=self._action)
@@ -227,7 +226,7 @@ class _Upload:
         answer.read(client.limits.error_bytes)
         self.is_complete = True
 
-    def _read_position(self, answer: RegistryAnswer) -> int:
+    def _read_position(self, answer: transport.RegistryAnswer) -> int:
         match = _RANGE.fullmatch(answer.get_header("Range"))
         if match is None or int(match[1]) >= self._blob.size:
             raise AnswerInvalid(
