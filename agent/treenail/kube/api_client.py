@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from treenail.codec import parse_json
-from treenail.errors import ClusterError, GoneError, NotFoundError
+from treenail import codec, errors
+from treenail.kube import resources
 from treenail.kube.request import (
     JSON_CONTENT_TYPE,
     ApiRequest,
@@ -15,7 +15,6 @@ from treenail.kube.request import (
     make_response_error,
     make_status_error,
 )
-from treenail.kube.resources import PODS, Resource
 
 Json = dict[str, object]
 JsonPatch = list[Json]
@@ -93,7 +92,7 @@ class WatchStream:
             event = _decode_object(self._what, line)
             found = event.get("object")
             if not isinstance(found, dict):
-                raise ClusterError(f"{self._what}: the event has no object")
+                raise errors.ClusterError(f"{self._what}: the event has no object")
             if event.get("type") == "ERROR":
                 raise make_status_error(self._what, found)
             yield WatchEvent(str(event.get("type")), found)
@@ -127,12 +126,17 @@ class Client:
         self._max_pages = max_pages
 
     def get(
-        self, resource: Resource, name: str, *, namespace: str = "", params: Params = _NO_PARAMS
+        self,
+        resource: resources.Resource,
+        name: str,
+        *,
+        namespace: str = "",
+        params: Params = _NO_PARAMS,
     ) -> Json:
         return self._send_request("GET", resource, name, namespace, params=params)
 
     def list(
-        self, resource: Resource, *, namespace: str = "", params: Params = _NO_PARAMS
+        self, resource: resources.Resource, *, namespace: str = "", params: Params = _NO_PARAMS
     ) -> Listing:
         """List all objects, page by page.
 
@@ -140,7 +144,7 @@ class Client:
         """
         try:
             pages = tuple(self.list_pages(resource, namespace=namespace, params=params))
-        except GoneError:
+        except errors.GoneError:
             pages = tuple(
                 self.list_pages(resource, namespace=namespace, params=params, is_paged=False)
             )
@@ -149,7 +153,7 @@ class Client:
 
     def list_pages(
         self,
-        resource: Resource,
+        resource: resources.Resource,
         *,
         namespace: str = "",
         params: Params = _NO_PARAMS,
@@ -175,7 +179,7 @@ class Client:
             page = _decode_object(what, answer)
             found, metadata = page.get("items"), page.get("metadata")
             if not isinstance(metadata, dict):
-                raise ClusterError(f"list {resource.plural}: the response has no metadata")
+                raise errors.ClusterError(f"list {resource.plural}: the response has no metadata")
             items = tuple(found) if isinstance(found, list) else ()
             yield Listing(items, str(metadata.get("resourceVersion") or ""))
             if not metadata.get("continue"):
@@ -183,18 +187,23 @@ class Client:
             # Released before the next page arrives.
             del answer, page, found, items
             params = {**params, "continue": str(metadata["continue"])}
-        raise ClusterError(
+        raise errors.ClusterError(
             f"list {resource.plural}: more than {self._max_pages} pages of {self._page_size}"
         )
 
     def create(
-        self, resource: Resource, body: Json, *, namespace: str = "", params: Params = _NO_PARAMS
+        self,
+        resource: resources.Resource,
+        body: Json,
+        *,
+        namespace: str = "",
+        params: Params = _NO_PARAMS,
     ) -> Json:
         return self._send_request("POST", resource, "", namespace, body=body, params=params)
 
     def update(
         self,
-        resource: Resource,
+        resource: resources.Resource,
         name: str,
         body: Json,
         *,
@@ -209,7 +218,7 @@ class Client:
 
     def patch(
         self,
-        resource: Resource,
+        resource: resources.Resource,
         name: str,
         body: Json | JsonPatch,
         patch_type: PatchType = PatchType.MERGE,
@@ -234,7 +243,7 @@ class Client:
 
     def delete(
         self,
-        resource: Resource,
+        resource: resources.Resource,
         name: str,
         *,
         namespace: str = "",
@@ -278,15 +287,15 @@ class Client:
         # The answer is a Status without information. A drain of a node gets dozens.
         self._exchange_request(
             "POST",
-            PODS.build_path(pod, namespace=namespace, subresource="eviction"),
-            ("POST", PODS.plural, namespace, pod, "eviction"),
+            resources.PODS.build_path(pod, namespace=namespace, subresource="eviction"),
+            ("POST", resources.PODS.plural, namespace, pod, "eviction"),
             body=body,
             params=params,
         )
 
     def watch(
         self,
-        resource: Resource,
+        resource: resources.Resource,
         *,
         namespace: str = "",
         params: Params = _NO_PARAMS,
@@ -314,7 +323,7 @@ class Client:
     def _send_request(
         self,
         method: str,
-        resource: Resource,
+        resource: resources.Resource,
         name: str,
         namespace: str,
         *,
@@ -325,7 +334,7 @@ class Client:
     ) -> Json:
         if not name and method != "POST":
             # The path would be that of the collection: DELETE would remove all objects.
-            raise NotFoundError(f"cannot {method} {resource.kind}: its name is empty")
+            raise errors.NotFoundError(f"cannot {method} {resource.kind}: its name is empty")
         what, answer = self._exchange_request(
             method,
             resource.build_path(name, namespace=namespace, subresource=subresource),
@@ -373,9 +382,9 @@ def _build_delete_options(uid: str, grace_s: int | None, resource_version: str =
 
 def _decode_object(what: str, text: bytes) -> Json:
     try:
-        value = parse_json(text)
+        value = codec.parse_json(text)
     except ValueError as error:
-        raise ClusterError(f"{what}: the response is not JSON") from error
+        raise errors.ClusterError(f"{what}: the response is not JSON") from error
     if not isinstance(value, dict):
-        raise ClusterError(f"{what}: the response is not a JSON object")
+        raise errors.ClusterError(f"{what}: the response is not a JSON object")
     return value

@@ -7,19 +7,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TypeVar
 
-from treenail.clocks import Clock, format_rfc3339
-from treenail.errors import (
-    AlreadyExistsError,
-    ClusterError,
-    ConflictError,
-    ForbiddenError,
-    InvalidError,
-    NotFoundError,
-    TooManyRequestsError,
-)
-from treenail.kube.api_client import Client, Json
-from treenail.kube.resources import EVENTS
-from treenail.retry import compute_event_pause_s
+from treenail import clocks, errors, retry
+from treenail.kube import api_client, resources
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +37,7 @@ class ObjectReference:
     namespace: str = ""
     api_version: str = "v1"
 
-    def to_involved_object(self) -> Json:
+    def to_involved_object(self) -> api_client.Json:
         """Convert to the ``involvedObject`` of an Event, without empty fields."""
         fields = {
             "apiVersion": self.api_version,
@@ -96,7 +85,9 @@ class EventRecorder:
     ``flush_pending`` writes them after the back-off.
     """
 
-    def __init__(self, client: Client, component: str, host: str, clock: Clock) -> None:
+    def __init__(
+        self, client: api_client.Client, component: str, host: str, clock: clocks.Clock
+    ) -> None:
         self._client = client
         self._component = component
         self._host = host
@@ -152,33 +143,41 @@ class EventRecorder:
             event = series.event
             try:
                 self._write_series(series)
-            except (ConflictError, ForbiddenError, InvalidError, NotFoundError) as error:
+            except (
+                errors.ConflictError,
+                errors.ForbiddenError,
+                errors.InvalidError,
+                errors.NotFoundError,
+            ) as error:
                 # Another attempt cannot succeed.
                 log.warning(
                     "dropped event %s for %s: %s", event.reason, event.regarding.name, error
                 )
-            except ClusterError as error:
+            except errors.ClusterError as error:
                 log.debug("event %s for %s waits: %s", event.reason, event.regarding.name, error)
                 self._back_off(error)
                 return
             self._failures = 0
             self._pending.popleft()
 
-    def _back_off(self, error: ClusterError) -> None:
+    def _back_off(self, error: errors.ClusterError) -> None:
         # While the API server is unreachable, each attempt takes the time limit of a request.
         self._failures += 1
-        pause_s = compute_event_pause_s(self._failures)
-        if isinstance(error, TooManyRequestsError):
+        pause_s = retry.compute_event_pause_s(self._failures)
+        if isinstance(error, errors.TooManyRequestsError):
             pause_s = max(pause_s, error.retry_after_s)
         self._not_before = self._clock.monotonic() + pause_s
 
     def _write_series(self, series: _EventSeries) -> None:
         namespace = series.event.regarding.namespace or "default"
         if series.written_count:
-            change: Json = {"count": series.count, "lastTimestamp": format_rfc3339(series.last_at)}
+            change: api_client.Json = {
+                "count": series.count,
+                "lastTimestamp": clocks.format_rfc3339(series.last_at),
+            }
             try:
-                self._client.patch(EVENTS, series.name, change, namespace=namespace)
-            except NotFoundError:
+                self._client.patch(resources.EVENTS, series.name, change, namespace=namespace)
+            except errors.NotFoundError:
                 # kube-apiserver deletes Events after --event-ttl, by default one hour.
                 series.name, series.first_at, series.written_count = (
                     self._generate_name(),
@@ -188,17 +187,17 @@ class EventRecorder:
         if not series.written_count:
             try:
                 self._client.create(
-                    EVENTS, self._build_body(series, namespace), namespace=namespace
+                    resources.EVENTS, self._build_body(series, namespace), namespace=namespace
                 )
-            except AlreadyExistsError:
+            except errors.AlreadyExistsError:
                 log.debug("event %s exists: the response to its creation was lost", series.name)
         series.written_count = series.count
 
-    def _build_body(self, series: _EventSeries, namespace: str) -> Json:
+    def _build_body(self, series: _EventSeries, namespace: str) -> api_client.Json:
         event = series.event
         return {
-            "apiVersion": EVENTS.api_version,
-            "kind": EVENTS.kind,
+            "apiVersion": resources.EVENTS.api_version,
+            "kind": resources.EVENTS.kind,
             "metadata": {"name": series.name, "namespace": namespace},
             "involvedObject": event.regarding.to_involved_object(),
             "type": event.type,
@@ -207,8 +206,8 @@ class EventRecorder:
             "source": {"component": self._component, "host": self._host},
             "reportingComponent": self._component,
             "reportingInstance": self._host,
-            "firstTimestamp": format_rfc3339(series.first_at),
-            "lastTimestamp": format_rfc3339(series.last_at),
+            "firstTimestamp": clocks.format_rfc3339(series.first_at),
+            "lastTimestamp": clocks.format_rfc3339(series.last_at),
             "count": series.count,
         }
 

@@ -10,19 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ParamSpec, Self, TypeVar
 
-from treenail.clocks import Clock
-from treenail.errors import (
-    ClusterError,
-    ConflictError,
-    ForbiddenError,
-    NotFoundError,
-    TooManyRequestsError,
-    UnreachableError,
-)
-from treenail.kube.api_client import Client, Json
+from treenail import clocks, errors, label_selector
+from treenail.kube import api_client, resources
 from treenail.kube.pods import DaemonSetCache, NodePods, Pod
-from treenail.kube.resources import NODES, PODDISRUPTIONBUDGETS, get_object
-from treenail.label_selector import matches_selector
 
 log = logging.getLogger(__name__)
 
@@ -141,13 +131,13 @@ def find_stuck_reason(pod: Pod, now: float) -> tuple[BlockerReason, str] | None:
 
 
 def classify_refusal(
-    pod: Pod, error: ClusterError, budgets: tuple[DisruptionBudget, ...], since: float
+    pod: Pod, error: errors.ClusterError, budgets: tuple[DisruptionBudget, ...], since: float
 ) -> Blocker:
     """Classify a rejected eviction."""
     message = str(error).partition(": ")[2]
     if "webhook" in message:
         return Blocker(pod.key, BlockerReason.WEBHOOK, message, (), since)
-    if isinstance(error, TooManyRequestsError) or len(budgets) > 1:
+    if isinstance(error, errors.TooManyRequestsError) or len(budgets) > 1:
         # The eviction API rejects a pod with two budgets with status 500 (eviction.go).
         if budgets or "disruption budget" in message:
             return Blocker(pod.key, BlockerReason.BUDGET, message, budgets, since)
@@ -169,9 +159,9 @@ class NodeDrain:
 
     def __init__(
         self,
-        client: Client,
+        client: api_client.Client,
         node: str,
-        clock: Clock,
+        clock: clocks.Clock,
         *,
         notify: Callable[[], None],
         limit_s: float = 30.0,
@@ -183,7 +173,7 @@ class NodeDrain:
         self._notify = notify
         self._executor = executor or InlineExecutor()
         self._in_flight: dict[str, _PendingEviction] = {}
-        self._answers = queue.SimpleQueue[tuple[_PendingEviction, ClusterError | None]]()
+        self._answers = queue.SimpleQueue[tuple[_PendingEviction, errors.ClusterError | None]]()
         self._node = node
         self._clock = clock
         self._limit_s = limit_s
@@ -239,7 +229,7 @@ class NodeDrain:
         """Send the evictions that are due; return False when some are left for another round."""
         end = self._clock.monotonic() + _ROUND_LIMIT_S
         due = deque(self._find_due(pods, retried))
-        results: list[ClusterError | None] = []
+        results: list[errors.ClusterError | None] = []
         while self._clock.monotonic() < end:
             while due and len(self._in_flight) < _MAX_IN_FLIGHT:
                 self._send_eviction(due.popleft())
@@ -257,9 +247,9 @@ class NodeDrain:
                 break
             if not due and all(each.is_slow for each in self._in_flight.values()):
                 break
-        if results and all(isinstance(each, UnreachableError) for each in results):
+        if results and all(isinstance(each, errors.UnreachableError) for each in results):
             # One webhook can delay all of them. Raises when the API server itself is unreachable.
-            self._client.get(NODES, self._node)
+            self._client.get(resources.NODES, self._node)
         # With all slots in use, an answer starts the next round.
         return not due or len(self._in_flight) >= _MAX_IN_FLIGHT
 
@@ -288,26 +278,30 @@ class NodeDrain:
         except RuntimeError as error:
             # No thread could be started. An executor that has another one evicts the pod later.
             del self._in_flight[pod.uid]
-            raise ClusterError(f"cannot evict pod {pod.key}: {error}") from error
+            raise errors.ClusterError(f"cannot evict pod {pod.key}: {error}") from error
 
     def _evict_pod(self, pending: "_PendingEviction") -> None:
         pod = pending.pod
-        answer: ClusterError | None = None
+        answer: errors.ClusterError | None = None
         try:
             self._client.evict(pod.namespace, pod.name, uid=pod.uid)
-        except ClusterError as error:
+        except errors.ClusterError as error:
             answer = error
         except Exception as error:
             # Without an answer the pod would count as sent without end. The log has the traceback.
             log.exception("cannot evict pod %s", pod.key)
-            answer = ClusterError(f"evict: the eviction was not sent: {type(error).__name__}")
+            answer = errors.ClusterError(
+                f"evict: the eviction was not sent: {type(error).__name__}"
+            )
         self._answers.put((pending, answer))
         if pending.is_slow:
             self._notify()
 
-    def _collect_answers(self, budgets: "_BudgetCache", wait_s: float) -> list[ClusterError | None]:
+    def _collect_answers(
+        self, budgets: "_BudgetCache", wait_s: float
+    ) -> list[errors.ClusterError | None]:
         """Record the answers that are there; wait up to ``wait_s`` for the first one."""
-        answers: list[ClusterError | None] = []
+        answers: list[errors.ClusterError | None] = []
         while True:
             try:
                 sent, answer = self._answers.get(timeout=0.0 if answers else wait_s)
@@ -320,7 +314,7 @@ class NodeDrain:
             self._record_answer(sent, answer, budgets)
 
     def _record_answer(
-        self, sent: "_PendingEviction", error: ClusterError | None, budgets: "_BudgetCache"
+        self, sent: "_PendingEviction", error: errors.ClusterError | None, budgets: "_BudgetCache"
     ) -> None:
         pod, retry_s = sent.pod, _RETRY_S
         before = self._attempts.get(pod.uid)
@@ -329,13 +323,13 @@ class NodeDrain:
         match error:
             case None:
                 self._evicted.append(pod.key)
-            case NotFoundError() | ConflictError():
+            case errors.NotFoundError() | errors.ConflictError():
                 log.debug("pod %s is gone", pod.key)
-            case UnreachableError():
+            case errors.UnreachableError():
                 retry_s = _UNANSWERED_RETRY_S
                 blocker = _build_unanswered(pod, since)
             case _:
-                if isinstance(error, TooManyRequestsError):
+                if isinstance(error, errors.TooManyRequestsError):
                     retry_s = max(retry_s, error.retry_after_s)
                 blocker = classify_refusal(pod, error, budgets.find_budgets(pod), since)
                 retry_s = max(retry_s, self._choose_retry_s(blocker))
@@ -419,9 +413,9 @@ def _is_blocked_by(blocker: Blocker | None, budgets: Collection[str]) -> bool:
 class _BudgetCache:
     """PodDisruptionBudgets, listed once a round for each namespace with a rejected eviction."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: api_client.Client) -> None:
         self._client = client
-        self._listed: dict[str, Sequence[Json]] = {}
+        self._listed: dict[str, Sequence[api_client.Json]] = {}
 
     def find_budgets(self, pod: Pod) -> tuple[DisruptionBudget, ...]:
         if pod.namespace not in self._listed:
@@ -429,18 +423,20 @@ class _BudgetCache:
         return tuple(
             _parse_budget(found)
             for found in self._listed[pod.namespace]
-            if matches_selector(get_object(found, "spec").get("selector"), pod.labels)
+            if label_selector.matches_selector(
+                resources.get_object(found, "spec").get("selector"), pod.labels
+            )
         )
 
-    def _list_budgets(self, namespace: str) -> Sequence[Json]:
+    def _list_budgets(self, namespace: str) -> Sequence[api_client.Json]:
         try:
-            return self._client.list(PODDISRUPTIONBUDGETS, namespace=namespace).items
-        except (ForbiddenError, NotFoundError) as error:
+            return self._client.list(resources.PODDISRUPTIONBUDGETS, namespace=namespace).items
+        except (errors.ForbiddenError, errors.NotFoundError) as error:
             log.debug("cannot list the budgets of %s: %s", namespace, error)
             return ()
 
 
-def _parse_budget(found: Json) -> DisruptionBudget:
-    allowed = get_object(found, "status").get("disruptionsAllowed")
-    name = str(get_object(found, "metadata").get("name"))
+def _parse_budget(found: api_client.Json) -> DisruptionBudget:
+    allowed = resources.get_object(found, "status").get("disruptionsAllowed")
+    name = str(resources.get_object(found, "metadata").get("name"))
     return DisruptionBudget(name, allowed if isinstance(allowed, int) else 0)

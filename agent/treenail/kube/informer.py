@@ -5,15 +5,12 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from treenail.clocks import Clock
-from treenail.errors import ClusterError
-from treenail.kube.api_client import Client, Json
-from treenail.kube.watch import ResourceWatch, WatchScope
-from treenail.retry import Random
+from treenail import clocks, errors, retry
+from treenail.kube import api_client, watch
 
 T = TypeVar("T")
 
-Transform = Callable[[Json], T | None]
+Transform = Callable[[api_client.Json], T | None]
 """Converts an object to the part that the cache stores; None stores nothing."""
 
 ChangeHandler = Callable[[str, T | None, T | None], None]
@@ -30,20 +27,20 @@ class Informer(Generic[T]):
 
     def __init__(
         self,
-        client: Client,
-        scope: WatchScope,
-        clock: Clock,
+        client: api_client.Client,
+        scope: watch.WatchScope,
+        clock: clocks.Clock,
         transform: Transform[T],
         *,
-        on_lost: Callable[[ClusterError], None] = lambda _: None,
-        jitter: Random = random.random,
+        on_lost: Callable[[errors.ClusterError], None] = lambda _: None,
+        jitter: retry.Random = random.random,
     ) -> None:
         self._transform = transform
         self._lock = threading.Lock()
         self._synced = threading.Event()
         self._objects: dict[str, T] = {}
         self._handlers: list[ChangeHandler[T]] = []
-        self._watch = ResourceWatch(
+        self._watch = watch.ResourceWatch(
             client,
             scope,
             clock,
@@ -120,7 +117,7 @@ class Informer(Generic[T]):
         with self._lock:
             return dict(self._objects)
 
-    def _apply_change(self, key: str, found: Json | None) -> None:
+    def _apply_change(self, key: str, found: api_client.Json | None) -> None:
         after = None if found is None else self._transform(found)
         with self._lock:
             before = self._objects.pop(key, None)

@@ -10,18 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from treenail.clocks import Clock, format_micro_time
-from treenail.errors import (
-    AlreadyExistsError,
-    ClusterError,
-    ConflictError,
-    NotFoundError,
-    NotLeaderError,
-)
-from treenail.kube.api_client import Client, Json, ResponseStream, Transport
+from treenail import clocks, errors, retry
+from treenail.kube import api_client, resources
 from treenail.kube.request import ApiRequest, ApiResponse
-from treenail.kube.resources import LEASES, Resource, get_object
-from treenail.retry import Random, retry_api_write
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +43,13 @@ class LeaderElector:
 
     def __init__(
         self,
-        client: Client,
+        client: api_client.Client,
         config: LeaderElectionConfig,
-        clock: Clock,
+        clock: clocks.Clock,
         *,
         on_started_leading: Callable[[], None],
         on_stopped_leading: Callable[[], None],
-        jitter: Random = random.random,
+        jitter: retry.Random = random.random,
     ) -> None:
         self._client = client
         self._config = config
@@ -68,7 +59,7 @@ class LeaderElector:
         self._jitter = jitter
         self._is_leading = False
         self._renewed_at = 0.0
-        self._observed_spec: Json = {}
+        self._observed_spec: api_client.Json = {}
         self._observed_at = 0.0
         self._read_at = float("-inf")
         self._reported = ""
@@ -86,7 +77,7 @@ class LeaderElector:
         )
 
     @property
-    def observed_spec(self) -> Json | None:
+    def observed_spec(self) -> api_client.Json | None:
         """Spec of the Lease; None when the last read is older than the renew deadline."""
         is_known = self._clock.monotonic() < self._read_at + self._config.renew_deadline_s
         return self._observed_spec if is_known and self._observed_spec else None
@@ -102,11 +93,11 @@ class LeaderElector:
         started_at = self._clock.monotonic()
         try:
             holder = self._acquire_or_renew()
-        except (AlreadyExistsError, ConflictError) as error:
+        except (errors.AlreadyExistsError, errors.ConflictError) as error:
             # Another candidate wrote it first.
             log.debug("lease %s: %s", self._config.name, error)
             holder = None
-        except ClusterError as error:
+        except errors.ClusterError as error:
             self._report(logging.WARNING, f"cannot use lease {self._lease}: {error}")
             holder = None
         else:
@@ -131,8 +122,8 @@ class LeaderElector:
         if not self._is_leading:
             return
         try:
-            retry_api_write(self._clear_holder, self._clock)
-        except ClusterError as error:
+            retry.retry_api_write(self._clear_holder, self._clock)
+        except errors.ClusterError as error:
             log.warning("lease %s not released, it will expire: %s", self._config.name, error)
         self._stop_leading()
 
@@ -148,7 +139,7 @@ class LeaderElector:
 
     def _clear_holder(self) -> None:
         lease = self._read_lease()
-        spec = get_object(lease, "spec")
+        spec = resources.get_object(lease, "spec")
         if spec.get("holderIdentity") == self._config.identity:
             # As client-go's release: an empty holder and a duration of one second.
             self._update_lease(lease, {**spec, "holderIdentity": "", "leaseDurationSeconds": 1})
@@ -157,16 +148,16 @@ class LeaderElector:
         """Acquire or renew the Lease if possible; return its holder."""
         try:
             lease = self._read_lease()
-        except NotFoundError:
-            body: Json = {
-                "apiVersion": LEASES.api_version,
-                "kind": LEASES.kind,
+        except errors.NotFoundError:
+            body: api_client.Json = {
+                "apiVersion": resources.LEASES.api_version,
+                "kind": resources.LEASES.kind,
                 "metadata": {"name": self._config.name, "namespace": self._config.namespace},
                 "spec": self._build_spec({}),
             }
-            self._client.create(LEASES, body, namespace=self._config.namespace)
+            self._client.create(resources.LEASES, body, namespace=self._config.namespace)
             return self._config.identity
-        spec = get_object(lease, "spec")
+        spec = resources.get_object(lease, "spec")
         self._read_at = self._clock.monotonic()
         if spec != self._observed_spec:
             self._observed_spec, self._observed_at = spec, self._clock.monotonic()
@@ -176,15 +167,15 @@ class LeaderElector:
         self._update_lease(lease, self._build_spec(spec))
         return self._config.identity
 
-    def _is_expired(self, spec: Json) -> bool:
+    def _is_expired(self, spec: api_client.Json) -> bool:
         # Our monotonic clock since we observed the last renewal, as in client-go: the clocks of
         # two machines may differ.
         seconds = spec.get("leaseDurationSeconds")
         lease_s = seconds if isinstance(seconds, int) else self._config.lease_duration_s
         return self._clock.monotonic() >= self._observed_at + lease_s
 
-    def _build_spec(self, before: Json) -> Json:
-        now = format_micro_time(self._clock.now())
+    def _build_spec(self, before: api_client.Json) -> api_client.Json:
+        now = clocks.format_micro_time(self._clock.now())
         is_renewal = before.get("holderIdentity") == self._config.identity
         changes = before.get("leaseTransitions")
         changes = changes if isinstance(changes, int) else 0
@@ -197,13 +188,15 @@ class LeaderElector:
             "leaseTransitions": changes if is_renewal or not before else changes + 1,
         }
 
-    def _read_lease(self) -> Json:
-        return self._client.get(LEASES, self._config.name, namespace=self._config.namespace)
+    def _read_lease(self) -> api_client.Json:
+        return self._client.get(
+            resources.LEASES, self._config.name, namespace=self._config.namespace
+        )
 
-    def _update_lease(self, lease: Json, spec: Json) -> None:
+    def _update_lease(self, lease: api_client.Json, spec: api_client.Json) -> None:
         """Replace the Lease that was read; the resourceVersion rejects a concurrent write."""
         self._client.update(
-            LEASES,
+            resources.LEASES,
             self._config.name,
             {**lease, "spec": spec},
             namespace=self._config.namespace,
@@ -229,19 +222,19 @@ class LeaderTransport:
     leads, and the decision is outdated.
     """
 
-    def __init__(self, transport: Transport, is_leader: Callable[[], bool]) -> None:
+    def __init__(self, transport: api_client.Transport, is_leader: Callable[[], bool]) -> None:
         self._transport = transport
         self._is_leader = is_leader
 
     def send(self, request: ApiRequest) -> ApiResponse:
         """Send the request; raise NotLeaderError for a write without the lead."""
         if request.method != "GET" and not self._is_leader():
-            raise NotLeaderError(
+            raise errors.NotLeaderError(
                 f"{request.method} {request.path} was not sent: this process no longer leads"
             )
         return self._transport.send(request)
 
-    def open_stream(self, request: ApiRequest, *, duration_s: float) -> ResponseStream:
+    def open_stream(self, request: ApiRequest, *, duration_s: float) -> api_client.ResponseStream:
         """Open a watch."""
         return self._transport.open_stream(request, duration_s=duration_s)
 
@@ -257,12 +250,12 @@ class LateWrites:
     leader may have cleaned up before the request arrives.
     """
 
-    def __init__(self, client: Client, is_leader: Callable[[], bool]) -> None:
+    def __init__(self, client: api_client.Client, is_leader: Callable[[], bool]) -> None:
         """``client`` writes without the lead, too."""
         self._client = client
         self._is_leader = is_leader
 
-    def check_created(self, resource: Resource, created: Json) -> None:
+    def check_created(self, resource: resources.Resource, created: api_client.Json) -> None:
         """Without the lead, delete a created object and raise NotLeaderError.
 
         An object that another client changed since then stays. An update with equal content
@@ -270,8 +263,8 @@ class LateWrites:
         """
         if self._is_leader():
             return
-        meta = {key: str(value) for key, value in get_object(created, "metadata").items()}
-        with suppress(ConflictError, NotFoundError):
+        meta = {key: str(value) for key, value in resources.get_object(created, "metadata").items()}
+        with suppress(errors.ConflictError, errors.NotFoundError):
             self._client.delete(
                 resource,
                 meta["name"],
@@ -279,7 +272,7 @@ class LateWrites:
                 uid=meta["uid"],
                 resource_version=meta["resourceVersion"],
             )
-        raise NotLeaderError(
+        raise errors.NotLeaderError(
             f"{resource.kind} {meta['name']} was created too late and deleted: "
             "this process no longer leads"
         )

@@ -9,12 +9,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from treenail.clocks import Clock, parse_rfc3339
-from treenail.errors import ClusterError, ForbiddenError, NotFoundError, UnreachableError
-from treenail.kube.api_client import Client, Json
-from treenail.kube.informer import Informer
-from treenail.kube.resources import DAEMONSETS, PODS, get_object
-from treenail.kube.watch import WatchScope
+from treenail import clocks, errors
+from treenail.kube import api_client, informer, resources, watch
 
 # The kubelet sets it on the mirror pods of static pods and recreates those after a deletion.
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
@@ -49,39 +45,43 @@ class Pod:
         return f"{self.namespace}/{self.name}"
 
 
-def parse_pod(found: Json) -> Pod:
+def parse_pod(found: api_client.Json) -> Pod:
     """Read the pod in an API object; malformed fields count as absent."""
-    metadata, spec, status = (get_object(found, name) for name in ("metadata", "spec", "status"))
+    metadata, spec, status = (
+        resources.get_object(found, name) for name in ("metadata", "spec", "status")
+    )
     grace_s = metadata.get("deletionGracePeriodSeconds")
     return Pod(
         namespace=str(metadata.get("namespace") or ""),
         name=str(metadata.get("name") or ""),
         uid=str(metadata.get("uid") or ""),
-        labels={key: str(value) for key, value in get_object(metadata, "labels").items()},
+        labels={key: str(value) for key, value in resources.get_object(metadata, "labels").items()},
         daemonset=_find_daemonset(metadata),
-        is_mirror=_MIRROR_ANNOTATION in get_object(metadata, "annotations"),
+        is_mirror=_MIRROR_ANNOTATION in resources.get_object(metadata, "annotations"),
         is_finished=str(status.get("phase")) in {"Succeeded", "Failed"},
         is_running=_is_running(status),
-        terminates_at=parse_rfc3339(metadata.get("deletionTimestamp")),
+        terminates_at=clocks.parse_rfc3339(metadata.get("deletionTimestamp")),
         grace_s=grace_s if isinstance(grace_s, int) else 0,
         finalizers=tuple(str(one) for one in _as_list(metadata.get("finalizers"))),
         claims=tuple(
             str(claim["claimName"])
             for volume in _as_objects(spec.get("volumes"))
-            if "claimName" in (claim := get_object(volume, "persistentVolumeClaim"))
+            if "claimName" in (claim := resources.get_object(volume, "persistentVolumeClaim"))
         ),
         resource_version=str(metadata.get("resourceVersion") or ""),
     )
 
 
-def _is_running(status: Json) -> bool:
+def _is_running(status: api_client.Json) -> bool:
     """Return True until every container is known to have ended."""
     containers = _as_objects(status.get("containerStatuses"))
-    ended = containers and all("terminated" in get_object(one, "state") for one in containers)
+    ended = containers and all(
+        "terminated" in resources.get_object(one, "state") for one in containers
+    )
     return status.get("phase") == "Running" and not ended
 
 
-def _find_daemonset(metadata: Json) -> str:
+def _find_daemonset(metadata: api_client.Json) -> str:
     for owner in _as_objects(metadata.get("ownerReferences")):
         if owner.get("controller") is True and owner.get("kind") == "DaemonSet":
             return str(owner.get("name") or "")
@@ -92,7 +92,7 @@ def _as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _as_objects(value: object) -> list[Json]:
+def _as_objects(value: object) -> list[api_client.Json]:
     return [one for one in _as_list(value) if isinstance(one, dict)]
 
 
@@ -113,16 +113,21 @@ class NodePods:
     """
 
     def __init__(
-        self, client: Client, node: str, clock: Clock, *, notify: Callable[[], None]
+        self,
+        client: api_client.Client,
+        node: str,
+        clock: clocks.Clock,
+        *,
+        notify: Callable[[], None],
     ) -> None:
         self._client = client
         self._node = node
         self._selector = f"spec.nodeName={node}"
-        self._last_error: ClusterError | None = None
-        self._informer = Informer(
+        self._last_error: errors.ClusterError | None = None
+        self._informer = informer.Informer(
             client,
-            WatchScope(
-                PODS,
+            watch.WatchScope(
+                resources.PODS,
                 field_selector=self._selector,
                 has_metadata_only=True,
                 duration_s=_WATCH_DURATION_S,
@@ -153,7 +158,7 @@ class NodePods:
         Waits up to ``limit_s`` for the first list. Raises ClusterError without it.
         """
         if not self._informer.wait_until_synced(limit_s):
-            raise self._last_error or UnreachableError(
+            raise self._last_error or errors.UnreachableError(
                 f"cannot drain {self._node}: its pods are not listed yet"
             )
         self._has_fresh_details = False
@@ -177,7 +182,9 @@ class NodePods:
         known = self._details.get(pod.uid)
         is_current = known is not None and known.resource_version == pod.resource_version
         if not (is_current or self._has_fresh_details):
-            found = self._client.list(PODS, params={"fieldSelector": self._selector}).items
+            found = self._client.list(
+                resources.PODS, params={"fieldSelector": self._selector}
+            ).items
             self._details = {each.uid: each for each in map(parse_pod, found)}
             self._has_fresh_details = True
         return self._details.get(pod.uid, pod)
@@ -185,7 +192,7 @@ class NodePods:
     def _list_ended_uids(self) -> frozenset[str]:
         """List the ended pods: a DaemonSet creates its pods again, but not on a cordoned node."""
         params = {"fieldSelector": f"{self._selector},{_ENDED_PHASES}"}
-        pages = self._client.list_pages(PODS, params=params, has_metadata_only=True)
+        pages = self._client.list_pages(resources.PODS, params=params, has_metadata_only=True)
         return frozenset(parse_pod(item).uid for page in pages for item in page.items)
 
     def _handle_change(self, key: str, before: Pod | None, after: Pod | None) -> None:
@@ -197,14 +204,14 @@ class NodePods:
         if after is not None or is_over:
             self._notify()
 
-    def _record_error(self, error: ClusterError) -> None:
+    def _record_error(self, error: errors.ClusterError) -> None:
         self._last_error = error
 
 
 class DaemonSetCache:
     """Remembers for half a minute which DaemonSets exist, for all nodes. Thread-safe."""
 
-    def __init__(self, client: Client, clock: Clock) -> None:
+    def __init__(self, client: api_client.Client, clock: clocks.Clock) -> None:
         self._client = client
         self._clock = clock
         self._lock = threading.Lock()
@@ -229,9 +236,9 @@ class DaemonSetCache:
 
     def _read_daemonset(self, namespace: str, name: str) -> bool:
         try:
-            self._client.get(DAEMONSETS, name, namespace=namespace)
-        except NotFoundError:
+            self._client.get(resources.DAEMONSETS, name, namespace=namespace)
+        except errors.NotFoundError:
             return False
-        except ForbiddenError as error:
+        except errors.ForbiddenError as error:
             log.warning("assuming that DaemonSet %s/%s exists: %s", namespace, name, error)
         return True

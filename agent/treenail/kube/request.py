@@ -4,18 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-from treenail.codec import parse_json
-from treenail.errors import (
-    AlreadyExistsError,
-    ClusterError,
-    ConflictError,
-    ForbiddenError,
-    GoneError,
-    InvalidError,
-    NotFoundError,
-    TooManyRequestsError,
-    UnreachableError,
-)
+from treenail import codec, errors
 
 JSON_CONTENT_TYPE = "application/json"
 MIB = 1024 * 1024
@@ -27,20 +16,20 @@ _MAX_RETRY_AFTER_S = 60.0
 # The message may quote the rejected object, which may contain a secret.
 MESSAGE_CHARS = 256
 
-_BY_CODE: Mapping[int, type[ClusterError]] = {
-    400: InvalidError,
-    401: ForbiddenError,
-    403: ForbiddenError,
-    404: NotFoundError,
-    405: InvalidError,
-    409: ConflictError,
-    410: GoneError,
-    413: InvalidError,
-    415: InvalidError,
-    422: InvalidError,
-    502: UnreachableError,
-    503: UnreachableError,
-    504: UnreachableError,
+_BY_CODE: Mapping[int, type[errors.ClusterError]] = {
+    400: errors.InvalidError,
+    401: errors.ForbiddenError,
+    403: errors.ForbiddenError,
+    404: errors.NotFoundError,
+    405: errors.InvalidError,
+    409: errors.ConflictError,
+    410: errors.GoneError,
+    413: errors.InvalidError,
+    415: errors.InvalidError,
+    422: errors.InvalidError,
+    502: errors.UnreachableError,
+    503: errors.UnreachableError,
+    504: errors.UnreachableError,
 }
 
 
@@ -108,13 +97,13 @@ def iter_lines(chunks: Iterable[bytes], max_bytes: int, what: str) -> Iterator[b
 def check_length(length: int, max_bytes: int, what: str) -> None:
     """Raise ClusterError when the body is longer than allowed."""
     if length > max_bytes:
-        raise ClusterError(f"{what}: the response is longer than {max_bytes} bytes")
+        raise errors.ClusterError(f"{what}: the response is longer than {max_bytes} bytes")
 
 
-def make_response_error(what: str, reply: ApiResponse) -> ClusterError:
+def make_response_error(what: str, reply: ApiResponse) -> errors.ClusterError:
     """Build the error for a response to ``what`` without success."""
     try:
-        status = parse_json(reply.body)
+        status = codec.parse_json(reply.body)
     except ValueError:
         status = {}
     if not isinstance(status, dict) or status.get("kind") != "Status":
@@ -126,26 +115,26 @@ def make_response_error(what: str, reply: ApiResponse) -> ClusterError:
 
 def make_status_error(
     what: str, status: Mapping[str, object], *, retry_after_s: float = 0.0
-) -> ClusterError:
+) -> errors.ClusterError:
     """Build the error for a ``Status`` object; a watch sends one as its ERROR event."""
     code = status.get("code")
     reason = str(status.get("reason") or "")
     sentence = _format_message(status)[:MESSAGE_CHARS] or f"HTTP {code}"
     message = f"{what}: {sentence}"
     if code == 429:
-        return TooManyRequestsError(
+        return errors.TooManyRequestsError(
             message, retry_after_s=retry_after_s or _get_retry_after_s(status)
         )
     if reason == "AlreadyExists":
-        return AlreadyExistsError(message)
+        return errors.AlreadyExistsError(message)
     if code == 401:
-        return ForbiddenError(
+        return errors.ForbiddenError(
             f"{what}: the API server rejected the credentials",
             remedy="renew the certificate or token that the kubeconfig names",
         )
     if reason == "Timeout":  # from the API server itself; a 504 of a gateway has no reason
-        return ClusterError(message)
-    kind = _BY_CODE.get(code, ClusterError) if isinstance(code, int) else ClusterError
+        return errors.ClusterError(message)
+    kind = _BY_CODE.get(code, errors.ClusterError) if isinstance(code, int) else errors.ClusterError
     return kind(message)
 
 

@@ -6,23 +6,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from treenail.clocks import Clock
-from treenail.errors import (
-    ClusterError,
-    ForbiddenError,
-    GoneError,
-    NotFoundError,
-    TooManyRequestsError,
-    UnreachableError,
-)
-from treenail.kube.api_client import Client, Json, WatchEvent, WatchStream
-from treenail.kube.resource_version import is_older_version
-from treenail.kube.resources import Resource, get_object
-from treenail.retry import Backoff, Random
+from treenail import clocks, errors, retry
+from treenail.kube import api_client, resource_version, resources
 
 log = logging.getLogger(__name__)
 
-ObjectHandler = Callable[[str, Json | None], None]
+ObjectHandler = Callable[[str, api_client.Json | None], None]
 """Receives the key, and the current object or None when it is deleted."""
 
 # client-go watches for 5 to 10 minutes at random (reflector.go), so that a server does not end all
@@ -43,7 +32,7 @@ SETTLE_S = 2.0
 class WatchScope:
     """The objects of a resource, limited by namespace and selectors."""
 
-    resource: Resource
+    resource: resources.Resource
     namespace: str = ""
     field_selector: str = ""
     label_selector: str = ""
@@ -76,15 +65,15 @@ class ResourceWatch:
 
     def __init__(
         self,
-        client: Client,
+        client: api_client.Client,
         scope: WatchScope,
-        clock: Clock,
+        clock: clocks.Clock,
         *,
         on_change: ObjectHandler,
         on_connected: Callable[[], None] = lambda: None,
-        on_lost: Callable[[ClusterError], None] = lambda _: None,
-        backoff: Backoff | None = None,
-        jitter: Random = random.random,
+        on_lost: Callable[[errors.ClusterError], None] = lambda _: None,
+        backoff: retry.Backoff | None = None,
+        jitter: retry.Random = random.random,
     ) -> None:
         self._client = client
         self._scope = scope
@@ -93,11 +82,13 @@ class ResourceWatch:
         self._on_connected = on_connected
         self._list_handlers: list[Callable[[], None]] = []
         self._on_lost = on_lost
-        self._backoff = backoff or Backoff()
-        self._optional_backoff = Backoff(first_s=60.0, max_s=600.0) if scope.is_optional else None
+        self._backoff = backoff or retry.Backoff()
+        self._optional_backoff = (
+            retry.Backoff(first_s=60.0, max_s=600.0) if scope.is_optional else None
+        )
         self._jitter = jitter
         self._stopped = threading.Event()
-        self._stream: WatchStream | None = None
+        self._stream: api_client.WatchStream | None = None
         self._thread: threading.Thread | None = None
         self._resource_version = ""
         self._reported: dict[str, tuple[object, object]] = {}
@@ -214,18 +205,18 @@ class ResourceWatch:
             if self._needs_list():
                 self._list_objects()
             return 0.0 if self._watch_events() else self._backoff.next_pause_s()
-        except GoneError as error:
+        except errors.GoneError as error:
             log.debug("listing again: %s", error)
             self._resource_version = ""
             return self._backoff.next_pause_s()
-        except ClusterError as error:
-            if not isinstance(error, UnreachableError):
+        except errors.ClusterError as error:
+            if not isinstance(error, errors.UnreachableError):
                 # The server rejects the request, for example for a version from before it was
                 # restored from a backup. Without a response the version may still be valid.
                 self._resource_version = ""
             return self._handle_error(error)
 
-    def _handle_error(self, error: ClusterError) -> float:
+    def _handle_error(self, error: errors.ClusterError) -> float:
         if self._stopped.is_set():
             return 0.0
         self._is_lost = True
@@ -233,12 +224,14 @@ class ResourceWatch:
             self._last_error = str(error)
             self._on_lost(error)
         withheld = (
-            self._optional_backoff if isinstance(error, NotFoundError | ForbiddenError) else None
+            self._optional_backoff
+            if isinstance(error, errors.NotFoundError | errors.ForbiddenError)
+            else None
         )
         pause_s = (withheld or self._backoff).next_pause_s()
         return (
             max(pause_s, error.retry_after_s)
-            if isinstance(error, TooManyRequestsError)
+            if isinstance(error, errors.TooManyRequestsError)
             else pause_s
         )
 
@@ -246,11 +239,11 @@ class ResourceWatch:
         began = self._clock.monotonic()
         try:
             version, listed = self._report_pages(is_paged=True)
-        except GoneError:
+        except errors.GoneError:
             # The continue token expired. As in client-go's pager, the next list has no pages.
             version, listed = self._report_pages(is_paged=False)
         if not version:
-            raise ClusterError(
+            raise errors.ClusterError(
                 f"list {self._scope.resource.plural}: the response has no resourceVersion"
             )
         for key in sorted(self._reported.keys() - listed):
@@ -276,7 +269,7 @@ class ResourceWatch:
                 has_metadata_only=True,
             )
         )
-        if is_older_version(page.resource_version, self._resource_version):
+        if resource_version.is_older_version(page.resource_version, self._resource_version):
             log.warning(
                 "the version of %s went back from %s to %s; listing",
                 self._scope.resource.plural,
@@ -330,11 +323,13 @@ class ResourceWatch:
                 self._report_object(item)
         return version, listed
 
-    def _has_older_version(self, found: Json) -> bool:
+    def _has_older_version(self, found: api_client.Json) -> bool:
         """Return whether a newer version of the same object was reported before."""
         known_uid, known_version = self._reported.get(format_key(found), (None, None))
         uid, version = _get_version(found)
-        return uid == known_uid and is_older_version(str(version), str(known_version))
+        return uid == known_uid and resource_version.is_older_version(
+            str(version), str(known_version)
+        )
 
     def _watch_events(self) -> bool:
         """Watch once; return False when the watch ended at once and without an event."""
@@ -353,7 +348,7 @@ class ResourceWatch:
                 return True
             try:
                 stream.connect()
-            except UnreachableError:
+            except errors.UnreachableError:
                 # `request_list` and `check_if_silent` close a stream that connects, too.
                 if self._is_interrupted():
                     return True
@@ -398,7 +393,7 @@ class ResourceWatch:
                 self._optional_backoff.reset()
             self._on_connected()
 
-    def _handle_event(self, event: WatchEvent) -> None:
+    def _handle_event(self, event: api_client.WatchEvent) -> None:
         if event.type == "DELETED":
             key = format_key(event.object)
             if self._reported.pop(key, None) is not None:
@@ -406,23 +401,24 @@ class ResourceWatch:
         elif event.type in {"ADDED", "MODIFIED"}:
             self._report_object(event.object)
         self._resource_version = str(
-            get_object(event.object, "metadata").get("resourceVersion") or self._resource_version
+            resources.get_object(event.object, "metadata").get("resourceVersion")
+            or self._resource_version
         )
 
-    def _report_object(self, found: Json) -> None:
+    def _report_object(self, found: api_client.Json) -> None:
         key, version = format_key(found), _get_version(found)
         if self._reported.get(key) != version:
             self._reported[key] = version
             self._on_change(key, found)
 
 
-def _get_version(found: Json) -> tuple[object, object]:
-    metadata = get_object(found, "metadata")
+def _get_version(found: api_client.Json) -> tuple[object, object]:
+    metadata = resources.get_object(found, "metadata")
     return (metadata.get("uid"), metadata.get("resourceVersion"))
 
 
-def format_key(found: Json) -> str:
+def format_key(found: api_client.Json) -> str:
     """Return ``namespace/name``, or the name of a cluster-scoped object."""
-    metadata = get_object(found, "metadata")
+    metadata = resources.get_object(found, "metadata")
     name, namespace = str(metadata.get("name")), metadata.get("namespace")
     return f"{namespace}/{name}" if namespace else name

@@ -6,8 +6,7 @@ import zlib
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from treenail.clocks import Clock
-from treenail.errors import UnreachableError
+from treenail import clocks, errors
 from treenail.kube.request import (
     MAX_BYTES,
     ApiRequest,
@@ -17,14 +16,13 @@ from treenail.kube.request import (
     parse_retry_after_s,
     read_body,
 )
+from treenail.kube.transport import credentials, kubeconfig
 from treenail.kube.transport.connection import (
     HttpResponse,
     MalformedResponseError,
     TlsConnection,
     TruncatedResponseError,
 )
-from treenail.kube.transport.credentials import ApiCredentials
-from treenail.kube.transport.kubeconfig import ApiServerConfig
 
 _CONNECTION_ERRORS = (OSError, MalformedResponseError, TruncatedResponseError)
 _HTTPS_PORT = 443
@@ -41,8 +39,8 @@ class HttpTransport:
 
     def __init__(
         self,
-        connection: ApiServerConfig,
-        clock: Clock,
+        connection: kubeconfig.ApiServerConfig,
+        clock: clocks.Clock,
         *,
         max_kept: int = 1,
         connect_s: float = 10.0,
@@ -144,7 +142,7 @@ class HttpStream:
         self,
         transport: HttpTransport,
         wire: "_HttpProtocol",
-        clock: Clock,
+        clock: clocks.Clock,
         request: ApiRequest,
         lasts_s: float,
     ) -> None:
@@ -253,10 +251,14 @@ class _HttpProtocol:
     """Formats requests to one server and reads its responses."""
 
     def __init__(
-        self, connection: ApiServerConfig, clock: Clock, connect_s: float, most_bytes: int
+        self,
+        connection: kubeconfig.ApiServerConfig,
+        clock: clocks.Clock,
+        connect_s: float,
+        most_bytes: int,
     ) -> None:
         server = urlsplit(connection.server)
-        self.credentials = ApiCredentials(connection)
+        self.credentials = credentials.ApiCredentials(connection)
         self._clock = clock
         self._host = server.hostname or ""
         self._port = server.port or _HTTPS_PORT
@@ -298,24 +300,24 @@ class _HttpProtocol:
 
     def make_unreachable(
         self, request: ApiRequest, error: Exception, limit_s: float
-    ) -> UnreachableError:
+    ) -> errors.UnreachableError:
         what = self._describe_request(request)
         match error:
             case ssl.SSLCertVerificationError():
-                return UnreachableError(
+                return errors.UnreachableError(
                     f"{what}: the server certificate is not trusted: {error.verify_message}",
                     remedy="set certificate-authority in the kubeconfig to the CA that signed it",
                 )
             case TimeoutError():
-                return UnreachableError(f"{what}: no response within {limit_s:g} s")
+                return errors.UnreachableError(f"{what}: no response within {limit_s:g} s")
             case TruncatedResponseError() | ConnectionResetError() | BrokenPipeError():
-                return UnreachableError(
+                return errors.UnreachableError(
                     f"{what}: the connection ended before the response was complete"
                 )
             case OSError(strerror=str(reason)):
-                return UnreachableError(f"{what}: {reason}")
+                return errors.UnreachableError(f"{what}: {reason}")
             case _:
-                return UnreachableError(f"{what}: {str(error) or type(error).__name__}")
+                return errors.UnreachableError(f"{what}: {str(error) or type(error).__name__}")
 
     def _format_head(self, request: ApiRequest, *, gzip: bool) -> bytes:
         lines = [

@@ -16,8 +16,7 @@ import urllib3
 import yaml
 from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError
 
-from treenail.clocks import Clock
-from treenail.errors import UnreachableError, UsageError
+from treenail import clocks, errors
 from treenail.kube.request import (
     CHUNK_BYTES,
     MAX_BYTES,
@@ -42,7 +41,7 @@ class OfficialTransport:
     def __init__(
         self,
         api: kubernetes.client.ApiClient,
-        clock: Clock,
+        clock: clocks.Clock,
         *,
         connect_s: float = 10.0,
         max_bytes: int = MAX_BYTES,
@@ -57,7 +56,9 @@ class OfficialTransport:
         self.max_bytes = max_bytes
 
     @classmethod
-    def from_kubeconfig(cls, path: str, clock: Clock, *, context: str = "") -> "OfficialTransport":
+    def from_kubeconfig(
+        cls, path: str, clock: clocks.Clock, *, context: str = ""
+    ) -> "OfficialTransport":
         """Connect to the server of a kubeconfig; raise UsageError for an unusable one."""
         try:
             # The package has types for its models only.
@@ -65,19 +66,21 @@ class OfficialTransport:
                 config_file=path, context=context or None, persist_config=False
             )
         except kubernetes.config.ConfigException as error:
-            raise UsageError(f"cannot use kubeconfig {path}: {error}", remedy=_REMEDY) from error
+            raise errors.UsageError(
+                f"cannot use kubeconfig {path}: {error}", remedy=_REMEDY
+            ) from error
         except (
             OSError, ValueError, TypeError, AttributeError, LookupError, yaml.YAMLError
         ) as error:  # fmt: skip  # the package checks no types in the file
             # Not chained: the error of a decoder may quote a token or a key.
-            raise UsageError(
+            raise errors.UsageError(
                 f"cannot use kubeconfig {path}: {type(error).__name__}",
                 remedy=_REMEDY,
             ) from None
         return cls(api, clock)
 
     @classmethod
-    def from_service_account(cls, clock: Clock) -> "OfficialTransport":
+    def from_service_account(cls, clock: clocks.Clock) -> "OfficialTransport":
         """Connect to the API server of this pod; raise UsageError outside a pod."""
         configuration = kubernetes.client.Configuration()
         try:
@@ -85,7 +88,7 @@ class OfficialTransport:
                 client_configuration=configuration
             )
         except kubernetes.config.ConfigException as error:
-            raise UsageError(
+            raise errors.UsageError(
                 f"cannot use the service account: {error}", remedy="pass --kubeconfig FILE"
             ) from error
         return cls(kubernetes.client.ApiClient(configuration), clock)
@@ -153,19 +156,19 @@ class OfficialTransport:
 
     def make_unreachable(
         self, request: ApiRequest, error: Exception, limit_s: float
-    ) -> UnreachableError:
+    ) -> errors.UnreachableError:
         """Convert an error of the package to the message that HttpTransport would give."""
         what = self.describe_request(request)
         if isinstance(error, ReadTimeoutError | TimeoutError):
-            return UnreachableError(f"{what}: no response within {limit_s:g} s")
+            return errors.UnreachableError(f"{what}: no response within {limit_s:g} s")
         if isinstance(error, ProtocolError):
-            return UnreachableError(
+            return errors.UnreachableError(
                 f"{what}: the connection ended before the response was complete"
             )
         # The text of urllib3 contains the memory address of an object, which differs each time.
         cause = error.__context__
         reason = cause.strerror if isinstance(cause, OSError) else ""
-        return UnreachableError(f"{what}: {reason or error}")
+        return errors.UnreachableError(f"{what}: {reason or error}")
 
     def _exchange_request(self, request: ApiRequest) -> ApiResponse:
         response = self.begin_response(request, request.limit_s, gzip=True)
