@@ -10,9 +10,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from treenail.clocks import Clock
-from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.root_directory import Root
 from treenail.host.ostree.backends import TransactionLimits
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class Machine:
 
     def __init__(
         self,
-        root: Root,
+        root: root_directory.Root,
         *,
         clock: Clock,
         bus: "SystemBus | None" = None,
@@ -86,14 +85,14 @@ class Machine:
         return Disk(load_policy(self.root))
 
     @cached_property
-    def files(self) -> HostFiles:
+    def files(self) -> atomic_files.HostFiles:
         """Files of treenail itself, in /run and /var/lib: the kernel labels new ones."""
-        return HostFiles(self.root)
+        return atomic_files.HostFiles(self.root)
 
     @cached_property
-    def labelled_files(self) -> HostFiles:
+    def labelled_files(self) -> atomic_files.HostFiles:
         """Files of the operating system: new ones get the label that the policy has for them."""
-        return HostFiles(self.root, self.disk)
+        return atomic_files.HostFiles(self.root, self.disk)
 
     @cached_property
     def crash_record(self) -> "CrashRecordFile":

@@ -24,36 +24,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from treenail.codec import parse_json
-from treenail.errors import (
-    BusyError,
-    CancelledError,
-    CommandTimeoutError,
-    FileError,
-    HostError,
-    TransactionError,
-)
+from treenail import codec, errors
 from treenail.host.bootc.progress import read_progress
 from treenail.host.bootc.status import BootcStatus, parse_status
 from treenail.host.container.podman import PodmanProgress
-from treenail.host.filesystem.atomic_files import FileSpec, HostFiles
-from treenail.host.filesystem.root_directory import Root
+from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.machine import Machine
-from treenail.host.ostree.admin import FINALIZE_UNIT
-from treenail.host.ostree.deployments import (
-    ActiveTransaction,
-    DeploymentChange,
-    DeploymentStatus,
-    OstreeDeployment,
-    TransactionProgress,
-    WatchCallback,
-    WatchVerdict,
-    parse_digest,
-)
-from treenail.host.ostree.sysroot import OSTREE_PROGRAM
+from treenail.host.ostree import admin, deployments, sysroot
 from treenail.host.system.kernel import HostKernel
 from treenail.host.system.state_file import STATE_DIRECTORY
-from treenail.host.systemd.transient import TransientJob, TransientRun
+from treenail.host.systemd import transient
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +43,7 @@ SWITCH_RECORD_PATH = f"{STATE_DIRECTORY}/bootc-switch.json"
 class SwitchRecord:
     """The image of the unverified switch of this boot: no staged deployment outlives a boot."""
 
-    def __init__(self, files: HostFiles, kernel: HostKernel) -> None:
+    def __init__(self, files: atomic_files.HostFiles, kernel: HostKernel) -> None:
         self._files = files
         self._kernel = kernel
 
@@ -71,8 +51,8 @@ class SwitchRecord:
         """Return the pull spec; empty without a record of this boot. Raises `HostError`."""
         try:
             content = self._files.read_file(SWITCH_RECORD_PATH)
-            found: object = None if content is None else parse_json(content)
-        except (FileError, ValueError) as error:
+            found: object = None if content is None else codec.parse_json(content)
+        except (errors.FileError, ValueError) as error:
             log.warning("cannot read the record of the last switch: %s", error)
             return ""
         match found:
@@ -150,7 +130,7 @@ class BootcBackend:
         """The name of the back end in messages."""
         return "bootc"
 
-    def read_deployments(self) -> DeploymentStatus:
+    def read_deployments(self) -> deployments.DeploymentStatus:
         """Read the deployments; a pulled image counts as a staged, locked deployment.
 
         While our own bootc command runs, return the previous state: bootc would not answer.
@@ -164,27 +144,30 @@ class BootcBackend:
             for each in status.in_boot_order
         )
         image = _parse_pulled_image(pulled) if pulled and pulled.is_done else ""
-        if image and not any(each.has_image(parse_digest(image)) for each in found[:1]):
+        if image and not any(each.has_image(deployments.parse_digest(image)) for each in found[:1]):
             found = (self._make_pulled_deployment(image), *found)
-        return DeploymentStatus(
-            found, ActiveTransaction(running.description, "systemd", "") if running else None
+        return deployments.DeploymentStatus(
+            found,
+            deployments.ActiveTransaction(running.description, "systemd", "") if running else None,
         )
 
-    def stage_deployment(self, change: DeploymentChange, *, watch: WatchCallback) -> None:
+    def stage_deployment(
+        self, change: deployments.DeploymentChange, *, watch: deployments.WatchCallback
+    ) -> None:
         """Pull the image to this host; it is not deployed, so that no reboot can boot it.
 
         A running pull is joined, a finished one is not repeated. Raises `HostError` for a change
         that bootc cannot make, or when another image is staged; `TransactionError`;
         `CancelledError`, also when the watcher detached and the pull continues.
         """
-        if change != DeploymentChange(image=change.image):
-            raise HostError(
+        if change != deployments.DeploymentChange(image=change.image):
+            raise errors.HostError(
                 "bootc can change only the image of an installed host; requested: "
                 f"{replace(change, image='')}",
                 remedy=_IMAGE_MODE_REMEDY,
             )
-        if not parse_digest(change.image):
-            raise HostError(f"cannot stage {change.image}: it is not named by its digest")
+        if not deployments.parse_digest(change.image):
+            raise errors.HostError(f"cannot stage {change.image}: it is not named by its digest")
         self._drop_wrong_switch()
         status = (
             self._read_status()
@@ -192,7 +175,7 @@ class BootcBackend:
             else None
         )
         if status is not None:
-            digest = parse_digest(change.image)
+            digest = deployments.parse_digest(change.image)
             if not status.staged and status.booted.has_image(digest):
                 log.info("%s is booted already", change.image)
                 return
@@ -203,14 +186,16 @@ class BootcBackend:
             and found.is_running_or_done
             and _parse_pulled_image(found) != change.image
         ):
-            raise HostError(
+            raise errors.HostError(
                 f"cannot stage {change.image}: {_parse_pulled_image(found)} was pulled before it",
                 remedy=f"drop it with: systemctl stop {PULL_UNIT}",
             )
         self._pull_image(change.image, watch)
 
     @contextmanager
-    def open_staged_tree(self, staged_id: str, paths: Sequence[str]) -> Iterator[Root]:
+    def open_staged_tree(
+        self, staged_id: str, paths: Sequence[str]
+    ) -> Iterator[root_directory.Root]:
         """Copy these paths out of the pulled image with this digest, and remove them at the end.
 
         Raises `HostError` when the image is not pulled.
@@ -220,24 +205,24 @@ class BootcBackend:
         if not image or staged_id not in {
             each.id for each in self.read_deployments().in_boot_order
         }:
-            raise HostError(
+            raise errors.HostError(
                 f"cannot read the content of {staged_id}: it is no longer pulled",
                 remedy="see: bootc status; podman images",
             )
         with self._podman.copy_from_image(image, paths) as tree:
             yield tree
 
-    def wait_for_other_transaction(self, *, watch: WatchCallback) -> bool:
+    def wait_for_other_transaction(self, *, watch: deployments.WatchCallback) -> bool:
         """Wait until bootc answers again or the watcher detaches; always return True.
 
         Raises `BusyError` when it exceeds the limits.
         """
         deadline = self._clock.monotonic() + self._limits.transaction_s
-        waiting = TransactionProgress("waiting for the lock of the sysroot", None)
-        while watch(waiting) is WatchVerdict.CONTINUE:
+        waiting = deployments.TransactionProgress("waiting for the lock of the sysroot", None)
+        while watch(waiting) is deployments.WatchVerdict.CONTINUE:
             try:
                 self._read_status(timeout_s=min(_WAIT_S, self._status_s))
-            except BusyError:
+            except errors.BusyError:
                 if self._clock.monotonic() >= deadline:
                     raise
             else:
@@ -246,7 +231,7 @@ class BootcBackend:
 
     def read_finalization_error(self) -> str:
         """Return why ostree did not finalize a deployment at the last shutdown; empty if it did."""
-        return self._machine.journal.read_previous_boot_error(FINALIZE_UNIT)
+        return self._machine.journal.read_previous_boot_error(admin.FINALIZE_UNIT)
 
     def drop_staged(self, staged_id: str) -> None:
         """Cancel our pull, and drop the pulled or pending image with this digest.
@@ -256,12 +241,16 @@ class BootcBackend:
         """
         pulled = self._units.find_run(PULL_UNIT)
         if pulled is not None and (
-            pulled.is_running or parse_digest(_parse_pulled_image(pulled)) == staged_id
+            pulled.is_running or deployments.parse_digest(_parse_pulled_image(pulled)) == staged_id
         ):
             self._remove_pulled(pulled)
         self._jobs.wait_for_units(UNDEPLOY_UNIT)
         self._drop_wrong_switch()
-        pending = DeploymentStatus(self._read_status().in_boot_order).pending if staged_id else None
+        pending = (
+            deployments.DeploymentStatus(self._read_status().in_boot_order).pending
+            if staged_id
+            else None
+        )
         if pending is not None and pending.id == staged_id:
             self._undeploy_deployment(pending)
 
@@ -280,9 +269,9 @@ class BootcBackend:
             else self._read_cached_status()
         )
         if status.staged is None or status.staged.id != staged_id:
-            if parse_digest(image) != staged_id:
-                other = status.staged.id if status.staged else parse_digest(image)
-                raise HostError(
+            if deployments.parse_digest(image) != staged_id:
+                other = status.staged.id if status.staged else deployments.parse_digest(image)
+                raise errors.HostError(
                     f"cannot reboot into {staged_id}: {other or 'nothing'} is staged",
                     remedy="see: bootc status",
                 )
@@ -290,7 +279,7 @@ class BootcBackend:
             self._undeploy_former(status, staged_id)
             self._machine.reservation.reserve_space()
             self._switch_image(image)
-        if pulled is not None and parse_digest(image) == staged_id:
+        if pulled is not None and deployments.parse_digest(image) == staged_id:
             self._remove_pulled(pulled)
 
     def roll_back(self) -> None:
@@ -314,7 +303,7 @@ class BootcBackend:
             log.info("%s is the default already", status.rollback and status.rollback.id)
             return
         if status.rollback is None:
-            raise HostError(
+            raise errors.HostError(
                 "cannot roll back: there is no previous deployment", remedy="see: bootc status"
             )
         argv = (self._resolve_program(_BOOTC), "rollback")
@@ -323,13 +312,15 @@ class BootcBackend:
     def release_daemon(self) -> None:
         """Do nothing: bootc has no daemon."""
 
-    def _undeploy_deployment(self, deployment: OstreeDeployment, number: int = 0) -> None:
+    def _undeploy_deployment(
+        self, deployment: deployments.OstreeDeployment, number: int = 0
+    ) -> None:
         """Drop a deployment by its place in boot order; ostree does it, as bootc cannot."""
         # ostree leaves the file, and kured would reboot the node for nothing (deploy.rs).
         request = f"bootc: Reboot required for image: {deployment.digest}".encode()
         if self._machine.files.read_file(_REBOOT_REQUEST) == request:
             self._machine.files.remove_file(_REBOOT_REQUEST)
-        argv = (self._resolve_program(OSTREE_PROGRAM), "admin", "undeploy", str(number))
+        argv = (self._resolve_program(sysroot.OSTREE_PROGRAM), "admin", "undeploy", str(number))
         self._jobs.run_job(UNDEPLOY_UNIT, "ostree", f"drop {deployment.image}", argv)
 
     def _undeploy_former(self, status: BootcStatus, digest: str) -> None:
@@ -344,8 +335,8 @@ class BootcBackend:
         if is_index_known and former and former.id == digest and not former.is_pinned:
             self._undeploy_deployment(former, 0 if status.is_rollback_queued else 1)
 
-    def _pull_image(self, image: str, watch: WatchCallback) -> None:
-        job = TransientJob(
+    def _pull_image(self, image: str, watch: deployments.WatchCallback) -> None:
+        job = transient.TransientJob(
             PULL_UNIT,
             f"treenail: pull {image}",
             self._podman.build_pull_command(image),
@@ -365,21 +356,21 @@ class BootcBackend:
                     )
                 next_read = self._clock.monotonic() + _PULL_READ_S
             match watch(progress.last_progress):
-                case WatchVerdict.CANCEL:
+                case deployments.WatchVerdict.CANCEL:
                     self._units.stop_unit(PULL_UNIT, self._heartbeat)
-                    raise CancelledError(f"cancelled the pull of {image}")
-                case WatchVerdict.DETACH:
-                    raise CancelledError(
+                    raise errors.CancelledError(f"cancelled the pull of {image}")
+                case deployments.WatchVerdict.DETACH:
+                    raise errors.CancelledError(
                         f"stopped waiting for podman to pull {image}; the pull continues"
                     )
-                case WatchVerdict.CONTINUE:
+                case deployments.WatchVerdict.CONTINUE:
                     pass
 
         run = self._units.run_job(job, check_progress)
         self._jobs.check_outcome(run, f"cannot pull {image} with podman")
-        watch(TransactionProgress(f"pulled {image}", 100))
+        watch(deployments.TransactionProgress(f"pulled {image}", 100))
 
-    def _remove_pulled(self, pulled: TransientRun) -> None:
+    def _remove_pulled(self, pulled: transient.TransientRun) -> None:
         self._units.stop_unit(PULL_UNIT, self._heartbeat)
         self._podman.remove_image(_parse_pulled_image(pulled))
 
@@ -398,20 +389,24 @@ class BootcBackend:
                 self._jobs.run_job(
                     SWITCH_UNIT, "bootc", f"switch to {image}", argv, lambda: progress.last_progress
                 )
-        except TransactionError:
-            with suppress(HostError):
+        except errors.TransactionError:
+            with suppress(errors.HostError):
                 self._drop_wrong_switch(image)
             raise
         staged = self._drop_wrong_switch(image)
-        if staged is not None and staged.has_image(parse_digest(image)) and not staged.is_locked:
+        if (
+            staged is not None
+            and staged.has_image(deployments.parse_digest(image))
+            and not staged.is_locked
+        ):
             return
         found = f"{staged.image} ({staged.digest})" if staged else "nothing"
-        raise TransactionError(
+        raise errors.TransactionError(
             f"bootc did not stage {image}: it staged {found}",
             remedy=f"see: bootc status; journalctl -u {SWITCH_UNIT}",
         )
 
-    def _drop_wrong_switch(self, image: str = "") -> OstreeDeployment | None:
+    def _drop_wrong_switch(self, image: str = "") -> deployments.OstreeDeployment | None:
         """Drop what the switch to ``image`` staged unless it is that image; return what was staged.
 
         Without ``image``: the switch of an agent that was killed before it verified the result, if
@@ -422,7 +417,7 @@ class BootcBackend:
             return None
         staged = self._read_status().staged
         if staged is not None and not (
-            staged.has_image(parse_digest(image)) and not staged.is_locked
+            staged.has_image(deployments.parse_digest(image)) and not staged.is_locked
         ):
             # Nothing was staged before, so bootc staged it for us, and any reboot would boot it.
             log.warning("dropping %s, which bootc staged instead of %s", staged.image, image)
@@ -436,13 +431,13 @@ class BootcBackend:
             changes = ", ".join(
                 self._machine.ostree_metadata.find_local_changes(status.origin_path)
             )
-            raise HostError(
+            raise errors.HostError(
                 "bootc cannot replace the booted deployment: rpm-ostree changed it"
                 f"{': ' if changes else ''}{changes}",
                 remedy='undo the changes with: rpm-ostree reset; or set backend = "rpm-ostree"',
             )
         if status.staged is not None:
-            raise HostError(
+            raise errors.HostError(
                 f"cannot stage {image}: {status.staged.image or status.staged.id} is staged",
                 remedy="drop it with: ostree admin undeploy 0",
             )
@@ -452,14 +447,14 @@ class BootcBackend:
         command = [self._resolve_program(_BOOTC), "status", "--json", "--format-version=1"]
         try:
             content = self._machine.unsandboxed.run_command(command, timeout_s=timeout_s)
-        except CommandTimeoutError as error:
-            raise BusyError(
+        except errors.CommandTimeoutError as error:
+            raise errors.BusyError(
                 f"bootc status did not answer within {timeout_s:g} s: another program, such as "
                 "rpm-ostree or ostree, holds the sysroot",
                 remedy="see: fuser -v /ostree/lock",
             ) from error
         status = parse_status(content)
-        cache = FileSpec(_STATUS_CACHE, content, 0o600)
+        cache = atomic_files.FileSpec(_STATUS_CACHE, content, 0o600)
         if not self._machine.files.has_file(cache):
             self._machine.files.write_files([cache])
         return status
@@ -469,13 +464,13 @@ class BootcBackend:
         content = self._machine.files.read_file(_STATUS_CACHE, limit=_STATUS_CACHE_LIMIT)
         return self._read_status() if content is None else parse_status(content)
 
-    def _make_pulled_deployment(self, image: str) -> OstreeDeployment:
-        digest = parse_digest(image)
+    def _make_pulled_deployment(self, image: str) -> deployments.OstreeDeployment:
+        digest = deployments.parse_digest(image)
         if image not in self._labels:
             # Labels decide about the update: a failed read raises and is repeated, never cached.
             self._labels = {image: self._podman.read_labels(image)}
         labels = self._labels[image]
-        return OstreeDeployment(
+        return deployments.OstreeDeployment(
             id=digest,
             checksum="",
             version=labels.get("org.opencontainers.image.version", ""),
@@ -493,7 +488,7 @@ class BootcBackend:
         return str(self._root.resolve_path(path))
 
 
-def _parse_pulled_image(run: TransientRun) -> str:
+def _parse_pulled_image(run: transient.TransientRun) -> str:
     """Return the image of a pull; empty for a unit of another purpose."""
     _, prefix, image = run.description.partition("treenail: pull ")
     return image if prefix else ""

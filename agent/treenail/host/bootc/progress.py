@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from treenail.codec import parse_json
-from treenail.errors import FileError
+from treenail import codec, errors, sanitize
 from treenail.host.ostree.deployments import TransactionProgress
-from treenail.sanitize import sanitize_text
 
 _CHUNK = 64 * 1024
 _LINE_LIMIT = 256 * 1024
@@ -42,7 +40,7 @@ class BootcProgress:
 
     def _parse_line(self, line: bytes) -> None:
         try:
-            event = parse_json(line)
+            event = codec.parse_json(line)
         except ValueError:
             return
         if not isinstance(event, dict):
@@ -65,7 +63,9 @@ class BootcProgress:
         percent = self.last_progress.percent
         if 0 < total < _COUNT_LIMIT and 0 <= done < _COUNT_LIMIT:
             percent = max(percent or 0, min(int(done * 100 / total), _MAX_UNFINISHED_PERCENT))
-        self.last_progress = TransactionProgress(sanitize_text(text, limit=_TEXT_LIMIT), percent)
+        self.last_progress = TransactionProgress(
+            sanitize.sanitize_text(text, limit=_TEXT_LIMIT), percent
+        )
 
 
 def _compute_fraction(event: dict[str, object], done_layers: int) -> float:
@@ -93,7 +93,7 @@ def read_progress(fifo: Path) -> Iterator[BootcProgress]:
             os.mkfifo(fifo, 0o600)
         source = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise FileError(f"cannot create the FIFO {fifo}: {error.strerror}") from error
+        raise errors.FileError(f"cannot create the FIFO {fifo}: {error.strerror}") from error
     progress = BootcProgress()
     over, end = os.pipe2(os.O_CLOEXEC)
     reader = threading.Thread(

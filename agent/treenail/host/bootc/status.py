@@ -6,10 +6,8 @@ https://bootc.dev/bootc/host-v1.schema.json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from treenail.codec import parse_json
-from treenail.errors import HostError
-from treenail.host.ostree.deployments import OstreeDeployment, parse_digest
-from treenail.sanitize import quote_value, sanitize_text
+from treenail import codec, errors, sanitize
+from treenail.host.ostree import deployments
 
 Json = Mapping[str, object]
 
@@ -22,10 +20,10 @@ _PLAIN_TRANSPORTS = ("registry", "containers-storage", "")
 class BootcStatus:
     """The status of a host that bootc manages."""
 
-    booted: OstreeDeployment
-    staged: OstreeDeployment | None
-    rollback: OstreeDeployment | None
-    other_deployments: tuple[OstreeDeployment, ...]
+    booted: deployments.OstreeDeployment
+    staged: deployments.OstreeDeployment | None
+    rollback: deployments.OstreeDeployment | None
+    other_deployments: tuple[deployments.OstreeDeployment, ...]
     is_rollback_queued: bool
     is_incompatible: bool
     """The booted deployment has local changes, so that bootc refuses to replace it."""
@@ -33,9 +31,9 @@ class BootcStatus:
     """The origin file of the booted deployment, below /sysroot."""
 
     @property
-    def in_boot_order(self) -> tuple[OstreeDeployment, ...]:
+    def in_boot_order(self) -> tuple[deployments.OstreeDeployment, ...]:
         """The deployments in boot order, as in `DeploymentStatus`."""
-        finished: list[OstreeDeployment | None] = [self.booted, self.rollback]
+        finished: list[deployments.OstreeDeployment | None] = [self.booted, self.rollback]
         if self.is_rollback_queued:
             finished.reverse()
         return tuple(filter(None, (self.staged, *finished, *self.other_deployments)))
@@ -44,27 +42,27 @@ class BootcStatus:
 def parse_status(content: bytes) -> BootcStatus:
     """Parse the status; raise `HostError` when it is invalid or bootc does not manage the host."""
     try:
-        document = parse_json(content)
+        document = codec.parse_json(content)
     except ValueError as error:
-        raise HostError(f"cannot read bootc status: it is no JSON: {error}") from error
+        raise errors.HostError(f"cannot read bootc status: it is no JSON: {error}") from error
     found = _get_table(document)
     if found.get("apiVersion") != _API:
-        raise HostError(
+        raise errors.HostError(
             "cannot read bootc status: its apiVersion is "
-            f"{quote_value(found.get('apiVersion'))}, not {_API}",
+            f"{sanitize.quote_value(found.get('apiVersion'))}, not {_API}",
             remedy="update treenail or bootc",
         )
     status = _get_table(found.get("status"))
     booted = _get_table(status.get("booted"))
     if _is_composefs(booted):
-        raise HostError(
+        raise errors.HostError(
             "cannot manage this host: bootc uses its composefs back end, which has no OSTree "
             "deployments to stage, pin and roll back to",
             remedy="install the host with the OSTree back end of bootc, or stop treenail: "
             "systemctl disable --now treenail",
         )
     if not booted:
-        raise HostError(
+        raise errors.HostError(
             "cannot manage this host with bootc: it was not booted from a container image",
             remedy='set backend = "rpm-ostree" in agent.toml, or install the host from an image',
         )
@@ -84,7 +82,7 @@ def parse_status(content: bytes) -> BootcStatus:
 def is_composefs(content: bytes) -> bool:
     """Whether it is the status of a host that bootc manages without OSTree."""
     try:
-        found = _get_table(parse_json(content))
+        found = _get_table(codec.parse_json(content))
     except ValueError:
         return False
     return _is_composefs(_get_table(_get_table(found.get("status")).get("booted")))
@@ -94,21 +92,23 @@ def _is_composefs(booted: Json) -> bool:
     return bool(booted.get("composefs")) and not booted.get("ostree")
 
 
-def _parse_optional_entry(found: object, *, is_staged: bool = False) -> OstreeDeployment | None:
+def _parse_optional_entry(
+    found: object, *, is_staged: bool = False
+) -> deployments.OstreeDeployment | None:
     return _parse_entry(_get_table(found), is_staged=is_staged) if found else None
 
 
 def _parse_entry(
     entry: Json, *, is_booted: bool = False, is_staged: bool = False
-) -> OstreeDeployment:
+) -> deployments.OstreeDeployment:
     image = _get_table(entry.get("image"))
     reference = _get_table(image.get("image"))
     checksum = _get_text(_get_table(entry.get("ostree")), "checksum")
     digest = _get_text(image, "imageDigest")
-    return OstreeDeployment(
+    return deployments.OstreeDeployment(
         # Unlike rpm-ostree's it is known before the image is deployed, and stays. The manifest of a
         # manifest list is known only afterwards.
-        id=parse_digest(_get_text(reference, "image")) or digest or checksum,
+        id=deployments.parse_digest(_get_text(reference, "image")) or digest or checksum,
         checksum=checksum,
         version=_get_text(image, "version"),
         image=_format_image(reference),
@@ -126,7 +126,7 @@ def _parse_entry(
 def _format_image(reference: Json) -> str:
     transport, image = (
         _get_text(reference, "transport"),
-        sanitize_text(_get_text(reference, "image")),
+        sanitize.sanitize_text(_get_text(reference, "image")),
     )
     return image if transport in _PLAIN_TRANSPORTS else f"{transport}:{image}"
 

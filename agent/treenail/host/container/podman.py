@@ -13,15 +13,11 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from treenail.clocks import Clock
-from treenail.codec import parse_json
-from treenail.errors import CommandError, HostError
-from treenail.host.container.registry import ImageInspection, SkopeoClient
-from treenail.host.filesystem.atomic_files import HostFiles
-from treenail.host.filesystem.root_directory import Root
+from treenail import clocks, codec, errors, process
+from treenail.host.container import registry
+from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.ostree.deployments import TransactionProgress
 from treenail.host.systemd.transient import UnsandboxedRunner
-from treenail.process import ProgramRunner
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +49,16 @@ class Podman:
     """The images in podman's storage on this host. Raises only `HostError`."""
 
     def __init__(
-        self, programs: ProgramRunner, unsandboxed: UnsandboxedRunner, root: Root, clock: Clock
+        self,
+        programs: process.ProgramRunner,
+        unsandboxed: UnsandboxedRunner,
+        root: root_directory.Root,
+        clock: clocks.Clock,
     ) -> None:
         self._unsandboxed = unsandboxed
         self._root = root
-        self._files = HostFiles(root)
-        self._registry = SkopeoClient(programs, clock, timeout_s=_TIMEOUT_S)
+        self._files = atomic_files.HostFiles(root)
+        self._registry = registry.SkopeoClient(programs, clock, timeout_s=_TIMEOUT_S)
 
     @property
     def program(self) -> str:
@@ -74,7 +74,7 @@ class Podman:
     def read_layer_sizes(self, image: str) -> dict[str, int]:
         """Return the bytes of each layer by digest, from the registry; empty if unknown."""
         match self._registry.inspect_image(image, auth_file=self._find_auth_file()):
-            case ImageInspection(layers=layers):
+            case registry.ImageInspection(layers=layers):
                 return {each.digest: each.size_bytes for each in layers}
             case _:
                 return {}
@@ -84,18 +84,18 @@ class Podman:
         command = [self.program, "image", "inspect", "--format", "json", image]
         content = self._unsandboxed.run_command(command, timeout_s=_TIMEOUT_S)
         try:
-            match parse_json(content):
+            match codec.parse_json(content):
                 case [{"Labels": dict(labels)}]:
                     return {str(key): str(value) for key, value in labels.items()}
                 case _:
                     return {}
         except ValueError as error:
-            raise HostError(
+            raise errors.HostError(
                 f"cannot read the labels of {image}: podman printed no JSON: {error}"
             ) from error
 
     @contextmanager
-    def copy_from_image(self, image: str, paths: Sequence[str]) -> Iterator[Root]:
+    def copy_from_image(self, image: str, paths: Sequence[str]) -> Iterator[root_directory.Root]:
         """Copy these paths out of a pulled image, with owners and modes, until the context ends.
 
         A directory is copied with its content if its path ends with a slash. Of a path behind a
@@ -111,7 +111,7 @@ class Podman:
                 ["/bin/sh", "-c", _COPY_SCRIPT, self.program, image, str(directory)],
                 timeout_s=_TIMEOUT_S,
             )
-            yield Root(directory / "tree")
+            yield root_directory.Root(directory / "tree")
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -120,7 +120,7 @@ class Podman:
         command = [self.program, "image", "rm", "--ignore", image]
         try:
             self._unsandboxed.run_command(command, timeout_s=_TIMEOUT_S)
-        except CommandError as error:
+        except errors.CommandError as error:
             log.warning("cannot remove %s from podman's storage: %s", image, error)
 
     def _find_auth_file(self) -> str:

@@ -6,12 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from treenail.clocks import Clock
-from treenail.codec import parse_json
-from treenail.errors import CommandError, CommandTimeoutError
-from treenail.process import ProgramRunner
-from treenail.retry import retry_registry_probe
-from treenail.sanitize import sanitize_text
+from treenail import clocks, codec, errors, process, retry, sanitize
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +97,9 @@ def is_unauthorized(text: str) -> bool:
 class SkopeoClient:
     """Inspects images in registries without pulling them."""
 
-    def __init__(self, programs: ProgramRunner, clock: Clock, *, timeout_s: float) -> None:
+    def __init__(
+        self, programs: process.ProgramRunner, clock: clocks.Clock, *, timeout_s: float
+    ) -> None:
         """``timeout_s`` is the time limit of one attempt."""
         self._programs = programs
         self._clock = clock
@@ -118,7 +115,7 @@ class SkopeoClient:
         try:
             # Without --no-tags, skopeo also lists all tags: with many, that is most of the time.
             output = self._run_inspect("--no-tags", image, auth_file)
-        except CommandError as error:
+        except errors.CommandError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return None
             return _classify_error(error)
@@ -128,14 +125,14 @@ class SkopeoClient:
         """Return the manifests of a manifest list; empty for a single manifest, or on failure."""
         try:
             return _parse_manifest_list(self._run_inspect("--raw", image, auth_file))
-        except CommandError as error:
+        except errors.CommandError as error:
             log.info("cannot list the platforms of %s: %s", image, error)
             return ()
 
     def _run_inspect(self, option: str, image: str, auth_file: str) -> bytes:
         login = ["--authfile", auth_file] if auth_file else []
         argv = ["skopeo", "inspect", option, *login, f"docker://{image}"]
-        return retry_registry_probe(
+        return retry.retry_registry_probe(
             lambda: self._programs.run_command(argv, timeout_s=self._timeout_s),
             self._clock,
             _is_outage,
@@ -145,15 +142,15 @@ class SkopeoClient:
 def _is_outage(error: BaseException) -> bool:
     """Return whether a registry failed quickly and may answer in a moment."""
     # A timeout is no such error: a retry would take the whole time limit again.
-    return isinstance(error, CommandError) and (
+    return isinstance(error, errors.CommandError) and (
         _classify_text(error.stderr) == "RegistryUnreachable"
         or _OVERLOADED.search(error.stderr.lower()) is not None
     )
 
 
-def _classify_error(error: CommandError) -> InspectionProblem:
+def _classify_error(error: errors.CommandError) -> InspectionProblem:
     if not error.stderr:
-        kind = "RegistryTimeout" if isinstance(error, CommandTimeoutError) else ""
+        kind = "RegistryTimeout" if isinstance(error, errors.CommandTimeoutError) else ""
         return InspectionProblem(kind, str(error))
     kind = _classify_text(error.stderr)
     if kind == "CertificateTime":
@@ -176,11 +173,11 @@ def _shorten_message(text: str) -> str:
 
 def _parse_inspection(output: bytes) -> ImageInspection | InspectionProblem:
     try:
-        document: object = parse_json(output)
+        document: object = codec.parse_json(output)
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        shown = sanitize_text(output[:_MESSAGE_LIMIT].decode("utf-8", "replace"))
+        shown = sanitize.sanitize_text(output[:_MESSAGE_LIMIT].decode("utf-8", "replace"))
         return InspectionProblem(
             "RegistryFailed",
             f"cannot inspect the image: skopeo printed {shown!r}, not a JSON object",
@@ -198,7 +195,7 @@ def _parse_inspection(output: bytes) -> ImageInspection | InspectionProblem:
 
 def _parse_manifest_list(output: bytes) -> tuple[PlatformManifest, ...]:
     try:
-        document: object = parse_json(output)
+        document: object = codec.parse_json(output)
     except ValueError:
         return ()
     manifests = document.get("manifests") if isinstance(document, dict) else None
@@ -213,7 +210,9 @@ def _parse_platform(entry: Json) -> PlatformManifest:
     platform: Json = found if isinstance(found, dict) else {}
     names = (_get_text(platform, name) for name in ("os", "architecture", "variant"))
     named = "/".join(filter(None, names)) or "unknown"
-    return PlatformManifest(_get_text(entry, "digest"), sanitize_text(named, limit=_PLATFORM_LIMIT))
+    return PlatformManifest(
+        _get_text(entry, "digest"), sanitize.sanitize_text(named, limit=_PLATFORM_LIMIT)
+    )
 
 
 def _parse_layer(layer: object) -> RegistryLayer:

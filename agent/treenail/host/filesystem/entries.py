@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from treenail.errors import FileError
-from treenail.host.filesystem.atomic_files import make_file_error, translate_errors
+from treenail.host.filesystem import atomic_files
 from treenail.host.filesystem.disk import Disk, StrPath
 
 TEMPORARY_PREFIX = ".treenail"
@@ -109,12 +109,12 @@ class EntryWriter:
             finally:
                 disk.close(descriptor)
         except OSError as error:
-            raise make_file_error("write", path, error) from error
+            raise atomic_files.make_file_error("write", path, error) from error
         return status.st_ino
 
     def make_symlink(self, entry: SymlinkEntry, temporary: StrPath, path: StrPath) -> int:
         """Make the link that will be renamed to ``path``; return its inode number."""
-        with translate_errors("make the link", path):
+        with atomic_files.translate_errors("make the link", path):
             self.remove_temporary(temporary)
             self._disk.symlink(temporary, entry.text)
             status = self._disk.lstat(temporary)
@@ -126,7 +126,7 @@ class EntryWriter:
 
     def make_hardlink(self, path: StrPath, temporary: StrPath) -> int:
         """Make a second name of the file or link; return its inode number."""
-        with translate_errors("link", path):
+        with atomic_files.translate_errors("link", path):
             self.remove_temporary(temporary)
             self._disk.link(path, temporary)
             return self._disk.lstat(temporary).st_ino
@@ -136,7 +136,7 @@ class EntryWriter:
         try:
             self._disk.replace(temporary, path)
         except OSError as error:
-            raise make_file_error("replace", path, error) from error
+            raise atomic_files.make_file_error("replace", path, error) from error
 
     def exchange_entries(self, temporary: str, path: str) -> None:
         """Exchange the two entries: the old one then has the name ``temporary``."""
@@ -148,11 +148,11 @@ class EntryWriter:
                     f"cannot replace {path}: its file system cannot exchange two names",
                     remedy="move it to ext4, xfs, btrfs or tmpfs",
                 ) from error
-            raise make_file_error("replace", path, error) from error
+            raise atomic_files.make_file_error("replace", path, error) from error
 
     def remove_entry(self, path: StrPath) -> None:
         """Remove the entry if it exists; a directory that is not empty stays."""
-        with translate_errors("remove", path):
+        with atomic_files.translate_errors("remove", path):
             try:
                 self._disk.unlink(path)
             except (FileNotFoundError, NotADirectoryError):
@@ -168,7 +168,7 @@ class EntryWriter:
 
     def make_directory(self, entry: DirectoryEntry, path: StrPath) -> None:
         """Make a directory at a free path."""
-        with translate_errors("make the directory", path):
+        with atomic_files.translate_errors("make the directory", path):
             self._disk.mkdir(path)
             mode = _DIRECTORY_MODE if entry.mode is None else entry.mode
             self._change_directory(path, entry.uid, entry.gid, mode, entry.xattrs)
@@ -176,12 +176,15 @@ class EntryWriter:
     def change_directory(self, entry: DirectoryEntry, path: StrPath) -> None:
         """Set mode, owner and attributes of an existing directory."""
         if entry.mode is not None:
-            with translate_errors("change", path):
+            with atomic_files.translate_errors("change", path):
                 self._change_directory(path, entry.uid, entry.gid, entry.mode, entry.xattrs)
 
     def describe_directory(self, path: StrPath) -> DirectoryEntry:
         """Return mode, owner and attributes of an existing file or directory."""
-        with translate_errors("inspect", path), self._open_descriptor(path) as descriptor:
+        with (
+            atomic_files.translate_errors("inspect", path),
+            self._open_descriptor(path) as descriptor,
+        ):
             status = self._disk.fstat(descriptor)
             return DirectoryEntry(
                 stat.S_IMODE(status.st_mode),
@@ -198,7 +201,7 @@ class EntryWriter:
             pass
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:  # such a name cannot exist
-                raise make_file_error("remove", temporary, error) from error
+                raise atomic_files.make_file_error("remove", temporary, error) from error
 
     def _create_file(self, temporary: str) -> int:
         try:
@@ -282,7 +285,7 @@ class FsyncQueue:
 
         syncfs(2) reports errors of writes since its descriptor was opened.
         """
-        with translate_errors("open", directory):
+        with atomic_files.translate_errors("open", directory):
             device = self._disk.lstat(directory).st_dev
             if device not in self._file_systems:
                 self._file_systems[device] = directory, self._disk.open(directory)
@@ -302,7 +305,7 @@ class FsyncQueue:
 
     def sync_file_system(self, directory: str) -> None:
         """Flush the opened file system that the directory is on."""
-        with translate_errors("inspect", directory):
+        with atomic_files.translate_errors("inspect", directory):
             device = self._disk.lstat(directory).st_dev
         self._sync_device(device)
 
@@ -318,7 +321,7 @@ class FsyncQueue:
 
     def fsync_path(self, path: str) -> None:
         """Flush one file or directory."""
-        with translate_errors("flush", path):
+        with atomic_files.translate_errors("flush", path):
             descriptor = self._disk.open(path)
             try:
                 self._disk.fsync(descriptor)
@@ -327,7 +330,7 @@ class FsyncQueue:
 
     def _sync_device(self, device: int) -> None:
         directory, descriptor = self._file_systems[device]
-        with translate_errors("flush the file system of", directory):
+        with atomic_files.translate_errors("flush the file system of", directory):
             self._disk.syncfs(descriptor)
 
     def close_file_systems(self) -> None:

@@ -6,9 +6,8 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from treenail.host.filesystem.atomic_files import make_file_error
+from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.root_directory import Root
 
 FILE = "file"
 DIRECTORY = "directory"
@@ -42,19 +41,21 @@ class PathStat:
 _NOTHING = PathStat(NOTHING)
 
 
-def stat_paths(root: Root, disk: Disk, paths: Iterable[str]) -> dict[str, PathStat]:
+def stat_paths(root: root_directory.Root, disk: Disk, paths: Iterable[str]) -> dict[str, PathStat]:
     """Return the state of each path below the root; raise `FileError`."""
     states: dict[str, PathStat] = {}
     for path, entry in resolve_entries(root, paths).items():
         try:
             states[path] = _stat_entry(disk, entry)
         except OSError as error:
-            raise make_file_error("inspect", entry, error) from error
+            raise atomic_files.make_file_error("inspect", entry, error) from error
     disk.release_memory()
     return states
 
 
-def find_irreplaceable(root: Root, disk: Disk, paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+def find_irreplaceable(
+    root: root_directory.Root, disk: Disk, paths: Iterable[str]
+) -> Iterator[tuple[str, str]]:
     """Yield the paths at which neither a file nor a link exists, each with what is there.
 
     Raises `FileError`.
@@ -67,10 +68,10 @@ def find_irreplaceable(root: Root, disk: Disk, paths: Iterable[str]) -> Iterator
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            raise make_file_error("inspect", entry, error) from error
+            raise atomic_files.make_file_error("inspect", entry, error) from error
 
 
-def resolve_entries(root: Root, paths: Iterable[str]) -> dict[str, str]:
+def resolve_entries(root: root_directory.Root, paths: Iterable[str]) -> dict[str, str]:
     """Map each path to its entry below the root, links before it followed; raise `FileError`.
 
     Two paths may have the same entry. Each parent is resolved once.

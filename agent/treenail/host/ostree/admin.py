@@ -8,7 +8,7 @@ ostree-admin-prepare-soft-reboot(1).
 import logging
 from collections.abc import Callable
 
-from treenail.errors import BusyError, TransactionError
+from treenail import errors
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.ostree.deployments import DeploymentStatus, OstreeDeployment
 from treenail.host.ostree.jobs import JobRunner
@@ -42,7 +42,7 @@ class OstreePins:
         self._set_pinned(deployment_id, is_pinned=True)
         deployments = _list_deployed(self._read_deployments())
         if not any(each.is_pinned for each in deployments if each.id == deployment_id):
-            raise TransactionError(
+            raise errors.TransactionError(
                 f"cannot pin {deployment_id}: ostree did not pin this rollback deployment",
                 remedy="see: ostree admin status",
             )
@@ -60,7 +60,7 @@ class OstreePins:
                 continue
             if status.transaction is not None:
                 method = status.transaction.method
-                raise BusyError(
+                raise errors.BusyError(
                     f"rpm-ostree is busy with {method}", remedy="see: rpm-ostree status"
                 )
             # The index in boot order may change meanwhile, so pin_deployment verifies the result.
@@ -89,7 +89,7 @@ class OstreeSoftReboot:
         """Prepare a soft reboot into the staged deployment; return False when ostree rejects it."""
         try:
             self._run_command("prepare a soft reboot", "prepare-soft-reboot", "0")
-        except TransactionError as error:
+        except errors.TransactionError as error:
             log.info("falling back to a full reboot: %s", error)
             return False
         return True

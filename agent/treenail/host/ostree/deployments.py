@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from treenail.codec import parse_json
-from treenail.sanitize import sanitize_text
+from treenail import codec, sanitize
 
 _DIGEST = re.compile(r"@(sha256:[a-f0-9]{64})$")
 _REMOTES = ("ostree-remote-registry:", "ostree-remote-image:")
@@ -158,7 +157,7 @@ def parse_deployment(found: Mapping[str, object]) -> OstreeDeployment:
         id=_get_text(found, "id"),
         checksum=_get_text(found, "checksum"),
         version=_get_text(found, "version"),
-        image=sanitize_text(image),
+        image=sanitize.sanitize_text(image),
         digest=_get_text(found, "container-image-reference-digest") or parse_digest(image),
         is_booted=found.get("booted") is True,
         is_staged=found.get("staged") is True,
@@ -170,7 +169,7 @@ def parse_deployment(found: Mapping[str, object]) -> OstreeDeployment:
         requested_base_removals=_get_texts(found, "requested-base-removals"),
         base_checksum=_get_text(found, "base-checksum") or _get_text(found, "checksum"),
         labels=parse_labels(found),
-        origin=sanitize_text(
+        origin=sanitize.sanitize_text(
             _get_text(found, "container-image-reference") or _get_text(found, "origin")
         ),
     )
@@ -194,7 +193,7 @@ def parse_labels(found: Mapping[str, object]) -> dict[str, str]:
     metadata = found.get("base-commit-meta")
     text = metadata.get(_CONFIGURATION) if isinstance(metadata, Mapping) else None
     try:
-        return parse_config_labels(parse_json(text) if isinstance(text, str) else None)
+        return parse_config_labels(codec.parse_json(text) if isinstance(text, str) else None)
     except ValueError:
         return {}
 

@@ -5,12 +5,10 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 
-from treenail.clocks import Clock
-from treenail.errors import TransactionError
-from treenail.host.ostree.backends import TransactionLimits, find_remedy
-from treenail.host.ostree.deployments import TransactionProgress
+from treenail import clocks, errors
+from treenail.host.ostree import backends, deployments
+from treenail.host.systemd import transient
 from treenail.host.systemd.journal import SystemdJournal
-from treenail.host.systemd.transient import TransientJob, TransientRun, TransientUnits
 
 log = logging.getLogger(__name__)
 
@@ -18,8 +16,8 @@ log = logging.getLogger(__name__)
 _KILLED = frozenset({"signal", "core-dump", "oom-kill", "watchdog"})
 
 
-def _report_nothing() -> TransactionProgress:
-    return TransactionProgress("", None)
+def _report_nothing() -> deployments.TransactionProgress:
+    return deployments.TransactionProgress("", None)
 
 
 class JobRunner:
@@ -27,10 +25,10 @@ class JobRunner:
 
     def __init__(
         self,
-        units: TransientUnits,
+        units: transient.TransientUnits,
         journal: SystemdJournal,
-        clock: Clock,
-        limits: TransactionLimits,
+        clock: clocks.Clock,
+        limits: backends.TransactionLimits,
         *,
         heartbeat: Callable[[], None],
     ) -> None:
@@ -41,7 +39,7 @@ class JobRunner:
         self._limits = limits
         self._heartbeat = heartbeat
 
-    def find_running(self, *units: str) -> TransientRun | None:
+    def find_running(self, *units: str) -> transient.TransientRun | None:
         """Return the first of these units that is running."""
         runs = (self._units.find_run(unit) for unit in units)
         return next((run for run in runs if run is not None and run.is_running), None)
@@ -58,7 +56,7 @@ class JobRunner:
         program: str,
         description: str,
         argv: tuple[str, ...],
-        progress: Callable[[], TransactionProgress] = _report_nothing,
+        progress: Callable[[], deployments.TransactionProgress] = _report_nothing,
     ) -> None:
         """Run a job to its end, or join it if an earlier agent started it; release its unit.
 
@@ -76,7 +74,7 @@ class JobRunner:
                 log.debug("%s: %s %s%%", description, last.text, last.percent)
             elif self._clock.monotonic() - changed_at >= self._limits.stall_s:
                 self._units.stop_unit(unit, self._heartbeat)
-                raise TransactionError(
+                raise errors.TransactionError(
                     f"{failure}: no progress for {self._limits.stall_s:g} s",
                     remedy=f"see: journalctl -u {unit}",
                 )
@@ -86,29 +84,33 @@ class JobRunner:
             # An agent was killed before it read the outcome. The caller reads the result from the
             # deployments, so this run does not matter any longer.
             self._units.release_unit(unit)
-        job = TransientJob(unit, f"treenail: {description}", argv, self._limits.transaction_s)
+        job = transient.TransientJob(
+            unit, f"treenail: {description}", argv, self._limits.transaction_s
+        )
         run = self._units.run_job(job, check_progress)
         try:
             self.check_outcome(run, failure)
         finally:
             self._units.release_unit(unit)
 
-    def check_outcome(self, run: TransientRun, failure: str) -> None:
+    def check_outcome(self, run: transient.TransientRun, failure: str) -> None:
         """Raise `TransactionError`, which begins with ``failure``, unless the run succeeded."""
         if run.is_done:
             return
         if run.result == "timeout":
-            raise TransactionError(
+            raise errors.TransactionError(
                 f"{failure}: it timed out", remedy="see: journalctl -u treenail-*"
             )
         text = self._journal.read_error(run.invocation)
-        raise TransactionError(
+        raise errors.TransactionError(
             f"{failure}: {describe_failure(run, text)}",
-            remedy=find_remedy(text, f"see: journalctl _SYSTEMD_INVOCATION_ID={run.invocation}"),
+            remedy=backends.find_remedy(
+                text, f"see: journalctl _SYSTEMD_INVOCATION_ID={run.invocation}"
+            ),
         )
 
 
-def describe_failure(run: TransientRun, text: str) -> str:
+def describe_failure(run: transient.TransientRun, text: str) -> str:
     """Return why a run failed; ``text`` is the error that it printed, or its last line."""
     if run.result not in _KILLED:
         return text or f"systemd reports {run.result} {run.status}"

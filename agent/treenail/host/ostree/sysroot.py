@@ -9,12 +9,9 @@ import ast
 import logging
 from collections.abc import Iterator
 
-from treenail.codec import parse_json
-from treenail.errors import CommandError, FileError, HostError
-from treenail.host.filesystem.atomic_files import HostFiles
-from treenail.host.filesystem.root_directory import Root
-from treenail.host.ostree.deployments import OstreeDeployment, parse_config_labels
-from treenail.process import ProgramRunner
+from treenail import codec, errors, process
+from treenail.host.filesystem import atomic_files, root_directory
+from treenail.host.ostree import deployments
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +27,10 @@ _RPM_OSTREE_GROUPS = {"rpmostree", "packages", "overrides", "modules"}
 class OstreeMetadata:
     """Metadata of commits and deployments. It raises nothing: unknown values are empty."""
 
-    def __init__(self, programs: ProgramRunner, root: Root) -> None:
+    def __init__(self, programs: process.ProgramRunner, root: root_directory.Root) -> None:
         self._programs = programs
         self._root = root
-        self._files = HostFiles(root)
+        self._files = atomic_files.HostFiles(root)
         self._labels: dict[str, dict[str, str]] = {}
 
     def read_labels(self, checksum: str) -> dict[str, str]:
@@ -54,7 +51,7 @@ class OstreeMetadata:
             content = (
                 self._files.read_file(f"/sysroot{origin}", limit=_ORIGIN_LIMIT) if origin else b""
             )
-        except FileError:
+        except errors.FileError:
             return ()
         section, found = "", list[str]()
         for line in map(str.strip, (content or b"").decode("utf-8", "replace").splitlines()):
@@ -70,8 +67,10 @@ class OstreeMetadata:
         try:
             output = self._programs.run_command(command, timeout_s=_TIMEOUT_S).decode()
             # ostree prints GVariant's text format, whose string literals Python can parse.
-            return parse_config_labels(parse_json(ast.literal_eval(output.strip())))
-        except (CommandError, ValueError, SyntaxError, TypeError) as error:
+            return deployments.parse_config_labels(
+                codec.parse_json(ast.literal_eval(output.strip()))
+            )
+        except (errors.CommandError, ValueError, SyntaxError, TypeError) as error:
             log.debug("cannot read the labels of %s: %s", checksum, error)
             return {}
 
@@ -132,7 +131,7 @@ _MAX_BYTES = 16 << 20
 _REMEDY = "see: ostree admin status"
 
 
-def is_staged_locked(root: Root) -> bool:
+def is_staged_locked(root: root_directory.Root) -> bool:
     """Return whether the staged deployment is locked; False without a staged deployment.
 
     Since 2023.8 libostree records the lock in the ``a{sv}`` of the staged deployment, before that
@@ -149,16 +148,20 @@ def is_staged_locked(root: Root) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise HostError(f"cannot read {_STAGED}: {error.strerror}", remedy=_REMEDY) from None
+        raise errors.HostError(f"cannot read {_STAGED}: {error.strerror}", remedy=_REMEDY) from None
     if len(content) > _MAX_BYTES:
-        raise HostError(f"cannot read {_STAGED}: it is over {_MAX_BYTES >> 20} MiB", remedy=_REMEDY)
+        raise errors.HostError(
+            f"cannot read {_STAGED}: it is over {_MAX_BYTES >> 20} MiB", remedy=_REMEDY
+        )
     return find_boolean(content, "locked") is True
 
 
 _DEPLOYMENTS = "/sysroot/ostree/deploy"
 
 
-def open_deployment_tree(root: Root, deployment: OstreeDeployment) -> Root:
+def open_deployment_tree(
+    root: root_directory.Root, deployment: deployments.OstreeDeployment
+) -> root_directory.Root:
     """Return the tree of a deployment of rpm-ostree that was never booted.
 
     Its /etc is /usr/etc, because ostree merges the /etc of the host at the shutdown. Raises
@@ -168,9 +171,9 @@ def open_deployment_tree(root: Root, deployment: OstreeDeployment) -> Root:
     path = f"{_DEPLOYMENTS}/{name}/deploy/{deployment.checksum}.{serial}"
     place = root.resolve_path(path)
     if not serial or not (place / "usr").is_dir():
-        raise HostError(
+        raise errors.HostError(
             f"cannot read the content of {deployment.image or deployment.id}: its deployment has "
             f"no tree at {path}",
             remedy="see: ostree admin status",
         )
-    return Root(place, has_usr_etc=True)
+    return root_directory.Root(place, has_usr_etc=True)

@@ -6,21 +6,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from treenail import codec
-from treenail.errors import FileError
-from treenail.host.filesystem.atomic_files import HostFiles
+from treenail import codec, errors
+from treenail.host.filesystem import atomic_files, entries, path_stat, root_directory
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.entries import (
-    AbsentEntry,
-    DirectoryEntry,
-    Entry,
-    EntryWriter,
-    FileEntry,
-    SymlinkEntry,
-)
-from treenail.host.filesystem.path_stat import DIRECTORY, FILE, LINK, stat_paths
-from treenail.host.filesystem.root_directory import Root
-from treenail.host.rollback.undo_log import PathChange, decode_xattrs, encode_xattrs
+from treenail.host.rollback import undo_log
 
 BACKUP_DIRECTORY = "/var/lib/treenail/original"
 _SUFFIX = ".original"
@@ -50,23 +39,23 @@ class _BackupHeader:
 class FileBackups:
     """The backups below a root: plans changes, and writes nothing. Raises `FileError`."""
 
-    def __init__(self, root: Root, disk: Disk | None = None) -> None:
+    def __init__(self, root: root_directory.Root, disk: Disk | None = None) -> None:
         self._root = root
         self._disk = disk or Disk()
-        self._files = HostFiles(root, self._disk)
+        self._files = atomic_files.HostFiles(root, self._disk)
 
     def list_paths(self) -> frozenset[str]:
         """Return the paths that have a backup of treenail or of the Machine Config Daemon."""
         mcd = self._list_copies(_MCD_DIRECTORY, _MCD_SUFFIX)
         return frozenset((*self._list_own_paths(), *mcd))
 
-    def plan_backup(self, path: str) -> tuple[PathChange, ...]:
+    def plan_backup(self, path: str) -> tuple[undo_log.PathChange, ...]:
         """Return the changes that back up the current entry."""
         # Read it now: when the changes are applied, the new entry may be at the path.
         content = self._read_entry(path)
         return (
-            PathChange(BACKUP_DIRECTORY, DirectoryEntry(0o700)),
-            PathChange(_get_backup_path(path), FileEntry(lambda: content, 0o600)),
+            undo_log.PathChange(BACKUP_DIRECTORY, entries.DirectoryEntry(0o700)),
+            undo_log.PathChange(_get_backup_path(path), entries.FileEntry(lambda: content, 0o600)),
         )
 
     def find_vendor_paths(self, paths: Iterable[str]) -> frozenset[str]:
@@ -79,7 +68,7 @@ class FileBackups:
             if path.startswith("/etc/") and self._files.has_entry(f"/usr{path}")
         )
 
-    def plan_restore(self, path: str) -> tuple[PathChange, ...]:
+    def plan_restore(self, path: str) -> tuple[undo_log.PathChange, ...]:
         """Return the changes that restore the backup and remove it.
 
         Without a backup they restore the entry of the vendor, or remove the path.
@@ -88,30 +77,36 @@ class FileBackups:
         content = self._files.read_file(backup_path, limit=_LIMIT)
         if content is not None:
             entry = _parse_copy(content, path)
-            return PathChange(path, entry), PathChange(backup_path, AbsentEntry())
+            return undo_log.PathChange(path, entry), undo_log.PathChange(
+                backup_path, entries.AbsentEntry()
+            )
         if _has_short_name(mcd_path) and self._files.has_entry(mcd_path):
             entry = _parse_copy(self._read_entry(mcd_path), path)
-            return PathChange(path, entry), PathChange(mcd_path, AbsentEntry())
+            return undo_log.PathChange(path, entry), undo_log.PathChange(
+                mcd_path, entries.AbsentEntry()
+            )
         if self.find_vendor_paths([path]):
-            return (PathChange(path, _parse_copy(self._read_entry(f"/usr{path}"), path)),)
-        return (PathChange(path, AbsentEntry()),)
+            return (undo_log.PathChange(path, _parse_copy(self._read_entry(f"/usr{path}"), path)),)
+        return (undo_log.PathChange(path, entries.AbsentEntry()),)
 
-    def plan_handback(self) -> tuple[PathChange, ...]:
+    def plan_handback(self) -> tuple[undo_log.PathChange, ...]:
         """Return the changes that move the backups to the Machine Config Daemon.
 
         It has no backups of directories, nor of names that are too long with its suffix. A backup
         of its own is older and stays.
         """
-        changes: list[PathChange] = []
+        changes: list[undo_log.PathChange] = []
         for path in sorted(self._list_own_paths()):
             backup_path, mcd_path = _get_backup_path(path), _get_mcd_path(path)
             if not _has_short_name(mcd_path):
                 continue
             content = self._files.read_file(backup_path, limit=_LIMIT) or b""
             entry = _parse_copy(content, path)
-            if not isinstance(entry, DirectoryEntry) and not self._files.has_entry(mcd_path):
-                changes.append(PathChange(mcd_path, entry))
-            changes.append(PathChange(backup_path, AbsentEntry()))
+            if not isinstance(entry, entries.DirectoryEntry) and not self._files.has_entry(
+                mcd_path
+            ):
+                changes.append(undo_log.PathChange(mcd_path, entry))
+            changes.append(undo_log.PathChange(backup_path, entries.AbsentEntry()))
         return tuple(changes)
 
     def _list_own_paths(self) -> Iterator[str]:
@@ -134,16 +129,18 @@ class FileBackups:
                     todo.append(path)
 
     def _read_entry(self, path: str) -> bytes:
-        state = stat_paths(self._root, self._disk, [path])[path]
+        state = path_stat.stat_paths(self._root, self._disk, [path])[path]
         xattrs: dict[str, str] = {}
         content = b""
-        if state.kind in {FILE, DIRECTORY}:
-            attributes = EntryWriter(self._disk).describe_directory(self._root.resolve_entry(path))
-            xattrs = encode_xattrs(attributes.xattrs or {})
-            if state.kind == FILE:
+        if state.kind in {path_stat.FILE, path_stat.DIRECTORY}:
+            attributes = entries.EntryWriter(self._disk).describe_directory(
+                self._root.resolve_entry(path)
+            )
+            xattrs = undo_log.encode_xattrs(attributes.xattrs or {})
+            if state.kind == path_stat.FILE:
                 content = self._files.read_file(path, limit=_LIMIT) or b""
-        elif state.kind != LINK:
-            raise FileError(f"cannot back up {path}: it is {state.kind}")
+        elif state.kind != path_stat.LINK:
+            raise errors.FileError(f"cannot back up {path}: it is {state.kind}")
         named = "" if _has_short_name(f"{path}{_SUFFIX}") else path
         header = _BackupHeader(
             state.kind, state.mode, state.uid, state.gid, state.target, xattrs, named
@@ -151,22 +148,22 @@ class FileBackups:
         return json.dumps(codec.encode(header)).encode() + b"\n" + content
 
 
-def _parse_copy(copy: bytes, path: str) -> Entry:
+def _parse_copy(copy: bytes, path: str) -> entries.Entry:
     header, content = _parse_header(copy, path), copy.partition(b"\n")[2]
-    xattrs = decode_xattrs(header.xattrs)
-    if header.kind == LINK:
-        return SymlinkEntry(header.target, header.uid, header.gid)
-    if header.kind == DIRECTORY:
-        return DirectoryEntry(header.mode, header.uid, header.gid, xattrs)
-    return FileEntry(lambda: content, header.mode, header.uid, header.gid, xattrs)
+    xattrs = undo_log.decode_xattrs(header.xattrs)
+    if header.kind == path_stat.LINK:
+        return entries.SymlinkEntry(header.target, header.uid, header.gid)
+    if header.kind == path_stat.DIRECTORY:
+        return entries.DirectoryEntry(header.mode, header.uid, header.gid, xattrs)
+    return entries.FileEntry(lambda: content, header.mode, header.uid, header.gid, xattrs)
 
 
 def _parse_header(copy: bytes, path: str) -> _BackupHeader:
     try:
         header = codec.decode(_BackupHeader, codec.parse_json(copy.partition(b"\n")[0]))
-        decode_xattrs(header.xattrs)
+        undo_log.decode_xattrs(header.xattrs)
     except ValueError as error:
-        raise FileError(
+        raise errors.FileError(
             f"cannot restore {path}: its backup is damaged: {error}",
             remedy=f"move {_get_backup_path(path)} away",
         ) from error

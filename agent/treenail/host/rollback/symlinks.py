@@ -8,28 +8,20 @@ from collections.abc import Container
 from pathlib import Path
 
 from treenail.errors import LedgerError
-from treenail.host.filesystem.atomic_files import translate_errors
+from treenail.host.filesystem import atomic_files, entries, root_directory
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.entries import (
-    TEMPORARY_PREFIX,
-    DirectoryEntry,
-    EntryWriter,
-    FsyncQueue,
-    SymlinkEntry,
-)
-from treenail.host.filesystem.root_directory import Root, strip_prefix
 
 Json = dict[str, object]
-_TEMPORARY = f"{TEMPORARY_PREFIX}+0"
+_TEMPORARY = f"{entries.TEMPORARY_PREFIX}+0"
 
 
 class SymlinkTree:
     """Reads and restores links below a root. Raises `FileError`; the caller flushes."""
 
-    def __init__(self, root: Root, disk: Disk) -> None:
+    def __init__(self, root: root_directory.Root, disk: Disk) -> None:
         self._root = root
         self._disk = disk
-        self._entries = EntryWriter(disk)
+        self._entries = entries.EntryWriter(disk)
 
     def describe_links(self, top: str) -> Json:
         """Return the links below a directory, and all directories there, as JSON."""
@@ -45,7 +37,7 @@ class SymlinkTree:
         return self._walk_tree(self._root.resolve_path(top))[1]
 
     def restore_links(
-        self, description: object, skipped: Container[str], fsync_queue: FsyncQueue
+        self, description: object, skipped: Container[str], fsync_queue: entries.FsyncQueue
     ) -> None:
         """Restore exactly the described links, and remove directories that were made for others.
 
@@ -59,7 +51,11 @@ class SymlinkTree:
                 raise LedgerError(f"cannot restore links: {description!r:.200} describes none")
 
     def _restore_links(
-        self, top: str, links: dict[str, str], skipped: Container[str], fsync_queue: FsyncQueue
+        self,
+        top: str,
+        links: dict[str, str],
+        skipped: Container[str],
+        fsync_queue: entries.FsyncQueue,
     ) -> None:
         current, directories = self._walk_tree(self._root.resolve_path(top))
         for directory in directories:
@@ -77,7 +73,7 @@ class SymlinkTree:
                 self._make_link(path, text, fsync_queue)
 
     def _remove_made_directories(
-        self, top: str, previous: list[str], fsync_queue: FsyncQueue
+        self, top: str, previous: list[str], fsync_queue: entries.FsyncQueue
     ) -> None:
         for directory in reversed(self.list_directories(top)):
             if self._strip_root(directory) not in previous and not self._list_names(directory):
@@ -85,12 +81,12 @@ class SymlinkTree:
                 fsync_queue.discard_directory(str(directory))
                 fsync_queue.add_directory(str(directory.parent))
 
-    def _make_link(self, path: Path, text: str, fsync_queue: FsyncQueue) -> None:
+    def _make_link(self, path: Path, text: str, fsync_queue: entries.FsyncQueue) -> None:
         if self._list_names(path.parent) is None:
-            self._entries.make_directory(DirectoryEntry(), path.parent)
+            self._entries.make_directory(entries.DirectoryEntry(), path.parent)
             fsync_queue.add_directory(str(path.parent.parent))
         temporary = path.parent / _TEMPORARY
-        self._entries.make_symlink(SymlinkEntry(text), temporary, path)
+        self._entries.make_symlink(entries.SymlinkEntry(text), temporary, path)
         self._entries.put_entry(temporary, path)
         fsync_queue.add_directory(str(path.parent))
 
@@ -104,22 +100,22 @@ class SymlinkTree:
             if names is None:
                 continue
             directories.append(directory)
-            with translate_errors("inspect", directory):
+            with atomic_files.translate_errors("inspect", directory):
                 for path in (directory / name for name in names):
                     mode = self._disk.lstat(path).st_mode
                     if stat.S_ISDIR(mode):
                         todo.append(path)
-                    elif stat.S_ISLNK(mode) and not path.name.startswith(TEMPORARY_PREFIX):
+                    elif stat.S_ISLNK(mode) and not path.name.startswith(entries.TEMPORARY_PREFIX):
                         links[path] = self._disk.readlink(path)
         return links, directories
 
     def _list_names(self, directory: Path) -> list[str] | None:
         """Return the names in the directory, sorted; None when there is none."""
-        with translate_errors("inspect", directory):
+        with atomic_files.translate_errors("inspect", directory):
             try:
                 return sorted(self._disk.listdir(directory))
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
     def _strip_root(self, path: Path) -> str:
-        return strip_prefix(str(path), str(self._root.prefix))
+        return root_directory.strip_prefix(str(path), str(self._root.prefix))

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from treenail.errors import FileError, LedgerError
-from treenail.host.filesystem.atomic_files import make_file_error
+from treenail import errors
+from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.entries import (
     FSYNC_EACH_LIMIT,
@@ -36,20 +36,7 @@ from treenail.host.filesystem.entries import (
     HardlinkEntry,
     SymlinkEntry,
 )
-from treenail.host.filesystem.root_directory import Root, strip_prefix
-from treenail.host.rollback.symlinks import SymlinkTree
-from treenail.host.rollback.undo_log import (
-    CONFIRMED_PATH,
-    LOG_PATH,
-    PENDING_PATH,
-    ChangeRecorder,
-    Inverse,
-    Json,
-    PathChange,
-    PreparedChange,
-    PreviousEntry,
-    UndoLog,
-)
+from treenail.host.rollback import symlinks, undo_log
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +46,7 @@ class InterruptedChange:
     """A change that an earlier process began; ``notes`` are in order, ``paths`` below the root."""
 
     is_committed: bool
-    notes: tuple[Json, ...]
+    notes: tuple[undo_log.Json, ...]
     paths: frozenset[str] = frozenset()
 
 
@@ -70,32 +57,38 @@ class UndoTransaction:
     once, when the change is recorded.
     """
 
-    def __init__(self, root: Root, disk: Disk | None = None, *, log_path: str = LOG_PATH) -> None:
+    def __init__(
+        self,
+        root: root_directory.Root,
+        disk: Disk | None = None,
+        *,
+        log_path: str = undo_log.LOG_PATH,
+    ) -> None:
         self._root = root
         self._prefix = os.fspath(root.prefix)
         self._disk = disk or Disk()
         self._entries = EntryWriter(self._disk)
-        self._log = UndoLog(root, self._disk, log_path)
-        self._pending_log = UndoLog(root, self._disk, PENDING_PATH)
-        self._symlinks = SymlinkTree(root, self._disk)
+        self._log = undo_log.UndoLog(root, self._disk, log_path)
+        self._pending_log = undo_log.UndoLog(root, self._disk, undo_log.PENDING_PATH)
+        self._symlinks = symlinks.SymlinkTree(root, self._disk)
         self._fsync_queue = FsyncQueue(self._disk)
         self._number = 0
         self._is_small = True
         self._is_repeatable = True  # a start can repeat everything that is not flushed yet
-        self._applied: list[Inverse] = []
+        self._applied: list[undo_log.Inverse] = []
         self.current_path = ""
         """The path of the current or failed change."""
 
     def ensure_none_interrupted(self) -> None:
         """Raise `LedgerError` while an interrupted change is not undone."""
         if not self._log.has_begun and self._log.read_records() is not None:
-            raise LedgerError(
+            raise errors.LedgerError(
                 f"cannot change {self._root.prefix}: an earlier change was interrupted and is not "
                 "undone yet",
                 remedy="undo it: systemctl restart treenail; or: treenail once",
             )
 
-    def apply_changes(self, changes: Sequence[PathChange]) -> tuple[str, ...]:
+    def apply_changes(self, changes: Sequence[undo_log.PathChange]) -> tuple[str, ...]:
         """Apply the changes; return their paths, missing parent directories included.
 
         The inverses of all changes are in the log before the first write.
@@ -106,7 +99,7 @@ class UndoTransaction:
         made: dict[int, int] = {}
         for each in prepared:
             inode = self._make_entry(each)
-            if each.inverse.previous is PreviousEntry.FILE_OR_LINK:
+            if each.inverse.previous is undo_log.PreviousEntry.FILE_OR_LINK:
                 made[each.inverse.number] = inode
         if made:
             self._log.append_record({"made": list(made.items())}, needs_fsync=self._is_small)
@@ -127,7 +120,7 @@ class UndoTransaction:
         for directory in self._symlinks.list_directories(top):
             self._fsync_queue.add_directory(os.fspath(directory))
 
-    def record_note(self, note: Json) -> None:
+    def record_note(self, note: undo_log.Json) -> None:
         """Store a note durably, for `find_interrupted`."""
         self.ensure_none_interrupted()
         self._log.append_record({"note": note})
@@ -146,14 +139,14 @@ class UndoTransaction:
         self._reset_state()
         try:
             self._remove_replaced(applied)
-        except FileError as error:
+        except errors.FileError as error:
             log.warning("cannot remove replaced files, retrying at the next start: %s", error)
 
     def mark_pending(self, owner: str) -> None:
         """Make the changes durable and leave the decision about them to `PendingChange`."""
         self.record_note({"pending": owner})
         self._fsync_queue.fsync_directories()
-        self._log.move_log(PENDING_PATH)
+        self._log.move_log(undo_log.PENDING_PATH)
         self._reset_state()
 
     def find_interrupted(self) -> InterruptedChange | None:
@@ -170,7 +163,7 @@ class UndoTransaction:
         return InterruptedChange(
             log_records.is_committed,
             tuple(note for note in notes if isinstance(note, dict)),
-            frozenset(strip_prefix(path, self._prefix) for path in paths),
+            frozenset(root_directory.strip_prefix(path, self._prefix) for path in paths),
         )
 
     def undo_changes(self) -> tuple[str, ...]:
@@ -193,7 +186,7 @@ class UndoTransaction:
         ):
             try:
                 action()
-            except FileError as error:
+            except errors.FileError as error:
                 failures.append(str(error))
         return tuple(failures)
 
@@ -212,7 +205,9 @@ class UndoTransaction:
 
     # Applying.
 
-    def _record_changes(self, changes: Sequence[PathChange]) -> Sequence[PreparedChange]:
+    def _record_changes(
+        self, changes: Sequence[undo_log.PathChange]
+    ) -> Sequence[undo_log.PreparedChange]:
         """Log the inverses durably; raise before any write."""
         self.ensure_none_interrupted()
         # Not part of the change, although it may be missing as well.
@@ -220,7 +215,7 @@ class UndoTransaction:
         if not self._log.has_begun:
             # A pending change has temporary names in the same directories.
             self._number = self._pending_log.find_last_number()
-        recorder = ChangeRecorder(self._root, self._disk, self._number)
+        recorder = undo_log.ChangeRecorder(self._root, self._disk, self._number)
         try:
             prepared = recorder.record_changes(changes)
         finally:
@@ -234,7 +229,7 @@ class UndoTransaction:
             self._fsync_queue.sync_file_system(self._log.directory)
         return prepared
 
-    def _make_entry(self, each: PreparedChange) -> int:
+    def _make_entry(self, each: undo_log.PreparedChange) -> int:
         """Make the new entry beside its path; return its inode number, 0 without a new entry."""
         self.current_path, inverse = each.path, each.inverse
         path = inverse.path
@@ -246,7 +241,7 @@ class UndoTransaction:
                     entry,
                     each.aside_path,
                     path,
-                    is_replacement=inverse.previous is PreviousEntry.FILE_OR_LINK,
+                    is_replacement=inverse.previous is undo_log.PreviousEntry.FILE_OR_LINK,
                     needs_fsync=self._is_small,
                 )
             case SymlinkEntry() as entry:
@@ -254,7 +249,7 @@ class UndoTransaction:
             case HardlinkEntry(target=target):
                 return self._entries.make_hardlink(self._root.resolve_path(target), each.aside_path)
             case DirectoryEntry() as entry:
-                if inverse.previous is PreviousEntry.NOTHING:
+                if inverse.previous is undo_log.PreviousEntry.NOTHING:
                     # At its path at once: other new entries are made inside.
                     self._entries.make_directory(entry, path)
                 self._fsync_queue.add_directory(path)
@@ -262,17 +257,17 @@ class UndoTransaction:
             case AbsentEntry():
                 return 0
 
-    def _put_entry(self, each: PreparedChange) -> None:
+    def _put_entry(self, each: undo_log.PreparedChange) -> None:
         """Rename the new entry to its path."""
         self.current_path, inverse = each.path, each.inverse
         match inverse.previous, each.entry:
-            case PreviousEntry.FILE_OR_LINK, AbsentEntry():
+            case undo_log.PreviousEntry.FILE_OR_LINK, AbsentEntry():
                 self._entries.put_entry(inverse.path, each.aside_path)
-            case PreviousEntry.FILE_OR_LINK, _:
+            case undo_log.PreviousEntry.FILE_OR_LINK, _:
                 self._entries.exchange_entries(each.aside_path, inverse.path)
-            case PreviousEntry.DIRECTORY, DirectoryEntry() as entry:
+            case undo_log.PreviousEntry.DIRECTORY, DirectoryEntry() as entry:
                 self._entries.change_directory(entry, inverse.path)
-            case PreviousEntry.NOTHING, FileEntry() | SymlinkEntry() | HardlinkEntry():
+            case undo_log.PreviousEntry.NOTHING, FileEntry() | SymlinkEntry() | HardlinkEntry():
                 self._entries.put_entry(each.aside_path, inverse.path)
             case _:
                 pass
@@ -285,17 +280,17 @@ class UndoTransaction:
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
                 return None
-            raise make_file_error("inspect", path, error) from error
+            raise atomic_files.make_file_error("inspect", path, error) from error
 
     # Undoing.
 
-    def _list_undo_actions(self, records: Sequence[Json]) -> Iterator[Callable[[], None]]:
+    def _list_undo_actions(self, records: Sequence[undo_log.Json]) -> Iterator[Callable[[], None]]:
         """Yield the actions that undo the records, from the last to the first."""
         # A path that was changed twice gets its first entry in one action: a repeated undo would
         # take the restored entry for a later one.
         batches = [self._log.parse_inverses(record) for record in records]
         made = _find_made_inodes(records)
-        first: dict[str, Inverse] = {}
+        first: dict[str, undo_log.Inverse] = {}
         for inverse in (each for batch in batches for each in batch):
             first.setdefault(inverse.path, inverse)
         for record, batch in zip(reversed(records), reversed(batches), strict=True):
@@ -309,26 +304,26 @@ class UndoTransaction:
                 else:
                     yield partial(self._entries.remove_temporary, inverse.aside_path)
 
-    def _restore_entry(self, inverse: Inverse, made: int | None) -> None:
+    def _restore_entry(self, inverse: undo_log.Inverse, made: int | None) -> None:
         """Restore one path; ``made`` is the inode of the new entry, None when it was not put."""
         path = inverse.path
         if self._read_mode(inverse.parent) is None:
             return  # its directory was never made, or was removed with it
         self._fsync_queue.add_directory(inverse.parent)
         match inverse.previous:
-            case PreviousEntry.NOTHING:
+            case undo_log.PreviousEntry.NOTHING:
                 self._entries.remove_temporary(inverse.aside_path)
                 self._remove_entry(path)
-            case PreviousEntry.FILE_OR_LINK:
+            case undo_log.PreviousEntry.FILE_OR_LINK:
                 # The inode says which of the two has the temporary name: the old or the new entry.
                 if made is None or self._read_inode(inverse.aside_path) in {None, made}:
                     self._entries.remove_temporary(inverse.aside_path)
                 else:
                     self._entries.put_entry(inverse.aside_path, path)
-            case PreviousEntry.DIRECTORY:
+            case undo_log.PreviousEntry.DIRECTORY:
                 self._entries.change_directory(inverse.directory, path)
                 self._fsync_queue.add_directory(path)
-            case PreviousEntry.EMPTIED_DIRECTORY:
+            case undo_log.PreviousEntry.EMPTIED_DIRECTORY:
                 pass
 
     def _read_inode(self, path: str) -> int | None:
@@ -337,7 +332,7 @@ class UndoTransaction:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise make_file_error("inspect", path, error) from error
+            raise atomic_files.make_file_error("inspect", path, error) from error
 
     def _remove_entry(self, path: str) -> None:
         self._entries.remove_entry(path)
@@ -346,7 +341,7 @@ class UndoTransaction:
 
     # Committing.
 
-    def _complete_commit(self, records: Sequence[Json]) -> None:
+    def _complete_commit(self, records: Sequence[undo_log.Json]) -> None:
         """Complete a committed change and remove the replaced entries.
 
         The process that committed it may have been killed before it flushed anything.
@@ -360,21 +355,21 @@ class UndoTransaction:
             self._fsync_queue.add_directory(inverse.parent)
             aside = self._read_inode(inverse.aside_path)
             new = aside
-            if inverse.previous is PreviousEntry.FILE_OR_LINK:
+            if inverse.previous is undo_log.PreviousEntry.FILE_OR_LINK:
                 new = made.get(inverse.number)
             if aside is not None and aside == new:
                 self._entries.put_entry(inverse.aside_path, inverse.path)
         self._fsync_queue.fsync_directories()
         self._remove_replaced(inverses)
 
-    def _remove_replaced(self, inverses: Sequence[Inverse]) -> None:
+    def _remove_replaced(self, inverses: Sequence[undo_log.Inverse]) -> None:
         """Remove old entries and emptied directories durably, then the log."""
         for inverse in inverses:
-            if inverse.previous is PreviousEntry.FILE_OR_LINK:
+            if inverse.previous is undo_log.PreviousEntry.FILE_OR_LINK:
                 self._entries.remove_temporary(inverse.aside_path)
                 self._fsync_queue.add_directory(inverse.parent)
         for inverse in reversed(inverses):
-            if inverse.previous is PreviousEntry.EMPTIED_DIRECTORY:
+            if inverse.previous is undo_log.PreviousEntry.EMPTIED_DIRECTORY:
                 self._remove_entry(inverse.path)
                 self._fsync_queue.add_directory(inverse.parent)
         self._fsync_queue.fsync_directories()
@@ -392,18 +387,18 @@ class UndoTransaction:
         self._is_repeatable = True
 
 
-def _is_repeatable(each: PreparedChange) -> bool:
+def _is_repeatable(each: undo_log.PreparedChange) -> bool:
     """Return whether only the rename of the new entry is left after `_make_entry`."""
     match each.inverse.previous, each.entry:
-        case PreviousEntry.NOTHING, _:
+        case undo_log.PreviousEntry.NOTHING, _:
             return True
-        case PreviousEntry.FILE_OR_LINK, AbsentEntry():
+        case undo_log.PreviousEntry.FILE_OR_LINK, AbsentEntry():
             return False
         case previous, _:
-            return previous is PreviousEntry.FILE_OR_LINK
+            return previous is undo_log.PreviousEntry.FILE_OR_LINK
 
 
-def _find_made_inodes(records: Sequence[Json]) -> dict[int, int]:
+def _find_made_inodes(records: Sequence[undo_log.Json]) -> dict[int, int]:
     """Map the numbers of inverses to the inodes of the entries that replace others."""
     inodes: dict[int, int] = {}
     for record in records:
@@ -418,11 +413,11 @@ class PendingChange:
     Raises `FileError` and `LedgerError`.
     """
 
-    def __init__(self, root: Root, disk: Disk | None = None) -> None:
+    def __init__(self, root: root_directory.Root, disk: Disk | None = None) -> None:
         disk = disk or Disk()
-        self._log = UndoLog(root, disk, PENDING_PATH)
-        self._undo = UndoTransaction(root, disk, log_path=PENDING_PATH)
-        self._confirmed = UndoTransaction(root, disk, log_path=CONFIRMED_PATH)
+        self._log = undo_log.UndoLog(root, disk, undo_log.PENDING_PATH)
+        self._undo = UndoTransaction(root, disk, log_path=undo_log.PENDING_PATH)
+        self._confirmed = UndoTransaction(root, disk, log_path=undo_log.CONFIRMED_PATH)
 
     def find_owner(self) -> str:
         """Return the owner that `UndoTransaction.mark_pending` got; empty without a change."""
@@ -445,7 +440,7 @@ class PendingChange:
     def confirm_change(self) -> None:
         """Make the change final."""
         if self._undo.find_interrupted() is not None:
-            self._log.move_log(CONFIRMED_PATH)
+            self._log.move_log(undo_log.CONFIRMED_PATH)
         self.finish_confirm()
 
     @property

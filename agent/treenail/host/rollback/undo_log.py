@@ -14,19 +14,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from treenail.codec import parse_json
-from treenail.errors import FileError, LedgerError
-from treenail.host.filesystem.atomic_files import HostFiles, make_file_error, translate_errors
+from treenail import codec, errors
+from treenail.host.filesystem import atomic_files, entries, root_directory
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.entries import (
-    TEMPORARY_PREFIX,
-    AbsentEntry,
-    DirectoryEntry,
-    Entry,
-    EntryWriter,
-    refuse_temporary_name,
-)
-from treenail.host.filesystem.root_directory import Root, add_prefix, strip_prefix
 
 Json = dict[str, object]
 Row: TypeAlias = "list[object]"
@@ -55,7 +45,7 @@ class PreviousEntry(StrEnum):
 _DIRECTORIES = frozenset({PreviousEntry.DIRECTORY, PreviousEntry.EMPTIED_DIRECTORY})
 
 
-_UNCHANGED = DirectoryEntry()
+_UNCHANGED = entries.DirectoryEntry()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +55,7 @@ class Inverse:
     path: str
     number: int
     previous: PreviousEntry
-    directory: DirectoryEntry = _UNCHANGED
+    directory: entries.DirectoryEntry = _UNCHANGED
 
     @property
     def parent(self) -> str:
@@ -74,11 +64,15 @@ class Inverse:
     @property
     def aside_path(self) -> str:
         """The temporary name beside the path: first of the new entry, then of the old one."""
-        return f"{self.path.rpartition('/')[0]}/{TEMPORARY_PREFIX}+{self.number}"
+        return f"{self.path.rpartition('/')[0]}/{entries.TEMPORARY_PREFIX}+{self.number}"
 
     def to_json(self, prefix: str) -> Row:
         """Encode as a row, because a log may have thousands; the path is below ``prefix``."""
-        row: Row = [strip_prefix(self.path, prefix), self.previous.value, self.number]
+        row: Row = [
+            root_directory.strip_prefix(self.path, prefix),
+            self.previous.value,
+            self.number,
+        ]
         if self.previous in _DIRECTORIES:
             row += [self.directory.mode, self.directory.uid, self.directory.gid]
             row.append(encode_xattrs(self.directory.xattrs or {}))
@@ -95,12 +89,12 @@ class Inverse:
                 previous = PreviousEntry(kind)
             case _:
                 raise ValueError(f"{row!r:.200} is no inverse")
-        full_path = add_prefix(path, prefix)
+        full_path = root_directory.add_prefix(path, prefix)
         if previous not in _DIRECTORIES:
             return cls(full_path, number, previous)
         match more:
             case [int(mode), int(uid), int(gid), dict(xattrs), *_]:
-                directory = DirectoryEntry(mode, uid, gid, decode_xattrs(xattrs))
+                directory = entries.DirectoryEntry(mode, uid, gid, decode_xattrs(xattrs))
                 return cls(full_path, number, previous, directory)
             case _:
                 raise ValueError(f"{row!r:.200} is no inverse")
@@ -117,11 +111,11 @@ class UndoRecords:
 class UndoLog:
     """One log below a root. Raises `LedgerError` and `FileError`."""
 
-    def __init__(self, root: Root, disk: Disk, path: str = LOG_PATH) -> None:
+    def __init__(self, root: root_directory.Root, disk: Disk, path: str = LOG_PATH) -> None:
         self._root = root
         self._disk = disk
         self._path = path
-        self._files = HostFiles(root, disk)
+        self._files = atomic_files.HostFiles(root, disk)
         self._descriptor: int | None = None
         self._is_directory_durable = False
 
@@ -148,7 +142,7 @@ class UndoLog:
         path = self._root.resolve_path(self._path)
         if self._descriptor is None:
             self.make_directory(needs_fsync=needs_fsync)
-        with translate_errors("write", path):
+        with atomic_files.translate_errors("write", path):
             is_new = self._descriptor is None
             descriptor = self._descriptor = self._descriptor or self._disk.create(path)
             written = 0
@@ -166,7 +160,7 @@ class UndoLog:
     def fsync_log(self) -> None:
         """Flush the log, which another process may have written."""
         path = self._root.resolve_path(self._path)
-        with translate_errors("flush", path):
+        with atomic_files.translate_errors("flush", path):
             descriptor = self._disk.open(path)
             try:
                 self._disk.fsync(descriptor)
@@ -213,7 +207,7 @@ class UndoLog:
         """Rename the log durably; another log at the path is replaced."""
         self.close_log()
         old, new = self._root.resolve_path(self._path), self._root.resolve_path(path)
-        with translate_errors("rename", old):
+        with atomic_files.translate_errors("rename", old):
             self._disk.replace(old, new)
             try:
                 self._fsync_directory()
@@ -233,7 +227,7 @@ class UndoLog:
         """Remove the log if there is one."""
         self.close_log()
         path = self._root.resolve_path(self._path)
-        with translate_errors("remove", path):
+        with atomic_files.translate_errors("remove", path):
             try:
                 self._disk.unlink(path)
             except FileNotFoundError:
@@ -243,7 +237,7 @@ class UndoLog:
 
     def _parse_record(self, text: bytes, number: int) -> Json:
         try:
-            record = parse_json(text)
+            record = codec.parse_json(text)
         except ValueError:
             record = None
         if not isinstance(record, dict):
@@ -257,9 +251,9 @@ class UndoLog:
         finally:
             self._disk.close(descriptor)
 
-    def _make_damage_error(self, cause: str) -> LedgerError:
+    def _make_damage_error(self, cause: str) -> errors.LedgerError:
         path = self._root.resolve_path(self._path)
-        return LedgerError(
+        return errors.LedgerError(
             f"cannot read the undo log {path}: {cause}",
             remedy=f"move {path} away and apply the config again: treenail once",
         )
@@ -282,7 +276,7 @@ class PathChange:
     """The entry that a path below the root gets."""
 
     path: str
-    entry: Entry
+    entry: entries.Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +288,7 @@ class PreparedChange:
     inverse: Inverse
     aside_path: str
     """As `Inverse.aside_path`, computed once."""
-    entry: Entry
+    entry: entries.Entry
 
 
 class ChangeRecorder:
@@ -304,12 +298,12 @@ class ChangeRecorder:
     Raises `FileError`.
     """
 
-    def __init__(self, root: Root, disk: Disk, number: int) -> None:
+    def __init__(self, root: root_directory.Root, disk: Disk, number: int) -> None:
         self._root = root
         self._prefix = os.fspath(root.prefix)
         self._disk = disk
         disk.begin_change()
-        self._entries = EntryWriter(disk)
+        self._entries = entries.EntryWriter(disk)
         self._parents: dict[str, str] = {}
         self._prepared: dict[str, PreparedChange] = {}
         self.number = number
@@ -322,13 +316,15 @@ class ChangeRecorder:
         """Prepare the changes, each after the missing parents of its path."""
         for change in changes:
             self.current_path = change.path
-            refuse_temporary_name(change.path)
+            entries.refuse_temporary_name(change.path)
             path = self._resolve_entry(change.path)
             if path in self._prepared:
                 self._prepared[path] = _merge_changes(self._prepared[path], change)
                 continue
             for parent in self._find_missing_parents(path):
-                missing = PathChange(strip_prefix(parent, self._prefix), DirectoryEntry())
+                missing = PathChange(
+                    root_directory.strip_prefix(parent, self._prefix), entries.DirectoryEntry()
+                )
                 self._prepared[parent] = self._prepare_change(missing, parent)
             self._prepared[path] = self._prepare_change(change, path)
         return tuple(self._prepared.values())
@@ -346,12 +342,13 @@ class ChangeRecorder:
         missing: list[str] = []
         parent = _get_parent(path)
         while parent not in self.directories and not (
-            parent in self._prepared and isinstance(self._prepared[parent].entry, DirectoryEntry)
+            parent in self._prepared
+            and isinstance(self._prepared[parent].entry, entries.DirectoryEntry)
         ):
             mode = self._read_mode(parent)
             if mode is not None:
                 if not stat.S_ISDIR(mode):
-                    raise FileError(
+                    raise errors.FileError(
                         f"cannot write {path}: {parent} is not a directory",
                         remedy=f"move {parent} away",
                     )
@@ -363,13 +360,13 @@ class ChangeRecorder:
 
     def _prepare_change(self, change: PathChange, path: str) -> PreparedChange:
         mode = self._read_mode(path)
-        is_directory = isinstance(change.entry, DirectoryEntry)
+        is_directory = isinstance(change.entry, entries.DirectoryEntry)
         self.number += 1
         if mode is None:
             inverse = Inverse(path, self.number, PreviousEntry.NOTHING)
         elif stat.S_ISDIR(mode):
-            if not is_directory and not isinstance(change.entry, AbsentEntry):
-                raise FileError(
+            if not is_directory and not isinstance(change.entry, entries.AbsentEntry):
+                raise errors.FileError(
                     f"cannot write {path}: a directory exists at this path",
                     remedy=f"move {path} away",
                 )
@@ -377,7 +374,7 @@ class ChangeRecorder:
             kind = PreviousEntry.DIRECTORY if is_directory else PreviousEntry.EMPTIED_DIRECTORY
             inverse = Inverse(path, self.number, kind, directory)
         elif is_directory:
-            raise FileError(
+            raise errors.FileError(
                 f"cannot make the directory {path}: a file or link exists at this path",
                 remedy=f"move {path} away",
             )
@@ -391,7 +388,7 @@ class ChangeRecorder:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise make_file_error("inspect", path, error) from error
+            raise atomic_files.make_file_error("inspect", path, error) from error
 
 
 def _get_parent(path: str) -> str:
@@ -403,11 +400,11 @@ def _merge_changes(prepared: PreparedChange, change: PathChange) -> PreparedChan
     match prepared.entry, change.entry:
         case old, new if old == new:
             return prepared
-        case DirectoryEntry(mode=None), DirectoryEntry():
+        case entries.DirectoryEntry(mode=None), entries.DirectoryEntry():
             return PreparedChange(change.path, prepared.inverse, prepared.aside_path, change.entry)
-        case DirectoryEntry(), DirectoryEntry(mode=None):
+        case entries.DirectoryEntry(), entries.DirectoryEntry(mode=None):
             return prepared
         case _:
-            raise FileError(
+            raise errors.FileError(
                 f"cannot change {change.path} twice: {prepared.inverse.path} is the same entry"
             )

@@ -10,27 +10,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, assert_never
 
-from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
+from treenail import errors
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.admin import FINALIZE_UNIT
-from treenail.host.ostree.deployments import (
-    DeploymentChange,
-    DeploymentStatus,
-    OstreeDeployment,
-    WatchCallback,
-    parse_digest,
-)
-from treenail.host.ostree.sysroot import is_staged_locked, open_deployment_tree
-from treenail.host.rpmostree.client import CLIENT, RpmOstreeClient, check_outcome
+from treenail.host.ostree import admin, deployments, sysroot
+from treenail.host.rpmostree import client
 from treenail.host.rpmostree.transaction import (
     TransactionDetached,
     TransactionFinished,
     TransactionLost,
     TransactionTimedOut,
 )
-from treenail.host.system.kernel import compute_edit, is_satisfied, split_arguments
-from treenail.host.systemd.system_bus import BusOption, make_options
+from treenail.host.system import kernel
+from treenail.host.systemd import system_bus
 
 if TYPE_CHECKING:
     from treenail.host.rpmostree.extensions import ExtensionsRepository
@@ -47,7 +39,7 @@ class ExpectedDeployment:
     packages: frozenset[str]
     removed_packages: frozenset[str]
 
-    def list_differences(self, found: OstreeDeployment) -> tuple[str, ...]:
+    def list_differences(self, found: deployments.OstreeDeployment) -> tuple[str, ...]:
         """Return the differences of the found deployment, as ends of a sentence after ``it``."""
         return (
             *(
@@ -69,7 +61,7 @@ class ExpectedDeployment:
     def _origin(self) -> str:
         return self.image or self.digest or self.base_checksum
 
-    def _has_same_image(self, found: OstreeDeployment) -> bool:
+    def _has_same_image(self, found: deployments.OstreeDeployment) -> bool:
         if self.digest:
             return found.has_image(self.digest)
         return (
@@ -77,11 +69,13 @@ class ExpectedDeployment:
         )
 
 
-def compute_expected(booted: OstreeDeployment, change: DeploymentChange) -> ExpectedDeployment:
+def compute_expected(
+    booted: deployments.OstreeDeployment, change: deployments.DeploymentChange
+) -> ExpectedDeployment:
     """Return the deployment that the change derives from the booted one."""
     return ExpectedDeployment(
         image=change.image or booted.image,
-        digest=parse_digest(change.image) if change.image else booted.digest,
+        digest=deployments.parse_digest(change.image) if change.image else booted.digest,
         base_checksum=booted.base_checksum,
         packages=frozenset(booted.requested_packages) - {*change.uninstall_packages}
         | {*change.install_packages},
@@ -90,7 +84,7 @@ def compute_expected(booted: OstreeDeployment, change: DeploymentChange) -> Expe
     )
 
 
-def _describe_origin(found: OstreeDeployment) -> str:
+def _describe_origin(found: deployments.OstreeDeployment) -> str:
     return found.image or found.origin or found.base_checksum
 
 
@@ -120,7 +114,7 @@ class RpmOstreeBackend:
         """``needs_signature`` returns whether an image must have a valid signature."""
         self._machine = machine
         self._needs_signature = needs_signature
-        self._client = RpmOstreeClient(
+        self._client = client.RpmOstreeClient(
             machine.bus, machine.clock, machine.limits, heartbeat=machine.heartbeat
         )
 
@@ -144,12 +138,12 @@ class RpmOstreeBackend:
             timeout_s=machine.limits.transaction_s,
         )
 
-    def read_deployments(self) -> DeploymentStatus:
+    def read_deployments(self) -> deployments.DeploymentStatus:
         """Read the deployments and the running transaction from rpm-ostreed."""
         found = self._client.read_deployments()
         if found.staged is None or found.staged.is_locked:
             return found
-        is_locked = is_staged_locked(self._machine.root)
+        is_locked = sysroot.is_staged_locked(self._machine.root)
         return replace(
             found,
             in_boot_order=tuple(
@@ -158,7 +152,9 @@ class RpmOstreeBackend:
             ),
         )
 
-    def stage_deployment(self, change: DeploymentChange, *, watch: WatchCallback) -> None:
+    def stage_deployment(
+        self, change: deployments.DeploymentChange, *, watch: deployments.WatchCallback
+    ) -> None:
         """Stage all of the change in one locked deployment.
 
         Image and packages are one transaction, kernel arguments a second one on its result. A call
@@ -173,7 +169,7 @@ class RpmOstreeBackend:
         found = self.read_deployments()
         booted = found.booted
         if booted is None:
-            raise HostError(
+            raise errors.HostError(
                 "rpm-ostree does not know which deployment is booted", remedy=_STATUS_REMEDY
             )
         goal = compute_expected(booted, change)
@@ -195,13 +191,13 @@ class RpmOstreeBackend:
         """Open the tree of the staged deployment with this ID; raise `HostError` without it."""
         staged = self.read_deployments().staged
         if staged is None or staged.id != staged_id:
-            raise HostError(
+            raise errors.HostError(
                 f"cannot read the content of {staged_id}: it is no longer staged",
                 remedy=_STATUS_REMEDY,
             )
-        yield open_deployment_tree(self._machine.root, staged)
+        yield sysroot.open_deployment_tree(self._machine.root, staged)
 
-    def wait_for_other_transaction(self, *, watch: WatchCallback) -> bool:
+    def wait_for_other_transaction(self, *, watch: deployments.WatchCallback) -> bool:
         """Wait until the running transaction has ended or the watcher detaches; return True.
 
         Return False when none runs. Raises `BusyError` when it exceeds the limits; the transaction
@@ -212,7 +208,7 @@ class RpmOstreeBackend:
             return False
         try:
             outcome = self._client.follow_transaction(transaction.address, watch, is_ours=False)
-        except BusError:
+        except errors.BusError:
             if self.read_deployments().transaction == transaction:
                 raise
             return True
@@ -222,7 +218,7 @@ class RpmOstreeBackend:
                 return True
             case TransactionTimedOut(reason=reason):
                 description = self._client.describe_transaction(transaction)
-                raise BusyError(
+                raise errors.BusyError(
                     f"rpm-ostree is busy with {description}: {reason}",
                     remedy=f"{_STATUS_REMEDY}; to end it: rpm-ostree cancel",
                 )
@@ -231,7 +227,7 @@ class RpmOstreeBackend:
 
     def read_finalization_error(self) -> str:
         """Return why ostree did not finalize a deployment at the last shutdown; empty if it did."""
-        return self._machine.journal.read_previous_boot_error(FINALIZE_UNIT)
+        return self._machine.journal.read_previous_boot_error(admin.FINALIZE_UNIT)
 
     def drop_staged(self, staged_id: str) -> None:
         """Cancel our own transaction, and drop the pending deployment with this ID or its result.
@@ -243,7 +239,7 @@ class RpmOstreeBackend:
         if found.transaction is not None:
             try:
                 was_ours = self._client.cancel_own_transaction(found.transaction)
-            except BusError as error:
+            except errors.BusError as error:
                 log.info("did not cancel the transaction, it may have ended: %s", error)
                 was_ours = False
             before, found = found, self.read_deployments()
@@ -262,7 +258,7 @@ class RpmOstreeBackend:
         """
         staged = self.read_deployments().staged
         if staged is None or staged.id != staged_id:
-            raise HostError(
+            raise errors.HostError(
                 f"cannot reboot into {staged_id}: {staged.id if staged else 'nothing'} is staged",
                 remedy=_STATUS_REMEDY,
             )
@@ -275,7 +271,7 @@ class RpmOstreeBackend:
         for checksum in filter(None, (staged.digest, staged.base_checksum)):
             try:
                 self._finalize_deployment(checksum, staged.image or staged.id)
-            except TransactionError as error:
+            except errors.TransactionError as error:
                 if checksum == staged.base_checksum or _CHECKSUM_MISMATCH not in str(error).lower():
                     raise
             else:
@@ -298,11 +294,15 @@ class RpmOstreeBackend:
             log.info("%s is the default already", found.pending.id)
             return
         if found.rollback is None:
-            raise HostError(
+            raise errors.HostError(
                 "cannot roll back: there is no previous deployment", remedy=_STATUS_REMEDY
             )
-        given: dict[str, BusOption] = {"initiating-command-line": f"{CLIENT}: roll back"}
-        check_outcome(self._client.run_transaction("Rollback", make_options(given)), "roll back")
+        given: dict[str, system_bus.BusOption] = {
+            "initiating-command-line": f"{client.CLIENT}: roll back"
+        }
+        client.check_outcome(
+            self._client.run_transaction("Rollback", system_bus.make_options(given)), "roll back"
+        )
 
     def release_daemon(self) -> None:
         """Let rpm-ostreed exit when idle; the next operation starts it again."""
@@ -310,7 +310,10 @@ class RpmOstreeBackend:
         self._client.unregister_client()
 
     def _refuse_other_pending(
-        self, found: DeploymentStatus, goal: ExpectedDeployment, change: DeploymentChange
+        self,
+        found: deployments.DeploymentStatus,
+        goal: ExpectedDeployment,
+        change: deployments.DeploymentChange,
     ) -> None:
         """Raise `HostError` if the pending deployment differs from the one to stage."""
         pending = found.pending
@@ -324,7 +327,7 @@ class RpmOstreeBackend:
         if pending.is_staged and not pending.is_locked:
             differences += ("is staged and not locked",)
         if differences:
-            raise HostError(
+            raise errors.HostError(
                 f"cannot stage {change}: {pending.image or pending.id} is pending; "
                 f"it {', and it '.join(differences)}",
                 remedy="drop it with: rpm-ostree cleanup --pending",
@@ -336,10 +339,13 @@ class RpmOstreeBackend:
             self._extensions.withdraw_packages()
 
     def _update_deployment(
-        self, change: DeploymentChange, booted: OstreeDeployment, watch: WatchCallback
+        self,
+        change: deployments.DeploymentChange,
+        booted: deployments.OstreeDeployment,
+        watch: deployments.WatchCallback,
     ) -> None:
         """Stage image and packages; equal changes make equal calls, which rpm-ostreed can join."""
-        modifiers: dict[str, BusOption] = {
+        modifiers: dict[str, system_bus.BusOption] = {
             "install-packages": [
                 each for each in change.install_packages if each not in booted.requested_packages
             ],
@@ -354,40 +360,45 @@ class RpmOstreeBackend:
             ],
         }
         modifiers = {key: names for key, names in modifiers.items() if names}
-        given: dict[str, BusOption] = {
+        given: dict[str, system_bus.BusOption] = {
             "lock-finalization": True,
-            "initiating-command-line": f"{CLIENT}: stage {change}",
+            "initiating-command-line": f"{client.CLIENT}: stage {change}",
         }
         if modifiers:
             given["idempotent-layering"] = True
         # rpm-ostree refuses to rebase to the booted image.
         if change.image and compute_expected(
-            booted, DeploymentChange(change.image)
+            booted, deployments.DeploymentChange(change.image)
         ).list_differences(booted):
             scheme = _SIGNED if self._needs_signature(change.image) else _REGISTRY
             modifiers["set-refspec"] = scheme + change.image
             given["skip-purge"] = True
         else:
             given["no-pull-base"] = True
-        check_outcome(
+        client.check_outcome(
             self._client.run_transaction(
-                "UpdateDeployment", make_options(modifiers), make_options(given), watch=watch
+                "UpdateDeployment",
+                system_bus.make_options(modifiers),
+                system_bus.make_options(given),
+                watch=watch,
             ),
             f"stage {change}",
         )
 
-    def _set_kernel_arguments(self, change: DeploymentChange, watch: WatchCallback) -> None:
+    def _set_kernel_arguments(
+        self, change: deployments.DeploymentChange, watch: deployments.WatchCallback
+    ) -> None:
         """Stage the pending deployment, or else the booted one, with the kernel arguments."""
         # KernelArgs replaces the whole command line: start from that of the pending deployment.
         existing = self._client.read_kernel_options(is_pending=True)
-        removed, added = compute_edit(
-            split_arguments(existing), change.append_kargs, change.delete_kargs
+        removed, added = kernel.compute_edit(
+            kernel.split_arguments(existing), change.append_kargs, change.delete_kargs
         )
         if not removed and not added:
             return
-        given: dict[str, BusOption] = {
+        given: dict[str, system_bus.BusOption] = {
             "lock-finalization": True,
-            "initiating-command-line": f"{CLIENT}: stage {change}",
+            "initiating-command-line": f"{client.CLIENT}: stage {change}",
         }
         replaced: list[str] = []
         outcome = self._client.run_transaction(
@@ -396,10 +407,10 @@ class RpmOstreeBackend:
             list(added),
             replaced,
             list(removed),
-            make_options(given),
+            system_bus.make_options(given),
             watch=watch,
         )
-        check_outcome(outcome, f"stage {change}")
+        client.check_outcome(outcome, f"stage {change}")
 
     @contextmanager
     def _dropping_failed_result(self, goal: ExpectedDeployment) -> Iterator[None]:
@@ -411,11 +422,13 @@ class RpmOstreeBackend:
         before = self.read_deployments().pending
         try:
             yield
-        except (TransactionError, CancelledError):
+        except (errors.TransactionError, errors.CancelledError):
             self._drop_failed(goal, before)
             raise
 
-    def _drop_failed(self, goal: ExpectedDeployment, before: OstreeDeployment | None) -> None:
+    def _drop_failed(
+        self, goal: ExpectedDeployment, before: deployments.OstreeDeployment | None
+    ) -> None:
         try:
             found = self.read_deployments()
             pending = found.pending
@@ -424,21 +437,23 @@ class RpmOstreeBackend:
             if before is None or pending.id != before.id:
                 log.warning("dropping %s: rpm-ostree failed after it staged it", pending.id)
                 self._drop_pending()
-        except HostError as error:
+        except errors.HostError as error:
             log.warning("cannot drop the result of the failed transaction: %s", error)
 
-    def _verify_staged(self, goal: ExpectedDeployment, change: DeploymentChange) -> None:
+    def _verify_staged(
+        self, goal: ExpectedDeployment, change: deployments.DeploymentChange
+    ) -> None:
         """Log the staged deployment; drop it and raise if it differs from the change."""
         found = self.read_deployments()
         deployment = found.pending or found.booted
         if deployment is None:
-            raise HostError(
+            raise errors.HostError(
                 "rpm-ostree reports neither a pending nor a booted deployment",
                 remedy=_STATUS_REMEDY,
             )
         differences = goal.list_differences(deployment)
-        arguments = split_arguments(self._client.read_kernel_options(is_pending=True))
-        if not is_satisfied(arguments, change.append_kargs, change.delete_kargs):
+        arguments = kernel.split_arguments(self._client.read_kernel_options(is_pending=True))
+        if not kernel.is_satisfied(arguments, change.append_kargs, change.delete_kargs):
             differences += (f"has the kernel arguments {' '.join(arguments)}",)
         if deployment is found.pending and not deployment.is_locked:
             differences += ("is not locked",)
@@ -451,39 +466,41 @@ class RpmOstreeBackend:
             return
         if deployment is found.pending:
             self._drop_pending()
-        raise TransactionError(
+        raise errors.TransactionError(
             f"rpm-ostree did not stage {change}: it {', and it '.join(differences)}",
             remedy="see: journalctl -u rpm-ostreed",
         )
 
-    def _unlock_for_soft_reboot(self, staged: OstreeDeployment) -> None:
+    def _unlock_for_soft_reboot(self, staged: deployments.OstreeDeployment) -> None:
         if staged.is_locked:
             self._machine.soft_reboot.unlock_staged()
         found = self.read_deployments().staged
         if found is None or found.is_locked:
-            raise TransactionError(
+            raise errors.TransactionError(
                 f"ostree did not unlock {staged.id}",
                 remedy='set reboot = "full" in agent.toml',
             )
 
     def _finalize_deployment(self, checksum: str, name: str) -> None:
-        given: dict[str, BusOption] = {
+        given: dict[str, system_bus.BusOption] = {
             "checksum": checksum,
             # Allows a repetition after a kill between the unlock and the reboot.
             "allow-unlocked": True,
-            "initiating-command-line": f"{CLIENT}: reboot into {name}",
+            "initiating-command-line": f"{client.CLIENT}: reboot into {name}",
         }
         try:
-            outcome = self._client.run_transaction("FinalizeDeployment", make_options(given))
-        except BusError as error:
+            outcome = self._client.run_transaction(
+                "FinalizeDeployment", system_bus.make_options(given)
+            )
+        except errors.BusError as error:
             if _REBOOT_INITIATED not in str(error):
                 raise
             log.info("rpm-ostree is rebooting already")
             return
-        check_outcome(outcome, f"reboot into {name}")
+        client.check_outcome(outcome, f"reboot into {name}")
 
     def _drop_pending(self) -> None:
-        check_outcome(
+        client.check_outcome(
             self._client.run_transaction("Cleanup", ["pending-deploy"]),
             "drop the pending deployment",
         )

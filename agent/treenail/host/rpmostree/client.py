@@ -4,17 +4,8 @@ import logging
 from collections.abc import Callable
 from typing import assert_never
 
-from treenail.clocks import Clock
-from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
-from treenail.host.ostree.backends import TransactionLimits, find_remedy
-from treenail.host.ostree.deployments import (
-    ActiveTransaction,
-    DeploymentStatus,
-    TransactionProgress,
-    WatchCallback,
-    WatchVerdict,
-    parse_deployment,
-)
+from treenail import clocks, errors, retry
+from treenail.host.ostree import backends, deployments
 from treenail.host.rpmostree.transaction import (
     INTERFACE,
     TransactionDetached,
@@ -24,8 +15,7 @@ from treenail.host.rpmostree.transaction import (
     TransactionTimedOut,
     follow_transaction,
 )
-from treenail.host.systemd.system_bus import BusInterface, SystemBus, make_options
-from treenail.retry import retry_bus_call
+from treenail.host.systemd import system_bus
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +23,12 @@ CLIENT = "treenail"
 """The client ID in rpm-ostree status, and the beginning of the titles of our transactions."""
 
 _NAME = "org.projectatomic.rpmostree1"
-_SYSROOT = BusInterface(_NAME, "/org/projectatomic/rpmostree1/Sysroot", f"{_NAME}.Sysroot")
-_BUS = BusInterface("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
+_SYSROOT = system_bus.BusInterface(
+    _NAME, "/org/projectatomic/rpmostree1/Sysroot", f"{_NAME}.Sysroot"
+)
+_BUS = system_bus.BusInterface(
+    "org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus"
+)
 
 # The daemon loads and locks the sysroot within the call that makes a transaction.
 _CALL_S = 300.0
@@ -49,9 +43,9 @@ class RpmOstreeClient:
 
     def __init__(
         self,
-        bus: SystemBus,
-        clock: Clock,
-        limits: TransactionLimits,
+        bus: system_bus.SystemBus,
+        clock: clocks.Clock,
+        limits: backends.TransactionLimits,
         *,
         heartbeat: Callable[[], None],
     ) -> None:
@@ -62,7 +56,7 @@ class RpmOstreeClient:
         self._limits = limits
         self._is_registered = False
 
-    def read_deployments(self) -> DeploymentStatus:
+    def read_deployments(self) -> deployments.DeploymentStatus:
         """Read the deployments and the running transaction."""
         self._register_client()
         # Properties follow a transaction with a delay; Reload updates them.
@@ -80,14 +74,14 @@ class RpmOstreeClient:
         )
         text = found.get("options") if isinstance(found, dict) else None
         if not isinstance(text, str):
-            raise HostError(
+            raise errors.HostError(
                 "cannot read the kernel arguments: rpm-ostree returned none",
                 remedy="see: rpm-ostree kargs; journalctl -u rpm-ostreed",
             )
         return text
 
     def run_transaction(
-        self, method: str, *arguments: object, watch: WatchCallback | None = None
+        self, method: str, *arguments: object, watch: deployments.WatchCallback | None = None
     ) -> TransactionOutcome:
         """Call the method, then start or join its transaction and follow it to the end."""
         self._register_client()
@@ -97,9 +91,9 @@ class RpmOstreeClient:
             return self.follow_transaction(
                 str(address), watch or self._continue_watching, is_ours=True
             )
-        except BusyError as error:
+        except errors.BusyError as error:
             raise self._explain_busy(error) from error
-        except BusError as error:
+        except errors.BusError as error:
             if not error.name or address is not None:
                 # rpm-ostreed made the transaction, or may have made it without a reply. One that is
                 # not started ends when its caller leaves the bus.
@@ -107,7 +101,7 @@ class RpmOstreeClient:
             raise
 
     def follow_transaction(
-        self, address: str, watch: WatchCallback, *, is_ours: bool
+        self, address: str, watch: deployments.WatchCallback, *, is_ours: bool
     ) -> TransactionOutcome:
         """Follow the transaction at the address to its end; cancel it only if ``is_ours``."""
         # rpm-ostreed is busy until every peer has closed its connection.
@@ -116,7 +110,7 @@ class RpmOstreeClient:
                 peer, watch, clock=self._clock, limits=self._limits, is_ours=is_ours
             )
 
-    def cancel_own_transaction(self, transaction: ActiveTransaction) -> bool:
+    def cancel_own_transaction(self, transaction: deployments.ActiveTransaction) -> bool:
         """Cancel the transaction if treenail started it; return whether it did."""
         with self._bus.open_peer(transaction.address, INTERFACE, timeout_s=_PEER_S) as peer:
             title = peer.read_properties(timeout_s=_PEER_S).get("Title")
@@ -128,19 +122,19 @@ class RpmOstreeClient:
             )
             return True
 
-    def describe_transaction(self, transaction: ActiveTransaction) -> str:
+    def describe_transaction(self, transaction: deployments.ActiveTransaction) -> str:
         """Describe the transaction and its caller for a message."""
         try:
             pid = self._bus.call_method(
                 _BUS, "GetConnectionUnixProcessID", transaction.sender, timeout_s=_PEER_S
             )
-        except BusError:
+        except errors.BusError:
             return f"{transaction.method}, called by {transaction.sender}, which left the bus"
         return f"{transaction.method}, called by process {pid} ({transaction.sender})"
 
-    def make_busy_error(self, transaction: ActiveTransaction) -> BusyError:
+    def make_busy_error(self, transaction: deployments.ActiveTransaction) -> errors.BusyError:
         """Make the error that names the running transaction."""
-        return BusyError(
+        return errors.BusyError(
             f"rpm-ostree is busy with {self.describe_transaction(transaction)}",
             remedy="see: rpm-ostree status",
         )
@@ -154,61 +148,65 @@ class RpmOstreeClient:
             # A call to a name without an owner would start rpm-ostreed by bus activation.
             if self._bus.call_method(_BUS, "NameHasOwner", _NAME, timeout_s=_PEER_S):
                 self._bus.call_method(_SYSROOT, "UnregisterClient", {}, timeout_s=_PEER_S)
-        except BusError as error:
+        except errors.BusError as error:
             log.warning("cannot unregister from rpm-ostreed, it keeps running: %s", error)
 
     def _register_client(self) -> None:
         def register() -> None:
-            client = make_options({"id": CLIENT})
+            client = system_bus.make_options({"id": CLIENT})
             self._bus.call_method(_SYSROOT, "RegisterClient", client, timeout_s=_CALL_S)
 
         # rpm-ostreed exits after 60 s without a client (rpmostreed-daemon.cxx). A call at that time
         # gets NoReply, and the next one activates it again.
-        retry_bus_call(register, self._clock)
+        retry.retry_bus_call(register, self._clock)
         self._is_registered = True
 
-    def _get_os(self) -> BusInterface:
+    def _get_os(self) -> system_bus.BusInterface:
         # GetOS("") crashes rpm-ostreed after its reply: it completes the invocation twice
         # (handle_get_os in rpmostreed-sysroot.cxx, 2026.2).
         path = self._bus.read_properties(_SYSROOT, timeout_s=_CALL_S).get("Booted")
         if not isinstance(path, str) or path == "/":
-            raise HostError(
+            raise errors.HostError(
                 "rpm-ostree does not know which deployment is booted",
                 remedy="see: rpm-ostree status",
             )
-        return BusInterface(_NAME, path, f"{_NAME}.OS")
+        return system_bus.BusInterface(_NAME, path, f"{_NAME}.OS")
 
-    def _continue_watching(self, _: TransactionProgress) -> WatchVerdict:
+    def _continue_watching(self, _: deployments.TransactionProgress) -> deployments.WatchVerdict:
         self._heartbeat()
-        return WatchVerdict.CONTINUE
+        return deployments.WatchVerdict.CONTINUE
 
-    def _cancel_watched(self, _: TransactionProgress) -> WatchVerdict:
+    def _cancel_watched(self, _: deployments.TransactionProgress) -> deployments.WatchVerdict:
         self._heartbeat()
-        return WatchVerdict.CANCEL
+        return deployments.WatchVerdict.CANCEL
 
-    def _explain_busy(self, error: BusyError) -> BusyError:
+    def _explain_busy(self, error: errors.BusyError) -> errors.BusyError:
         transaction = _parse_deployments(
             self._bus.read_properties(_SYSROOT, timeout_s=_PEER_S)
         ).transaction
         if transaction is not None:
             return self.make_busy_error(transaction)
-        return BusyError(
+        return errors.BusyError(
             "another program, such as bootc or ostree, holds the sysroot",
             name=error.name,
             remedy="see: rpm-ostree status",
         )
 
 
-def _parse_deployments(properties: dict[str, object]) -> DeploymentStatus:
+def _parse_deployments(properties: dict[str, object]) -> deployments.DeploymentStatus:
     found = properties.get("Deployments")
     each = found if isinstance(found, list) else []
     active = properties.get("ActiveTransaction")
     address = str(properties.get("ActiveTransactionPath") or "")
     transaction = None
     if isinstance(active, tuple) and len(active) >= 2 and address:
-        transaction = ActiveTransaction(str(active[0]), str(active[1]), address)
-    parsed = [parse_deployment(deployment) for deployment in each if isinstance(deployment, dict)]
-    return DeploymentStatus(tuple(parsed), transaction)
+        transaction = deployments.ActiveTransaction(str(active[0]), str(active[1]), address)
+    parsed = [
+        deployments.parse_deployment(deployment)
+        for deployment in each
+        if isinstance(deployment, dict)
+    ]
+    return deployments.DeploymentStatus(tuple(parsed), transaction)
 
 
 def check_outcome(outcome: TransactionOutcome, operation: str) -> None:
@@ -217,24 +215,24 @@ def check_outcome(outcome: TransactionOutcome, operation: str) -> None:
         case TransactionFinished(is_success=True):
             return
         case TransactionDetached():
-            raise CancelledError(
+            raise errors.CancelledError(
                 f"stopped waiting for rpm-ostree to {operation}; the transaction continues"
             )
         case TransactionFinished(text=text, is_cancelled=cancelled):
             if cancelled or "cancelled" in text.lower():
-                raise CancelledError(f"rpm-ostree did not {operation}: it was cancelled")
-            raise TransactionError(
+                raise errors.CancelledError(f"rpm-ostree did not {operation}: it was cancelled")
+            raise errors.TransactionError(
                 f"rpm-ostree cannot {operation}: {text or 'it gave no reason'}",
-                remedy=find_remedy(text, "see: journalctl -u rpm-ostreed"),
+                remedy=backends.find_remedy(text, "see: journalctl -u rpm-ostreed"),
             )
         case TransactionLost():
             # No TransactionError: rpm-ostreed may have restarted, and a retry can succeed.
-            raise BusError(
+            raise errors.BusError(
                 f"rpm-ostree cannot {operation}: rpm-ostreed exited",
                 remedy="see: journalctl -u rpm-ostreed",
             )
         case TransactionTimedOut(reason=reason):
-            raise TransactionError(
+            raise errors.TransactionError(
                 f"rpm-ostree cannot {operation}: {reason}", remedy="see: rpm-ostree status"
             )
         case _:

@@ -9,11 +9,10 @@ import shutil
 
 from treenail.errors import CancelledError
 from treenail.host.container.podman import Podman
-from treenail.host.filesystem.atomic_files import HostFiles, translate_errors
-from treenail.host.filesystem.root_directory import Root
-from treenail.host.ostree.deployments import TransactionProgress, WatchCallback, WatchVerdict
+from treenail.host.filesystem import atomic_files, root_directory
+from treenail.host.ostree import deployments
 from treenail.host.ostree.jobs import JobRunner
-from treenail.host.systemd.transient import TransientJob, TransientUnits
+from treenail.host.systemd import transient
 
 UNPACK_UNIT = "treenail-extensions.service"
 REPOSITORY_FILE = "/etc/yum.repos.d/treenail-extensions.repo"
@@ -55,10 +54,10 @@ class ExtensionsRepository:
 
     def __init__(
         self,
-        root: Root,
-        files: HostFiles,
+        root: root_directory.Root,
+        files: atomic_files.HostFiles,
         podman: Podman,
-        units: TransientUnits,
+        units: transient.TransientUnits,
         jobs: JobRunner,
         *,
         timeout_s: float,
@@ -76,7 +75,7 @@ class ExtensionsRepository:
         """Return whether there is anything for `withdraw_packages` to remove."""
         return self._files.has_entry(PACKAGES_DIRECTORY) or self._files.has_entry(REPOSITORY_FILE)
 
-    def offer_packages(self, image: str, *, watch: WatchCallback) -> None:
+    def offer_packages(self, image: str, *, watch: deployments.WatchCallback) -> None:
         """Add the packages of the image to the repositories of rpm-ostree.
 
         They replace those of an earlier image. Raises `CancelledError` when the watcher cancels or
@@ -87,10 +86,15 @@ class ExtensionsRepository:
             podman.program, _CONTAINER, str(directory), image, *podman.build_pull_command(image)
         )  # fmt: skip
         argv = ("/bin/sh", "-ec", _SCRIPT % _IN_IMAGE, *words)
-        job = TransientJob(UNPACK_UNIT, f"treenail: unpack {image}", argv, self._timeout_s)
+        job = transient.TransientJob(
+            UNPACK_UNIT, f"treenail: unpack {image}", argv, self._timeout_s
+        )
 
         def check_verdict() -> None:
-            if watch(TransactionProgress(f"unpacking {image}", None)) is not WatchVerdict.CONTINUE:
+            if (
+                watch(deployments.TransactionProgress(f"unpacking {image}", None))
+                is not deployments.WatchVerdict.CONTINUE
+            ):
                 raise CancelledError(f"cancelled unpacking {image}")
 
         self.withdraw_packages()
@@ -107,5 +111,5 @@ class ExtensionsRepository:
         self._units.stop_unit(UNPACK_UNIT, lambda: None)
         directory = self._root.resolve_path(PACKAGES_DIRECTORY)
         if directory.is_dir():
-            with translate_errors("remove", directory):
+            with atomic_files.translate_errors("remove", directory):
                 shutil.rmtree(directory)

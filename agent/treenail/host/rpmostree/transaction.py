@@ -5,12 +5,9 @@ import re
 from dataclasses import dataclass
 from typing import assert_never
 
-from treenail.clocks import Clock
-from treenail.errors import BusError
-from treenail.host.ostree.backends import TransactionLimits
-from treenail.host.ostree.deployments import TransactionProgress, WatchCallback, WatchVerdict
-from treenail.host.systemd.system_bus import BusPeer, BusSignal
-from treenail.sanitize import sanitize_text
+from treenail import clocks, errors, sanitize
+from treenail.host.ostree import backends, deployments
+from treenail.host.systemd import system_bus
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +54,12 @@ TransactionOutcome = (
 
 
 def follow_transaction(
-    peer: BusPeer, watch: WatchCallback, *, clock: Clock, limits: TransactionLimits, is_ours: bool
+    peer: system_bus.BusPeer,
+    watch: deployments.WatchCallback,
+    *,
+    clock: clocks.Clock,
+    limits: backends.TransactionLimits,
+    is_ours: bool,
 ) -> TransactionOutcome:
     """Start or join the transaction and report its progress until it ends.
 
@@ -74,10 +76,10 @@ def follow_transaction(
 class _TransactionFollower:
     def __init__(
         self,
-        peer: BusPeer,
-        watch: WatchCallback,
-        clock: Clock,
-        limits: TransactionLimits,
+        peer: system_bus.BusPeer,
+        watch: deployments.WatchCallback,
+        clock: clocks.Clock,
+        limits: backends.TransactionLimits,
         *,
         is_ours: bool,
     ) -> None:
@@ -92,14 +94,14 @@ class _TransactionFollower:
         self._cancelled_at: float | None = None
         self._timeout_reason = ""
 
-    def handle_signal(self, signal: BusSignal | None) -> bool:
+    def handle_signal(self, signal: system_bus.BusSignal | None) -> bool:
         """Handle a signal, or None once a second; return whether the outcome is known."""
         if signal is not None:
             self._last_signal_at = self._clock.monotonic()
             if signal.member == "Finished":
                 match signal.values:
                     case (bool(success), str(text), *_):
-                        self._record_outcome(is_success=success, text=sanitize_text(text))
+                        self._record_outcome(is_success=success, text=sanitize.sanitize_text(text))
                     case _:
                         # The next try finds what it staged.
                         self._record_outcome(is_success=False, text=_UNKNOWN_RESULT)
@@ -109,7 +111,7 @@ class _TransactionFollower:
         if self._cancelled_at is None:
             self._apply_verdict(verdict)
             self._check_limits()
-        elif verdict is WatchVerdict.DETACH:
+        elif verdict is deployments.WatchVerdict.DETACH:
             self.outcome = TransactionDetached()
         elif self._clock.monotonic() - self._cancelled_at >= self._limits.cancel_s:
             reason = f"no end {self._limits.cancel_s:g} s after it was cancelled"
@@ -119,7 +121,7 @@ class _TransactionFollower:
 
     def _record_outcome(self, *, is_success: bool, text: str) -> None:
         if is_success:
-            self._watch(TransactionProgress(self._parser.progress.text, 100))
+            self._watch(deployments.TransactionProgress(self._parser.progress.text, 100))
         if self._timeout_reason and not is_success:
             self.outcome = TransactionTimedOut(self._timeout_reason, is_ended=True)
         else:
@@ -127,13 +129,13 @@ class _TransactionFollower:
                 is_success, text, is_cancelled=self._cancelled_at is not None
             )
 
-    def _apply_verdict(self, verdict: WatchVerdict) -> None:
+    def _apply_verdict(self, verdict: deployments.WatchVerdict) -> None:
         match verdict:
-            case WatchVerdict.CONTINUE:
+            case deployments.WatchVerdict.CONTINUE:
                 pass
-            case WatchVerdict.CANCEL if self._is_ours:
+            case deployments.WatchVerdict.CANCEL if self._is_ours:
                 self._cancel_transaction()
-            case WatchVerdict.CANCEL | WatchVerdict.DETACH:
+            case deployments.WatchVerdict.CANCEL | deployments.WatchVerdict.DETACH:
                 self.outcome = TransactionDetached()
             case _:
                 assert_never(verdict)
@@ -155,7 +157,7 @@ class _TransactionFollower:
         self._cancelled_at = self._clock.monotonic()
         try:
             self._peer.call_method("Cancel", timeout_s=_CALL_S)
-        except BusError as error:
+        except errors.BusError as error:
             # The transaction has ended, which the peer notices, or the time limit ends the wait.
             log.warning("cannot cancel the transaction: %s", error)
 
@@ -168,25 +170,25 @@ class RpmOstreeProgress:
     """
 
     def __init__(self) -> None:
-        self.progress = TransactionProgress("", None)
+        self.progress = deployments.TransactionProgress("", None)
         self._done = 0
         self._total = 0
 
-    def read_signal(self, signal: BusSignal) -> None:
+    def read_signal(self, signal: system_bus.BusSignal) -> None:
         """Read a signal other than Finished."""
         match signal:
-            case BusSignal("Message", (str(text),)):
+            case system_bus.BusSignal("Message", (str(text),)):
                 self._set_progress(text, None)
-            case BusSignal("TaskBegin", (str(text),)):
+            case system_bus.BusSignal("TaskBegin", (str(text),)):
                 counted = _NUMBERED.search(text)
                 if counted:
                     self._done, self._total = int(counted.group(1)) - 1, int(counted.group(2))
                 self._set_progress(text, self._compute_percent(0))
-            case BusSignal("TaskEnd", _):
+            case system_bus.BusSignal("TaskEnd", _):
                 task_percent = self._compute_percent(100)
                 self._total = 0
                 self._set_progress(self.progress.text, task_percent)
-            case BusSignal("PercentProgress", (str(text), int(percent))):
+            case system_bus.BusSignal("PercentProgress", (str(text), int(percent))):
                 self._set_progress(text, self._compute_percent(percent) if self._total else percent)
             case _:
                 pass
@@ -200,4 +202,6 @@ class RpmOstreeProgress:
             percent = last if percent is None else min(percent, _MAX_UNFINISHED_PERCENT)
         else:
             percent = max(last, min(percent, _MAX_UNFINISHED_PERCENT))
-        self.progress = TransactionProgress(sanitize_text(text, limit=_TEXT_LIMIT), percent)
+        self.progress = deployments.TransactionProgress(
+            sanitize.sanitize_text(text, limit=_TEXT_LIMIT), percent
+        )

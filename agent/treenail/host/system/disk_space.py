@@ -13,8 +13,7 @@ from pathlib import Path
 
 from treenail.errors import FileError
 from treenail.host.filesystem.root_directory import Root
-from treenail.host.system.resources import read_disk_usage
-from treenail.host.system.state_file import STATE_DIRECTORY
+from treenail.host.system import resources, state_file
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 _BOOT = "/boot/ostree"
@@ -45,7 +44,7 @@ def read_file_system(
     found = root.resolve_path(path)
     try:
         device = found.stat().st_dev
-        usage = read_disk_usage(found)
+        usage = resources.read_disk_usage(found)
         # psutil has no inodes.
         inodes = os.statvfs(found)
     except FileNotFoundError:
@@ -165,7 +164,7 @@ def _find_read_only_devices(mountinfo: Path) -> frozenset[str]:
 
 log = logging.getLogger(__name__)
 
-RESERVATION_PATH = f"{STATE_DIRECTORY}/reserve"
+RESERVATION_PATH = f"{state_file.STATE_DIRECTORY}/reserve"
 RESERVATION_SIZE = 4 * 1024 * 1024
 
 

@@ -10,10 +10,8 @@ import socket
 import stat
 from pathlib import Path
 
-from treenail.errors import CommandError, FileError
-from treenail.host.filesystem.atomic_files import HostFiles
-from treenail.host.filesystem.root_directory import Root
-from treenail.process import ProgramRunner
+from treenail import errors, process
+from treenail.host.filesystem import atomic_files, root_directory
 
 RUNTIME_SOCKETS = {
     "crio.service": "/run/crio/crio.sock",
@@ -25,7 +23,9 @@ RUNTIME_SOCKETS = {
 class ContainerRuntime:
     """Checks whether the container runtime answers."""
 
-    def __init__(self, root: Root, programs: ProgramRunner, *, timeout_s: float) -> None:
+    def __init__(
+        self, root: root_directory.Root, programs: process.ProgramRunner, *, timeout_s: float
+    ) -> None:
         self._root = root
         self._programs = programs
         self._timeout_s = timeout_s
@@ -41,7 +41,7 @@ class ContainerRuntime:
         argv = ["crictl", "--runtime-endpoint", address, "--image-endpoint", address, "version"]
         try:
             self._programs.run_command(argv, timeout_s=self._timeout_s)
-        except CommandError as error:
+        except errors.CommandError as error:
             return str(error)
         return ""
 
@@ -69,7 +69,9 @@ MAX_CHECKS = 64
 class HealthCheckDirectory:
     """Health checks in a directory below the root."""
 
-    def __init__(self, root: Root, programs: ProgramRunner, directory: str) -> None:
+    def __init__(
+        self, root: root_directory.Root, programs: process.ProgramRunner, directory: str
+    ) -> None:
         self._root = root
         self._programs = programs
         self._directory = directory
@@ -85,10 +87,10 @@ class HealthCheckDirectory:
         except FileNotFoundError:
             return ()
         except OSError as error:
-            raise FileError(f"cannot read {directory}: {error.strerror}") from error
+            raise errors.FileError(f"cannot read {directory}: {error.strerror}") from error
         found = tuple(name for name in names if self._is_executable(name))
         if len(found) > MAX_CHECKS:
-            raise FileError(
+            raise errors.FileError(
                 f"cannot run the checks in {directory}: {len(found)} exceed "
                 f"the limit of {MAX_CHECKS}",
                 remedy="combine several checks into one program",
@@ -100,14 +102,14 @@ class HealthCheckDirectory:
         path = self._root.resolve_path(f"{self._directory}/{name}")
         try:
             self._programs.run_command([str(path)], timeout_s=timeout_s)
-        except CommandError as error:
+        except errors.CommandError as error:
             return str(error).replace(str(path), name)
         return ""
 
     def _is_executable(self, name: str) -> bool:
         try:
             mode = self._root.resolve_path(f"{self._directory}/{name}").stat().st_mode
-        except (OSError, FileError):
+        except (OSError, errors.FileError):
             return False
         return stat.S_ISREG(mode) and bool(mode & 0o111) and not name.startswith(".")
 
@@ -120,8 +122,8 @@ _PENDING_KEY = "/var/lib/kubelet/pki/kubelet-client.key.tmp"
 class KubeletFiles:
     """Reads files of the kubelet below a root."""
 
-    def __init__(self, root: Root) -> None:
-        self._files = HostFiles(root)
+    def __init__(self, root: root_directory.Root) -> None:
+        self._files = atomic_files.HostFiles(root)
 
     def is_waiting_for_certificate(self) -> bool:
         """Return whether the kubelet requested a client certificate that is not yet issued.
@@ -141,8 +143,8 @@ _RTF_REJECT = 0x200
 class HostNetwork:
     """Reads the routing tables of the kernel below a root; every call reads again."""
 
-    def __init__(self, root: Root) -> None:
-        self._files = HostFiles(root)
+    def __init__(self, root: root_directory.Root) -> None:
+        self._files = atomic_files.HostFiles(root)
 
     def has_default_route(self) -> bool | None:
         """Return whether a default route is up, of IPv4 or IPv6; None if that is unknown."""
@@ -157,7 +159,7 @@ class HostNetwork:
     def _read_rows(self, path: str) -> tuple[list[str], ...] | None:
         try:
             content = self._files.read_file(path)
-        except FileError:
+        except errors.FileError:
             return None
         if content is None:
             return None

@@ -8,8 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from treenail.errors import FileError
-from treenail.host.filesystem.atomic_files import HostFiles
-from treenail.host.filesystem.root_directory import Root
+from treenail.host.filesystem import atomic_files, root_directory
 
 _ARGUMENT = re.compile(r'(?:[^\s"]|"[^"]*"?)+')
 
@@ -54,11 +53,14 @@ class HostKernel:
     """Reads /proc, /run and os-release below a root; every call reads again."""
 
     def __init__(
-        self, root: Root, *, count_soft_reboots: Callable[[], int | None] = lambda: None
+        self,
+        root: root_directory.Root,
+        *,
+        count_soft_reboots: Callable[[], int | None] = lambda: None,
     ) -> None:
         """Use ``count_soft_reboots`` to ask systemd for its soft reboots on this kernel."""
         self._root = root
-        self._files = HostFiles(root)
+        self._files = atomic_files.HostFiles(root)
         self._read_soft_reboots = count_soft_reboots
         self._soft_reboots: tuple[int | None, ...] = ()
 

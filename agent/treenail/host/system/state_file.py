@@ -8,11 +8,8 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from treenail.codec import parse_json
-from treenail.errors import FileError, LedgerError
-from treenail.host.filesystem.atomic_files import HostFiles
-from treenail.host.filesystem.root_directory import Root
-from treenail.sanitize import quote_value
+from treenail import codec, errors, sanitize
+from treenail.host.filesystem import atomic_files, root_directory
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +33,11 @@ class Ledger:
     An unreadable document is never removed or overwritten: reading raises, and the user decides.
     """
 
-    def __init__(self, root: Root, files: HostFiles | None = None) -> None:
+    def __init__(
+        self, root: root_directory.Root, files: atomic_files.HostFiles | None = None
+    ) -> None:
         self._root = root
-        self._files = files or HostFiles(root)
+        self._files = files or atomic_files.HostFiles(root)
 
     def read_document(self) -> Json | None:
         """Return the last document written, with its ``version``; None if there is none yet.
@@ -50,32 +49,32 @@ class Ledger:
             # Without root the directory cannot be searched.
             path = self._root.resolve_path(LEDGER_PATH)
             content = self._files.read_file(LEDGER_PATH, limit=_LIMIT)
-        except FileError as error:
-            raise LedgerError(str(error), remedy=error.remedy) from error
+        except errors.FileError as error:
+            raise errors.LedgerError(str(error), remedy=error.remedy) from error
         if content is None:
             return None
         try:
-            document: object = parse_json(content)
+            document: object = codec.parse_json(content)
         except ValueError as error:
-            raise LedgerError(
+            raise errors.LedgerError(
                 f"cannot read the ledger {path}: it is damaged: {error}",
                 remedy=f"move {path} away and start the agent again; {_MOVED_CONSEQUENCE}",
             ) from error
         if not isinstance(document, dict):
-            raise LedgerError(
+            raise errors.LedgerError(
                 f"cannot read the ledger {path}: it is damaged: it is not a JSON object",
                 remedy=f"move {path} away and start the agent again; {_MOVED_CONSEQUENCE}",
             )
         version = document.get("version")
         if version != LEDGER_VERSION:
-            raise LedgerError(
-                f"cannot read the ledger {path}: its version is {quote_value(version)}, "
+            raise errors.LedgerError(
+                f"cannot read the ledger {path}: its version is {sanitize.quote_value(version)}, "
                 f"this agent supports {LEDGER_VERSION}",
                 remedy=f"install the treenail that wrote it, or move {path} away; "
                 f"{_MOVED_CONSEQUENCE}",
             )
         if not _take_checksum(document):
-            raise LedgerError(
+            raise errors.LedgerError(
                 f"cannot read the ledger {path}: it is damaged: its content differs from its "
                 "checksum",
                 remedy=f"move {path} away and start the agent again; {_MOVED_CONSEQUENCE}",
@@ -90,8 +89,8 @@ class Ledger:
         versioned = {**document, "version": LEDGER_VERSION}
         try:
             self._files.write_file(LEDGER_PATH, _encode_with_checksum(versioned), mode=0o600)
-        except FileError as error:
-            raise LedgerError(str(error), remedy=error.remedy) from error
+        except errors.FileError as error:
+            raise errors.LedgerError(str(error), remedy=error.remedy) from error
 
     @contextmanager
     def hold_lock(self) -> Iterator[None]:
@@ -104,8 +103,8 @@ class Ledger:
             # A power failure ends the lock, so its directory needs no fsync.
             self._files.make_directory(STATE_DIRECTORY, mode=0o700, needs_fsync=False)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except (FileError, OSError) as error:
-            raise LedgerError(f"cannot lock the ledger: {error}") from error
+        except (errors.FileError, OSError) as error:
+            raise errors.LedgerError(f"cannot lock the ledger: {error}") from error
         try:
             self._take_lock(descriptor)
             yield
@@ -122,10 +121,12 @@ class Ledger:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        except FileError as error:
-            raise LedgerError(f"cannot open the lock: {error}", remedy="run as root") from error
+        except errors.FileError as error:
+            raise errors.LedgerError(
+                f"cannot open the lock: {error}", remedy="run as root"
+            ) from error
         except OSError as error:
-            raise LedgerError(
+            raise errors.LedgerError(
                 f"cannot open the lock {error.filename}: {error.strerror}", remedy="run as root"
             ) from error
         try:
@@ -142,13 +143,13 @@ class Ledger:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             pid = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
-            raise LedgerError(
+            raise errors.LedgerError(
                 f"cannot lock the ledger: another agent{f', PID {pid},' if pid.isdigit() else ''} "
                 f"runs on {self._root.prefix}",
                 remedy="wait for it to finish, or stop the service: systemctl stop treenail",
             ) from error
         except OSError as error:
-            raise LedgerError(f"cannot lock the ledger: {error}") from error
+            raise errors.LedgerError(f"cannot lock the ledger: {error}") from error
         # The PID is for error messages only: the agent must start on a full disk too.
         with suppress(OSError):
             os.ftruncate(descriptor, 0)
@@ -158,15 +159,17 @@ class Ledger:
 class CrashRecordFile:
     """The crash record below a root. It is readable when the ledger is not."""
 
-    def __init__(self, root: Root, files: HostFiles | None = None) -> None:
-        self._files = files or HostFiles(root)
+    def __init__(
+        self, root: root_directory.Root, files: atomic_files.HostFiles | None = None
+    ) -> None:
+        self._files = files or atomic_files.HostFiles(root)
 
     def read_document(self) -> Json | None:
         """Return the last document written; None without one, and for a damaged one."""
         try:
             content = self._files.read_file(CRASH_RECORD_PATH)
-            document: object = None if content is None else parse_json(content)
-        except (FileError, ValueError) as error:
+            document: object = None if content is None else codec.parse_json(content)
+        except (errors.FileError, ValueError) as error:
             log.warning("cannot read the crash record: %s", error)
             return None
         if not isinstance(document, dict):

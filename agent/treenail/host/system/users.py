@@ -5,12 +5,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from treenail.clocks import Clock
-from treenail.errors import FileError
-from treenail.host.filesystem.atomic_files import HostFiles
+from treenail import clocks, errors
+from treenail.host.filesystem import atomic_files, entries, root_directory
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.entries import EntryWriter
-from treenail.host.filesystem.root_directory import Root
 
 SHADOW_FILE = "/etc/shadow"
 _LOCK_FILE = "/etc/.pwd.lock"
@@ -25,11 +22,13 @@ class ShadowFile:
     Changes replace the file atomically, under the lock of lckpwdf(3) that passwd and usermod hold.
     """
 
-    def __init__(self, root: Root, clock: Clock, disk: Disk | None = None) -> None:
+    def __init__(
+        self, root: root_directory.Root, clock: clocks.Clock, disk: Disk | None = None
+    ) -> None:
         self._root = root
         self._clock = clock
         self._disk = disk or Disk()
-        self._files = HostFiles(root, self._disk)
+        self._files = atomic_files.HostFiles(root, self._disk)
 
     def read_line(self, user: str) -> str | None:
         """Return the user's line, a secret; None when there is none."""
@@ -43,7 +42,7 @@ class ShadowFile:
     def set_password_hash(self, user: str, password_hash: str) -> None:
         """Set the password hash, and today as the date of the last change."""
         if set(password_hash) & {":", "\n"}:
-            raise FileError(
+            raise errors.FileError(
                 f"cannot set the password hash of {user}: it contains a colon or a newline"
             )
         with self._hold_lock():
@@ -62,7 +61,9 @@ class ShadowFile:
     def _write_line(self, user: str, line: str | None) -> None:
         lines = [each for each in self._read_lines() if each.split(":")[0] != user]
         lines = lines if line is None else self._replace_line(user, line)
-        found = EntryWriter(self._disk).describe_directory(self._root.resolve_path(SHADOW_FILE))
+        found = entries.EntryWriter(self._disk).describe_directory(
+            self._root.resolve_path(SHADOW_FILE)
+        )
         content = "".join(f"{each}\n" for each in lines).encode("utf-8", "surrogateescape")
         self._files.write_file(
             SHADOW_FILE, content, mode=found.mode or 0, uid=found.uid, gid=found.gid
@@ -88,7 +89,7 @@ class ShadowFile:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise FileError(f"cannot lock {path}: {error.strerror}") from error
+            raise errors.FileError(f"cannot lock {path}: {error.strerror}") from error
         try:
             self._wait_for_lock(descriptor)
             yield
@@ -103,7 +104,7 @@ class ShadowFile:
             except OSError as error:
                 if self._clock.monotonic() >= deadline:
                     path = self._root.resolve_path(_LOCK_FILE)
-                    raise FileError(
+                    raise errors.FileError(
                         f"cannot lock {path}: another program has held it for {_LOCK_S:g} s",
                         remedy=f"see: fuser {path}",
                     ) from error

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import cast
 
-from treenail.errors import BusError, BusTimeoutError, BusyError
+from treenail import errors
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 20
@@ -30,7 +30,7 @@ _GRACE_S = 60.0
 """Time for an answer above the time limit of the call: connecting to the bus may take 25 s."""
 _LOST_REMEDY = "see: journalctl -u treenail"
 
-_ERRORS = {"busy": BusyError, "late": BusTimeoutError, "failed": BusError}
+_ERRORS = {"busy": errors.BusyError, "late": errors.BusTimeoutError, "failed": errors.BusError}
 """The error of each outcome of a request."""
 
 _Address = tuple[str, str, str]
@@ -101,7 +101,7 @@ class BusProcess:
             return (), True
         try:
             found = self._request(0, "wait_for_signals", source)
-        except BusError:
+        except errors.BusError:
             if source in self._sources:
                 raise
             return (), True
@@ -110,7 +110,7 @@ class BusProcess:
     def close_source(self, source: int) -> None:
         if source in self._sources:
             self._sources.discard(source)
-            with suppress(BusError):  # its end closes the source too
+            with suppress(errors.BusError):  # its end closes the source too
                 self._request(0, "close_source", source)
 
     def close_connection(self) -> None:
@@ -136,7 +136,7 @@ class BusProcess:
             self.close_connection()
             is_late = isinstance(error, TimeoutError)
             cause = "it did not answer" if is_late else "it ended"
-            raise (BusTimeoutError if is_late else BusError)(
+            raise (errors.BusTimeoutError if is_late else errors.BusError)(
                 f"cannot use D-Bus ({operation}): lost the process that talks to it: {cause}",
                 remedy=_LOST_REMEDY,
             ) from error
@@ -156,7 +156,9 @@ class BusProcess:
 
     def _check_source(self, source: int, operation: str) -> None:
         if source not in self._sources:
-            raise BusError(f"cannot {operation}: the connection is closed", remedy=_LOST_REMEDY)
+            raise errors.BusError(
+                f"cannot {operation}: the connection is closed", remedy=_LOST_REMEDY
+            )
 
 
 def _start_process(
@@ -177,7 +179,7 @@ def _start_process(
         )
     except OSError as error:
         ours.close()
-        raise BusError(
+        raise errors.BusError(
             f"cannot start the process that talks to D-Bus: {error.strerror}", remedy=_LOST_REMEDY
         ) from error
     finally:
@@ -232,14 +234,14 @@ def main() -> None:
 def _answer(service: object, operation: str, values: Sequence[object]) -> tuple[str, object]:
     try:
         return "returned", getattr(service, operation)(*values)
-    except BusError as error:
+    except errors.BusError as error:
         return _name_outcome(error), (str(error), error.name, error.remedy)
 
 
-def _name_outcome(error: BusError) -> str:
-    if isinstance(error, BusyError):
+def _name_outcome(error: errors.BusError) -> str:
+    if isinstance(error, errors.BusyError):
         return "busy"
-    return "late" if isinstance(error, BusTimeoutError) else "failed"
+    return "late" if isinstance(error, errors.BusTimeoutError) else "failed"
 
 
 if __name__ == "__main__":

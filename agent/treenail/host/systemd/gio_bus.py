@@ -12,8 +12,7 @@ from typing import NamedTuple, cast
 from gi.repository import Gio, GLib
 from pydbus.bus import Bus
 
-from treenail.errors import BusError, BusTimeoutError, BusyError
-from treenail.sanitize import sanitize_text
+from treenail import errors, sanitize
 
 _Option = bool | int | str | Sequence[str]
 _Signal = tuple[str, tuple[object, ...]]
@@ -90,7 +89,7 @@ class GioBus:
             try:
                 method = getattr(self._get_proxy(target, timeout_s)[target.interface], member)
             except (KeyError, AttributeError) as error:
-                raise BusError(
+                raise errors.BusError(
                     f"cannot call {target.service} {member}: {target.path} has no such method of "
                     f"{target.interface}",
                     name="org.freedesktop.DBus.Error.UnknownMethod",
@@ -101,9 +100,9 @@ class GioBus:
                 reply: object = method(*made, timeout=timeout_s)
             except (TypeError, ValueError, OverflowError) as error:
                 # pydbus compares the arguments with the introspection data of the service.
-                raise BusError(
+                raise errors.BusError(
                     f"cannot call {target.service} {member}: it takes other arguments: "
-                    f"{sanitize_text(str(error))}",
+                    f"{sanitize.sanitize_text(str(error))}",
                     remedy=_TYPE_REMEDY.format(name=target.service),
                 ) from error
             return reply
@@ -334,16 +333,20 @@ def _translate_errors(operation: str, service: str, timeout_s: float) -> Iterato
         raise _make_bus_error(error, operation, service, timeout_s) from error
 
 
-def _make_bus_error(error: GLib.Error, operation: str, service: str, timeout_s: float) -> BusError:
+def _make_bus_error(
+    error: GLib.Error, operation: str, service: str, timeout_s: float
+) -> errors.BusError:
     remote: str = Gio.DBusError.get_remote_error(error) or ""
-    text = sanitize_text(error.message.removeprefix(f"GDBus.Error:{remote}: "), limit=_TEXT_LIMIT)
+    text = sanitize.sanitize_text(
+        error.message.removeprefix(f"GDBus.Error:{remote}: "), limit=_TEXT_LIMIT
+    )
     if remote in _BUSY:
-        return BusyError(f"cannot {operation}: {text}", name=remote)
-    kind = BusError
+        return errors.BusyError(f"cannot {operation}: {text}", name=remote)
+    kind = errors.BusError
     if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.TIMED_OUT) and not remote:
-        kind, text = BusTimeoutError, f"no answer within {timeout_s:g} s"
+        kind, text = errors.BusTimeoutError, f"no answer within {timeout_s:g} s"
     if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.CANCELLED) and not remote:
-        kind, text = BusTimeoutError, f"no connection within {timeout_s:g} s"
+        kind, text = errors.BusTimeoutError, f"no connection within {timeout_s:g} s"
     remedy = _REMEDIES.get(remote, _OTHER_REMEDY)
     if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.INVALID_ARGUMENT) and not remote:
         remedy = _TYPE_REMEDY

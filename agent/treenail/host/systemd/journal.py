@@ -2,11 +2,9 @@
 
 import logging
 
-from treenail.clocks import Clock
+from treenail import clocks, process, sanitize
 from treenail.errors import CommandError
 from treenail.host.filesystem.root_directory import Root
-from treenail.process import ProgramRunner
-from treenail.sanitize import sanitize_text
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +20,7 @@ _ERROR_PREFIX = "error:"
 class SystemdJournal:
     """Reads the journal of this host."""
 
-    def __init__(self, programs: ProgramRunner, root: Root, clock: Clock) -> None:
+    def __init__(self, programs: process.ProgramRunner, root: Root, clock: clocks.Clock) -> None:
         self._programs = programs
         self._root = root
         self._clock = clock
@@ -43,7 +41,7 @@ class SystemdJournal:
             self._clock.sleep(_RETRY_S)
         errors = [line for line in lines if line.lower().startswith(_ERROR_PREFIX)]
         text = errors[-1][len(_ERROR_PREFIX) :] if errors else next(reversed(lines), "")
-        return sanitize_text(text.strip(), limit=_TEXT_LIMIT)
+        return sanitize.sanitize_text(text.strip(), limit=_TEXT_LIMIT)
 
     def read_previous_boot_error(self, unit: str) -> str:
         """Return the first error that the unit logged in the previous boot; empty without any."""
@@ -58,7 +56,7 @@ class SystemdJournal:
         lines = output.decode("utf-8", "replace").splitlines()
         errors = (line for line in lines if line.lower().startswith(_ERROR_PREFIX))
         text = next(errors, "")[len(_ERROR_PREFIX) :].strip()
-        return sanitize_text(text, limit=_TEXT_LIMIT)
+        return sanitize.sanitize_text(text, limit=_TEXT_LIMIT)
 
     def _read_nonempty_lines(self, invocation: str) -> list[str]:
         return list(filter(str.strip, self.read_output(invocation, limit=_LINES).splitlines()))

@@ -4,12 +4,12 @@ import logging
 from dataclasses import dataclass
 
 from treenail.errors import BusError
-from treenail.host.systemd.system_bus import BusInterface, SystemBus
+from treenail.host.systemd import system_bus
 
 log = logging.getLogger(__name__)
 
 _NAME = "org.freedesktop.login1"
-_MANAGER = BusInterface(_NAME, "/org/freedesktop/login1", f"{_NAME}.Manager")
+_MANAGER = system_bus.BusInterface(_NAME, "/org/freedesktop/login1", f"{_NAME}.Manager")
 _CALL_S = 30.0
 _IN_PROGRESS = f"{_NAME}.OperationInProgress"
 # Flag of RebootWithFlags from systemd 254 on; older versions refuse it with InvalidArgs.
@@ -37,7 +37,7 @@ class InhibitorLock:
 class Logind:
     """Reboots and inhibitor locks. Raises `BusError` alone. For one thread."""
 
-    def __init__(self, bus: SystemBus) -> None:
+    def __init__(self, bus: system_bus.SystemBus) -> None:
         self._bus = bus
 
     def reboot_machine(self, *, is_soft: bool = False) -> None:

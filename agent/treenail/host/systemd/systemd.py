@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from treenail.clocks import Clock
-from treenail.errors import BusError, UnitError
-from treenail.host.systemd.system_bus import BusInterface, BusSignal, SystemBus
-from treenail.retry import is_service_starting
+from treenail import clocks, errors, retry
+from treenail.host.systemd import system_bus
 
 SYSTEMD_NAME = "org.freedesktop.systemd1"
-MANAGER = BusInterface(SYSTEMD_NAME, "/org/freedesktop/systemd1", f"{SYSTEMD_NAME}.Manager")
+MANAGER = system_bus.BusInterface(
+    SYSTEMD_NAME, "/org/freedesktop/systemd1", f"{SYSTEMD_NAME}.Manager"
+)
 _ALREADY_SUBSCRIBED = f"{SYSTEMD_NAME}.AlreadySubscribed"
 # A daemon-reload runs every generator, for at most 90 s.
 _CALL_S = 120.0
@@ -44,7 +44,9 @@ class Systemd:
     After changes of unit files call `reload_daemon`, once.
     """
 
-    def __init__(self, bus: SystemBus, clock: Clock, *, job_s: float = _JOB_S) -> None:
+    def __init__(
+        self, bus: system_bus.SystemBus, clock: clocks.Clock, *, job_s: float = _JOB_S
+    ) -> None:
         """``job_s`` is the time limit of one job."""
         self._bus = bus
         self._clock = clock
@@ -83,7 +85,7 @@ class Systemd:
         """Return the state of ``systemctl is-enabled``; empty without a unit file."""
         try:
             state = self._bus.call_method(MANAGER, "GetUnitFileState", unit, timeout_s=_CALL_S)
-        except BusError as error:
+        except errors.BusError as error:
             if error.name == "org.freedesktop.DBus.Error.FileNotFound":
                 return ""
             raise _make_unit_error(error, "read the state of", unit) from error
@@ -100,7 +102,7 @@ class Systemd:
             self._bus.call_method(
                 MANAGER, "StartUnit", _DEFAULT_TARGET, "replace", timeout_s=_CALL_S
             )
-        except BusError as error:
+        except errors.BusError as error:
             raise _make_unit_error(error, "start", _DEFAULT_TARGET) from error
 
     def restart_unit(self, unit: str) -> None:
@@ -116,7 +118,7 @@ class Systemd:
     ) -> None:
         try:
             self._bus.call_method(MANAGER, method, list(units), *flags, timeout_s=_CALL_S)
-        except BusError as error:
+        except errors.BusError as error:
             raise _make_unit_error(error, verb, ", ".join(units)) from error
 
     def _run_job(self, method: str, verb: str, unit: str) -> None:
@@ -125,13 +127,13 @@ class Systemd:
         with subscribe_manager(self._bus), self._bus.receive_signals(MANAGER) as signals:
             try:
                 job = self._bus.call_method(MANAGER, method, unit, "replace", timeout_s=_CALL_S)
-            except BusError as error:
+            except errors.BusError as error:
                 raise _make_unit_error(error, verb, unit) from error
 
-            def is_over(signal: BusSignal | None) -> bool:
+            def is_over(signal: system_bus.BusSignal | None) -> bool:
                 nonlocal result
                 match signal:
-                    case BusSignal("JobRemoved", (_, removed, _, str(job_result))) if (
+                    case system_bus.BusSignal("JobRemoved", (_, removed, _, str(job_result))) if (
                         removed == job
                     ):
                         result = job_result
@@ -139,14 +141,14 @@ class Systemd:
                 return self._clock.monotonic() >= deadline
 
             if not signals.run_until(is_over):
-                raise BusError(f"cannot {verb} {unit}: the system bus closed the connection")
+                raise errors.BusError(f"cannot {verb} {unit}: the system bus closed the connection")
         if not result:
-            raise UnitError(
+            raise errors.UnitError(
                 f"cannot {verb} {unit}: the job did not end within {self._job_s:g} s",
                 remedy="see what it waits for: systemctl list-jobs",
             )
         if result not in _SUCCESS_RESULTS:
-            raise UnitError(
+            raise errors.UnitError(
                 f"cannot {verb} {unit}: job {result}{self._describe_result(unit)}",
                 remedy=f"see: systemctl status {unit}; journalctl -u {unit}",
             )
@@ -155,10 +157,10 @@ class Systemd:
         """Return the Result of the unit for the end of a sentence; empty where there is none."""
         for unit in self.list_units(name):
             kind = name.rpartition(".")[2].capitalize()
-            interface = BusInterface(SYSTEMD_NAME, unit.path, f"{SYSTEMD_NAME}.{kind}")
+            interface = system_bus.BusInterface(SYSTEMD_NAME, unit.path, f"{SYSTEMD_NAME}.{kind}")
             try:
                 properties = self._bus.read_properties(interface, timeout_s=_CALL_S)
-            except BusError:
+            except errors.BusError:
                 return ""
             result = properties.get("Result")
             status = properties.get("ExecMainStatus")
@@ -168,20 +170,20 @@ class Systemd:
 
 
 @contextmanager
-def subscribe_manager(bus: SystemBus) -> Iterator[None]:
+def subscribe_manager(bus: system_bus.SystemBus) -> Iterator[None]:
     """Subscribe to the signals of systemd: it sends JobRemoved to subscribers only.
 
     The subscription brings every other signal of the manager too, so it ends with the context.
     """
     try:
         bus.call_method(MANAGER, "Subscribe", timeout_s=_CALL_S)
-    except BusError as error:
+    except errors.BusError as error:
         if error.name != _ALREADY_SUBSCRIBED:
             raise
     try:
         yield
     finally:
-        with suppress(BusError):  # systemd drops subscribers that leave the bus
+        with suppress(errors.BusError):  # systemd drops subscribers that leave the bus
             bus.call_method(MANAGER, "Unsubscribe", timeout_s=_CALL_S)
 
 
@@ -189,30 +191,32 @@ def _parse_unit(row: tuple[object, ...]) -> SystemdUnit:
     try:
         name, _description, load, active, sub, _following, path, *_job = map(str, row)
     except (TypeError, ValueError) as error:
-        raise BusError(
+        raise errors.BusError(
             f"cannot list units: {SYSTEMD_NAME} describes a unit in another way",
             remedy="update treenail: it does not know this version of systemd",
         ) from error
     return SystemdUnit(name=name, load_state=load, active_state=active, sub_state=sub, path=path)
 
 
-def _make_unit_error(error: BusError, verb: str, unit: str) -> UnitError | BusError:
+def _make_unit_error(
+    error: errors.BusError, verb: str, unit: str
+) -> errors.UnitError | errors.BusError:
     # Without a name there was no reply, and other names come from the bus: systemd did not decide
     # about the unit. It leaves the bus for a moment while it executes itself again.
-    if not error.name or is_service_starting(error):
+    if not error.name or retry.is_service_starting(error):
         return error
-    return UnitError(f"cannot {verb} {unit}: {error}", remedy=error.remedy)
+    return errors.UnitError(f"cannot {verb} {unit}: {error}", remedy=error.remedy)
 
 
 _NAME = "org.freedesktop.timedate1"
-_TIMEDATE = BusInterface(_NAME, "/org/freedesktop/timedate1", _NAME)
+_TIMEDATE = system_bus.BusInterface(_NAME, "/org/freedesktop/timedate1", _NAME)
 _TIMEDATE_CALL_S = 10.0
 
 
 class Timedate:
     """The system clock. timedated asks the kernel: ProtectClock= denies the agent adjtimex(2)."""
 
-    def __init__(self, bus: SystemBus) -> None:
+    def __init__(self, bus: system_bus.SystemBus) -> None:
         self._bus = bus
 
     def is_synchronized(self) -> bool | None:
@@ -221,6 +225,6 @@ class Timedate:
             value = self._bus.read_properties(_TIMEDATE, timeout_s=_TIMEDATE_CALL_S).get(
                 "NTPSynchronized"
             )
-        except BusError:
+        except errors.BusError:
             return None
         return value if isinstance(value, bool) else None

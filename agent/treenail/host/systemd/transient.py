@@ -12,21 +12,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from treenail.errors import BusError, CommandError, CommandTimeoutError, UnitError
-from treenail.host.filesystem.atomic_files import HostFiles
-from treenail.host.filesystem.root_directory import Root
+from treenail import errors
+from treenail.host.filesystem import atomic_files, root_directory
+from treenail.host.systemd import system_bus, systemd
 from treenail.host.systemd.journal import SystemdJournal
-from treenail.host.systemd.system_bus import (
-    BusInterface,
-    BusSignal,
-    BusSignals,
-    SystemBus,
-    make_unit_properties,
-)
-from treenail.host.systemd.systemd import MANAGER, SYSTEMD_NAME, subscribe_manager
 
-_NO_SUCH_UNIT = f"{SYSTEMD_NAME}.NoSuchUnit"
-_UNIT_EXISTS = f"{SYSTEMD_NAME}.UnitExists"
+_NO_SUCH_UNIT = f"{systemd.SYSTEMD_NAME}.NoSuchUnit"
+_UNIT_EXISTS = f"{systemd.SYSTEMD_NAME}.UnitExists"
 # The last three come when the unit is unloaded between two calls.
 _UNIT_GONE = {
     _NO_SUCH_UNIT,
@@ -77,7 +69,7 @@ class TransientRun:
 class TransientUnits:
     """Starts and finds transient units. Raises `BusError` and `UnitError`. For one thread."""
 
-    def __init__(self, bus: SystemBus) -> None:
+    def __init__(self, bus: system_bus.SystemBus) -> None:
         self._bus = bus
 
     def find_run(self, unit: str) -> TransientRun | None:
@@ -87,10 +79,10 @@ class TransientUnits:
     def _read_run(self, unit: str, *, is_referenced: bool) -> TransientRun | None:
         """Read the run; with ``is_referenced`` (AddRef) an inactive unit still has its result."""
         try:
-            path = str(self._bus.call_method(MANAGER, "GetUnit", unit, timeout_s=_CALL_S))
+            path = str(self._bus.call_method(systemd.MANAGER, "GetUnit", unit, timeout_s=_CALL_S))
             unit_properties = self._read_properties(path, "Unit")
             service_properties = self._read_properties(path, "Service")
-        except BusError as error:
+        except errors.BusError as error:
             if error.name in _UNIT_GONE:
                 return None
             raise
@@ -116,7 +108,10 @@ class TransientUnits:
         ``on_tick`` is called about once a second; an exception of it ends the wait, not the job.
         A failed run is repeated. Raises `UnitError` when the unit runs something else.
         """
-        with subscribe_manager(self._bus), self._bus.receive_signals(MANAGER) as signals:
+        with (
+            systemd.subscribe_manager(self._bus),
+            self._bus.receive_signals(systemd.MANAGER) as signals,
+        ):
             run = self.find_run(job.unit)
             if run is not None and not run.is_running_or_done:
                 # A failed unit blocks its name.
@@ -126,7 +121,7 @@ class TransientUnits:
                 self._start_unit(job, {"RemainAfterExit": True})
                 run = self.find_run(job.unit)
             if run is not None and run.description != job.description:
-                raise UnitError(
+                raise errors.UnitError(
                     f"cannot start {job.unit}: it runs something else: {run.description}",
                     remedy=f"see: systemctl status {job.unit}",
                 )
@@ -138,7 +133,10 @@ class TransientUnits:
 
         Calls ``on_tick`` as `run_job` does.
         """
-        with subscribe_manager(self._bus), self._bus.receive_signals(MANAGER) as signals:
+        with (
+            systemd.subscribe_manager(self._bus),
+            self._bus.receive_signals(systemd.MANAGER) as signals,
+        ):
             # The reference also ends with our bus connection, so with this process.
             self._start_unit(job, {"AddRef": True, "CollectMode": "inactive-or-failed"})
             try:
@@ -149,22 +147,31 @@ class TransientUnits:
 
     def wait_for_unit(self, unit: str, on_tick: Callable[[], None]) -> None:
         """Wait for the end of the job, if there is one; call ``on_tick`` as `run_job` does."""
-        with subscribe_manager(self._bus), self._bus.receive_signals(MANAGER) as signals:
+        with (
+            systemd.subscribe_manager(self._bus),
+            self._bus.receive_signals(systemd.MANAGER) as signals,
+        ):
             self._wait_for_end(unit, signals, on_tick)
 
     def stop_unit(self, unit: str, on_tick: Callable[[], None]) -> None:
         """Stop the job if it runs, wait for its end, and release it."""
-        with subscribe_manager(self._bus), self._bus.receive_signals(MANAGER) as signals:
+        with (
+            systemd.subscribe_manager(self._bus),
+            self._bus.receive_signals(systemd.MANAGER) as signals,
+        ):
             self._call_if_loaded("StopUnit", unit, "replace")
             self._wait_for_end(unit, signals, on_tick)
             self._clear_unit(unit, signals)
 
     def release_unit(self, unit: str) -> None:
         """Unload a unit whose job has ended, and wait until its name is free."""
-        with subscribe_manager(self._bus), self._bus.receive_signals(MANAGER) as signals:
+        with (
+            systemd.subscribe_manager(self._bus),
+            self._bus.receive_signals(systemd.MANAGER) as signals,
+        ):
             self._clear_unit(unit, signals)
 
-    def _clear_unit(self, unit: str, signals: BusSignals) -> None:
+    def _clear_unit(self, unit: str, signals: system_bus.BusSignals) -> None:
         self._call_if_loaded("StopUnit", unit, "replace")
         # StopUnit queues a job. Until its end the name still finds the old unit.
         self._wait_for_end(unit, signals, lambda: None)
@@ -173,7 +180,7 @@ class TransientUnits:
     def _wait_for_end(
         self,
         unit: str,
-        signals: BusSignals,
+        signals: system_bus.BusSignals,
         on_tick: Callable[[], None],
         *,
         is_referenced: bool = False,
@@ -181,7 +188,7 @@ class TransientUnits:
         """Return the run once it has ended."""
         run: TransientRun | None = None
 
-        def is_over(signal: BusSignal | None) -> bool:
+        def is_over(signal: system_bus.BusSignal | None) -> bool:
             nonlocal run
             # Read the state once a second too: systemd may restart, and the signal is lost.
             if signal is None:
@@ -193,13 +200,13 @@ class TransientUnits:
 
         run = self._read_run(unit, is_referenced=is_referenced)
         if run is not None and run.is_running and not signals.run_until(is_over):
-            raise BusError(
+            raise errors.BusError(
                 f"cannot wait for {unit} ({run.description}): the system bus closed the connection"
             )
         return run
 
     def _start_unit(self, job: TransientJob, lifetime: Mapping[str, bool | str]) -> None:
-        properties = make_unit_properties(
+        properties = system_bus.make_unit_properties(
             job.argv,
             {
                 "Description": job.description,
@@ -211,20 +218,24 @@ class TransientUnits:
         )
         arguments: Sequence[object] = (job.unit, "fail", properties, [])
         try:
-            self._bus.call_method(MANAGER, "StartTransientUnit", *arguments, timeout_s=_CALL_S)
-        except BusError as error:
+            self._bus.call_method(
+                systemd.MANAGER, "StartTransientUnit", *arguments, timeout_s=_CALL_S
+            )
+        except errors.BusError as error:
             # Started by an earlier agent meanwhile: join it.
             if error.name != _UNIT_EXISTS:
                 raise
 
     def _read_properties(self, path: str, kind: str) -> dict[str, object]:
-        interface = BusInterface(SYSTEMD_NAME, path, f"{SYSTEMD_NAME}.{kind}")
+        interface = system_bus.BusInterface(
+            systemd.SYSTEMD_NAME, path, f"{systemd.SYSTEMD_NAME}.{kind}"
+        )
         return self._bus.read_properties(interface, timeout_s=_CALL_S)
 
     def _call_if_loaded(self, method: str, *arguments: str) -> None:
         try:
-            self._bus.call_method(MANAGER, method, *arguments, timeout_s=_CALL_S)
-        except BusError as error:
+            self._bus.call_method(systemd.MANAGER, method, *arguments, timeout_s=_CALL_S)
+        except errors.BusError as error:
             if error.name != _NO_SUCH_UNIT:
                 raise
 
@@ -237,7 +248,7 @@ def _has_job(unit_properties: dict[str, object]) -> bool:
 
 def _require_run(run: TransientRun | None, job: TransientJob) -> TransientRun:
     if run is None:
-        raise UnitError(
+        raise errors.UnitError(
             f"cannot read the result of {job.unit} ({job.description}): another program removed it"
         )
     return run
@@ -258,7 +269,7 @@ class UnsandboxedRunner:
         self,
         units: TransientUnits,
         journal: SystemdJournal,
-        root: Root,
+        root: root_directory.Root,
         *,
         heartbeat: Callable[[], None],
     ) -> None:
@@ -266,7 +277,7 @@ class UnsandboxedRunner:
         self._units = units
         self._journal = journal
         self._root = root
-        self._files = HostFiles(root)
+        self._files = atomic_files.HostFiles(root)
         self._heartbeat = heartbeat
         self._numbers = itertools.count(1)
 
@@ -287,10 +298,10 @@ class UnsandboxedRunner:
             job = TransientJob(unit, description, (*redirected, *argv), timeout_s)
             run = self._units.run_once(job, self._heartbeat)
             if run.result == "timeout":
-                raise CommandTimeoutError(f"{argv[0]} did not exit within {timeout_s:g} s")
+                raise errors.CommandTimeoutError(f"{argv[0]} did not exit within {timeout_s:g} s")
             if not run.is_done:
                 stderr = self._journal.read_error(run.invocation)
-                raise CommandError(
+                raise errors.CommandError(
                     f"{argv[0]} failed with exit code {run.status}{': ' if stderr else ''}{stderr}",
                     stderr=stderr,
                 )

@@ -9,18 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from treenail.errors import FileError, UnitError
+from treenail import errors, unit_install
 from treenail.host.filesystem.atomic_files import HostFiles
-from treenail.unit_install import (
-    InstallSection,
-    UnitPreset,
-    expand_specifiers,
-    find_template_name,
-    is_template,
-    make_instance_name,
-    parse_install,
-    parse_preset,
-)
 
 CONFIG_DIRECTORY = "/etc/systemd/system"
 RUNTIME_DIRECTORY = "/run/systemd/system"
@@ -54,7 +44,7 @@ class UnitFileReader:
 
     def find_unit_file(self, unit: str, *, search_path: Iterable[str] = SEARCH_PATH) -> str:
         """Return the path of the unit file, or of the file of its template; empty without one."""
-        names = [name for name in (unit, find_template_name(unit)) if name]
+        names = [name for name in (unit, unit_install.find_template_name(unit)) if name]
         for name in names:
             for directory in search_path:
                 path = f"{directory}/{name}"
@@ -140,18 +130,22 @@ class UnitFileReader:
             if not preset.is_enabled:
                 removed += self.plan_disable(unit).removed
                 continue
-            instances = [make_instance_name(unit, name) for name in preset.instances] or [unit]
+            instances = [
+                unit_install.make_instance_name(unit, name) for name in preset.instances
+            ] or [unit]
             made |= self.plan_enable(*instances).made
         return UnitLinks(made, tuple(dict.fromkeys(path for path in removed if path not in made)))
 
-    def read_preset(self, unit: str) -> UnitPreset:
+    def read_preset(self, unit: str) -> unit_install.UnitPreset:
         """Read the preset of the unit; of two preset files with one name the first counts."""
         paths: dict[str, str] = {}
         for directory in PRESET_PATH:
             for name in self._files.list_directory(directory):
                 if name.endswith(".preset"):
                     paths.setdefault(name, f"{directory}/{name}")
-        return parse_preset((self._read_text(paths[name]) for name in sorted(paths)), unit)
+        return unit_install.parse_preset(
+            (self._read_text(paths[name]) for name in sorted(paths)), unit
+        )
 
     def _read_state(self, unit: str, enabled: Callable[[str], str]) -> str:
         path = self.find_unit_file(unit)
@@ -161,15 +155,20 @@ class UnitFileReader:
         runtime = "-runtime" if path.startswith(RUNTIME_DIRECTORY) else ""
         if text == _MASK or (text is None and self._files.read_file(path) == b""):
             return f"masked{runtime}"
-        if text is not None and posixpath.basename(text) not in {unit, find_template_name(unit)}:
+        if text is not None and posixpath.basename(text) not in {
+            unit,
+            unit_install.find_template_name(unit),
+        }:
             return "alias"
         install = self._read_install(unit, path)
         # The state of a template is that of its default instance.
         default = (
-            make_instance_name(unit, install.default_instance) if install.default_instance else unit
+            unit_install.make_instance_name(unit, install.default_instance)
+            if install.default_instance
+            else unit
         )
         state = enabled(default)
-        if is_template(unit) and enabled(unit) and (default == unit or not state):
+        if unit_install.is_template(unit) and enabled(unit) and (default == unit or not state):
             return "indirect"
         if state:
             return state
@@ -186,7 +185,7 @@ class UnitFileReader:
         visited.add(unit)
         install = self._read_install(unit, path)
         for alias in install.aliases:
-            name = expand_specifiers(alias, unit)
+            name = unit_install.expand_specifiers(alias, unit)
             if name != unit:
                 self._check_alias(f"{CONFIG_DIRECTORY}/{name}", path)
                 made[f"{CONFIG_DIRECTORY}/{name}"] = path
@@ -196,29 +195,33 @@ class UnitFileReader:
             strict=True,
         ):
             for target in targets:
-                name = expand_specifiers(target, unit)
+                name = unit_install.expand_specifiers(target, unit)
                 link_name = self._build_link_name(unit, install, name)
                 made[f"{CONFIG_DIRECTORY}/{name}{suffix}/{link_name}"] = path
         for other in install.also:
-            if self.find_unit_file(expand_specifiers(other, unit)):
-                self._collect_enable_links(expand_specifiers(other, unit), made, visited)
+            if self.find_unit_file(unit_install.expand_specifiers(other, unit)):
+                self._collect_enable_links(
+                    unit_install.expand_specifiers(other, unit), made, visited
+                )
 
-    def _build_link_name(self, unit: str, install: InstallSection, target: str) -> str:
+    def _build_link_name(self, unit: str, install: unit_install.InstallSection, target: str) -> str:
         """Return the name of the link in the directory of the target."""
-        if not is_template(unit) or is_template(target):
+        if not unit_install.is_template(unit) or unit_install.is_template(target):
             return unit
         if not install.default_instance:
-            raise UnitError(
+            raise errors.UnitError(
                 f"cannot enable {unit}: it is a template without DefaultInstance=",
-                remedy=f"enable an instance, such as {make_instance_name(unit, 'NAME')}",
+                remedy=f"enable an instance, such as {unit_install.make_instance_name(unit, 'NAME')}",
             )
-        return make_instance_name(unit, expand_specifiers(install.default_instance, unit))
+        return unit_install.make_instance_name(
+            unit, unit_install.expand_specifiers(install.default_instance, unit)
+        )
 
     def _check_alias(self, link: str, path: str) -> None:
         text = self._files.read_link(link)
         name = posixpath.basename(link)
         if text != path and self._files.has_entry(link):
-            raise UnitError(
+            raise errors.UnitError(
                 f"cannot make the alias {name} of {path}: {link} exists",
                 remedy=f"move {link} away, or remove Alias= from the unit",
             )
@@ -233,7 +236,7 @@ class UnitFileReader:
         disabled.add(unit)
         if path:
             for other in self._read_install(unit, path).also:
-                self._collect_disabled_names(expand_specifiers(other, unit), disabled)
+                self._collect_disabled_names(unit_install.expand_specifiers(other, unit), disabled)
 
     def _resolve_alias(self, unit: str) -> tuple[str, str]:
         """Return the unit that an alias names, and its file."""
@@ -241,47 +244,49 @@ class UnitFileReader:
         for _ in range(_MAX_ALIASES):
             path = self.find_unit_file(name)
             if not path:
-                raise UnitError(f"cannot enable {unit}: no such unit file")
+                raise errors.UnitError(f"cannot enable {unit}: no such unit file")
             text = self._files.read_link(path)
             if text == _MASK:
-                raise UnitError(
+                raise errors.UnitError(
                     f"cannot enable {unit}: it is masked",
                     remedy=f"remove the link {path}, or set mask: false in the config",
                 )
             target = posixpath.basename(text or "")
-            if not text or target in {name, find_template_name(name)}:
+            if not text or target in {name, unit_install.find_template_name(name)}:
                 return name, path
             name = (
-                make_instance_name(target, _get_instance(name)) if is_template(target) else target
+                unit_install.make_instance_name(target, _get_instance(name))
+                if unit_install.is_template(target)
+                else target
             )
-        raise UnitError(f"cannot enable {unit}: more than {_MAX_ALIASES} aliases lead to it")
+        raise errors.UnitError(f"cannot enable {unit}: more than {_MAX_ALIASES} aliases lead to it")
 
-    def _read_install(self, unit: str, path: str) -> InstallSection:
-        return parse_install(
+    def _read_install(self, unit: str, path: str) -> unit_install.InstallSection:
+        return unit_install.parse_install(
             [self._read_text(path), *map(self._read_text, self._list_dropins(unit))]
         )
 
     def _list_also(self, unit: str, written: Mapping[str, str]) -> Iterator[str]:
         """Yield what the present files and the later ones name in ``Also=``."""
         path = self.find_unit_file(unit)
-        present = InstallSection()
+        present = unit_install.InstallSection()
         # A mask is no regular file. What cannot be read is found after the update, if at all.
-        with suppress(FileError):
+        with suppress(errors.FileError):
             present = self._read_install(unit, path) if path else present
-        names = [name for name in (unit, find_template_name(unit)) if name]
+        names = [name for name in (unit, unit_install.find_template_name(unit)) if name]
         prefixes = tuple(f"{CONFIG_DIRECTORY}/{name}.d/" for name in names)
         files = {f"{CONFIG_DIRECTORY}/{name}" for name in names}
-        later = parse_install(
+        later = unit_install.parse_install(
             text for place, text in written.items() if place in files or place.startswith(prefixes)
         )
         for name in (*present.also, *later.also):
             # Only a running systemd knows the other specifiers.
-            with suppress(UnitError):
-                yield expand_specifiers(name, unit)
+            with suppress(errors.UnitError):
+                yield unit_install.expand_specifiers(name, unit)
 
     def _list_dropins(self, unit: str) -> list[str]:
         found: dict[str, str] = {}
-        for name in (unit, find_template_name(unit)):
+        for name in (unit, unit_install.find_template_name(unit)):
             for directory in SEARCH_PATH if name else ():
                 for file in self._files.list_directory(f"{directory}/{name}.d"):
                     if file.endswith(".conf"):
