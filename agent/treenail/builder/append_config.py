@@ -9,14 +9,13 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from treenail.builder.build_layout import ImageLayout, LayoutImage, read_manifest
+from treenail.builder import build_layout
 from treenail.errors import FileError
 from treenail.image.config_layer import ConfigLayer
 from treenail.image.oci.documents import ImageInstance, append_layer, make_index
+from treenail.registry import images, uploads
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import DigestMismatch
-from treenail.registry.images import ResolvedImage, copy_blobs
-from treenail.registry.uploads import upload_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class ImageSource:
     """An image, and a client of the registry that has it."""
 
     client: RegistryClient
-    image: ResolvedImage
+    image: images.ResolvedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +93,9 @@ def _push_instance(
     client, repository = destination.client, destination.repository
     image, base = source.image, source.image.manifest
     documents = append_layer(base.media_type, base.content, image.config, layer, labels)
-    moved = copy_blobs(image.layers, source.client, image.repository, client, repository)
-    upload_bytes(client, repository, documents.layer_type, layer.tar_gz)
-    upload_bytes(client, repository, image.config_blob.media_type, documents.config)
+    moved = images.copy_blobs(image.layers, source.client, image.repository, client, repository)
+    uploads.upload_bytes(client, repository, documents.layer_type, layer.tar_gz)
+    uploads.upload_bytes(client, repository, image.config_blob.media_type, documents.config)
     digest = client.put_manifest(
         repository, reference or documents.digest, documents.media_type, documents.manifest
     )
@@ -118,8 +117,12 @@ def _verify(destination: ImageDestination, digest: str) -> None:
 
 
 def append_config_layer(
-    layout: ImageLayout, source: str, target: str, layer: ConfigLayer, labels: Mapping[str, str]
-) -> LayoutImage:
+    layout: build_layout.ImageLayout,
+    source: str,
+    target: str,
+    layer: ConfigLayer,
+    labels: Mapping[str, str],
+) -> build_layout.LayoutImage:
     """Name the image ``source`` with the config layer ``target``; raise `ConfigError`.
 
     Equal to `treenail.builder.append_config.append_config` in a registry: equal inputs give an
@@ -128,19 +131,26 @@ def append_config_layer(
     image = layout.read_named(source)
     if image is None:
         raise FileError(f"cannot add the config: {layout.path} has no image {source}")
-    config = layout.read_blob(read_manifest(image).get_object("config").get_text("digest"))
+    config = layout.read_blob(
+        build_layout.read_manifest(image).get_object("config").get_text("digest")
+    )
     documents = append_layer(image.media_type, image.content, config, layer, labels)
     layout.write_blob(layer.tar_gz)
     layout.write_blob(documents.config)
     digest = layout.write_blob(documents.manifest)
     layout.set_name(target, digest, documents.media_type, len(documents.manifest))
-    return LayoutImage(digest, documents.media_type, documents.manifest)
+    return build_layout.LayoutImage(digest, documents.media_type, documents.manifest)
 
 
-def copy_to_layout(source: ImageLayout, image: LayoutImage, target: ImageLayout, name: str) -> None:
+def copy_to_layout(
+    source: build_layout.ImageLayout,
+    image: build_layout.LayoutImage,
+    target: build_layout.ImageLayout,
+    name: str,
+) -> None:
     """Copy an image with all blobs, verify their digests, and name it."""
     target.create()
-    manifest = read_manifest(image)
+    manifest = build_layout.read_manifest(image)
     digests = [
         each.get_text("digest")
         for each in (manifest.get_object("config"), *manifest.iter_objects("layers"))

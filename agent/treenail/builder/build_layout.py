@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from treenail.api.decode import Fields, Json, load_json
-from treenail.api.pullspec import BOOTABLE_LABELS
+from treenail.api import decode, pullspec
 from treenail.errors import FileError
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -118,7 +117,7 @@ class ImageLayout:
     def set_name(self, name: str, digest: str, media_type: str, size: int) -> None:
         """Name a manifest; the name moves from another manifest."""
         entries = [entry for entry in self._read_index() if _get_name(entry) != name]
-        entry: Json = {
+        entry: decode.Json = {
             "mediaType": media_type,
             "digest": digest,
             "size": size,
@@ -138,15 +137,15 @@ class ImageLayout:
     def list_names(self) -> list[str]:
         return [name for entry in self._read_index() if (name := _get_name(entry))]
 
-    def _read_index(self) -> list[Json]:
+    def _read_index(self) -> list[decode.Json]:
         try:
-            document = load_json(self._index.read_bytes(), where=str(self._index))
+            document = decode.load_json(self._index.read_bytes(), where=str(self._index))
         except OSError as error:
             raise _make_file_error("read", self._index, error) from error
         entries = document.get("manifests") if isinstance(document, dict) else None
         return [each for each in entries or () if isinstance(each, dict)]
 
-    def _write_index(self, entries: list[Json]) -> None:
+    def _write_index(self, entries: list[decode.Json]) -> None:
         content = json.dumps({"schemaVersion": 2, "manifests": entries})
         partial = self.path / ".index.json"
         try:
@@ -166,7 +165,7 @@ def compute_digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def _get_name(entry: Json) -> str:
+def _get_name(entry: decode.Json) -> str:
     annotations = entry.get("annotations")
     name = annotations.get(_REF_NAME) if isinstance(annotations, dict) else None
     return name if isinstance(name, str) else ""
@@ -185,9 +184,9 @@ _LAYER_TYPES = {
 }
 
 
-def collect_layers(layout: ImageLayout, names: Iterable[str]) -> dict[str, Json]:
+def collect_layers(layout: ImageLayout, names: Iterable[str]) -> dict[str, decode.Json]:
     """Map the digest of each layer's content, uncompressed, to its descriptor in a manifest."""
-    found: dict[str, Json] = {}
+    found: dict[str, decode.Json] = {}
     for name in names:
         image = layout.read_named(name)
         if image is None:
@@ -202,7 +201,7 @@ def collect_layers(layout: ImageLayout, names: Iterable[str]) -> dict[str, Json]
 
 
 @contextmanager
-def hide_layers(layout: ImageLayout, layers: Mapping[str, Json]) -> Iterator[None]:
+def hide_layers(layout: ImageLayout, layers: Mapping[str, decode.Json]) -> Iterator[None]:
     """Let buildah believe that the layout has these layers, uncompressed, while it writes."""
     created = [diff_id for diff_id in layers if layout.write_placeholder(diff_id)]
     try:
@@ -212,13 +211,15 @@ def hide_layers(layout: ImageLayout, layers: Mapping[str, Json]) -> Iterator[Non
             layout.remove_blob(diff_id)
 
 
-def restore_layers(layout: ImageLayout, name: str, layers: Mapping[str, Json]) -> LayoutImage:
+def restore_layers(
+    layout: ImageLayout, name: str, layers: Mapping[str, decode.Json]
+) -> LayoutImage:
     """Replace the descriptors of hidden layers in the manifest ``name`` by the first ones."""
     image = layout.read_named(name)
     if image is None:
         raise KeyError(name)
     document = dict(read_manifest(image).values)
-    manifest = Fields(document, name)
+    manifest = decode.Fields(document, name)
     document["layers"] = [
         layers.get(str(layer.values.get("digest")), layer.values)
         for layer in manifest.iter_objects("layers")
@@ -238,9 +239,11 @@ def restore_layers(layout: ImageLayout, name: str, layers: Mapping[str, Json]) -
     return LayoutImage(digest, OCI_MANIFEST, content)
 
 
-def read_manifest(image: LayoutImage) -> Fields:
+def read_manifest(image: LayoutImage) -> decode.Fields:
     """Decode a manifest."""
-    return Fields.from_json(load_json(image.content, where=image.digest), image.digest)
+    return decode.Fields.from_json(
+        decode.load_json(image.content, where=image.digest), image.digest
+    )
 
 
 def is_bootable(layout: ImageLayout, name: str) -> bool:
@@ -249,13 +252,13 @@ def is_bootable(layout: ImageLayout, name: str) -> bool:
     if image is None:
         return False
     labels = _read_config(layout, read_manifest(image)).get_object("config").get_object("Labels")
-    return any(labels.values.get(label) for label in BOOTABLE_LABELS)
+    return any(labels.values.get(label) for label in pullspec.BOOTABLE_LABELS)
 
 
-def _read_diff_ids(layout: ImageLayout, manifest: Fields) -> list[str]:
+def _read_diff_ids(layout: ImageLayout, manifest: decode.Fields) -> list[str]:
     return list(_read_config(layout, manifest).get_object("rootfs").get_text_list("diff_ids"))
 
 
-def _read_config(layout: ImageLayout, manifest: Fields) -> Fields:
+def _read_config(layout: ImageLayout, manifest: decode.Fields) -> decode.Fields:
     digest = manifest.get_object("config").get_text("digest")
-    return Fields.from_json(load_json(layout.read_blob(digest), where=digest), digest)
+    return decode.Fields.from_json(decode.load_json(layout.read_blob(digest), where=digest), digest)

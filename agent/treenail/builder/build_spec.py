@@ -12,10 +12,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from treenail.api.decode import Fields, Json, load_json
-from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors, read_mirror_rules
-from treenail.errors import ConfigError, FileError
-from treenail.image.containerfile import Instruction, parse_containerfile
+from treenail import errors
+from treenail.api import decode
+from treenail.config import image_mirrors
+from treenail.image import containerfile
 
 BUILT_IMAGE = "built"
 """Name in the layout of the image that `build` made."""
@@ -42,7 +42,7 @@ class BuildSpec:
     """First line of the user's text in the composed Containerfile; 0 without one."""
     push_registry: str = ""
     """``HOST:PORT`` to push to in place of the registry of ``push_spec``; empty for that one."""
-    mirrors: ImageMirrors = NO_MIRRORS
+    mirrors: image_mirrors.ImageMirrors = image_mirrors.NO_MIRRORS
     """Where images of the Containerfile are pulled from."""
 
     def to_json(self) -> str:
@@ -59,7 +59,7 @@ class BuildSpec:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "BuildSpec":
-        fields = Fields.from_json(load_json(text, where="build.json"), "build.json")
+        fields = decode.Fields.from_json(decode.load_json(text, where="build.json"), "build.json")
         if not (push_spec := fields.get_text("pushSpec")):
             raise fields.make_error("pushSpec", "REGISTRY/REPOSITORY:TAG")
         user_line = fields.get_optional_integer("userLine")
@@ -69,7 +69,7 @@ class BuildSpec:
             cache_repository=fields.get_text("cacheRepository"),
             user_line=1 if user_line is None else user_line,
             push_registry=fields.get_text("pushRegistry"),
-            mirrors=ImageMirrors(read_mirror_rules(fields, "mirrors")),
+            mirrors=image_mirrors.ImageMirrors(image_mirrors.read_mirror_rules(fields, "mirrors")),
         )
 
     def convert_line(self, line: int) -> int:
@@ -99,7 +99,7 @@ class FetchedImages:
     images: tuple[FetchedImage, ...] = ()
 
     def to_json(self) -> str:
-        images: list[Json] = [
+        images: list[decode.Json] = [
             {
                 "reference": image.reference,
                 "name": image.name,
@@ -112,7 +112,9 @@ class FetchedImages:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "FetchedImages":
-        fields = Fields.from_json(load_json(text, where="fetched.json"), "fetched.json")
+        fields = decode.Fields.from_json(
+            decode.load_json(text, where="fetched.json"), "fetched.json"
+        )
         return cls(
             tuple(
                 FetchedImage(
@@ -141,7 +143,7 @@ class BuildDirectories:
         try:
             return self._read_file(self.inputs / "Containerfile").decode()
         except UnicodeDecodeError as error:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"cannot read the Containerfile: expected UTF-8, found another encoding at byte "
                 f"{error.start}"
             ) from error
@@ -157,16 +159,16 @@ class BuildDirectories:
         try:
             path.write_text(fetched.to_json())
         except OSError as error:
-            raise FileError(f"cannot write {path}: {error.strerror}") from error
+            raise errors.FileError(f"cannot write {path}: {error.strerror}") from error
 
     def _read_file(self, path: Path) -> bytes:
         try:
             with path.open("rb") as file:
                 content = file.read(_LIMIT + 1)
         except OSError as error:
-            raise FileError(f"cannot read {path}: {error.strerror}") from error
+            raise errors.FileError(f"cannot read {path}: {error.strerror}") from error
         if len(content) > _LIMIT:
-            raise FileError(f"cannot read {path}: it is longer than {_LIMIT} bytes")
+            raise errors.FileError(f"cannot read {path}: it is longer than {_LIMIT} bytes")
         return content
 
 
@@ -174,7 +176,7 @@ def find_step_lines(text: str) -> dict[tuple[int, int], int]:
     """Map stage and step, as buildah counts them, to lines of the Containerfile."""
     found: dict[tuple[int, int], int] = {}
     stage = step = 0
-    for instruction in parse_containerfile(text).instructions:
+    for instruction in containerfile.parse_containerfile(text).instructions:
         if instruction.keyword == "FROM":
             stage, step = stage + 1, 0
         if stage:
@@ -188,7 +190,7 @@ def find_images(text: str) -> tuple[str, ...]:
 
     Earlier stages, by name or number, and ``scratch`` are no images.
     """
-    parsed = parse_containerfile(text)
+    parsed = containerfile.parse_containerfile(text)
     images = {stage.line: stage.image for stage in parsed.stages}
     names = {stage.line: stage.name for stage in parsed.stages}
     found: dict[str, None] = {}
@@ -205,7 +207,7 @@ def find_images(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _find_flag_images(instruction: Instruction) -> list[str]:
+def _find_flag_images(instruction: containerfile.Instruction) -> list[str]:
     """Return the value of ``--from``, and those of ``from`` in each ``--mount``."""
     if instruction.keyword in {"COPY", "ADD"}:
         return [instruction.find_flag("from").strip("\"'")]

@@ -12,12 +12,10 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from treenail.builder.build_layout import ImageLayout
-from treenail.builder.build_spec import BUILT_IMAGE, GO, BuildDirectories, BuildSpec
+from treenail import clocks, errors
+from treenail.builder import build_layout, build_spec
 from treenail.builder.buildah.program import IdMaps, SandboxedProgram, make_environment
-from treenail.clocks import Clock
-from treenail.errors import FileError, HostError, TreenailError
-from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
+from treenail.image import build_result
 
 _PREFIX, _NAMED_PREFIX = "build-", "named-"
 _KEPT = frozenset({"layout", "fetched.json"})
@@ -64,7 +62,7 @@ class LocalBuilder:
         self,
         settings: LocalSettings,
         environ: Mapping[str, str],
-        clock: Clock,
+        clock: clocks.Clock,
         id_maps: IdMaps,
         show_line: Callable[[str], None],
     ) -> None:
@@ -76,7 +74,12 @@ class LocalBuilder:
 
     @contextmanager
     def open_build(
-        self, text: str, spec: BuildSpec, files: BuildFiles, *, timeout_s: float | None = None
+        self,
+        text: str,
+        spec: build_spec.BuildSpec,
+        files: BuildFiles,
+        *,
+        timeout_s: float | None = None,
     ) -> Iterator["LocalBuild"]:
         """Prepare the directories of a build, and remove them afterwards.
 
@@ -88,7 +91,7 @@ class LocalBuilder:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
         except OSError as error:
-            raise FileError(f"cannot create {error.filename}: {error.strerror}") from error
+            raise errors.FileError(f"cannot create {error.filename}: {error.strerror}") from error
         with _hold_lock(path / "lock"):
             try:
                 with closing(self._prepare_build(path, text, spec, files, timeout_s)) as build:
@@ -102,7 +105,7 @@ class LocalBuilder:
         name: str,
         key: str,
         text: str,
-        spec: BuildSpec,
+        spec: build_spec.BuildSpec,
         files: BuildFiles,
         *,
         timeout_s: float,
@@ -117,7 +120,7 @@ class LocalBuilder:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise FileError(f"cannot create {error.filename}: {error.strerror}") from error
+            raise errors.FileError(f"cannot create {error.filename}: {error.strerror}") from error
         with _hold_lock(path / "lock"):
             self._remove_leftovers(path)
             _keep_results(path, key)
@@ -167,7 +170,12 @@ class LocalBuilder:
         return count
 
     def _prepare_build(
-        self, path: Path, text: str, spec: BuildSpec, files: BuildFiles, timeout_s: float | None
+        self,
+        path: Path,
+        text: str,
+        spec: build_spec.BuildSpec,
+        files: BuildFiles,
+        timeout_s: float | None,
     ) -> "LocalBuild":
         settings = self._settings
         if timeout_s is not None:
@@ -187,9 +195,9 @@ class LocalBuilder:
                 ca = inputs / "ca.pem"
                 ca.write_text(files.ca_pem)
         except OSError as error:
-            raise FileError(f"cannot write {error.filename}: {error.strerror}") from error
+            raise errors.FileError(f"cannot write {error.filename}: {error.strerror}") from error
         return LocalBuild(
-            BuildDirectories(inputs, work),
+            build_spec.BuildDirectories(inputs, work),
             replace(settings, mounts=tuple(mounts), ca=ca),
             self._environ,
             self._show_line,
@@ -215,7 +223,7 @@ class LocalBuild:
 
     def __init__(
         self,
-        directories: BuildDirectories,
+        directories: build_spec.BuildDirectories,
         settings: LocalSettings,
         environ: Mapping[str, str],
         show_line: Callable[[str], None],
@@ -224,7 +232,7 @@ class LocalBuild:
         self._settings = settings
         self._environ = dict(environ)
         self._show_line = show_line
-        self._waiting: dict[BuildPhase, subprocess.Popen[bytes]] = {}
+        self._waiting: dict[build_result.BuildPhase, subprocess.Popen[bytes]] = {}
 
     def close(self) -> None:
         """End the phases that were started and do not run."""
@@ -242,18 +250,22 @@ class LocalBuild:
     def has_image(self) -> bool:
         """Return whether an earlier attempt with these inputs built the image."""
         try:
-            result = BuildResult.from_json(self._get_result_path(BuildPhase.BUILD).read_bytes())
-            layout = ImageLayout(self.directories.layout)
-            return result.has_succeeded and layout.read_named(BUILT_IMAGE) is not None
-        except (OSError, TreenailError):
+            result = build_result.BuildResult.from_json(
+                self._get_result_path(build_result.BuildPhase.BUILD).read_bytes()
+            )
+            layout = build_layout.ImageLayout(self.directories.layout)
+            return result.has_succeeded and layout.read_named(build_spec.BUILT_IMAGE) is not None
+        except (OSError, errors.TreenailError):
             return False
 
     def forget_images(self) -> None:
         """Remove what earlier attempts pulled and built."""
         shutil.rmtree(self.directories.layout, ignore_errors=True)
-        self._get_result_path(BuildPhase.BUILD).unlink(missing_ok=True)
+        self._get_result_path(build_result.BuildPhase.BUILD).unlink(missing_ok=True)
 
-    def run_phase(self, phase: BuildPhase, *, timeout_s: float | None = None) -> BuildResult:
+    def run_phase(
+        self, phase: build_result.BuildPhase, *, timeout_s: float | None = None
+    ) -> build_result.BuildResult:
         """Run one phase to its end, or to its time limit; return its result.
 
         Raises `HostError` when the phase ends without a result.
@@ -273,20 +285,20 @@ class LocalBuild:
             finally:
                 limit.cancel()
         if limit.has_passed:
-            return BuildResult(
+            return build_result.BuildResult(
                 phase,
-                reason=BuildReason.DEADLINE_EXCEEDED,
+                reason=build_result.BuildReason.DEADLINE_EXCEEDED,
                 message=f"phase {phase} of the build took longer than {timeout_s:g} s",
             )
         try:
-            return BuildResult.from_json(result_path.read_bytes())
+            return build_result.BuildResult.from_json(result_path.read_bytes())
         except OSError as error:
-            raise HostError(
+            raise errors.HostError(
                 f"phase {phase} of the build ended with exit code {process.returncode}, and "
                 "without a result"
             ) from error
 
-    def start_phase(self, phase: BuildPhase) -> None:
+    def start_phase(self, phase: build_result.BuildPhase) -> None:
         """Start the process of a phase, which loads its modules and waits for `run_phase`."""
         if phase in self._waiting:
             return
@@ -296,7 +308,7 @@ class LocalBuild:
             f"--result={self._get_result_path(phase)}", *self._list_options(phase),
         ]  # fmt: skip
         environ = self._environ
-        if phase is BuildPhase.BUILD:
+        if phase is build_result.BuildPhase.BUILD:
             environ = make_environment(environ, self.directories.work)
         environ = {**environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._waiting[phase] = subprocess.Popen(
@@ -307,15 +319,15 @@ class LocalBuild:
             env=environ,
         )
 
-    def _get_result_path(self, phase: BuildPhase) -> Path:
+    def _get_result_path(self, phase: build_result.BuildPhase) -> Path:
         return self.directories.work.parent / f"{phase}.json"
 
-    def _list_options(self, phase: BuildPhase) -> Sequence[str]:
+    def _list_options(self, phase: build_result.BuildPhase) -> Sequence[str]:
         settings = self._settings
-        if phase is BuildPhase.BUILD:
+        if phase is build_result.BuildPhase.BUILD:
             mounts = [f"--mount={mount}" for mount in settings.mounts]
             return [f"--timeout={settings.timeout_s}", f"--driver={settings.driver}", *mounts]
-        is_push = phase is BuildPhase.PUSH
+        is_push = phase is build_result.BuildPhase.PUSH
         secret = settings.push_secret if is_push else settings.pull_secret
         options = [f"--{'push' if is_push else 'pull'}-secret={secret}"] if secret else []
         return [*options, f"--ca={settings.ca}"] if settings.ca else options
@@ -348,12 +360,14 @@ def _hold_lock(path: Path) -> Iterator[None]:
     try:
         lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise FileError(f"cannot create {path}: {error.strerror}") from error
+        raise errors.FileError(f"cannot create {path}: {error.strerror}") from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise FileError(f"cannot lock {path}: another process runs this build") from error
+            raise errors.FileError(
+                f"cannot lock {path}: another process runs this build"
+            ) from error
         yield
     finally:
         os.close(lock)
@@ -365,11 +379,11 @@ def _keep_results(path: Path, key: str) -> None:
     try:
         if file.is_file() and file.read_text() == key:
             return
-        for phase in BuildPhase:
+        for phase in build_result.BuildPhase:
             (path / f"{phase}.json").unlink(missing_ok=True)
         file.write_text(key)
     except OSError as error:
-        raise FileError(f"cannot write {file}: {error.strerror}") from error
+        raise errors.FileError(f"cannot write {file}: {error.strerror}") from error
 
 
 def _list_entries(directory: Path) -> list[Path]:
@@ -383,7 +397,7 @@ def _write_files(directory: Path, files: Mapping[str, bytes]) -> None:
     directory.mkdir(parents=True)
     for name, content in files.items():
         if name in {"", ".", ".."} or "/" in name:
-            raise FileError(f"cannot write {name!r:.80}: it is not the name of a file")
+            raise errors.FileError(f"cannot write {name!r:.80}: it is not the name of a file")
         descriptor = os.open(directory / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -393,7 +407,7 @@ def _let_run(process: "subprocess.Popen[bytes]") -> None:
     if process.stdin:
         # The process may have died: it has no result then.
         with suppress(BrokenPipeError), process.stdin as stream:
-            stream.write(GO)
+            stream.write(build_spec.GO)
 
 
 def _read_line(process: "subprocess.Popen[bytes]") -> bytes:

@@ -12,16 +12,14 @@ from typing import TypeVar
 
 from treenail.api.pullspec import parse_pull_spec
 from treenail.clocks import Clock
-from treenail.config.image_mirrors import ImageMirrors
-from treenail.config.pullsecret import PullSecret, parse_pull_secret
+from treenail.config import image_mirrors, pullsecret
 from treenail.errors import FileError
 from treenail.image.push_spec import parse_push_spec
-from treenail.registry.authorization import select_login
+from treenail.registry import authorization, transport
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import NotFound, RegistryError, is_temporary
 from treenail.registry.names import Descriptor, is_digest
 from treenail.registry.proxies import ProxySettings, read_proxy_settings
-from treenail.registry.transport import RegistryLimits, TlsSettings
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +31,10 @@ T = TypeVar("T")
 class RegistrySettings:
     """How a phase reaches registries."""
 
-    secret: PullSecret = field(default_factory=PullSecret)
-    tls: TlsSettings = field(default_factory=TlsSettings)
+    secret: pullsecret.PullSecret = field(default_factory=pullsecret.PullSecret)
+    tls: transport.TlsSettings = field(default_factory=transport.TlsSettings)
     proxies: ProxySettings | None = None
-    limits: RegistryLimits | None = None
+    limits: transport.RegistryLimits | None = None
 
     @classmethod
     def read(
@@ -46,18 +44,18 @@ class RegistrySettings:
 
         A Secret that does not exist means anonymous access.
         """
-        found = PullSecret()
+        found = pullsecret.PullSecret()
         if secret is not None and (path := _find_secret(secret)) is not None:
-            found = parse_pull_secret(_read_file(path), where=str(path))
+            found = pullsecret.parse_pull_secret(_read_file(path), where=str(path))
         ca_pem = _read_file(ca).decode("ascii", "replace") if ca is not None else ""
-        return cls(found, TlsSettings(ca_pem=ca_pem), read_proxy_settings(environ))
+        return cls(found, transport.TlsSettings(ca_pem=ca_pem), read_proxy_settings(environ))
 
     def make_client(self, host: str, repository: str, clock: Clock) -> RegistryClient:
         """Make a client with the login for this repository; the caller closes it."""
         return RegistryClient(
             host,
             clock,
-            login=select_login(self.secret.credentials, host, repository),
+            login=authorization.select_login(self.secret.credentials, host, repository),
             tls=self.tls,
             proxies=self.proxies,
             limits=self.limits,
@@ -99,7 +97,9 @@ def parse_image_name(text: str) -> ImageName:
     return ImageName(pushed.registry, pushed.repository, pushed.tag)
 
 
-def pull_from_places(image: ImageName, mirrors: ImageMirrors, pull: Callable[[ImageName], T]) -> T:
+def pull_from_places(
+    image: ImageName, mirrors: image_mirrors.ImageMirrors, pull: Callable[[ImageName], T]
+) -> T:
     """Return the result of the first place that has the image: its mirrors, then its source.
 
     When all fail, raise the most telling error, with those of the others in its message.

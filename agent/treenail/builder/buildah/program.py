@@ -17,12 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from treenail.builder.buildah import sandbox
-from treenail.builder.buildah.classify import find_error
-from treenail.builder.buildah.stored_tree import create_mount_points
-from treenail.clocks import Clock
-from treenail.errors import CommandError, CommandTimeoutError, FileError, HostError
-from treenail.sanitize import escape_line, sanitize_text
+from treenail import clocks, errors, sanitize
+from treenail.builder.buildah import classify, sandbox, stored_tree
 
 _WANTED_IDS = 65536  # UIDs of 16 bits are what images use
 
@@ -56,7 +52,7 @@ def choose_id_maps(user_id: int, user_name: str, group_id: int, *, proc: Path, e
         gids = count_own_ids((proc / "self/gid_map").read_text())
         return IdMaps(f"0 0 {uids}", f"0 0 {gids}", sandbox.DIRECT)
     if shutil.which("newuidmap") is None or shutil.which("newgidmap") is None:
-        raise HostError(
+        raise errors.HostError(
             "cannot build as a user other than root: newuidmap is not installed",
             remedy="install the package uidmap (Debian) or shadow-utils (Fedora), or build as root",
         )
@@ -64,7 +60,7 @@ def choose_id_maps(user_id: int, user_name: str, group_id: int, *, proc: Path, e
     for file, own in (("subuid", user_id), ("subgid", group_id)):
         first, count = find_subordinate_ids(_read_text(etc / file), user_id, user_name)
         if count < _WANTED_IDS:
-            raise HostError(
+            raise errors.HostError(
                 f"cannot build as user {user_name}: expected {_WANTED_IDS} subordinate IDs in "
                 f"{etc / file}, found {count}",
                 remedy=f"run as root: usermod --add-subuids 100000-165535 --add-subgids "
@@ -135,7 +131,7 @@ class BuildOutput:
 
     def add_line(self, text: str) -> None:
         """Add a line of standard output or standard error."""
-        line = escape_line(sanitize_text(text, limit=_TAIL_LINE_LIMIT))
+        line = sanitize.escape_line(sanitize.sanitize_text(text, limit=_TAIL_LINE_LIMIT))
         if not line:
             return
         self._tail.append(line)
@@ -167,7 +163,7 @@ class SandboxedProgram:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: clocks.Clock,
         id_maps: IdMaps,
         environ: Mapping[str, str],
         *,
@@ -225,7 +221,7 @@ class SandboxedProgram:
                 with suppress(ProcessLookupError):
                     os.killpg(program.pid, signal.SIGKILL)
         if program.returncode == sandbox.EXIT_NO_NAMESPACE and problems:
-            raise CommandError(
+            raise errors.CommandError(
                 f"cannot run {argv[0]}: {problems[0]}",
                 remedy="allow user namespaces here: a container needs runAsUser 0, its default "
                 "capabilities and a seccomp profile that permits unshare; "
@@ -241,7 +237,7 @@ class SandboxedProgram:
         add_line: Callable[[str], None],
     ) -> None:
         if program.stdout is None:
-            raise CommandError(f"cannot read the output of {name}")
+            raise errors.CommandError(f"cannot read the output of {name}")
         rest = b""
         with selectors.DefaultSelector() as readable:
             readable.register(program.stdout, selectors.EVENT_READ)
@@ -279,8 +275,8 @@ def make_environment(environ: Mapping[str, str], work: Path) -> dict[str, str]:
     }
 
 
-def _make_timeout(name: str, timeout_s: float) -> CommandTimeoutError:
-    return CommandTimeoutError(f"{name} did not exit within {timeout_s:g} s")
+def _make_timeout(name: str, timeout_s: float) -> errors.CommandTimeoutError:
+    return errors.CommandTimeoutError(f"{name} did not exit within {timeout_s:g} s")
 
 
 _STORE_TIMEOUT_S = 1800.0
@@ -327,7 +323,7 @@ class Buildah:
             (self._work / "home/policy.json").write_text(_POLICY)
             (self._work / "home/registries.conf").write_text(_REGISTRIES)
         except OSError as error:
-            raise FileError(f"cannot write {error.filename}: {error.strerror}") from error
+            raise errors.FileError(f"cannot write {error.filename}: {error.strerror}") from error
 
     def load_image(self, layout: Path, name: str) -> str:
         """Load an image of the layout, which is in the work directory; return its ID."""
@@ -347,8 +343,8 @@ class Buildah:
             read_id,
         )  # fmt: skip
         if not image_id:
-            raise CommandError("cannot load an image: buildah pull printed no image ID")
-        create_mount_points(self._work / "storage", self.driver, image_id)
+            raise errors.CommandError("cannot load an image: buildah pull printed no image ID")
+        stored_tree.create_mount_points(self._work / "storage", self.driver, image_id)
         return image_id
 
     def tag_image(self, image_id: str, name: str) -> None:
@@ -437,5 +433,5 @@ class Buildah:
         argv = [*self._make_command(command), *rest]
         code = self._program.run_program(argv, timeout_s=_STORE_TIMEOUT_S, add_line=collect_line)
         if code:
-            cause = find_error(lines) or "\n".join(lines[-3:]) or f"exit code {code}"
-            raise CommandError(f"buildah {command} failed: {cause}", stderr="\n".join(lines))
+            cause = classify.find_error(lines) or "\n".join(lines[-3:]) or f"exit code {code}"
+            raise errors.CommandError(f"buildah {command} failed: {cause}", stderr="\n".join(lines))

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from treenail.api.decode import Fields, load_json
-from treenail.errors import FileError, TreenailError
+from treenail import errors
+from treenail.api import decode
 
 _LIMIT = 256 * 1024 * 1024
 _LAYERS_LIMIT = 1000
@@ -50,7 +50,7 @@ def _look_up(root: Path, parents: list[str], name: str) -> bytes | None:
     try:
         descriptor = os.open(root, flags | os.O_DIRECTORY)
     except OSError as error:
-        raise FileError(f"cannot read {root}: {error.strerror}") from error
+        raise errors.FileError(f"cannot read {root}: {error.strerror}") from error
     is_opaque = False
     try:
         for parent in parents:
@@ -70,11 +70,11 @@ def _look_up(root: Path, parents: list[str], name: str) -> bytes | None:
         if not stat.S_ISREG(entry.st_mode):
             return b""
         if entry.st_size > _LIMIT:
-            raise FileError(f"cannot read {name}: it has more than {_LIMIT} bytes")
+            raise errors.FileError(f"cannot read {name}: it has more than {_LIMIT} bytes")
         with os.fdopen(os.open(name, flags | os.O_NONBLOCK, dir_fd=descriptor), "rb") as file:
             return file.read(_LIMIT)
     except OSError as error:
-        raise FileError(f"cannot read {name} in {root}: {error.strerror}") from error
+        raise errors.FileError(f"cannot read {name} in {root}: {error.strerror}") from error
     finally:
         os.close(descriptor)
 
@@ -114,18 +114,18 @@ def find_trees(storage: Path, driver: str, image: str) -> Iterator[Path]:
         layer = layers[layer].get_text("parent")
 
 
-def _is_image(image: Fields, wanted: str) -> bool:
+def _is_image(image: decode.Fields, wanted: str) -> bool:
     names = image.get_text_list("names")
     return wanted == image.get_text("id") or wanted in names or f"{wanted}:latest" in names
 
 
-def _read_list(path: Path) -> list[Fields]:
+def _read_list(path: Path) -> list[decode.Fields]:
     try:
-        document = load_json(path.read_bytes(), where=str(path))
+        document = decode.load_json(path.read_bytes(), where=str(path))
     except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from error
+        raise errors.FileError(f"cannot read {path}: {error.strerror}") from error
     found = document if isinstance(document, list) else []
-    return [Fields.from_json(each, str(path)) for each in found]
+    return [decode.Fields.from_json(each, str(path)) for each in found]
 
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ def create_mount_points(storage: Path, driver: str, image_id: str) -> None:
             if not any(os.path.lexists(each / name) for each in places if _is_directory(each)):
                 flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
                 os.close(os.open(directory / name, flags, 0o644))
-    except (OSError, TreenailError) as error:
+    except (OSError, errors.TreenailError) as error:
         log.warning("the image may get empty files in /%s: %s", _DIRECTORY, error)
 
 

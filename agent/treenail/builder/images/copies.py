@@ -5,16 +5,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from treenail.registry import errors, images, names, referrers, uploads
 from treenail.registry.client import RegistryClient
-from treenail.registry.errors import AnswerInvalid
-from treenail.registry.images import RemoteBlob, copy_in_parallel
-from treenail.registry.names import Descriptor, Manifest, parse_descriptor
-from treenail.registry.referrers import (
-    add_to_referrers_tag,
-    get_referrers,
-    make_referrers_tag,
-)
-from treenail.registry.uploads import upload_blob
 
 _PARTS_LIMIT = 700
 """Entries of a list of manifests, or blobs of one image."""
@@ -81,7 +73,9 @@ class ImageCopier:
         yield manifest.digest
         if manifest.is_index:
             if depth:
-                raise AnswerInvalid(f"cannot copy {digest}: a list of manifests contains another")
+                raise errors.AnswerInvalid(
+                    f"cannot copy {digest}: a list of manifests contains another"
+                )
             for each in self._read_entries(manifest, "manifests"):
                 yield from self._copy_tree(each.digest, copied, depth=depth + 1)
         if self._has_manifest(digest):
@@ -98,20 +92,22 @@ class ImageCopier:
         if depth >= _ATTACHMENT_DEPTH:
             return
         present: frozenset[str] | None = None
-        for each in get_referrers(self.source.client, self.source.repository, digest):
+        for each in referrers.get_referrers(self.source.client, self.source.repository, digest):
             list(self._copy_tree(each.digest, copied, depth=0))
             if present is None:
-                found = get_referrers(self.target.client, self.target.repository, digest)
+                found = referrers.get_referrers(self.target.client, self.target.repository, digest)
                 present = frozenset(entry.digest for entry in found)
             if each.digest not in present:
                 # The target has no API for referrers, or the push did not list it.
-                add_to_referrers_tag(self.target.client, self.target.repository, digest, each)
+                referrers.add_to_referrers_tag(
+                    self.target.client, self.target.repository, digest, each
+                )
             copied.attachments += 1
             self._copy_attachments(each.digest, copied, depth=depth + 1)
 
     def _copy_tags(self, digests: frozenset[str], copied: CopiedImage) -> tuple[str, ...]:
         """Copy the tags of these manifests, and the attachments that are found by a tag."""
-        lists = {make_referrers_tag(each) for each in digests}
+        lists = {referrers.make_referrers_tag(each) for each in digests}
         tags = []
         for tag in self.source.client.list_tags(self.source.repository):
             if tag in lists:
@@ -142,32 +138,38 @@ class ImageCopier:
         """Return whether the target has the manifest: then it had all blobs at its push."""
         return self.target.client.head_manifest(self.target.repository, digest) is not None
 
-    def _copy_blobs(self, blobs: Iterable[Descriptor]) -> int:
+    def _copy_blobs(self, blobs: Iterable[names.Descriptor]) -> int:
         """Copy blobs over several connections; return the number of bytes that were moved."""
         different = {each.digest: each for each in blobs}.values()
-        return copy_in_parallel(different, self.source.client, self.target.client, self._copy_blob)
+        return images.copy_in_parallel(
+            different, self.source.client, self.target.client, self._copy_blob
+        )
 
-    def _copy_blob(self, blob: Descriptor, source: RegistryClient, target: RegistryClient) -> int:
+    def _copy_blob(
+        self, blob: names.Descriptor, source: RegistryClient, target: RegistryClient
+    ) -> int:
         self._check_stop()
         if target.has_blob(self.target.repository, blob.digest):
             return 0
-        remote = RemoteBlob(source, self.source.repository, blob)
-        upload_blob(target, self.target.repository, blob, remote.reopen)
+        remote = images.RemoteBlob(source, self.source.repository, blob)
+        uploads.upload_blob(target, self.target.repository, blob, remote.reopen)
         return blob.size
 
-    def _list_blobs(self, manifest: Manifest) -> list[Descriptor]:
+    def _list_blobs(self, manifest: names.Manifest) -> list[names.Descriptor]:
         where = self._describe(manifest)
-        config = parse_descriptor(_load_object(manifest, where).get("config"), where=where)
+        config = names.parse_descriptor(_load_object(manifest, where).get("config"), where=where)
         return [config, *self._read_entries(manifest, "layers")]
 
-    def _read_entries(self, manifest: Manifest, name: str) -> list[Descriptor]:
+    def _read_entries(self, manifest: names.Manifest, name: str) -> list[names.Descriptor]:
         where = self._describe(manifest)
         entries = _load_object(manifest, where).get(name)
         if not isinstance(entries, list) or len(entries) > _PARTS_LIMIT:
-            raise AnswerInvalid(f"cannot copy {where}: expected at most {_PARTS_LIMIT} {name}")
-        return [parse_descriptor(each, where=where) for each in entries]
+            raise errors.AnswerInvalid(
+                f"cannot copy {where}: expected at most {_PARTS_LIMIT} {name}"
+            )
+        return [names.parse_descriptor(each, where=where) for each in entries]
 
-    def _describe(self, manifest: Manifest) -> str:
+    def _describe(self, manifest: names.Manifest) -> str:
         return self.source.client.format_image(self.source.repository, manifest.digest)
 
     def _check_stop(self) -> None:
@@ -175,11 +177,11 @@ class ImageCopier:
             raise CopyStopped
 
 
-def _load_object(manifest: Manifest, where: str) -> dict[str, object]:
+def _load_object(manifest: names.Manifest, where: str) -> dict[str, object]:
     try:
         document = json.loads(manifest.content)
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise AnswerInvalid(f"cannot copy {where}: its manifest is no JSON object")
+        raise errors.AnswerInvalid(f"cannot copy {where}: its manifest is no JSON object")
     return document

@@ -15,10 +15,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
+from treenail import errors
 from treenail.api.decode import load_json
 from treenail.builder.buildah.stored_tree import StoredTree
-from treenail.errors import FileError, TreenailError
-from treenail.image.oci.packages import MAX_PACKAGES, InstalledPackage, PackageList
+from treenail.image.oci import packages
 
 # rpm-ostree and bootc keep the database below /usr, other systems below /var.
 _RPM_DATABASES = (
@@ -37,7 +37,7 @@ class Tree(Protocol):
     def read_file(self, path: str) -> bytes | None: ...
 
 
-def read_packages(tree: Tree, scratch: Path) -> PackageList | None:
+def read_packages(tree: Tree, scratch: Path) -> packages.PackageList | None:
     """Return the packages; None if the tree has no database that can be read.
 
     ``scratch`` is a directory for a copy. Raises `FileError` for a damaged database.
@@ -46,14 +46,16 @@ def read_packages(tree: Tree, scratch: Path) -> PackageList | None:
         if (content := tree.read_file(path)) is not None:
             # Commits that no checkpoint has moved to the database.
             log = tree.read_file(f"{path}-wal")
-            return PackageList(tuple(_read_rpm(content, log, scratch, path)), _read_id(tree))
+            return packages.PackageList(
+                tuple(_read_rpm(content, log, scratch, path)), _read_id(tree)
+            )
     for path in _DPKG_DATABASES:
         if (content := tree.read_file(path)) is not None:
-            return PackageList(tuple(parse_dpkg_status(content)), _read_id(tree))
+            return packages.PackageList(tuple(parse_dpkg_status(content)), _read_id(tree))
     return None
 
 
-def parse_dpkg_status(content: bytes) -> Iterator[InstalledPackage]:
+def parse_dpkg_status(content: bytes) -> Iterator[packages.InstalledPackage]:
     """Yield the installed packages of a dpkg status file (deb822(5))."""
     count = 0
     for paragraph in content.decode("utf-8", "replace").split("\n\n"):
@@ -65,9 +67,9 @@ def parse_dpkg_status(content: bytes) -> Iterator[InstalledPackage]:
         if not fields.get("Status", "").endswith(_INSTALLED) or not fields.get("Package"):
             continue
         count += 1
-        if count > MAX_PACKAGES:
+        if count > packages.MAX_PACKAGES:
             return
-        yield InstalledPackage(
+        yield packages.InstalledPackage(
             "deb",
             fields["Package"],
             fields.get("Version", ""),
@@ -78,7 +80,7 @@ def parse_dpkg_status(content: bytes) -> Iterator[InstalledPackage]:
 
 def _read_rpm(
     content: bytes, log: bytes | None, scratch: Path, path: str
-) -> Iterator[InstalledPackage]:
+) -> Iterator[packages.InstalledPackage]:
     try:
         with tempfile.TemporaryDirectory(dir=scratch) as directory:
             place = Path(directory) / "rpmdb.sqlite"
@@ -88,14 +90,16 @@ def _read_rpm(
             with closing(sqlite3.connect(place)) as database:
                 # The text of a view or trigger of the file must not run anything.
                 database.execute("PRAGMA trusted_schema = OFF")
-                rows = database.execute("SELECT blob FROM Packages LIMIT ?", (MAX_PACKAGES,))
+                rows = database.execute(
+                    "SELECT blob FROM Packages LIMIT ?", (packages.MAX_PACKAGES,)
+                )
                 for (blob,) in rows:
                     if isinstance(blob, bytes) and (found := parse_header(blob)) is not None:
                         yield found
     except OSError as error:
-        raise FileError(f"cannot copy {path}: {error.strerror}") from error
+        raise errors.FileError(f"cannot copy {path}: {error.strerror}") from error
     except (sqlite3.Error, ValueError) as error:
-        raise FileError(f"cannot read {path}: {error}") from error
+        raise errors.FileError(f"cannot read {path}: {error}") from error
 
 
 def _read_id(tree: Tree) -> str:
@@ -128,13 +132,13 @@ def write_packages(work: Path, driver: str, image: str) -> None:
         place.write_text(json.dumps(found.to_json()))
     except OSError as error:
         log.warning("cannot list the packages of the image: %s", error.strerror)
-    except TreenailError as error:
+    except errors.TreenailError as error:
         log.warning("cannot list the packages of the image: %s", error)
     else:
         log.info("the image has %d packages", len(found.packages))
 
 
-def read_package_file(work: Path) -> PackageList | None:
+def read_package_file(work: Path) -> packages.PackageList | None:
     """Read the list; None without one. Raises `ConfigError` and `FileError`."""
     place = work / _PACKAGE_FILE
     try:
@@ -143,10 +147,12 @@ def read_package_file(work: Path) -> PackageList | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise FileError(f"cannot read {place}: {error.strerror}") from error
+        raise errors.FileError(f"cannot read {place}: {error.strerror}") from error
     if len(content) > _PACKAGE_FILE_LIMIT:
-        raise FileError(f"cannot read {place}: it is longer than {_PACKAGE_FILE_LIMIT} bytes")
-    return PackageList.from_json(load_json(content, where=_PACKAGE_FILE))
+        raise errors.FileError(
+            f"cannot read {place}: it is longer than {_PACKAGE_FILE_LIMIT} bytes"
+        )
+    return packages.PackageList.from_json(load_json(content, where=_PACKAGE_FILE))
 
 
 _NAME, _VERSION, _RELEASE, _EPOCH = 1000, 1001, 1002, 1003
@@ -160,7 +166,7 @@ _TEXT_LIMIT = 1000
 _KEY_NAME = "gpg-pubkey"
 
 
-def parse_header(content: bytes) -> InstalledPackage | None:
+def parse_header(content: bytes) -> packages.InstalledPackage | None:
     """Return the package; None for a stored key. Raises `ValueError` for anything else."""
     try:
         count, size = _PRELUDE.unpack_from(content)
@@ -184,7 +190,7 @@ def parse_header(content: bytes) -> InstalledPackage | None:
         epoch = _read_number(entries, data, _EPOCH)
     except struct.error as error:
         raise ValueError(f"its header ends early: {error}") from error
-    return InstalledPackage(
+    return packages.InstalledPackage(
         "rpm",
         name,
         version if epoch is None else f"{epoch}:{version}",

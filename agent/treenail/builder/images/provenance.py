@@ -3,9 +3,8 @@
 from treenail.errors import ConfigError
 from treenail.image.oci.packages import SPDX_TYPE
 from treenail.image.oci.provenance import STATEMENT_TYPE, BuildProvenance, make_statement
+from treenail.registry import images, referrers
 from treenail.registry.client import RegistryClient
-from treenail.registry.images import read_artifact
-from treenail.registry.referrers import attach, get_referrers
 
 
 def attach_provenance(client: RegistryClient, repository: str, provenance: BuildProvenance) -> None:
@@ -34,15 +33,15 @@ def read_documents(
     client: RegistryClient, repository: str, digest: str, kind: str
 ) -> tuple[bytes, ...]:
     """Return the attached documents of a type."""
-    found = get_referrers(client, repository, digest, kind)
-    return tuple(read_artifact(client, repository, each.digest) for each in found)
+    found = referrers.get_referrers(client, repository, digest, kind)
+    return tuple(images.read_artifact(client, repository, each.digest) for each in found)
 
 
 def _attach_once(
     client: RegistryClient, repository: str, digest: str, kind: str, content: bytes
 ) -> None:
     # The same image may have been pushed before the process ended.
-    if get_referrers(client, repository, digest, kind):
+    if referrers.get_referrers(client, repository, digest, kind):
         return
     subject = client.head_manifest(repository, digest)
     if subject is None:
@@ -50,10 +49,13 @@ def _attach_once(
             f"cannot attach a document to {digest}: {client.host}/{repository} does not have the "
             "image"
         )
-    artifact = attach(
+    artifact = referrers.attach(
         client, repository, subject, artifact_type=kind, media_type=kind, content=content
     )
-    if all(each.digest != artifact.digest for each in get_referrers(client, repository, digest)):
+    if all(
+        each.digest != artifact.digest
+        for each in referrers.get_referrers(client, repository, digest)
+    ):
         raise ConfigError(
             f"cannot attach a document to {client.format_image(repository, digest)}: the registry "
             "does not list it"

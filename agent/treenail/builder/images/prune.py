@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 
 from treenail.image.labels import BUILD
-from treenail.image.oci.documents import read_labels
-from treenail.image.oci.prune import PrunePlan, StoredImage
+from treenail.image.oci import documents, prune
+from treenail.registry import errors, referrers
 from treenail.registry.client import RegistryClient
-from treenail.registry.errors import Denied, LoginRefused, NotFound, RegistryError, Unsupported
 from treenail.registry.names import Manifest, parse_descriptor
-from treenail.registry.referrers import get_referrers, make_referrers_tag
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +21,7 @@ IMAGES_LIMIT = 5000
 CheckTime = Callable[[], None]
 """Raises `RegistryError` when the time for a pass is over."""
 
-ImageCache = MutableMapping[str, StoredImage]
+ImageCache = MutableMapping[str, prune.StoredImage]
 """Images by digest, without tags: their content never changes."""
 
 
@@ -32,7 +30,7 @@ class PruneResult:
     """The deleted digests, and the problem that ended or limited the deletion."""
 
     deleted: tuple[str, ...] = ()
-    problem: RegistryError | None = None
+    problem: errors.RegistryError | None = None
     """`Unsupported` or `Denied` concerns every image of the repository: report it once."""
 
 
@@ -47,14 +45,14 @@ def read_stored_images(
     check_time: CheckTime = never_late,
     *,
     limit: int = IMAGES_LIMIT,
-) -> tuple[StoredImage, ...]:
+) -> tuple[prune.StoredImage, ...]:
     """Return the tagged images of a repository with the instances of lists; raises `RegistryError`.
 
     Tags of attachments (``sha256-…``) are no images.
     """
     try:
         tags = _list_tags(client, repository, limit)
-    except NotFound:
+    except errors.NotFound:
         return ()
     tagged: dict[str, list[str]] = {}
     for tag in tags:
@@ -62,7 +60,7 @@ def read_stored_images(
         found = client.head_manifest(repository, tag)
         if found is not None:
             tagged.setdefault(found.digest, []).append(tag)
-    images: dict[str, StoredImage] = {}
+    images: dict[str, prune.StoredImage] = {}
     for digest, names in tagged.items():
         check_time()
         image = _read_image(client, repository, digest, cache)
@@ -76,7 +74,7 @@ def read_stored_images(
 def delete_images(
     client: RegistryClient,
     repository: str,
-    plan: PrunePlan,
+    plan: prune.PrunePlan,
     check_time: CheckTime = never_late,
     *,
     limit: int = IMAGES_LIMIT,
@@ -96,21 +94,21 @@ def delete_images(
             for digest in (*_list_attachments(client, repository, image.digest), image.digest):
                 _delete(client, repository, digest)
             deleted.append(image.digest)
-    except RegistryError as error:
+    except errors.RegistryError as error:
         return PruneResult(tuple(deleted), error)
     return PruneResult(tuple(deleted))
 
 
-def is_lasting(problem: RegistryError | None) -> bool:
+def is_lasting(problem: errors.RegistryError | None) -> bool:
     """Return whether the deletion fails until a person changes the registry or the login."""
-    return isinstance(problem, Unsupported | Denied | LoginRefused)
+    return isinstance(problem, errors.Unsupported | errors.Denied | errors.LoginRefused)
 
 
 def _list_tags(client: RegistryClient, repository: str, limit: int) -> tuple[str, ...]:
     """Return all tags of images. With a part of them, an image of another tag could be deleted."""
     found = tuple(each for each in client.list_tags(repository) if not each.startswith(_ATTACHMENT))
     if len(found) > limit:
-        raise RegistryError(
+        raise errors.RegistryError(
             f"{repository} has {len(found)} tags, and at most {limit} can be compared"
         )
     return found
@@ -130,8 +128,8 @@ def _read_tags(
 
 def _list_attachments(client: RegistryClient, repository: str, digest: str) -> list[str]:
     """Return the manifests that refer to an image, and those of the tags for them."""
-    found = [each.digest for each in get_referrers(client, repository, digest)]
-    tag = make_referrers_tag(digest)
+    found = [each.digest for each in referrers.get_referrers(client, repository, digest)]
+    tag = referrers.make_referrers_tag(digest)
     for name in (tag, f"{tag}.sig"):
         head = client.head_manifest(repository, name)
         if head is not None:
@@ -142,14 +140,14 @@ def _list_attachments(client: RegistryClient, repository: str, digest: str) -> l
 def _delete(client: RegistryClient, repository: str, digest: str) -> None:
     try:
         client.delete_manifest(repository, digest)
-    except NotFound:
+    except errors.NotFound:
         return
     log.info("deleted %s", client.format_image(repository, digest))
 
 
 def _read_image(
     client: RegistryClient, repository: str, digest: str, cache: ImageCache
-) -> StoredImage:
+) -> prune.StoredImage:
     if digest not in cache:
         cache[digest] = _parse_image(client, repository, client.get_manifest(repository, digest))
     return cache[digest]
@@ -159,18 +157,18 @@ def _read_build(client: RegistryClient, repository: str, manifest: Manifest) -> 
     """Return the MachineOSBuild that an image is labelled with; empty without the label."""
     where = client.format_image(repository, manifest.digest)
     config = parse_descriptor(json.loads(manifest.content).get("config"), where=where)
-    return read_labels(client.read_small_blob(repository, config)).get(BUILD, "")
+    return documents.read_labels(client.read_small_blob(repository, config)).get(BUILD, "")
 
 
-def _parse_image(client: RegistryClient, repository: str, manifest: Manifest) -> StoredImage:
+def _parse_image(client: RegistryClient, repository: str, manifest: Manifest) -> prune.StoredImage:
     where = client.format_image(repository, manifest.digest)
     if not manifest.is_index:
-        return StoredImage(manifest.digest, build=_read_build(client, repository, manifest))
+        return prune.StoredImage(manifest.digest, build=_read_build(client, repository, manifest))
     document = json.loads(manifest.content)
     entries = document.get("manifests")
     listed = entries if isinstance(entries, list) else []
     if len(listed) > _INSTANCES_LIMIT:
-        raise RegistryError(
+        raise errors.RegistryError(
             f"{where} lists {len(listed)} images, and at most {_INSTANCES_LIMIT} can be compared"
         )
     instances = tuple(parse_descriptor(each, where=where).digest for each in listed)
@@ -180,8 +178,8 @@ def _parse_image(client: RegistryClient, repository: str, manifest: Manifest) ->
             found = client.get_manifest(repository, instance)
             # treenail writes no list of lists, and a registry could nest them without end.
             builds.add("" if found.is_index else _read_build(client, repository, found))
-        except NotFound:
+        except errors.NotFound:
             builds.add("")
     # A list is treenail's if each of its images is.
     build = builds.pop() if len(builds) == 1 else ""
-    return StoredImage(manifest.digest, build=build, instances=instances)
+    return prune.StoredImage(manifest.digest, build=build, instances=instances)

@@ -15,10 +15,9 @@ from treenail.image.oci.signature import (
     make_signature_tag,
     read_signatures,
 )
+from treenail.registry import names, uploads
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import NotFound, RegistryError
-from treenail.registry.names import Descriptor
-from treenail.registry.uploads import upload_bytes
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import (
@@ -114,8 +113,8 @@ def sign_image(client: RegistryClient, repository: str, digest: str, key: Signin
     payload = make_payload(f"{client.host}/{repository}", digest)
     layer = make_signature_layer(payload, key.sign(payload))
     manifest, config = make_signature_manifest([*(each.layer for each in present), layer])
-    upload_bytes(client, repository, PAYLOAD_TYPE, payload)
-    upload_bytes(client, repository, CONFIG_TYPE, config)
+    uploads.upload_bytes(client, repository, PAYLOAD_TYPE, payload)
+    uploads.upload_bytes(client, repository, CONFIG_TYPE, config)
     client.put_manifest(repository, tag, OCI_MANIFEST, manifest)
     verify_image(client, repository, digest, verifier)
     return tag
@@ -156,7 +155,7 @@ def _find_problem(
     key: VerificationKey,
 ) -> str:
     """Return why a signature does not count; empty if it is valid."""
-    blob = Descriptor(PAYLOAD_TYPE, stored.payload_digest, stored.payload_size)
+    blob = names.Descriptor(PAYLOAD_TYPE, stored.payload_digest, stored.payload_size)
     payload = client.read_small_blob(repository, blob)
     # The payload is read only after its signature is valid.
     if not key.verifies(stored.signature, payload):

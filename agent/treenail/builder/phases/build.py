@@ -11,30 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from treenail import clocks, errors
 from treenail.api.pullspec import BOOTABLE_LABELS
-from treenail.builder.build_layout import (
-    ImageLayout,
-    collect_layers,
-    hide_layers,
-    is_bootable,
-    restore_layers,
-)
-from treenail.builder.build_spec import (
-    BUILT_IMAGE,
-    CACHE_PREFIX,
-    BuildDirectories,
-    BuildSpec,
-    FetchedImages,
-    find_step_lines,
-)
-from treenail.builder.buildah.classify import BuildFailure, classify_failure, mentions_full_disk
-from treenail.builder.buildah.disk_space import DiskWatch
-from treenail.builder.buildah.program import BindMount, Buildah, BuildOutput, TextFiles
+from treenail.builder import build_layout, build_spec
+from treenail.builder.buildah import classify, disk_space, program
 from treenail.builder.images.packages import write_packages
-from treenail.clocks import Clock
-from treenail.errors import CommandError, CommandTimeoutError, FileError
-from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
-from treenail.image.containerfile import OWN_PREFIX
+from treenail.image import build_result, containerfile
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +33,7 @@ _NO_SYSTEM = (
 class BuildSettings:
     """Flags of the phase."""
 
-    mounts: tuple[BindMount, ...] = ()
+    mounts: tuple[program.BindMount, ...] = ()
     """Entitlements that instructions see."""
     timeout_s: float = 3600.0
     keeps_layers: bool = False
@@ -59,12 +41,12 @@ class BuildSettings:
 
 
 def build_image(
-    directories: BuildDirectories,
-    buildah: Buildah,
+    directories: build_spec.BuildDirectories,
+    buildah: program.Buildah,
     settings: BuildSettings,
-    clock: Clock,
+    clock: clocks.Clock,
     show_line: Callable[[str], None],
-) -> BuildResult:
+) -> build_result.BuildResult:
     """Build the image into the layout, from the images that `fetch` wrote there.
 
     Raises `ConfigError`, `FileError` and `CommandError` when the build cannot start.
@@ -72,14 +54,14 @@ def build_image(
     begin = clock.monotonic()
     spec, fetched = directories.read_spec(), directories.read_fetched()
     text = directories.read_containerfile()
-    layout = ImageLayout(directories.layout)
+    layout = build_layout.ImageLayout(directories.layout)
     context, own_context = directories.work / "context", directories.work / "own"
     copy_context(directories.inputs / "context", context, own_context)
     buildah.prepare_work()
     references, loaded_ids = _load_images(buildah, fetched, directories.layout)
     loaded = clock.monotonic()
     keeps_layers = settings.keeps_layers or bool(spec.cache_repository)
-    with DiskWatch(directories.work) as disk:
+    with disk_space.DiskWatch(directories.work) as disk:
         runner = PartRunner(
             buildah,
             clock,
@@ -101,19 +83,21 @@ def build_image(
         digest = _save_image(buildah, layout, fetched)
         if keeps_layers:
             _save_cache(buildah, layout, fetched, loaded_ids)
-    except CommandError as error:
+    except errors.CommandError as error:
         lines = ("Error: " + str(error),)
-        return _make_failure(classify_failure(1, lines), output, spec)
-    if not is_bootable(layout, BUILT_IMAGE) and any(
-        is_bootable(layout, each.name) for each in fetched.images
+        return _make_failure(classify.classify_failure(1, lines), output, spec)
+    if not build_layout.is_bootable(layout, build_spec.BUILT_IMAGE) and any(
+        build_layout.is_bootable(layout, each.name) for each in fetched.images
     ):
-        return BuildResult(
-            BuildPhase.BUILD, reason=BuildReason.CONTAINERFILE_INVALID, message=_NO_SYSTEM
+        return build_result.BuildResult(
+            build_result.BuildPhase.BUILD,
+            reason=build_result.BuildReason.CONTAINERFILE_INVALID,
+            message=_NO_SYSTEM,
         )
     write_packages(directories.work, buildah.driver, buildah.built_image)
     log.info("built %s", digest)
-    return BuildResult(
-        BuildPhase.BUILD,
+    return build_result.BuildResult(
+        build_result.BuildPhase.BUILD,
         message="\n".join(output.tail),
         seconds={
             "load": loaded - begin,
@@ -142,8 +126,10 @@ def copy_context(source: Path, target: Path, own_target: Path) -> None:
                 continue
             count += 1
             if count > _CONTEXT_LIMIT:
-                raise FileError(f"cannot copy {source}: it has more than {_CONTEXT_LIMIT} files")
-            is_own = path.name.startswith(OWN_PREFIX)
+                raise errors.FileError(
+                    f"cannot copy {source}: it has more than {_CONTEXT_LIMIT} files"
+                )
+            is_own = path.name.startswith(containerfile.OWN_PREFIX)
             copy = (own_target if is_own else target) / path.name
             if path.is_dir() and not path.is_symlink():
                 shutil.copytree(path, copy, symlinks=True)
@@ -151,11 +137,11 @@ def copy_context(source: Path, target: Path, own_target: Path) -> None:
                 shutil.copyfile(path, copy)
                 copy.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
     except OSError as error:
-        raise FileError(f"cannot copy {error.filename}: {error.strerror}") from error
+        raise errors.FileError(f"cannot copy {error.filename}: {error.strerror}") from error
 
 
 def _load_images(
-    buildah: Buildah, fetched: FetchedImages, layout: Path
+    buildah: program.Buildah, fetched: build_spec.FetchedImages, layout: Path
 ) -> tuple[dict[str, str], frozenset[str]]:
     """Load the images into the storage; return the names by reference, and all IDs."""
     references: dict[str, str] = {}
@@ -169,32 +155,39 @@ def _load_images(
     return references, frozenset(image_ids)
 
 
-def _save_image(buildah: Buildah, layout: ImageLayout, fetched: FetchedImages) -> str:
+def _save_image(
+    buildah: program.Buildah, layout: build_layout.ImageLayout, fetched: build_spec.FetchedImages
+) -> str:
     """Write the built image to the layout; return its digest."""
-    layers = collect_layers(layout, [image.name for image in fetched.images])
-    with hide_layers(layout, layers):
-        buildah.save_image(buildah.built_image, layout.path, BUILT_IMAGE)
-        return restore_layers(layout, BUILT_IMAGE, layers).digest
+    layers = build_layout.collect_layers(layout, [image.name for image in fetched.images])
+    with build_layout.hide_layers(layout, layers):
+        buildah.save_image(buildah.built_image, layout.path, build_spec.BUILT_IMAGE)
+        return build_layout.restore_layers(layout, build_spec.BUILT_IMAGE, layers).digest
 
 
 def _save_cache(
-    buildah: Buildah, layout: ImageLayout, fetched: FetchedImages, loaded_ids: frozenset[str]
+    buildah: program.Buildah,
+    layout: build_layout.ImageLayout,
+    fetched: build_spec.FetchedImages,
+    loaded_ids: frozenset[str],
 ) -> None:
     """Write the images of single instructions that did not come from the cache."""
-    names = [BUILT_IMAGE, *(image.name for image in fetched.images)]
+    names = [build_spec.BUILT_IMAGE, *(image.name for image in fetched.images)]
     new_ids = [each for each in buildah.list_image_ids() if each not in loaded_ids]
     for number, image_id in enumerate(new_ids[:_CACHE_LIMIT], len(fetched.images)):
-        name = f"{CACHE_PREFIX}{number}"
-        layers = collect_layers(layout, names)
-        with hide_layers(layout, layers):
+        name = f"{build_spec.CACHE_PREFIX}{number}"
+        layers = build_layout.collect_layers(layout, names)
+        with build_layout.hide_layers(layout, layers):
             buildah.save_image(image_id, layout.path, name)
-            restore_layers(layout, name, layers)
+            build_layout.restore_layers(layout, name, layers)
         names.append(name)
 
 
-def _make_failure(failure: BuildFailure, output: BuildOutput, spec: BuildSpec) -> BuildResult:
-    return BuildResult(
-        BuildPhase.BUILD,
+def _make_failure(
+    failure: classify.BuildFailure, output: program.BuildOutput, spec: build_spec.BuildSpec
+) -> build_result.BuildResult:
+    return build_result.BuildResult(
+        build_result.BuildPhase.BUILD,
         reason=failure.reason,
         line=spec.convert_line(output.line),
         message="\n".join([failure.cause, *_drop_last(output.tail)]),
@@ -244,7 +237,11 @@ class BuildPart:
 
 
 def split_containerfile(
-    text: str, spec: BuildSpec, buildah: Buildah, context: Path, own_context: Path
+    text: str,
+    spec: build_spec.BuildSpec,
+    buildah: program.Buildah,
+    context: Path,
+    own_context: Path,
 ) -> Iterator[BuildPart]:
     """Return the parts in the order of their builds; one part without files of our own."""
     has_own_files = any(own_context.iterdir())
@@ -278,18 +275,18 @@ def split_text(text: str, user_line: int, own_image: str) -> tuple[str, str]:
 class PartResult:
     """How a run of buildah ended."""
 
-    output: BuildOutput
-    failure: BuildFailure | None = None
+    output: program.BuildOutput
+    failure: classify.BuildFailure | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PartRunner:
     """Runs buildah for one part after the other, within one time limit."""
 
-    buildah: Buildah
-    clock: Clock
-    disk: DiskWatch
-    mounts: Sequence[BindMount]
+    buildah: program.Buildah
+    clock: clocks.Clock
+    disk: disk_space.DiskWatch
+    mounts: Sequence[program.BindMount]
     images: Mapping[str, str]
     """Local names of images by their names in the text."""
     architecture: str
@@ -303,30 +300,30 @@ class PartRunner:
         Writes the Containerfiles into the directory. Raises `CommandError` and `FileError`.
         """
         deadline = self.clock.monotonic() + self.timeout_s
-        result = PartResult(BuildOutput({}, self.show_line))
+        result = PartResult(program.BuildOutput({}, self.show_line))
         for number, part in enumerate(parts):
             path = directory / f"Containerfile-{number}"
             try:
                 path.write_text(part.text)
             except OSError as error:
-                raise FileError(f"cannot write {path}: {error.strerror}") from error
+                raise errors.FileError(f"cannot write {path}: {error.strerror}") from error
             result = self._run_part(part, path, deadline)
             if result.failure is not None:
                 break
         return result
 
     def _run_part(self, part: BuildPart, path: Path, deadline: float) -> PartResult:
-        output = BuildOutput(find_step_lines(part.text), self.show_line)
+        output = program.BuildOutput(build_spec.find_step_lines(part.text), self.show_line)
         kills_before = count_oom_kills()
 
         def add_line(line: str) -> None:
-            if mentions_full_disk(line):
+            if classify.mentions_full_disk(line):
                 self.disk.sample()
             output.add_line(line)
 
         try:
             code = self.buildah.build_image(
-                TextFiles(path, part.context),
+                program.TextFiles(path, part.context),
                 part.image,
                 images=self.images,
                 mounts=self.mounts,
@@ -335,12 +332,16 @@ class PartRunner:
                 timeout_s=deadline - self.clock.monotonic(),
                 add_line=add_line,
             )
-        except CommandTimeoutError:
+        except errors.CommandTimeoutError:
             cause = f"buildah did not exit within {self.timeout_s:g} s"
-            return PartResult(output, BuildFailure(BuildReason.DEADLINE_EXCEEDED, cause))
+            return PartResult(
+                output, classify.BuildFailure(build_result.BuildReason.DEADLINE_EXCEEDED, cause)
+            )
         if not code:
             return PartResult(output)
         kills = count_oom_kills()
         oom_kills = None if kills is None or kills_before is None else kills - kills_before
-        failure = classify_failure(code, output.tail, oom_kills=oom_kills, space=self.disk.lowest)
+        failure = classify.classify_failure(
+            code, output.tail, oom_kills=oom_kills, space=self.disk.lowest
+        )
         return PartResult(output, failure)

@@ -12,30 +12,13 @@ from contextlib import AbstractContextManager
 from threading import Event
 from typing import BinaryIO
 
-from treenail.api.decode import Fields, load_json
-from treenail.builder.build_layout import ImageLayout
-from treenail.builder.build_spec import (
-    CACHE_PREFIX,
-    BuildDirectories,
-    BuildSpec,
-    FetchedImage,
-    FetchedImages,
-    find_images,
-)
-from treenail.builder.registries import (
-    ImageName,
-    OpenClient,
-    RegistrySettings,
-    parse_image_name,
-    pull_from_places,
-    transfer_blobs,
-)
-from treenail.clocks import Clock
-from treenail.errors import HostError, TreenailError
-from treenail.image.build_result import BuildPhase, BuildResult
+from treenail import clocks, errors
+from treenail.api import decode
+from treenail.builder import build_layout, build_spec, registries
+from treenail.image import build_result
+from treenail.registry import names
 from treenail.registry.client import RegistryClient
 from treenail.registry.images import ResolvedImage, resolve_image
-from treenail.registry.names import Descriptor, parse_descriptor
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +27,15 @@ CACHE_LIMIT = 64
 
 
 def fetch_images(
-    directories: BuildDirectories, settings: RegistrySettings, clock: Clock
-) -> BuildResult:
+    directories: build_spec.BuildDirectories,
+    settings: registries.RegistrySettings,
+    clock: clocks.Clock,
+) -> build_result.BuildResult:
     """Fetch the images and the cache into the layout; raise `TreenailError` for an image."""
     begin = clock.monotonic()
     spec = directories.read_spec()
-    references = find_images(directories.read_containerfile())
-    layout = ImageLayout(directories.layout)
+    references = build_spec.find_images(directories.read_containerfile())
+    layout = build_layout.ImageLayout(directories.layout)
     layout.create()
     images = [
         fetch_image(layout, reference, f"image-{number}", spec, settings, clock)
@@ -60,28 +45,28 @@ def fetch_images(
     if spec.cache_repository:
         images += _fetch_cache(layout, references, spec, settings, clock)
         seconds["cache"] = clock.monotonic() - begin - seconds["pull"]
-    directories.write_fetched(FetchedImages(tuple(images)))
-    return BuildResult(BuildPhase.FETCH, seconds=seconds)
+    directories.write_fetched(build_spec.FetchedImages(tuple(images)))
+    return build_result.BuildResult(build_result.BuildPhase.FETCH, seconds=seconds)
 
 
 def fetch_image(
-    layout: ImageLayout,
+    layout: build_layout.ImageLayout,
     reference: str,
     name: str,
-    spec: BuildSpec,
-    settings: RegistrySettings,
-    clock: Clock,
-) -> FetchedImage:
+    spec: build_spec.BuildSpec,
+    settings: registries.RegistrySettings,
+    clock: clocks.Clock,
+) -> build_spec.FetchedImage:
     """Write one image of the architecture into the layout; blobs that it has are not pulled."""
-    image = parse_image_name(reference)
+    image = registries.parse_image_name(reference)
 
-    def resolve(place: ImageName) -> tuple[ImageName, ResolvedImage]:
+    def resolve(place: registries.ImageName) -> tuple[registries.ImageName, ResolvedImage]:
         with settings.open_client(place.registry, place.repository, clock) as client:
             return place, resolve_image(
                 client, place.repository, place.reference, spec.architecture
             )
 
-    place, found = pull_from_places(image, spec.mirrors, resolve)
+    place, found = registries.pull_from_places(image, spec.mirrors, resolve)
 
     def open_client() -> AbstractContextManager[RegistryClient]:
         return settings.open_client(place.registry, place.repository, clock)
@@ -89,7 +74,7 @@ def fetch_image(
     origin = "" if place == image else f" from {place.full_repository}"
     log.info("fetching %s, manifest %s%s", reference, found.digest, origin)
     _write_image(layout, open_client, found, name)
-    return FetchedImage(reference, name, image.full_repository, found.digest)
+    return build_spec.FetchedImage(reference, name, image.full_repository, found.digest)
 
 
 def compute_cache_tag(references: Iterable[str], architecture: str) -> str:
@@ -99,17 +84,17 @@ def compute_cache_tag(references: Iterable[str], architecture: str) -> str:
 
 
 def _fetch_cache(
-    layout: ImageLayout,
+    layout: build_layout.ImageLayout,
     references: Iterable[str],
-    spec: BuildSpec,
-    settings: RegistrySettings,
-    clock: Clock,
-) -> list[FetchedImage]:
+    spec: build_spec.BuildSpec,
+    settings: registries.RegistrySettings,
+    clock: clocks.Clock,
+) -> list[build_spec.FetchedImage]:
     """Fetch the layers of earlier builds; a build without them is slower, and no failure."""
-    found: list[FetchedImage] = []
+    found: list[build_spec.FetchedImage] = []
     try:
         tag = compute_cache_tag(references, spec.architecture)
-        cache = parse_image_name(f"{spec.cache_repository}:{tag}")
+        cache = registries.parse_image_name(f"{spec.cache_repository}:{tag}")
 
         def open_client() -> AbstractContextManager[RegistryClient]:
             return settings.open_client(cache.registry, cache.repository, clock)
@@ -121,17 +106,17 @@ def _fetch_cache(
             where = client.format_image(cache.repository, tag)
             for number, entry in enumerate(_read_index(index.content, where)[:CACHE_LIMIT]):
                 image = resolve_image(client, cache.repository, entry.digest, spec.architecture)
-                name = f"{CACHE_PREFIX}{number}"
+                name = f"{build_spec.CACHE_PREFIX}{number}"
                 _write_image(layout, open_client, image, name)
-                found.append(FetchedImage("", name, cache.full_repository, image.digest))
-    except TreenailError as error:
+                found.append(build_spec.FetchedImage("", name, cache.full_repository, image.digest))
+    except errors.TreenailError as error:
         log.warning("building with an incomplete cache: %s", error)
     return found
 
 
 def _write_image(
-    layout: ImageLayout,
-    open_client: OpenClient,
+    layout: build_layout.ImageLayout,
+    open_client: registries.OpenClient,
     image: ResolvedImage,
     name: str,
 ) -> None:
@@ -146,24 +131,29 @@ def _write_image(
 
 
 def _write_layers(
-    layout: ImageLayout, open_client: OpenClient, repository: str, layers: list[Descriptor]
+    layout: build_layout.ImageLayout,
+    open_client: registries.OpenClient,
+    repository: str,
+    layers: list[names.Descriptor],
 ) -> None:
-    def write_layer(client: RegistryClient, layer: Descriptor, has_failed: Event) -> None:
+    def write_layer(client: RegistryClient, layer: names.Descriptor, has_failed: Event) -> None:
         with layout.open_blob(layer.digest) as file:
             client.read_blob(repository, layer, _make_sink(file, has_failed))
 
-    transfer_blobs(layers, open_client, write_layer)
+    registries.transfer_blobs(layers, open_client, write_layer)
 
 
 def _make_sink(file: BinaryIO, has_failed: Event) -> Callable[[bytes], object]:
     def write_piece(piece: bytes) -> None:
         if has_failed.is_set():
-            raise HostError("cannot pull a layer: the phase was ended")
+            raise errors.HostError("cannot pull a layer: the phase was ended")
         file.write(piece)
 
     return write_piece
 
 
-def _read_index(content: bytes, where: str) -> list[Descriptor]:
-    entries = Fields.from_json(load_json(content, where=where), where).get_list("manifests")
-    return [parse_descriptor(entry, where=where) for entry in entries]
+def _read_index(content: bytes, where: str) -> list[names.Descriptor]:
+    entries = decode.Fields.from_json(decode.load_json(content, where=where), where).get_list(
+        "manifests"
+    )
+    return [names.parse_descriptor(entry, where=where) for entry in entries]

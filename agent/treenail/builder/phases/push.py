@@ -9,26 +9,16 @@ from pathlib import Path
 from threading import Event
 from typing import BinaryIO
 
-from treenail import __version__
-from treenail.api.decode import Fields, Json
-from treenail.builder.build_layout import ImageLayout, LayoutImage, read_manifest
-from treenail.builder.build_spec import (
-    BUILT_IMAGE,
-    CACHE_PREFIX,
-    BuildDirectories,
-    BuildSpec,
-    FetchedImages,
-    find_images,
-)
+from treenail import __version__, clocks
+from treenail.api import decode
+from treenail.builder import build_layout, build_spec, registries
 from treenail.builder.images.packages import read_package_file
 from treenail.builder.images.provenance import attach_packages
-from treenail.builder.phases.fetch import CACHE_LIMIT, compute_cache_tag
-from treenail.builder.registries import RegistrySettings, parse_image_name, transfer_blobs
-from treenail.clocks import Clock, format_rfc3339
+from treenail.builder.phases import fetch
 from treenail.errors import HostError, TreenailError
-from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.image import build_result, push_spec
 from treenail.image.oci.packages import make_spdx_document
-from treenail.image.push_spec import PushSpec, parse_push_spec
+from treenail.registry import names, uploads
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import (
     Denied,
@@ -37,8 +27,6 @@ from treenail.registry.errors import (
     NotFound,
     Unsupported,
 )
-from treenail.registry.names import Descriptor, parse_descriptor
-from treenail.registry.uploads import mount_blob, upload_blob
 
 log = logging.getLogger(__name__)
 
@@ -46,19 +34,21 @@ _OCI_INDEX = "application/vnd.oci.image.index.v1+json"
 
 
 def push_image(
-    directories: BuildDirectories, settings: RegistrySettings, clock: Clock
-) -> BuildResult:
+    directories: build_spec.BuildDirectories,
+    settings: registries.RegistrySettings,
+    clock: clocks.Clock,
+) -> build_result.BuildResult:
     """Push the image of `build` under the tag; return its digest.
 
     Raises `RegistryError`; `HostError` when `build` left no image.
     """
     begin = clock.monotonic()
     spec, fetched = directories.read_spec(), directories.read_fetched()
-    layout = ImageLayout(directories.layout)
-    built = layout.read_named(BUILT_IMAGE)
+    layout = build_layout.ImageLayout(directories.layout)
+    built = layout.read_named(build_spec.BUILT_IMAGE)
     if built is None:
         raise HostError("cannot push: the work directory holds no built image")
-    target = parse_push_spec(spec.push_spec, where="the push spec")
+    target = push_spec.parse_push_spec(spec.push_spec, where="the push spec")
     host = spec.push_registry or target.registry
     with settings.open_client(host, target.repository, clock) as client:
         upload_image(client, target.repository, layout, built, fetched)
@@ -70,15 +60,17 @@ def push_image(
     if spec.cache_repository and _has_new_cache(layout, fetched):
         _push_cache(directories, spec, fetched, settings, clock)
         seconds["cache"] = clock.monotonic() - begin - seconds["push"]
-    return BuildResult(BuildPhase.PUSH, digest=built.digest, message=warning, seconds=seconds)
+    return build_result.BuildResult(
+        build_result.BuildPhase.PUSH, digest=built.digest, message=warning, seconds=seconds
+    )
 
 
 def _attach_packages(
     client: RegistryClient,
-    target: PushSpec,
+    target: push_spec.PushSpec,
     digest: str,
-    directories: BuildDirectories,
-    clock: Clock,
+    directories: build_spec.BuildDirectories,
+    clock: clocks.Clock,
 ) -> str:
     """Attach the packages that `build` found; return why that failed. The image is complete."""
     try:
@@ -89,7 +81,7 @@ def _attach_packages(
                 image=f"{target.registry}/{target.repository}",
                 digest=digest,
                 version=__version__,
-                created=format_rfc3339(clock.now()),
+                created=clocks.format_rfc3339(clock.now()),
             )
             attach_packages(client, target.repository, digest, document)
     except TreenailError as error:
@@ -102,9 +94,9 @@ def _attach_packages(
 def upload_image(
     client: RegistryClient,
     repository: str,
-    layout: ImageLayout,
-    image: LayoutImage,
-    fetched: FetchedImages,
+    layout: build_layout.ImageLayout,
+    image: build_layout.LayoutImage,
+    fetched: build_spec.FetchedImages,
 ) -> None:
     """Upload the blobs of an image; layers of the same registry are mounted."""
 
@@ -116,22 +108,22 @@ def upload_image(
         finally:
             own.close()
 
-    manifest = read_manifest(image)
+    manifest = build_layout.read_manifest(image)
     sources = _find_sources(layout, fetched, client.host)
 
-    def upload(own: RegistryClient, blob: Descriptor, _has_failed: Event) -> None:
+    def upload(own: RegistryClient, blob: names.Descriptor, _has_failed: Event) -> None:
         source = sources.get(blob.digest)
         if source is not None and source != repository and _mount(own, repository, blob, source):
             return
         path = layout.find_blob(blob.digest)
         if path is None:
             raise HostError(f"cannot push {image.digest}: the layout has no blob {blob.digest}")
-        upload_blob(own, repository, blob, partial(_open_file, path))
+        uploads.upload_blob(own, repository, blob, partial(_open_file, path))
 
-    transfer_blobs(_list_blobs(manifest, image.digest), open_client, upload)
+    registries.transfer_blobs(_list_blobs(manifest, image.digest), open_client, upload)
 
 
-def verify_push(client: RegistryClient, target: PushSpec, digest: str) -> None:
+def verify_push(client: RegistryClient, target: push_spec.PushSpec, digest: str) -> None:
     """Verify that the registry has this manifest under the tag; raise `RegistryError`."""
     found = client.head_manifest(target.repository, target.tag)
     if found is None or found.digest != digest:
@@ -140,33 +132,40 @@ def verify_push(client: RegistryClient, target: PushSpec, digest: str) -> None:
         )
 
 
-def _has_new_cache(layout: ImageLayout, fetched: FetchedImages) -> bool:
+def _has_new_cache(layout: build_layout.ImageLayout, fetched: build_spec.FetchedImages) -> bool:
     """Whether the build made images of instructions that the cache did not have."""
     known = {image.name for image in fetched.images}
-    return any(each.startswith(CACHE_PREFIX) and each not in known for each in layout.list_names())
+    return any(
+        each.startswith(build_spec.CACHE_PREFIX) and each not in known
+        for each in layout.list_names()
+    )
 
 
 def _push_cache(
-    directories: BuildDirectories,
-    spec: BuildSpec,
-    fetched: FetchedImages,
-    settings: RegistrySettings,
-    clock: Clock,
+    directories: build_spec.BuildDirectories,
+    spec: build_spec.BuildSpec,
+    fetched: build_spec.FetchedImages,
+    settings: registries.RegistrySettings,
+    clock: clocks.Clock,
 ) -> None:
     """Push the images of single instructions; a failure makes the next build slower only."""
-    layout = ImageLayout(directories.layout)
+    layout = build_layout.ImageLayout(directories.layout)
     try:
-        tag = compute_cache_tag(find_images(directories.read_containerfile()), spec.architecture)
-        cache = parse_image_name(f"{spec.cache_repository}:{tag}")
-        entries: dict[str, Descriptor] = {}
+        tag = fetch.compute_cache_tag(
+            build_spec.find_images(directories.read_containerfile()), spec.architecture
+        )
+        cache = registries.parse_image_name(f"{spec.cache_repository}:{tag}")
+        entries: dict[str, names.Descriptor] = {}
         with settings.open_client(cache.registry, cache.repository, clock) as client:
             for name in layout.list_names():
-                image = layout.read_named(name) if name.startswith(CACHE_PREFIX) else None
-                if image is None or image.digest in entries or len(entries) == CACHE_LIMIT:
+                image = (
+                    layout.read_named(name) if name.startswith(build_spec.CACHE_PREFIX) else None
+                )
+                if image is None or image.digest in entries or len(entries) == fetch.CACHE_LIMIT:
                     continue
                 upload_image(client, cache.repository, layout, image, fetched)
                 client.put_manifest(cache.repository, image.digest, image.media_type, image.content)
-                entries[image.digest] = Descriptor(
+                entries[image.digest] = names.Descriptor(
                     image.media_type, image.digest, len(image.content)
                 )
             content = _make_index(entries.values())
@@ -175,31 +174,33 @@ def _push_cache(
         log.warning("cannot write the build cache: %s", error)
 
 
-def _find_sources(layout: ImageLayout, fetched: FetchedImages, host: str) -> dict[str, str]:
+def _find_sources(
+    layout: build_layout.ImageLayout, fetched: build_spec.FetchedImages, host: str
+) -> dict[str, str]:
     """Map the layers of images from this registry to their repositories there."""
     found: dict[str, str] = {}
     for each in fetched.images:
         registry, _, repository = each.repository.partition("/")
         image = layout.read_named(each.name) if registry == host else None
         if image is not None:
-            for blob in _list_blobs(read_manifest(image), image.digest):
+            for blob in _list_blobs(build_layout.read_manifest(image), image.digest):
                 found.setdefault(blob.digest, repository)
     return found
 
 
-def _list_blobs(manifest: Fields, where: str) -> list[Descriptor]:
+def _list_blobs(manifest: decode.Fields, where: str) -> list[names.Descriptor]:
     """List the config and the layers of a manifest, each once."""
     documents = [manifest.values.get("config"), *manifest.get_list("layers")]
-    blobs = [parse_descriptor(document, where=where) for document in documents]
+    blobs = [names.parse_descriptor(document, where=where) for document in documents]
     return list({blob.digest: blob for blob in blobs}.values())
 
 
-def _mount(client: RegistryClient, repository: str, blob: Descriptor, source: str) -> bool:
+def _mount(client: RegistryClient, repository: str, blob: names.Descriptor, source: str) -> bool:
     """Mount a blob unless it is there; False where the registry or the login cannot."""
     if client.has_blob(repository, blob.digest):
         return True
     try:
-        return mount_blob(client, repository, blob.digest, source)
+        return uploads.mount_blob(client, repository, blob.digest, source)
     except (Denied, LoginRefused, NotFound, Unsupported):
         # The login for pushes may not read the source.
         return False
@@ -209,8 +210,8 @@ def _open_file(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _make_index(entries: Iterable[Descriptor]) -> bytes:
-    manifests: list[Json] = [
+def _make_index(entries: Iterable[names.Descriptor]) -> bytes:
+    manifests: list[decode.Json] = [
         {"mediaType": each.media_type, "digest": each.digest, "size": each.size} for each in entries
     ]
     document = {"schemaVersion": 2, "mediaType": _OCI_INDEX, "manifests": manifests}

@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NoReturn
 
-from treenail.builder.build_spec import GO, BuildDirectories
+from treenail import clocks, errors
+from treenail.builder import build_spec, failures
 from treenail.builder.buildah import sandbox
 from treenail.builder.buildah.program import (
     TAIL_LINES,
@@ -24,12 +25,8 @@ from treenail.builder.buildah.program import (
     choose_own_id_maps,
     make_environment,
 )
-from treenail.builder.failures import make_failed_result
-from treenail.builder.phases import build
-from treenail.builder.phases.termination import TerminationHandler
-from treenail.clocks import SystemClock
-from treenail.errors import TreenailError
-from treenail.image.build_result import EXIT_USER, BuildPhase, BuildReason, BuildResult
+from treenail.builder.phases import build, termination
+from treenail.image import build_result
 
 DRIVERS = ("overlay", "vfs")
 
@@ -40,22 +37,24 @@ class PhaseParser(argparse.ArgumentParser):
     """Parser that exits with `EXIT_USER`: another attempt of the Job has the same arguments."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USER, f"{self.prog}: {message}\n")
+        self.exit(build_result.EXIT_USER, f"{self.prog}: {message}\n")
 
 
-def main(argv: list[str] | None, handler: TerminationHandler) -> int:
+def main(argv: list[str] | None, handler: termination.TerminationHandler) -> int:
     """Run one phase; return its exit code. ``handler`` is installed."""
     arguments = create_parser().parse_args(argv)
     if arguments.die_with_parent:
         sandbox.die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    phase = BuildPhase(arguments.phase)
+    phase = build_result.BuildPhase(arguments.phase)
     if arguments.wait and not _wait(phase):
         return 75
 
     def report_termination() -> int:
         message = "the builder was terminated: its pod was deleted or evicted"
-        result = BuildResult(phase, reason=BuildReason.EVICTED, message=message)
+        result = build_result.BuildResult(
+            phase, reason=build_result.BuildReason.EVICTED, message=message
+        )
         return _report_result(result, arguments.result)
 
     handler.set_report(report_termination)
@@ -72,9 +71,13 @@ def create_parser() -> argparse.ArgumentParser:
     """Create the parser of all phases."""
     parser = PhaseParser(prog="python -m treenail.builder", description=__doc__)
     phases = parser.add_subparsers(dest="phase", metavar="PHASE", required=True)
-    fetch_parser = phases.add_parser(BuildPhase.FETCH.value, help="pull the images of the text")
-    build_parser = phases.add_parser(BuildPhase.BUILD.value, help="run the Containerfile")
-    push_parser = phases.add_parser(BuildPhase.PUSH.value, help="push the image")
+    fetch_parser = phases.add_parser(
+        build_result.BuildPhase.FETCH.value, help="pull the images of the text"
+    )
+    build_parser = phases.add_parser(
+        build_result.BuildPhase.BUILD.value, help="run the Containerfile"
+    )
+    push_parser = phases.add_parser(build_result.BuildPhase.PUSH.value, help="push the image")
     for each in (fetch_parser, build_parser, push_parser):
         each.add_argument("--inputs", metavar="DIR", type=Path, required=True)
         each.add_argument("--work", metavar="DIR", type=Path, required=True)
@@ -98,20 +101,20 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _wait(phase: BuildPhase) -> bool:
+def _wait(phase: build_result.BuildPhase) -> bool:
     """Load the modules of the phase, and wait until it may run; False if it must not."""
-    if phase is not BuildPhase.BUILD:
+    if phase is not build_result.BuildPhase.BUILD:
         from treenail.builder.phases import fetch, push  # noqa: F401  # loaded for `_run_phase`
-    return sys.stdin.buffer.readline() == GO
+    return sys.stdin.buffer.readline() == build_spec.GO
 
 
 def _run_phase(
-    phase: BuildPhase, arguments: argparse.Namespace, show_line: Callable[[str], None]
-) -> BuildResult:
-    directories = BuildDirectories(arguments.inputs, arguments.work)
-    clock = SystemClock()
+    phase: build_result.BuildPhase, arguments: argparse.Namespace, show_line: Callable[[str], None]
+) -> build_result.BuildResult:
+    directories = build_spec.BuildDirectories(arguments.inputs, arguments.work)
+    clock = clocks.SystemClock()
     try:
-        if phase is BuildPhase.BUILD:
+        if phase is build_result.BuildPhase.BUILD:
             settings = build.BuildSettings(
                 mounts=tuple(mount for mount in arguments.mount if mount.source.is_dir()),
                 timeout_s=arguments.timeout,
@@ -123,21 +126,23 @@ def _run_phase(
         from treenail.builder.registries import RegistrySettings
 
         access = RegistrySettings.read(arguments.secret, arguments.ca, os.environ)
-        if phase is BuildPhase.FETCH:
+        if phase is build_result.BuildPhase.FETCH:
             return fetch.fetch_images(directories, access, clock)
         return push.push_image(directories, access, clock)
-    except TreenailError as error:
-        return make_failed_result(error, phase)
+    except errors.TreenailError as error:
+        return failures.make_failed_result(error, phase)
 
 
 def _create_buildah(arguments: argparse.Namespace) -> Buildah:
     work = arguments.work.absolute()
     environ = make_environment(os.environ, work)
-    program = SandboxedProgram(SystemClock(), choose_own_id_maps(), environ, directory=work)
+    program = SandboxedProgram(clocks.SystemClock(), choose_own_id_maps(), environ, directory=work)
     return Buildah(program, work, arguments.driver)
 
 
-def _report_result(result: BuildResult, path: Path, shown: Collection[str] = ()) -> int:
+def _report_result(
+    result: build_result.BuildResult, path: Path, shown: Collection[str] = ()
+) -> int:
     """Log the result without output that was ``shown``, write it, and return the exit code."""
     if result.has_succeeded:
         log.info("%s done%s", result.phase, f": {result.digest}" if result.digest else "")
