@@ -11,12 +11,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
+from treenail import errors
 from treenail.api import pullspec
-from treenail.errors import ConfigError, UsageError
 from treenail.host.ostree.backends import BackendSetting
 from treenail.update.checks.preflight_reason import PreflightReason
-from treenail.update.drift.drift_policy import DriftPolicy, DriftReaction
-from treenail.update.state.boot_trial import HealthCheckMode, TrialLimits
+from treenail.update.drift import drift_policy
+from treenail.update.state import boot_trial
 
 T = TypeVar("T")
 
@@ -91,14 +91,16 @@ class TomlTable:
     def reject_unknown_keys(self) -> None:
         for key in self._content:
             if key not in self._known_keys:
-                raise UsageError(
+                raise errors.UsageError(
                     f"{self._where}: unknown setting {self._path}{key}",
                     remedy=f"remove it, or use one of: {', '.join(self._known_keys)}",
                 )
 
-    def build_error(self, key: str, value: object, allowed: str) -> UsageError:
+    def build_error(self, key: str, value: object, allowed: str) -> errors.UsageError:
         found = _format_value(value)
-        return UsageError(f"{self._where}: {self._path}{key} is {found}; allowed is {allowed}")
+        return errors.UsageError(
+            f"{self._where}: {self._path}{key} is {found}; allowed is {allowed}"
+        )
 
     def _take_value(self, key: str) -> object:
         self._known_keys.append(key)
@@ -179,10 +181,10 @@ class LimitSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class HealthSettings(TrialLimits):
+class HealthSettings(boot_trial.TrialLimits):
     """The boot trial after a reboot into a target; times are in seconds."""
 
-    mode: HealthCheckMode = HealthCheckMode.ENFORCE
+    mode: boot_trial.HealthCheckMode = boot_trial.HealthCheckMode.ENFORCE
     """The effect of a failed check."""
     check_s: float = 30.0
     """The time limit of one custom check."""
@@ -206,16 +208,16 @@ class PreflightSettings:
 class DriftSettings:
     """How drift is detected, and the reaction to it."""
 
-    default: DriftReaction = DriftReaction.BLOCK
-    paths: tuple[tuple[str, DriftReaction], ...] = ()
+    default: drift_policy.DriftReaction = drift_policy.DriftReaction.BLOCK
+    paths: tuple[tuple[str, drift_policy.DriftReaction], ...] = ()
     """The first glob that matches decides."""
     repairs_per_hour: int = 3
     full_check_s: float = 600.0
     """The interval of a full check, in seconds; touched paths are checked within seconds."""
 
     @property
-    def policy(self) -> DriftPolicy:
-        return DriftPolicy(self.default, self.paths, self.repairs_per_hour)
+    def policy(self) -> drift_policy.DriftPolicy:
+        return drift_policy.DriftPolicy(self.default, self.paths, self.repairs_per_hour)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,14 +285,14 @@ def load_settings(
             content = stream.read(_MAX_BYTES + 1)
     except FileNotFoundError as error:
         if is_required:
-            raise UsageError(
+            raise errors.UsageError(
                 f"cannot read {path}: no such file", remedy="name a file that exists"
             ) from error
         return merge_settings(PartialSettings(), arguments, host_name=host_name)
     except OSError as error:
-        raise UsageError(f"cannot read {path!s:.200}: {error.strerror}") from error
+        raise errors.UsageError(f"cannot read {path!s:.200}: {error.strerror}") from error
     if len(content) > _MAX_BYTES:
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot read {path}: it has more than {_MAX_BYTES} bytes",
             remedy="name a file with settings, see treenail-agent.toml(5)",
         )
@@ -306,7 +308,7 @@ def parse_settings(content: bytes, *, where: str) -> PartialSettings:
     try:
         document = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"cannot parse {where} as TOML: {error}") from error
+        raise errors.UsageError(f"cannot parse {where} as TOML: {error}") from error
     table = TomlTable(document, where=where)
     given = PartialSettings(
         kubeconfig=table.take_text("kubeconfig"),
@@ -367,9 +369,9 @@ def merge_settings(
     for key in ("kubeconfig", "root", "pull_secret", "internal_pull_secret"):
         value: str = getattr(settings, key)
         if not value.startswith("/") or "\0" in value:
-            raise UsageError(f"{key} is {value!r}; allowed is an absolute path")
+            raise errors.UsageError(f"{key} is {value!r}; allowed is an absolute path")
     if not _NODE_NAME.fullmatch(settings.node_name):
-        raise UsageError(
+        raise errors.UsageError(
             f"node_name is {settings.node_name!r}; allowed is the name of a Node: lower-case "
             "letters, digits, - and .",
             remedy="set node_name, or the host name, to the name that the kubelet registers",
@@ -402,7 +404,7 @@ def _parse_limits(table: TomlTable) -> LimitSettings:
 
 def _parse_health(table: TomlTable) -> HealthSettings:
     default = HealthSettings()
-    modes = {str(each): each for each in HealthCheckMode}
+    modes = {str(each): each for each in boot_trial.HealthCheckMode}
     trial = HealthSettings(
         mode=_select_first(table.take_choice("mode", modes), default.mode),
         deadline_s=table.take_seconds("deadline_s", default.deadline_s),
@@ -432,7 +434,7 @@ def _parse_preflight(table: TomlTable) -> PreflightSettings:
 
 def _parse_drift(table: TomlTable) -> DriftSettings:
     default = DriftSettings()
-    reactions = {str(each): each for each in DriftReaction}
+    reactions = {str(each): each for each in drift_policy.DriftReaction}
     paths = table.take_table("paths")
     drift = DriftSettings(
         default=_select_first(table.take_choice("default", reactions), default.default),
@@ -452,6 +454,6 @@ def _parse_first_boot(table: TomlTable, *, where: str) -> FirstBootSettings:
     if image:
         try:
             pullspec.parse_pull_spec(image, where=f"{where}: firstboot.image")
-        except ConfigError as error:
-            raise UsageError(str(error), remedy=error.remedy) from error
+        except errors.ConfigError as error:
+            raise errors.UsageError(str(error), remedy=error.remedy) from error
     return FirstBootSettings(image)

@@ -5,39 +5,20 @@ import logging
 import threading
 from dataclasses import dataclass, replace
 
-from treenail.api import documents
-from treenail.api.machineconfig import MachineConfig
-from treenail.clocks import Clock
-from treenail.codec import parse_json
-from treenail.config import node_paths
-from treenail.config.wanted_state import read_wanted_state
+from treenail import clocks, codec, errors, retry
+from treenail.api import documents, machineconfig
+from treenail.config import node_paths, wanted_state
 from treenail.daemon.checks.preflight import PreflightChecker
 from treenail.daemon.cluster.pull_secrets import PullSecrets
 from treenail.daemon.configuration.step_runner import ServiceManager
 from treenail.daemon.firstboot_verifier import FirstBootVerifier
 from treenail.daemon.interfaces import OSBackend, Power
 from treenail.daemon.local.status_file import StatusFile
-from treenail.daemon.reconcile.observe import summarize_deployments
-from treenail.daemon.reconcile.os_transaction import (
-    build_deployment_change,
-    pull_image,
-    wait_while_busy,
-)
-from treenail.errors import BusyError, ConfigError, HostError, TreenailError
+from treenail.daemon.reconcile import observe, os_transaction
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
 from treenail.host.system.kernel import HostKernel
-from treenail.retry import Backoff
 from treenail.update import firstboot
-from treenail.update.firstboot import (
-    FirstBootClaim,
-    FirstBootProgress,
-    FirstBootReady,
-    FirstBootStage,
-    FirstBootTarget,
-    decide_first_boot,
-    select_target,
-)
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +45,7 @@ class FirstBootInterfaces:
     preflight: PreflightChecker
     services: ServiceManager
     verifier: FirstBootVerifier
-    clock: Clock
+    clock: clocks.Clock
     status: StatusFile
 
 
@@ -112,13 +93,13 @@ class FirstBootRunner:
         and a machine without its operating system must not join.
         """
         logged = ""
-        backoff = Backoff(first_s=_RETRY_FIRST_S, max_s=_RETRY_MAX_S)
+        backoff = retry.Backoff(first_s=_RETRY_FIRST_S, max_s=_RETRY_MAX_S)
         while not self._stop.is_set():
             try:
                 if self.reconcile_once():
                     return True
                 self._show_activity("waiting for the reboot")
-            except TreenailError as error:
+            except errors.TreenailError as error:
                 self._interfaces.status.show_first_boot("retrying after a failure", error)
                 text = f"{error}; {error.remedy}" if error.remedy else str(error)
                 if text != logged:
@@ -139,15 +120,15 @@ class FirstBootRunner:
         if self._image:
             # The booted image is not the one of the annotations: the agent moves there later.
             claim = replace(claim, image="")
-        if target == FirstBootTarget():
+        if target == firstboot.FirstBootTarget():
             self._finish_first_boot("its config demands nothing before it joins", claim)
             return True
         boot_id, progress = interfaces.kernel.read_boot_id(), self._read_state()
-        deployments = summarize_deployments(
+        deployments = observe.summarize_deployments(
             interfaces.os.read_deployments(), interfaces.kernel.read_command_line()
         )
         fips = interfaces.kernel.is_fips_enabled()
-        decision = decide_first_boot(
+        decision = firstboot.decide_first_boot(
             target,
             deployments.running,
             progress,
@@ -160,10 +141,10 @@ class FirstBootRunner:
             is_deployed=progress.staged_id in deployments.other_ids,
         )
         match decision:
-            case FirstBootReady(reason=reason):
+            case firstboot.FirstBootReady(reason=reason):
                 self._finish_first_boot(reason, claim)
                 return True
-            case FirstBootStage() as stage:
+            case firstboot.FirstBootStage() as stage:
                 is_unlocked = bool(deployments.staged_id) and not deployments.is_locked
                 if not is_unlocked or deployments.staged_id != progress.staged_id:
                     if not deployments.staged_id or deployments.staged_id != self._refused_id:
@@ -175,29 +156,29 @@ class FirstBootRunner:
                 )
                 return False
 
-    def _read_request(self, claim: FirstBootClaim) -> FirstBootTarget:
+    def _read_request(self, claim: firstboot.FirstBootClaim) -> firstboot.FirstBootTarget:
         content = self._files.read_file(ENCAPSULATED_CONFIG, limit=_LIMIT)
         config = None
         if content is not None:
             try:
                 document = documents.load_document(content, where=ENCAPSULATED_CONFIG)
-                config = MachineConfig.from_json(document)
-            except ConfigError as error:
-                raise ConfigError(
+                config = machineconfig.MachineConfig.from_json(document)
+            except errors.ConfigError as error:
+                raise errors.ConfigError(
                     f"cannot read the config that Ignition wrote: {error}",
                     remedy="read the cause with: journalctl -t ignition; then install the machine "
                     "again",
                 ) from error
-        return select_target(config, claim, image=self._image)
+        return firstboot.select_target(config, claim, image=self._image)
 
-    def _read_state(self) -> FirstBootProgress:
+    def _read_state(self) -> firstboot.FirstBootProgress:
         content = self._files.read_file(STATE_FILE, limit=_LIMIT)
         try:
-            return firstboot.from_json(parse_json(content or b"null"))
+            return firstboot.from_json(codec.parse_json(content or b"null"))
         except ValueError:
-            return FirstBootProgress()
+            return firstboot.FirstBootProgress()
 
-    def _stage_os(self, stage: FirstBootStage, target: FirstBootTarget) -> None:
+    def _stage_os(self, stage: firstboot.FirstBootStage, target: firstboot.FirstBootTarget) -> None:
         interfaces = self._interfaces
         self._install_login(target)
         for problem in interfaces.credentials.install_secrets():
@@ -208,17 +189,17 @@ class FirstBootRunner:
             self._logged_percent = 0
             self._show_activity(f"staging {stage.change.image or 'kernel arguments and packages'}")
             interfaces.os.stage_deployment(
-                build_deployment_change(stage.change), watch=self._check_progress
+                os_transaction.build_deployment_change(stage.change), watch=self._check_progress
             )
             return not self._stop.is_set()
 
         try:
-            pull_image(interfaces.credentials, stage.change.image, attempt)
-        except BusyError as error:
-            wait_while_busy(error, interfaces.os, self._check_progress)
+            os_transaction.pull_image(interfaces.credentials, stage.change.image, attempt)
+        except errors.BusyError as error:
+            os_transaction.wait_while_busy(error, interfaces.os, self._check_progress)
             raise
 
-    def _check_staged_image(self, claim: FirstBootClaim) -> None:
+    def _check_staged_image(self, claim: firstboot.FirstBootClaim) -> None:
         """Refuse an image without the config's files, and do not stage it again."""
         staged = self._interfaces.os.read_deployments().staged
         self._refused_id = staged.id if staged else ""
@@ -229,11 +210,11 @@ class FirstBootRunner:
         interfaces = self._interfaces
         staged = interfaces.os.read_deployments().staged
         if staged is None:
-            raise HostError(
+            raise errors.HostError(
                 "cannot reboot into the staged deployment: it is no longer staged",
                 remedy="wait for the next attempt; if it repeats, see: journalctl -u rpm-ostreed",
             )
-        progress = FirstBootProgress(reboots, boot_id, staged.id)
+        progress = firstboot.FirstBootProgress(reboots, boot_id, staged.id)
         self._files.write_file(
             STATE_FILE, json.dumps(firstboot.to_json(progress)).encode(), mode=0o600
         )
@@ -241,15 +222,15 @@ class FirstBootRunner:
         interfaces.os.finalize_staged(staged.id)
         interfaces.power.reboot_machine()
 
-    def _install_login(self, target: FirstBootTarget) -> None:
+    def _install_login(self, target: firstboot.FirstBootTarget) -> None:
         """Write the config's pull secret, unless the machine already has one."""
         if target.config is None or self._files.has_entry(self._pull_secret):
             return
-        file = read_wanted_state(target.config).files.get(self._pull_secret)
+        file = wanted_state.read_wanted_state(target.config).files.get(self._pull_secret)
         if file is not None:
             self._files.write_file(self._pull_secret, file.contents.decode_bytes(), mode=0o600)
 
-    def _finish_first_boot(self, reason: str, claim: FirstBootClaim) -> None:
+    def _finish_first_boot(self, reason: str, claim: firstboot.FirstBootClaim) -> None:
         """Verify the machine, and finish durably.
 
         The order matters: what is not verified stays as Ignition left it, and after DONE_FILE no

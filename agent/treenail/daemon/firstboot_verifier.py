@@ -4,25 +4,14 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
-from treenail.api.decode import load_json
-from treenail.api.machineconfig import MachineConfig
-from treenail.config import node_paths
-from treenail.config.drift_comparison import Drift
-from treenail.config.image_content import (
-    ImageSplit,
-    compare_with_image,
-    drop_provided,
-    make_missing_error,
-)
-from treenail.config.wanted_state import WantedOS, WantedState, read_wanted_state
+from treenail import errors
+from treenail.api import decode, machineconfig
+from treenail.config import drift_comparison, image_content, node_paths, wanted_state
+from treenail.daemon.configuration import machine, mcd_state
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
-from treenail.daemon.configuration.machine import NodeConfiguration
-from treenail.daemon.configuration.mcd_state import read_first_boot_annotations
 from treenail.daemon.interfaces import ImageContents
-from treenail.errors import FileError, HostError
 from treenail.host.filesystem.atomic_files import HostFiles
-from treenail.update.drift.drift_policy import DriftPolicy, DriftReaction, format_drift
-from treenail.update.drift.drift_repair import plan_repair
+from treenail.update.drift import drift_policy, drift_repair
 from treenail.update.firstboot import FirstBootClaim, make_contradiction_error, read_claim
 
 log = logging.getLogger(__name__)
@@ -41,10 +30,10 @@ class FirstBootVerifier:
         self,
         files: HostFiles,
         images: ImageContents,
-        configuration: NodeConfiguration,
+        configuration: machine.NodeConfiguration,
         check: DriftCheck,
         *,
-        policy: DriftPolicy,
+        policy: drift_policy.DriftPolicy,
         has_files_in_image: bool,
     ) -> None:
         """``has_files_in_image``: in image mode the image must contain the config's files."""
@@ -57,7 +46,7 @@ class FirstBootVerifier:
 
     def read_claim(self) -> FirstBootClaim:
         """Read what the annotations file claims that the machine has."""
-        return read_claim(read_first_boot_annotations(self._files) or {})
+        return read_claim(mcd_state.read_first_boot_annotations(self._files) or {})
 
     def check_staged_image(self, claim: FirstBootClaim, staged_id: str) -> None:
         """Raise `ConfigError` unless the staged image contains the config's files.
@@ -67,9 +56,11 @@ class FirstBootVerifier:
         wanted = self._read_served(claim)
         if wanted is None or not claim.image or not self._must_have_files(claim):
             return
-        split = compare_with_image(wanted, self._images.read_staged(staged_id, wanted))
+        split = image_content.compare_with_image(
+            wanted, self._images.read_staged(staged_id, wanted)
+        )
         if split.missing:
-            raise make_missing_error(claim.config, claim.image, split.missing)
+            raise image_content.make_missing_error(claim.config, claim.image, split.missing)
 
     def verify_machine(self, claim: FirstBootClaim) -> None:
         """Verify files and units of the booted machine, and write those that differ.
@@ -80,15 +71,15 @@ class FirstBootVerifier:
         wanted = self._read_served(claim)
         if wanted is None:
             return
-        split = ImageSplit(wanted)
+        split = image_content.ImageSplit(wanted)
         if claim.image:
-            split = compare_with_image(wanted, self._images.read_booted(wanted))
+            split = image_content.compare_with_image(wanted, self._images.read_booted(wanted))
             if split.missing and self._must_have_files(claim):
-                raise make_missing_error(claim.config, claim.image, split.missing)
+                raise image_content.make_missing_error(claim.config, claim.image, split.missing)
         self._configuration.recover_interrupted("")
         self._repair_drift(split, claim.config)
         # Ignition wrote these files. Own them, so that a later config that drops them removes them.
-        owned = drop_provided(split.wanted, split.provided)
+        owned = image_content.drop_provided(split.wanted, split.provided)
         self._configuration.record_ownership(owned, claim.config)
 
     def remove_ignition_files(self) -> None:
@@ -100,7 +91,7 @@ class FirstBootVerifier:
             try:
                 if self._files.remove_file(path):
                     log.info("removed %s, which contains the user data of the machine", path)
-            except FileError as error:
+            except errors.FileError as error:
                 log.warning(
                     "%s; it may contain an access token; if treenail-firstboot.service cannot "
                     "remove it either, remove it: rm %s",
@@ -111,7 +102,7 @@ class FirstBootVerifier:
     def _must_have_files(self, claim: FirstBootClaim) -> bool:
         return claim.image_files != _WRITE if claim.image_files else self._has_files_in_image
 
-    def _read_served(self, claim: FirstBootClaim) -> WantedState | None:
+    def _read_served(self, claim: FirstBootClaim) -> wanted_state.WantedState | None:
         """Return the files and units of the served config; None without one."""
         content = self._files.read_file(node_paths.SERVED_CONFIG, limit=_LIMIT)
         if content is None or not claim.config:
@@ -125,42 +116,49 @@ class FirstBootVerifier:
                     *(node_paths.SERVED_CONFIG, node_paths.FIRST_BOOT_ANNOTATIONS),
                 )
             return None
-        config = MachineConfig.from_json(load_json(content, where=node_paths.SERVED_CONFIG))
+        config = machineconfig.MachineConfig.from_json(
+            decode.load_json(content, where=node_paths.SERVED_CONFIG)
+        )
         if config.name != claim.config:
             raise make_contradiction_error(
                 f"{node_paths.SERVED_CONFIG} is {config.name}, and "
                 f"{node_paths.FIRST_BOOT_ANNOTATIONS} names {claim.config}"
             )
         # The operating system was verified before, against the deployments.
-        return replace(read_wanted_state(config), os=WantedOS())
+        return replace(wanted_state.read_wanted_state(config), os=wanted_state.WantedOS())
 
-    def _repair_drift(self, split: ImageSplit, config: str) -> None:
+    def _repair_drift(self, split: image_content.ImageSplit, config: str) -> None:
         drifts = self._find_drift(split.wanted)
         if not drifts:
             return
-        log.warning("writing what Ignition or the image left out: %s", format_drift(drifts, config))
+        log.warning(
+            "writing what Ignition or the image left out: %s",
+            drift_policy.format_drift(drifts, config),
+        )
         planned = self._configuration.plan_steps(split.wanted, config, split.provided)
-        self._configuration.apply_repair(plan_repair(planned.steps, drifts))
+        self._configuration.apply_repair(drift_repair.plan_repair(planned.steps, drifts))
         left = self._find_drift(split.wanted)
         if left:
-            raise HostError(
-                f"cannot verify the first boot: {format_drift(left, config)}",
+            raise errors.HostError(
+                f"cannot verify the first boot: {drift_policy.format_drift(left, config)}",
                 remedy="read the cause with: journalctl -t ignition; then install the machine "
                 "again, or fix what differs",
             )
 
-    def _find_drift(self, wanted: WantedState) -> tuple[Drift, ...]:
+    def _find_drift(self, wanted: wanted_state.WantedState) -> tuple[drift_comparison.Drift, ...]:
         found = self._check.check_everything(ExpectedState.from_wanted(wanted), BootedState())
         drifts = (drift for listed in found.values() for drift in listed)
         return tuple(_drop_ignored(drifts, self._policy))
 
 
-def _drop_ignored(drifts: Iterable[Drift], policy: DriftPolicy) -> Iterable[Drift]:
+def _drop_ignored(
+    drifts: Iterable[drift_comparison.Drift], policy: drift_policy.DriftPolicy
+) -> Iterable[drift_comparison.Drift]:
     """Yield the drift that the agent would not just report when the machine has joined."""
     for drift in drifts:
         # The config server gives each machine its own kubeconfig, and the newest CAs.
         is_served = drift.subject == node_paths.KUBECONFIG or drift.subject.startswith(
             f"{node_paths.REGISTRY_CAS}/"
         )
-        if not is_served and policy.choose_reaction(drift) is not DriftReaction.REPORT:
+        if not is_served and policy.choose_reaction(drift) is not drift_policy.DriftReaction.REPORT:
             yield drift

@@ -8,21 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from treenail.api.disruptionpolicy import ClusterDisruptionPolicy
-from treenail.api.machineconfig import MachineConfig
-from treenail.api.node import Node
-from treenail.config.image_content import ImageContent
-from treenail.config.wanted_state import WantedState
+from treenail.api import disruptionpolicy, machineconfig, node
+from treenail.config import image_content, wanted_state
 from treenail.host.filesystem.root_directory import Root
-from treenail.host.ostree.deployments import (
-    DeploymentChange,
-    DeploymentStatus,
-    TransactionProgress,
-    WatchVerdict,
-)
-from treenail.update.status import NodeEvent, StatusReport
+from treenail.host.ostree import deployments
+from treenail.update import status
 
-Watch = Callable[[TransactionProgress], WatchVerdict]
+Watch = Callable[[deployments.TransactionProgress], deployments.WatchVerdict]
 
 
 class OSBackend(Protocol):
@@ -35,10 +27,10 @@ class OSBackend(Protocol):
     def name(self) -> str:
         """``rpm-ostree`` or ``bootc``."""
 
-    def read_deployments(self) -> DeploymentStatus:
+    def read_deployments(self) -> deployments.DeploymentStatus:
         """Read the deployments from the back end, without a cache."""
 
-    def stage_deployment(self, change: DeploymentChange, *, watch: Watch) -> None:
+    def stage_deployment(self, change: deployments.DeploymentChange, *, watch: Watch) -> None:
         """Stage the change as a locked deployment; do nothing when it is already staged.
 
         Calls ``watch`` at least once a second; its result says whether to continue.
@@ -82,10 +74,12 @@ class OSBackend(Protocol):
 class ImageContents(Protocol):
     """The content of images, as far as a config determines it. Raises `HostError`."""
 
-    def read_booted(self, wanted: WantedState) -> ImageContent:
+    def read_booted(self, wanted: wanted_state.WantedState) -> image_content.ImageContent:
         """Read the image that is booted, without the local changes of /etc."""
 
-    def read_staged(self, staged_id: str, wanted: WantedState) -> ImageContent:
+    def read_staged(
+        self, staged_id: str, wanted: wanted_state.WantedState
+    ) -> image_content.ImageContent:
         """Read the image of the staged deployment of this ID."""
 
 
@@ -122,23 +116,23 @@ class DeploymentPins(Protocol):
 class ClusterAccess(Protocol):
     """The API server, as far as this node reads and writes it."""
 
-    def get_cached_node(self) -> Node | None:
+    def get_cached_node(self) -> node.Node | None:
         """Return our Node as last observed; None before the first observation."""
 
     def refresh_node(self) -> None:
         """Read our Node from the API server. Raises `ClusterError`."""
 
-    def fetch_machine_config(self, name: str) -> MachineConfig:
+    def fetch_machine_config(self, name: str) -> machineconfig.MachineConfig:
         """Read a MachineConfig. Raises `ClusterError` and `ConfigError`."""
 
-    def fetch_disruption_policy(self) -> ClusterDisruptionPolicy:
+    def fetch_disruption_policy(self) -> disruptionpolicy.ClusterDisruptionPolicy:
         """Read the node disruption policy; the defaults without one. Raises `ClusterError`."""
 
-    def write_report(self, report: StatusReport) -> None:
+    def write_report(self, report: status.StatusReport) -> None:
         """Write what differs from the last report. Raises `ClusterError`."""
 
     def write_progress(self, percent: int) -> None:
         """Write how far the running transaction is. Raises `ClusterError`."""
 
-    def record_event(self, event: NodeEvent) -> None:
+    def record_event(self, event: status.NodeEvent) -> None:
         """Record an Event about our Node, and deliver it as soon as the API server answers."""

@@ -4,33 +4,12 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from treenail import clocks, errors
 from treenail.api.node import Node
-from treenail.clocks import Clock, format_rfc3339
-from treenail.daemon.agent_settings import HealthSettings
-from treenail.daemon.interfaces import ClusterAccess
-from treenail.errors import ClusterError, ForbiddenError, HostError, NotFoundError
-from treenail.host.system.health_probes import (
-    RUNTIME_SOCKETS,
-    ContainerRuntime,
-    HealthCheckDirectory,
-    HostNetwork,
-    KubeletFiles,
-)
+from treenail.daemon import agent_settings, interfaces
+from treenail.host.system import health_probes
 from treenail.host.systemd.systemd import Systemd, SystemdUnit
-from treenail.update.checks.health import (
-    API_SERVER,
-    CONTAINER_RUNTIME,
-    GREENBOOT,
-    KUBELET,
-    NETWORK,
-    NODE_READY,
-    OWN_CHECK_PREFIX,
-    BootTrialStatus,
-    HealthCheckResult,
-    OriginCheck,
-    TrialClock,
-    judge_origin_check,
-)
+from treenail.update.checks import health
 from treenail.update.state import ledger_record as boot_ids
 from treenail.update.state.boot_trial import BootTrial
 
@@ -52,11 +31,11 @@ class HealthProbes:
     """The adapters that the checks read."""
 
     systemd: Systemd
-    runtime: ContainerRuntime
-    custom_checks: HealthCheckDirectory
-    cluster: ClusterAccess
-    network: HostNetwork
-    kubelet: KubeletFiles
+    runtime: health_probes.ContainerRuntime
+    custom_checks: health_probes.HealthCheckDirectory
+    cluster: interfaces.ClusterAccess
+    network: health_probes.HostNetwork
+    kubelet: health_probes.KubeletFiles
 
 
 class HealthChecker:
@@ -65,8 +44,8 @@ class HealthChecker:
     def __init__(
         self,
         probes: HealthProbes,
-        settings: HealthSettings,
-        clock: Clock,
+        settings: agent_settings.HealthSettings,
+        clock: clocks.Clock,
         *,
         send_heartbeat: Callable[[], None],
     ) -> None:
@@ -75,8 +54,8 @@ class HealthChecker:
         self._settings = settings
         self._clock = clock
         self._send_heartbeat = send_heartbeat
-        self._trial_clock = TrialClock(settings)
-        self._origin_clock = TrialClock(settings)
+        self._trial_clock = health.TrialClock(settings)
+        self._origin_clock = health.TrialClock(settings)
         self._trial: tuple[str, float] | None = None
         self._states: dict[str, bool | None] = {}
         self._passed: set[str] = set()
@@ -94,7 +73,7 @@ class HealthChecker:
         else:
             self._problems.pop(name, None)
 
-    def run_checks(self, boot_trial: BootTrial, boot_id: str) -> BootTrialStatus:
+    def run_checks(self, boot_trial: BootTrial, boot_id: str) -> health.BootTrialStatus:
         """Run every check. A failing check is a result, never an exception."""
         trial = (boot_id, boot_trial.began_monotonic)
         if trial != self._trial:
@@ -123,24 +102,28 @@ class HealthChecker:
             passed_before=tuple(each.name for each in results if each.is_passing),
         )
 
-    def check_origin(self, name: str, boot_id: str) -> OriginCheck:
+    def check_origin(self, name: str, boot_id: str) -> health.OriginCheck:
         """Run the cluster check that failed a target, on the deployment after the rollback."""
         results = self._origin_clock.add_ages(self._check_cluster(boot_id), self._clock.monotonic())
         found = next((each for each in results if each.name == name), None)
         limits = self._settings
-        return OriginCheck.UNKNOWN if found is None else judge_origin_check(found, limits)
+        return (
+            health.OriginCheck.UNKNOWN
+            if found is None
+            else health.judge_origin_check(found, limits)
+        )
 
     def _run_built_in_checks(
         self, boot_id: str, passed_before: tuple[str, ...]
-    ) -> list[HealthCheckResult]:
+    ) -> list[health.HealthCheckResult]:
         own_problems = (
-            HealthCheckResult(name, is_passing=False, problem=text)
+            health.HealthCheckResult(name, is_passing=False, problem=text)
             for name, text in self._problems.items()
         )
         network = self._check_network(passed_before)
         units = tuple(self._check_units(passed_before))
         results = [*own_problems, *units, network, *self._check_cluster(boot_id)]
-        kubelet = next(each for each in units if each.name == KUBELET)
+        kubelet = next(each for each in units if each.name == health.KUBELET)
         if kubelet.is_passing is None and kubelet.problem:
             # Without the kubelet's certificate the agent, which uses it too, has no access.
             results = [_without_kubelet(each, kubelet) for each in results]
@@ -149,101 +132,107 @@ class HealthChecker:
             results = [replace(each, is_external=False) for each in results]
         return results
 
-    def _check_network(self, passed_before: tuple[str, ...]) -> HealthCheckResult:
+    def _check_network(self, passed_before: tuple[str, ...]) -> health.HealthCheckResult:
         """Check the default route. A node that had none before the reboot needs none."""
         has_route = self._probes.network.has_default_route()
-        if has_route is False and NETWORK not in passed_before:
+        if has_route is False and health.NETWORK not in passed_before:
             has_route = None
         text = "" if has_route is not False else "no default route is up"
-        return HealthCheckResult(NETWORK, has_route, text)
+        return health.HealthCheckResult(health.NETWORK, has_route, text)
 
-    def _check_units(self, passed_before: tuple[str, ...]) -> Iterator[HealthCheckResult]:
-        names = (KUBELET_UNIT, GREENBOOT_UNIT, *RUNTIME_SOCKETS)
+    def _check_units(self, passed_before: tuple[str, ...]) -> Iterator[health.HealthCheckResult]:
+        names = (KUBELET_UNIT, GREENBOOT_UNIT, *health_probes.RUNTIME_SOCKETS)
         try:
             units = self._probes.systemd.list_units(*names)
             loaded = {each.name: each for each in units if each.load_state != _NOT_FOUND}
             greenboot = self._check_greenboot(loaded.get(GREENBOOT_UNIT))
             kubelet = self._check_kubelet(loaded.get(KUBELET_UNIT), passed_before)
-        except HostError as error:
-            yield HealthCheckResult(
-                KUBELET, is_passing=False, problem=f"cannot read units from systemd: {error}"
+        except errors.HostError as error:
+            yield health.HealthCheckResult(
+                health.KUBELET, is_passing=False, problem=f"cannot read units from systemd: {error}"
             )
             return
         yield kubelet
-        yield self._check_runtime(tuple(loaded[each] for each in RUNTIME_SOCKETS if each in loaded))
+        yield self._check_runtime(
+            tuple(loaded[each] for each in health_probes.RUNTIME_SOCKETS if each in loaded)
+        )
         yield greenboot
 
     def _check_kubelet(
         self, unit: SystemdUnit | None, passed_before: tuple[str, ...]
-    ) -> HealthCheckResult:
+    ) -> health.HealthCheckResult:
         """Check the kubelet. One that was disabled before the reboot may stay so."""
-        result = _check_unit(KUBELET, unit)
+        result = _check_unit(health.KUBELET, unit)
         if unit is None or unit.load_state == "masked":
             return result
         if unit.active_state == "inactive":
             state = self._probes.systemd.read_unit_file_state(KUBELET_UNIT)
             if state == "disabled":
-                is_new = KUBELET in passed_before
+                is_new = health.KUBELET in passed_before
                 text = f"{KUBELET_UNIT} is disabled" + " since the reboot" * is_new
                 is_passing = False if is_new else None
-                return HealthCheckResult(KUBELET, is_passing, text)
+                return health.HealthCheckResult(health.KUBELET, is_passing, text)
         elif unit.active_state != "failed" and self._probes.kubelet.is_waiting_for_certificate():
-            return HealthCheckResult(KUBELET, None, _WAITS_FOR_CERTIFICATE, is_external=True)
+            return health.HealthCheckResult(
+                health.KUBELET, None, _WAITS_FOR_CERTIFICATE, is_external=True
+            )
         return result
 
-    def _check_runtime(self, units: tuple[SystemdUnit, ...]) -> HealthCheckResult:
+    def _check_runtime(self, units: tuple[SystemdUnit, ...]) -> health.HealthCheckResult:
         """Check the active container runtime; with several installed, the active one counts."""
-        results = {each.name: _check_unit(CONTAINER_RUNTIME, each) for each in units}
+        results = {each.name: _check_unit(health.CONTAINER_RUNTIME, each) for each in units}
         active = next((name for name, check in results.items() if check.is_passing), "")
         if not active:
             text = "; ".join(each.problem for each in results.values())
-            return HealthCheckResult(
-                CONTAINER_RUNTIME, is_passing=False if results else None, problem=text
+            return health.HealthCheckResult(
+                health.CONTAINER_RUNTIME, is_passing=False if results else None, problem=text
             )
         problem = self._probes.runtime.find_problem(active)
-        return HealthCheckResult(CONTAINER_RUNTIME, is_passing=not problem, problem=problem)
+        return health.HealthCheckResult(
+            health.CONTAINER_RUNTIME, is_passing=not problem, problem=problem
+        )
 
-    def _check_greenboot(self, unit: SystemdUnit | None) -> HealthCheckResult:
+    def _check_greenboot(self, unit: SystemdUnit | None) -> health.HealthCheckResult:
         is_idle = unit is not None and unit.active_state == "inactive"
         # An enabled greenboot that is inactive has not started yet.
         if (
             is_idle
             and self._probes.systemd.read_unit_file_state(GREENBOOT_UNIT) in _DISABLED_STATES
         ):
-            return HealthCheckResult(GREENBOOT, is_passing=None)
-        return _check_unit(GREENBOOT, unit)
+            return health.HealthCheckResult(health.GREENBOOT, is_passing=None)
+        return _check_unit(health.GREENBOOT, unit)
 
-    def _check_cluster(self, boot_id: str) -> Iterator[HealthCheckResult]:
+    def _check_cluster(self, boot_id: str) -> Iterator[health.HealthCheckResult]:
         is_missing = False
         try:
             self._probes.cluster.refresh_node()
-        except NotFoundError:
+        except errors.NotFoundError:
             is_missing = True
-        except ClusterError as error:
+        except errors.ClusterError as error:
             # A rejected credential is no outage: the API server answers.
-            is_outage = not isinstance(error, ForbiddenError)
-            yield HealthCheckResult(
-                API_SERVER, is_passing=False, problem=str(error), is_external=is_outage
+            is_outage = not isinstance(error, errors.ForbiddenError)
+            yield health.HealthCheckResult(
+                health.API_SERVER, is_passing=False, problem=str(error), is_external=is_outage
             )
-            yield HealthCheckResult(NODE_READY, is_passing=None)
+            yield health.HealthCheckResult(health.NODE_READY, is_passing=None)
             return
-        yield HealthCheckResult(API_SERVER, is_passing=True)
+        yield health.HealthCheckResult(health.API_SERVER, is_passing=True)
         node = None if is_missing else self._probes.cluster.get_cached_node()
         if node is None:
-            yield HealthCheckResult(
-                NODE_READY, is_passing=False, problem="the API server has no such Node"
+            yield health.HealthCheckResult(
+                health.NODE_READY, is_passing=False, problem="the API server has no such Node"
             )
         elif not node.is_ready:
-            yield HealthCheckResult(
-                NODE_READY,
+            yield health.HealthCheckResult(
+                health.NODE_READY,
                 is_passing=False,
                 problem=node.not_ready_message or "the Node is not Ready",
             )
         elif not self._has_kubelet_reported(node, boot_id):
             text = "the kubelet has not reported since the boot"
-            yield HealthCheckResult(NODE_READY, is_passing=False, problem=text)
+            yield health.HealthCheckResult(health.NODE_READY, is_passing=False, problem=text)
         else:
-            yield HealthCheckResult(NODE_READY, is_passing=True)
+            yield health.HealthCheckResult(health.NODE_READY, is_passing=True)
 
     def _has_kubelet_reported(self, node: Node, boot_id: str) -> bool:
         """Return whether the kubelet has written the Node's status since the boot."""
@@ -253,17 +242,19 @@ class HealthChecker:
             return True
         try:
             # A soft reboot keeps the kernel, and with it the boot ID that the kubelet reports.
-            return node.last_heartbeat >= format_rfc3339(
+            return node.last_heartbeat >= clocks.format_rfc3339(
                 self._probes.systemd.read_userspace_start()
             )
-        except HostError:
+        except errors.HostError:
             return False
 
-    def _run_custom_checks(self, limit_s: float) -> Iterator[HealthCheckResult]:
+    def _run_custom_checks(self, limit_s: float) -> Iterator[health.HealthCheckResult]:
         try:
             names = self._probes.custom_checks.list_checks()
-        except HostError as error:
-            yield HealthCheckResult(OWN_CHECK_PREFIX, is_passing=False, problem=str(error))
+        except errors.HostError as error:
+            yield health.HealthCheckResult(
+                health.OWN_CHECK_PREFIX, is_passing=False, problem=str(error)
+            )
             return
         for name in names:
             problem = ""
@@ -272,11 +263,11 @@ class HealthChecker:
                 problem = self._probes.custom_checks.run_check(name, timeout_s=limit_s)
             if not problem:
                 self._passed.add(name)
-            yield HealthCheckResult(
-                OWN_CHECK_PREFIX + name, is_passing=not problem, problem=problem
+            yield health.HealthCheckResult(
+                health.OWN_CHECK_PREFIX + name, is_passing=not problem, problem=problem
             )
 
-    def _log_changes(self, results: Iterable[HealthCheckResult]) -> None:
+    def _log_changes(self, results: Iterable[health.HealthCheckResult]) -> None:
         for each in results:
             if self._states.get(each.name) is not each.is_passing:
                 log.info(
@@ -291,22 +282,24 @@ class HealthChecker:
 _STATE_WORDS = {True: "passed", False: "failed", None: "has no result"}
 
 
-def _without_kubelet(result: HealthCheckResult, kubelet: HealthCheckResult) -> HealthCheckResult:
+def _without_kubelet(
+    result: health.HealthCheckResult, kubelet: health.HealthCheckResult
+) -> health.HealthCheckResult:
     """Return the result of a check that cannot pass without the kubelet."""
-    if result.name == NODE_READY and result.is_passing is False:
-        return HealthCheckResult(NODE_READY, is_passing=None, problem=kubelet.problem)
-    if result.name == API_SERVER and kubelet.is_waiting and result.is_passing is False:
-        return HealthCheckResult(API_SERVER, is_passing=None, problem=kubelet.problem)
+    if result.name == health.NODE_READY and result.is_passing is False:
+        return health.HealthCheckResult(health.NODE_READY, is_passing=None, problem=kubelet.problem)
+    if result.name == health.API_SERVER and kubelet.is_waiting and result.is_passing is False:
+        return health.HealthCheckResult(health.API_SERVER, is_passing=None, problem=kubelet.problem)
     return result
 
 
-def _check_unit(name: str, unit: SystemdUnit | None) -> HealthCheckResult:
+def _check_unit(name: str, unit: SystemdUnit | None) -> health.HealthCheckResult:
     if unit is None:
-        return HealthCheckResult(name, is_passing=None)
+        return health.HealthCheckResult(name, is_passing=None)
     if unit.load_state == "masked":
-        return HealthCheckResult(name, is_passing=False, problem=f"{unit.name} is masked")
+        return health.HealthCheckResult(name, is_passing=False, problem=f"{unit.name} is masked")
     is_active = unit.active_state == "active"
-    return HealthCheckResult(
+    return health.HealthCheckResult(
         name,
         is_passing=is_active,
         problem="" if is_active else f"{unit.name} is {unit.active_state}",

@@ -7,33 +7,19 @@ import logging
 import re
 from dataclasses import replace
 
+from treenail import errors
 from treenail.api.pullspec import BOOTABLE_LABELS
 from treenail.daemon.checks.signature_policy import find_image_rule
 from treenail.daemon.cluster.pull_secrets import AUTH_FILE
 from treenail.daemon.interfaces import OSBackend
-from treenail.errors import FileError, HostError
 from treenail.host.container import registry as registries
 from treenail.host.container.registry import SkopeoClient
-from treenail.host.filesystem.atomic_files import HostFiles
-from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.path_stat import NOTHING, stat_paths
-from treenail.host.filesystem.root_directory import Root
+from treenail.host.filesystem import atomic_files, disk, path_stat, root_directory
 from treenail.host.machine import Machine
 from treenail.host.system import disk_space as spaces
-from treenail.host.system.state_file import STATE_DIRECTORY
+from treenail.host.system import state_file
 from treenail.host.systemd.systemd import Systemd
-from treenail.update.checks.preflight import (
-    FilesystemSpace,
-    ImageLayer,
-    ImageManifest,
-    PreflightFacts,
-    PreflightFinding,
-    RegistryProblem,
-    UnreadableFilesystem,
-    find_preflight_problems,
-    make_preflight_error,
-)
-from treenail.update.checks.preflight_reason import PreflightReason
+from treenail.update.checks import preflight, preflight_reason
 from treenail.update.checks.signature_policy import SignatureRule
 from treenail.update.state import ledger_record as records
 
@@ -48,32 +34,32 @@ KNOWN_AGENTS = ("zincati.service", "bootc-fetch-apply-updates.timer", _AUTOMATIC
 _LIMIT = 64 * 1024
 
 
-def find_active_agents(files: HostFiles, systemd: Systemd) -> tuple[str, ...]:
+def find_active_agents(files: atomic_files.HostFiles, systemd: Systemd) -> tuple[str, ...]:
     """Return the active units that update this machine; empty when systemd does not answer."""
     names = dict.fromkeys((*_read_registered_driver(files), *KNOWN_AGENTS))
     try:
         active = [each.name for each in systemd.list_units(*names) if each.active_state == "active"]
-    except HostError:
+    except errors.HostError:
         return ()
     return tuple(
         each for each in active if each != _AUTOMATIC_TIMER or _has_automatic_staging(files)
     )
 
 
-def _read_registered_driver(files: HostFiles) -> tuple[str, ...]:
+def _read_registered_driver(files: atomic_files.HostFiles) -> tuple[str, ...]:
     return tuple(each.decode("ascii") for each in _UNIT.findall(_read_file(files, _DRIVER_FILE)))
 
 
-def _has_automatic_staging(files: HostFiles) -> bool:
+def _has_automatic_staging(files: atomic_files.HostFiles) -> bool:
     """Return whether the timer stages updates; by default it does not (rpm-ostreed.conf(5))."""
     policy = _POLICY.findall(_read_file(files, _RPM_OSTREED).decode("utf-8", "replace"))
     return bool(policy) and policy[-1] in _STAGING_POLICIES
 
 
-def _read_file(files: HostFiles, path: str) -> bytes:
+def _read_file(files: atomic_files.HostFiles, path: str) -> bytes:
     try:
         return files.read_file(path, limit=_LIMIT) or b""
-    except FileError:
+    except errors.FileError:
         return b""
 
 
@@ -81,12 +67,14 @@ log = logging.getLogger(__name__)
 
 CHECKED_PATHS = ("/boot", "/sysroot", "/var")
 AGENT_UNIT = "/usr/lib/systemd/system/treenail.service"
-_PROBE_FILE = f"{STATE_DIRECTORY}/preflight"
+_PROBE_FILE = f"{state_file.STATE_DIRECTORY}/preflight"
 
 
-def has_agent_unit(tree: Root) -> bool:
+def has_agent_unit(tree: root_directory.Root) -> bool:
     """Return whether the tree of a deployment contains the agent's unit; raises `FileError`."""
-    return stat_paths(tree, Disk(), (AGENT_UNIT,))[AGENT_UNIT].kind != NOTHING
+    return (
+        path_stat.stat_paths(tree, disk.Disk(), (AGENT_UNIT,))[AGENT_UNIT].kind != path_stat.NOTHING
+    )
 
 
 class PreflightChecker:
@@ -98,7 +86,7 @@ class PreflightChecker:
         os: OSBackend,
         registry: SkopeoClient,
         *,
-        only_warn: frozenset[PreflightReason] = frozenset(),
+        only_warn: frozenset[preflight_reason.PreflightReason] = frozenset(),
         has_image_store: bool = False,
     ) -> None:
         """``has_image_store``: the back end keeps an image in podman's storage until it deploys."""
@@ -107,8 +95,8 @@ class PreflightChecker:
         self._registry = registry
         self._only_warn = only_warn
         self._has_image_store = has_image_store
-        self._warned: frozenset[PreflightFinding] = frozenset()
-        self._manifests: dict[str, ImageManifest] = {}
+        self._warned: frozenset[preflight.PreflightFinding] = frozenset()
+        self._manifests: dict[str, preflight.ImageManifest] = {}
 
     def check_image(self, image: str) -> None:
         """Raise `PreflightError` when something would make an update to the image fail.
@@ -133,27 +121,35 @@ class PreflightChecker:
         try:
             with self._os.open_staged_tree(staged_id, (AGENT_UNIT,)) as tree:
                 lacks_agent = not has_agent_unit(tree)
-        except HostError as error:
+        except errors.HostError as error:
             log.warning("cannot look for the agent in %s, continuing: %s", image, error)
             return
-        facts = PreflightFacts(now=self._machine.clock.now(), image=image, lacks_agent=lacks_agent)
-        found = find_preflight_problems(facts, only_warn=self._only_warn)
+        facts = preflight.PreflightFacts(
+            now=self._machine.clock.now(), image=image, lacks_agent=lacks_agent
+        )
+        found = preflight.find_preflight_problems(facts, only_warn=self._only_warn)
         self._report_problems(
-            tuple(each for each in found if each.reason is PreflightReason.AGENT_MISSING)
+            tuple(
+                each
+                for each in found
+                if each.reason is preflight_reason.PreflightReason.AGENT_MISSING
+            )
         )
 
-    def _report_findings(self, conditions: PreflightFacts) -> None:
-        self._report_problems(find_preflight_problems(conditions, only_warn=self._only_warn))
+    def _report_findings(self, conditions: preflight.PreflightFacts) -> None:
+        self._report_problems(
+            preflight.find_preflight_problems(conditions, only_warn=self._only_warn)
+        )
 
-    def _report_problems(self, found: tuple[PreflightFinding, ...]) -> None:
+    def _report_problems(self, found: tuple[preflight.PreflightFinding, ...]) -> None:
         for each in found:
             if not each.is_blocking and each not in self._warned:
                 log.warning("%s; %s", each, each.remedy)
         self._warned = frozenset(found)
-        if error := make_preflight_error(found):
+        if error := preflight.make_preflight_error(found):
             raise error
 
-    def collect_conditions(self, image: str) -> PreflightFacts:
+    def collect_conditions(self, image: str) -> preflight.PreflightFacts:
         """Collect the facts for an update to the image; of the machine alone when it is empty."""
         signature_rule = (
             find_image_rule(self._machine.files, image, is_stored=self._has_image_store)
@@ -161,7 +157,7 @@ class PreflightChecker:
             else None
         )
         manifest = self._fetch_manifest(image) if image else None
-        if isinstance(manifest, ImageManifest):
+        if isinstance(manifest, preflight.ImageManifest):
             self._manifests = {image: manifest}
         return replace(
             self._collect_machine_conditions(
@@ -172,10 +168,14 @@ class PreflightChecker:
         )
 
     def _collect_machine_conditions(
-        self, image: str, manifest: ImageManifest | RegistryProblem | None, *, has_image_store: bool
-    ) -> PreflightFacts:
+        self,
+        image: str,
+        manifest: preflight.ImageManifest | preflight.RegistryProblem | None,
+        *,
+        has_image_store: bool,
+    ) -> preflight.PreflightFacts:
         machine = self._machine
-        return PreflightFacts(
+        return preflight.PreflightFacts(
             now=self._machine.clock.now(),
             image=image,
             manifest=manifest,
@@ -193,23 +193,31 @@ class PreflightChecker:
             ledger_problem=self._probe_ledger(),
         )
 
-    def _fetch_manifest(self, image: str) -> ImageManifest | RegistryProblem | None:
+    def _fetch_manifest(
+        self, image: str
+    ) -> preflight.ImageManifest | preflight.RegistryProblem | None:
         path = self._machine.root.resolve_path(AUTH_FILE)
         auth_file = str(path) if path.exists() else ""
         found = self._registry.inspect_image(image, auth_file=auth_file)
         match found:
             case registries.InspectionProblem(kind, text):
-                reason = PreflightReason(kind)
-                if reason is PreflightReason.WRONG_ARCHITECTURE:
+                reason = preflight_reason.PreflightReason(kind)
+                if reason is preflight_reason.PreflightReason.WRONG_ARCHITECTURE:
                     log.info("cannot inspect %s: %s", image, text)
                     manifests = self._registry.list_platforms(image, auth_file=auth_file)
                 else:
                     manifests = ()
-                return RegistryProblem(reason, text, tuple(each.platform for each in manifests))
+                return preflight.RegistryProblem(
+                    reason, text, tuple(each.platform for each in manifests)
+                )
             case registries.ImageInspection():
-                layers = tuple(ImageLayer(each.digest, each.size_bytes) for each in found.layers)
+                layers = tuple(
+                    preflight.ImageLayer(each.digest, each.size_bytes) for each in found.layers
+                )
                 is_bootable = any(label in found.labels for label in BOOTABLE_LABELS)
-                return ImageManifest(found.architecture, found.created, layers, is_bootable)
+                return preflight.ImageManifest(
+                    found.architecture, found.created, layers, is_bootable
+                )
             case None:
                 log.info("skopeo is not installed; the registry is not checked before the pull")
                 return None
@@ -221,17 +229,19 @@ class PreflightChecker:
     def _is_present(self, path: str) -> bool:
         try:
             return self._machine.root.resolve_path(path).exists()
-        except FileError:
+        except errors.FileError:
             return False
 
-    def _read_space(self, path: str) -> FilesystemSpace | UnreadableFilesystem | None:
+    def _read_space(
+        self, path: str
+    ) -> preflight.FilesystemSpace | preflight.UnreadableFilesystem | None:
         try:
             found = spaces.read_file_system(self._machine.root, path)
-        except FileError as error:
-            return UnreadableFilesystem(path, str(error))
+        except errors.FileError as error:
+            return preflight.UnreadableFilesystem(path, str(error))
         if found is None:
             return None
-        return FilesystemSpace(
+        return preflight.FilesystemSpace(
             path,
             found.device,
             found.free_bytes,
@@ -257,7 +267,7 @@ class PreflightChecker:
         try:
             found = self._os.read_deployments()
             ours = records.from_json(self._machine.ledger.read_document()).retained
-        except HostError as error:
+        except errors.HostError as error:
             log.info("cannot read which deployments are pinned: %s", error)
             return frozenset()
         return frozenset(
@@ -269,7 +279,7 @@ class PreflightChecker:
     def _list_inhibitors(self) -> tuple[str, ...]:
         try:
             locks = self._machine.logind.list_inhibitors()
-        except HostError as error:
+        except errors.HostError as error:
             log.info("cannot list the inhibitor locks: %s", error)
             return ()
         return tuple(
@@ -282,6 +292,6 @@ class PreflightChecker:
         try:
             self._machine.files.write_file(_PROBE_FILE, b"", mode=0o600)
             self._machine.files.remove_file(_PROBE_FILE)
-        except FileError as error:
+        except errors.FileError as error:
             return str(error)
         return ""

@@ -7,13 +7,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from treenail import clocks, codec, errors
 from treenail.api.controllerconfig import ControllerConfigContents
-from treenail.clocks import Clock
-from treenail.codec import parse_json
 from treenail.config import node_paths
 from treenail.daemon.configuration.path_watcher import PathWatcher
-from treenail.errors import ConfigError, FileError
-from treenail.host.filesystem.atomic_files import FileSpec, HostFiles
+from treenail.host.filesystem import atomic_files
 from treenail.log import MessageId
 from treenail.update.drift.drift_policy import is_contested
 
@@ -33,7 +31,7 @@ _WORLD_READABLE, _OWNER_ONLY = 0o644, 0o600
 class _DesiredFiles:
     """The files that a ControllerConfig demands on each node."""
 
-    files: Mapping[str, FileSpec]
+    files: Mapping[str, atomic_files.FileSpec]
     registries: frozenset[str]
 
 
@@ -48,9 +46,9 @@ class ControllerConfigSync:
 
     def __init__(
         self,
-        files: HostFiles,
+        files: atomic_files.HostFiles,
         watcher: PathWatcher,
-        clock: Clock,
+        clock: clocks.Clock,
         *,
         pull_secret: str,
         restores_per_hour: int,
@@ -65,7 +63,7 @@ class ControllerConfigSync:
         self._document: Json | None = None
         self._desired: _DesiredFiles | None = None
         self._rejections: tuple[str, ...] = ()
-        self._placed: Mapping[str, FileSpec] = {}
+        self._placed: Mapping[str, atomic_files.FileSpec] = {}
         self._restores: dict[str, tuple[float, ...]] = {}
         self._next_check = float("-inf")
         self._problems: tuple[str, ...] = ()
@@ -99,7 +97,7 @@ class ControllerConfigSync:
     def _parse_document(self, document: Json) -> None:
         try:
             found = ControllerConfigContents.from_json(document)
-        except ConfigError as error:
+        except errors.ConfigError as error:
             self._rejections = (
                 f"cannot read the ControllerConfig: {error}; the files of its last version stay",
             )
@@ -108,14 +106,16 @@ class ControllerConfigSync:
         files = {file.path: file for file in self._collect_certificates(found, rejections)}
         if found.pull_secret is not None:
             content = found.pull_secret.rstrip(b"\n") + b"\n"
-            files[self._pull_secret] = FileSpec(self._pull_secret, content, _OWNER_ONLY)
+            files[self._pull_secret] = atomic_files.FileSpec(
+                self._pull_secret, content, _OWNER_ONLY
+            )
         self._rejections = tuple(rejections)
         self._desired = _DesiredFiles(files, frozenset(found.registry_cas))
         self._watcher.watch_paths(files, directories=())
 
     def _collect_certificates(
         self, found: ControllerConfigContents, rejections: list[str]
-    ) -> Iterator[FileSpec]:
+    ) -> Iterator[atomic_files.FileSpec]:
         before = self._desired.files if self._desired else {}
         wanted = {node_paths.KUBELET_CA: found.kubelet_ca, node_paths.CLOUD_CA: found.cloud_ca} | {
             _registry_ca_path(registry): content for registry, content in found.registry_cas.items()
@@ -124,7 +124,7 @@ class ControllerConfigSync:
             if not content:
                 continue
             if _is_certificate(content):
-                yield FileSpec(path, content, _WORLD_READABLE)
+                yield atomic_files.FileSpec(path, content, _WORLD_READABLE)
                 continue
             rejections.append(
                 f"cannot write {path}: the ControllerConfig's content for it is no PEM "
@@ -152,7 +152,7 @@ class ControllerConfigSync:
             for registry in sorted(ours - desired.registries):
                 self._remove_registry(registry)
             self._record_registries(desired.registries)
-        except FileError as error:
+        except errors.FileError as error:
             yield str(error)
             return
         for path in sorted(contested):
@@ -161,7 +161,7 @@ class ControllerConfigSync:
     def _is_contested(self, path: str, now: float) -> bool:
         return is_contested(self._restores.get(path, ()), self._restores_per_hour, now)
 
-    def _write_files(self, files: list[FileSpec], restored: set[str]) -> None:
+    def _write_files(self, files: list[atomic_files.FileSpec], restored: set[str]) -> None:
         self._files.write_files(files)
         for file in files:
             log.info(
@@ -180,14 +180,16 @@ class ControllerConfigSync:
     def _read_registries(self) -> frozenset[str]:
         content = self._files.read_file(REGISTRIES_FILE, limit=_LIMIT)
         try:
-            found: object = parse_json(content) if content else []
+            found: object = codec.parse_json(content) if content else []
         except ValueError:
             found = []
         registries = found if isinstance(found, list) else []
         return frozenset(each for each in registries if isinstance(each, str))
 
     def _record_registries(self, registries: frozenset[str]) -> None:
-        file = FileSpec(REGISTRIES_FILE, json.dumps(sorted(registries)).encode(), _OWNER_ONLY)
+        file = atomic_files.FileSpec(
+            REGISTRIES_FILE, json.dumps(sorted(registries)).encode(), _OWNER_ONLY
+        )
         if not self._files.has_file(file):
             self._files.write_files([file])
 

@@ -5,43 +5,20 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from treenail import clocks, errors
+from treenail.api import (
+    annotations,
+    disruptionpolicy,
+    machineconfig,
+    machineconfignode,
+    object_meta,
+)
 from treenail.api import annotations as key
-from treenail.api import machineconfignode
-from treenail.api.annotations import NodeState
-from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy
-from treenail.api.machineconfig import MachineConfig
-from treenail.api.machineconfignode import MachineConfigNode
 from treenail.api.node import Node
-from treenail.api.object_meta import Condition, merge_conditions
-from treenail.clocks import Clock, format_rfc3339
-from treenail.errors import (
-    ClusterError,
-    ConfigError,
-    ConfigMissingError,
-    ConfigRejectedError,
-    ConflictError,
-    ForbiddenError,
-    InvalidError,
-    NotFoundError,
-    UnreachableError,
-)
-from treenail.kube.api_client import Client, PatchType
-from treenail.kube.event_recorder import EventRecorder, ObjectReference
+from treenail.kube import api_client, event_recorder, resources
 from treenail.kube.resource_version import RecentResponses, RequestToken
-from treenail.kube.resources import (
-    MACHINECONFIGNODES,
-    MACHINECONFIGS,
-    MACHINECONFIGURATIONS,
-    NODES,
-)
-from treenail.update.decision.node_state import is_drain_token, summarize_node
-from treenail.update.status import (
-    AGENT_CONDITIONS,
-    NOT_DEGRADED,
-    NodeEvent,
-    ReportedCondition,
-    StatusReport,
-)
+from treenail.update import status
+from treenail.update.decision import node_state
 
 log = logging.getLogger(__name__)
 
@@ -64,11 +41,11 @@ class NodeClient:
 
     def __init__(
         self,
-        client: Client,
-        recorder: EventRecorder,
+        client: api_client.Client,
+        recorder: event_recorder.EventRecorder,
         *,
         node_name: str,
-        clock: Clock,
+        clock: clocks.Clock,
         on_change: Callable[[], None],
     ) -> None:
         self._client = client
@@ -81,7 +58,7 @@ class NodeClient:
         """The Node by the watch."""
         self._responses = RecentResponses[Node]()
         self._conditions = _WrittenConditions()
-        self._last_event: NodeEvent | None = None
+        self._last_event: status.NodeEvent | None = None
 
     def accept_node(self, document: Json) -> None:
         """Store our Node from the watch, and wake the loop when a decision could change."""
@@ -114,7 +91,7 @@ class NodeClient:
     def _notify_of_change(self, before: Node | None) -> None:
         after = self.get_cached_node()
         if after is not None and (
-            before is None or summarize_node(before) != summarize_node(after)
+            before is None or node_state.summarize_node(before) != node_state.summarize_node(after)
         ):
             self._on_change()
 
@@ -126,45 +103,45 @@ class NodeClient:
         """
         known = self.get_cached_node()
         token = self._begin_request()
-        node = Node.from_json(self._client.get(NODES, self._name))
+        node = Node.from_json(self._client.get(resources.NODES, self._name))
         self._responses.store_response(self._name, node, token)
         self._notify_of_change(known)
 
-    def fetch_machine_config(self, name: str) -> MachineConfig:
+    def fetch_machine_config(self, name: str) -> machineconfig.MachineConfig:
         try:
-            document = self._client.get(MACHINECONFIGS, name)
-        except NotFoundError as error:
-            raise ConfigMissingError(
+            document = self._client.get(resources.MACHINECONFIGS, name)
+        except errors.NotFoundError as error:
+            raise errors.ConfigMissingError(
                 f"cannot read MachineConfig {name}: it does not exist",
                 remedy="create it, or set the Node's desiredConfig to one that exists",
             ) from error
-        except ForbiddenError as error:
-            raise ConfigRejectedError(
+        except errors.ForbiddenError as error:
+            raise errors.ConfigRejectedError(
                 f"cannot read MachineConfig {name}: {error}", remedy=error.remedy or _RBAC_REMEDY
             ) from error
-        except InvalidError as error:
-            raise ConfigRejectedError(
+        except errors.InvalidError as error:
+            raise errors.ConfigRejectedError(
                 f"cannot read MachineConfig {name}: {error}",
                 remedy="set the Node's desiredConfig to another MachineConfig",
             ) from error
         try:
-            return MachineConfig.from_json(document)
-        except ConfigError as error:
-            raise ConfigError(
+            return machineconfig.MachineConfig.from_json(document)
+        except errors.ConfigError as error:
+            raise errors.ConfigError(
                 f"cannot read MachineConfig {name}: {error}",
                 remedy=error.remedy or "correct the MachineConfigs that it is rendered from",
             ) from error
 
-    def fetch_disruption_policy(self) -> ClusterDisruptionPolicy:
+    def fetch_disruption_policy(self) -> disruptionpolicy.ClusterDisruptionPolicy:
         try:
-            return ClusterDisruptionPolicy.from_json(
-                self._client.get(MACHINECONFIGURATIONS, _CLUSTER_POLICY_NAME)
+            return disruptionpolicy.ClusterDisruptionPolicy.from_json(
+                self._client.get(resources.MACHINECONFIGURATIONS, _CLUSTER_POLICY_NAME)
             )
-        except NotFoundError:
+        except errors.NotFoundError:
             # A cluster without the Machine Config Operator has neither kind nor object.
-            return ClusterDisruptionPolicy(DEFAULT_POLICY)
+            return disruptionpolicy.ClusterDisruptionPolicy(disruptionpolicy.DEFAULT_POLICY)
 
-    def write_report(self, report: StatusReport) -> None:
+    def write_report(self, report: status.StatusReport) -> None:
         """Write what differs from the Node and the MachineConfigNode, then flush Events."""
         node = self.get_cached_node()
         if node is None:
@@ -180,9 +157,9 @@ class NodeClient:
         is_written = False
         try:
             is_written = self._write_conditions(report)
-        except UnreachableError:
+        except errors.UnreachableError:
             raise
-        except ClusterError:
+        except errors.ClusterError:
             # The API server rejected the conditions. Record the Event all the more.
             self._record_report_event(report, has_written_conditions=is_written)
             raise
@@ -194,15 +171,17 @@ class NodeClient:
         It may request another target now, and a cached Node does not show it: a drain would take
         the node out of service in vain.
         """
-        if not is_drain_token(changes.get(key.DESIRED_DRAIN) or ""):
+        if not node_state.is_drain_token(changes.get(key.DESIRED_DRAIN) or ""):
             self._patch_annotations(changes)
             return
         try:
             self._patch_annotations(changes, node.resource_version)
-        except ConflictError:
+        except errors.ConflictError:
             self.refresh_node()
             latest = self.get_cached_node()
-            if latest is None or summarize_node(latest) != summarize_node(node):
+            if latest is None or node_state.summarize_node(latest) != node_state.summarize_node(
+                node
+            ):
                 log.debug("the Node changed before the drain was requested; deciding again")
                 return
             # The kubelet wrote its status.
@@ -216,7 +195,9 @@ class NodeClient:
         if resource_version:
             metadata["resourceVersion"] = resource_version
         token = self._begin_request()
-        patched = Node.from_json(self._client.patch(NODES, self._name, {"metadata": metadata}))
+        patched = Node.from_json(
+            self._client.patch(resources.NODES, self._name, {"metadata": metadata})
+        )
         self._responses.store_response(self._name, patched, token)
         if before is not None:
             self._notify_of_change(before)
@@ -229,13 +210,13 @@ class NodeClient:
         if node is not None and node.annotations.get(key.PROGRESS) != value:
             self._write_annotations(node, {key.PROGRESS: value})
 
-    def record_event(self, event: NodeEvent) -> None:
+    def record_event(self, event: status.NodeEvent) -> None:
         """Record the Event, unless it is the one recorded last."""
         if event != self._last_event:
             self._last_event = event
             # The kubelet sets the Node's name as involvedObject.uid in its Events, and
             # `kubectl describe node` searches for that.
-            node = ObjectReference("Node", self._name, uid=self._name)
+            node = event_recorder.ObjectReference("Node", self._name, uid=self._name)
             record = (
                 self._recorder.record_warning
                 if event.type == "Warning"
@@ -243,7 +224,9 @@ class NodeClient:
             )
             record(node, event.reason, event.message)
 
-    def _record_report_event(self, report: StatusReport, *, has_written_conditions: bool) -> None:
+    def _record_report_event(
+        self, report: status.StatusReport, *, has_written_conditions: bool
+    ) -> None:
         """Record the report's Event, unless it is Normal and written conditions contain it.
 
         A Warning is recorded in any case: users look for the cause in the Events of the Node.
@@ -254,13 +237,13 @@ class NodeClient:
         if not (is_normal and has_written_conditions and report.event.is_in_conditions):
             self.record_event(report.event)
 
-    def _write_conditions(self, report: StatusReport) -> bool:
+    def _write_conditions(self, report: status.StatusReport) -> bool:
         """Write the conditions; return whether this node has a MachineConfigNode."""
-        is_working = report.annotations.get(key.STATE) == NodeState.WORKING
+        is_working = report.annotations.get(key.STATE) == annotations.NodeState.WORKING
         if not report.conditions and is_working and self._conditions.is_degraded:
             # The next action has no progress to report, but the failure is over. The pool's
             # status quotes this condition.
-            report = replace(report, conditions=(NOT_DEGRADED,))
+            report = replace(report, conditions=(status.NOT_DEGRADED,))
         if not report.conditions or not self._conditions.needs_write(report.conditions):
             return self._conditions.has_object
         try:
@@ -269,28 +252,32 @@ class NodeClient:
                 # MachineConfigNodes: the admission policy that restricts each node to its own
                 # applies to writes only.
                 self._conditions.load_existing(
-                    self._client.patch(MACHINECONFIGNODES, self._name, {}, subresource="status")
+                    self._client.patch(
+                        resources.MACHINECONFIGNODES, self._name, {}, subresource="status"
+                    )
                 )
             merged = self._conditions.merge_verdicts(
-                report.conditions, format_rfc3339(self._clock.now())
+                report.conditions, clocks.format_rfc3339(self._clock.now())
             )
             self._write_status(report, merged)
-        except NotFoundError:
+        except errors.NotFoundError:
             # Either the cluster lacks the kind, or this node has no object of it.
             self._conditions.mark_absent(report.conditions)
         else:
             self._conditions.mark_written(report.conditions, merged)
         return self._conditions.has_object
 
-    def _write_status(self, report: StatusReport, conditions: tuple[Condition, ...]) -> None:
+    def _write_status(
+        self, report: status.StatusReport, conditions: tuple[object_meta.Condition, ...]
+    ) -> None:
         """Apply conditions, configs and images; without images where the CRD has no such field."""
         current, desired = report.current.image, report.desired.image
         if self._conditions.can_write_images and (current or desired):
             try:
                 self._apply_status(report, conditions, current, desired)
-            except UnreachableError:
+            except errors.UnreachableError:
                 raise
-            except ClusterError as error:
+            except errors.ClusterError as error:
                 if machineconfignode.CONFIG_IMAGE_FIELD not in str(error):
                     raise
                 log.info("writing conditions without images from now on: %s", error)
@@ -302,14 +289,14 @@ class NodeClient:
             # Leaving an owned field out of an apply sets it to null, which the API server rejects.
             # Remove the field with a merge patch first.
             body: Json = {"status": {machineconfignode.CONFIG_IMAGE_FIELD: None}}
-            self._client.patch(MACHINECONFIGNODES, self._name, body, subresource="status")
+            self._client.patch(resources.MACHINECONFIGNODES, self._name, body, subresource="status")
             self._conditions.has_images = False
         self._apply_status(report, conditions)
 
     def _apply_status(
         self,
-        report: StatusReport,
-        conditions: tuple[Condition, ...],
+        report: status.StatusReport,
+        conditions: tuple[object_meta.Condition, ...],
         current_image: str = "",
         desired_image: str = "",
     ) -> None:
@@ -322,7 +309,11 @@ class NodeClient:
             desired_image=desired_image,
         )
         self._client.patch(
-            MACHINECONFIGNODES, self._name, body, PatchType.APPLY, subresource="status"
+            resources.MACHINECONFIGNODES,
+            self._name,
+            body,
+            api_client.PatchType.APPLY,
+            subresource="status",
         )
 
 
@@ -337,46 +328,52 @@ class _WrittenConditions:
         self.has_images = False
         """True while the MachineConfigNode's status contains images."""
         self._needs_load = False
-        self._written: tuple[Condition, ...] = ()
-        self._reported: tuple[ReportedCondition, ...] = ()
+        self._written: tuple[object_meta.Condition, ...] = ()
+        self._reported: tuple[status.ReportedCondition, ...] = ()
 
     @property
     def is_degraded(self) -> bool:
         return any(
-            each.type == NOT_DEGRADED.type and each.status == "True" for each in self._written
+            each.type == status.NOT_DEGRADED.type and each.status == "True"
+            for each in self._written
         )
 
     def request_load(self) -> None:
         """Let the next report read the object again; any thread may call it."""
         self._needs_load = True
 
-    def needs_write(self, conditions: tuple[ReportedCondition, ...]) -> bool:
+    def needs_write(self, conditions: tuple[status.ReportedCondition, ...]) -> bool:
         if self._needs_load:
             self._needs_load = self.is_loaded = False
             self._reported = ()
         return conditions != self._reported
 
     def load_existing(self, document: Json) -> None:
-        found = MachineConfigNode.from_json(document)
+        found = machineconfignode.MachineConfigNode.from_json(document)
         self.has_images = found.has_status_images
-        self._written = tuple(each for each in found.conditions if each.type in AGENT_CONDITIONS)
+        self._written = tuple(
+            each for each in found.conditions if each.type in status.AGENT_CONDITIONS
+        )
         self.is_loaded = True
 
     def merge_verdicts(
-        self, conditions: tuple[ReportedCondition, ...], now: str
-    ) -> tuple[Condition, ...]:
+        self, conditions: tuple[status.ReportedCondition, ...], now: str
+    ) -> tuple[object_meta.Condition, ...]:
         new_conditions = [
-            Condition(each.type, each.status, each.reason, each.message) for each in conditions
+            object_meta.Condition(each.type, each.status, each.reason, each.message)
+            for each in conditions
         ]
-        return merge_conditions(self._written, new_conditions, now=now)
+        return object_meta.merge_conditions(self._written, new_conditions, now=now)
 
     def mark_written(
-        self, conditions: tuple[ReportedCondition, ...], merged: tuple[Condition, ...]
+        self,
+        conditions: tuple[status.ReportedCondition, ...],
+        merged: tuple[object_meta.Condition, ...],
     ) -> None:
         self._reported = conditions
         self._written = merged
         self.has_object = True
 
-    def mark_absent(self, conditions: tuple[ReportedCondition, ...]) -> None:
+    def mark_absent(self, conditions: tuple[status.ReportedCondition, ...]) -> None:
         self._reported = conditions
         self.is_loaded = self.has_object = False

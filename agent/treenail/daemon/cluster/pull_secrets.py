@@ -9,28 +9,11 @@ import logging
 import os
 from dataclasses import dataclass
 
-from treenail.codec import parse_json
-from treenail.config import pullsecret
-from treenail.config.bootstrap_registry import (
-    MIRROR_FILE,
-    RECORD_FILE,
-    RECORD_LIMIT,
-    BootstrapRegistryRecord,
-    decode_record,
-    is_mirror_file_of,
-)
-from treenail.config.pullsecret import (
-    CredentialHistory,
-    PullSecret,
-    encode_pull_secret,
-    merge_pull_secrets,
-    parse_pull_secret,
-)
+from treenail import codec, errors
+from treenail.config import bootstrap_registry, pullsecret
 from treenail.daemon.agent_settings import AgentSettings
-from treenail.daemon.configuration.inspect import OWNERSHIP_FILE, OWNERSHIP_LIMIT
-from treenail.errors import ConfigError, CredentialError, FileError, LedgerError
-from treenail.host.filesystem.atomic_files import FileSpec, HostFiles
-from treenail.host.filesystem.root_directory import Root
+from treenail.daemon.configuration import inspect
+from treenail.host.filesystem import atomic_files, root_directory
 from treenail.log import MessageId
 from treenail.update.steps import inventory
 
@@ -40,7 +23,7 @@ log = logging.getLogger(__name__)
 class BootstrapRegistryFiles:
     """Keeps the files until the hand-over, and then removes those that name the registry."""
 
-    def __init__(self, files: HostFiles) -> None:
+    def __init__(self, files: atomic_files.HostFiles) -> None:
         self._files = files
         self.registry = ""
         """``HOST:PORT`` while the record exists, as of the last `sync_files`."""
@@ -61,21 +44,25 @@ class BootstrapRegistryFiles:
             if record is not None and record.registry == handed_over:
                 self._remove_files(record)
                 self.registry, self.removed = "", record.registry
-        except (ConfigError, FileError) as error:
+        except (errors.ConfigError, errors.FileError) as error:
             return (f"{error}; {error.remedy}" if error.remedy else str(error),)
         return ()
 
-    def _remove_files(self, record: BootstrapRegistryRecord) -> None:
-        mirror = self._files.read_file(MIRROR_FILE, limit=RECORD_LIMIT)
+    def _remove_files(self, record: bootstrap_registry.BootstrapRegistryRecord) -> None:
+        mirror = self._files.read_file(
+            bootstrap_registry.MIRROR_FILE, limit=bootstrap_registry.RECORD_LIMIT
+        )
         if mirror is not None:
-            if is_mirror_file_of(mirror, record.registry):
-                self._files.remove_file(MIRROR_FILE)
+            if bootstrap_registry.is_mirror_file_of(mirror, record.registry):
+                self._files.remove_file(bootstrap_registry.MIRROR_FILE)
             else:
                 log.warning(
-                    "left %s alone: it names another registry than %s", MIRROR_FILE, record.registry
+                    "left %s alone: it names another registry than %s",
+                    bootstrap_registry.MIRROR_FILE,
+                    record.registry,
                 )
         self._files.remove_file(record.ca_path)
-        self._files.remove_file(RECORD_FILE)
+        self._files.remove_file(bootstrap_registry.RECORD_FILE)
         log.info(
             "removed mirror, CA and login of the bootstrap registry %s: the final registry has the "
             "images",
@@ -84,17 +71,17 @@ class BootstrapRegistryFiles:
         )
 
 
-def read_record(files: HostFiles) -> BootstrapRegistryRecord | None:
+def read_record(files: atomic_files.HostFiles) -> bootstrap_registry.BootstrapRegistryRecord | None:
     """Read the record; None without one. Raises `ConfigError` and `FileError`."""
-    content = files.read_file(RECORD_FILE, limit=RECORD_LIMIT)
+    content = files.read_file(bootstrap_registry.RECORD_FILE, limit=bootstrap_registry.RECORD_LIMIT)
     if content is None:
         return None
     try:
-        return decode_record(content, where=RECORD_FILE)
-    except ConfigError as error:
-        raise ConfigError(
+        return bootstrap_registry.decode_record(content, where=bootstrap_registry.RECORD_FILE)
+    except errors.ConfigError as error:
+        raise errors.ConfigError(
             f"cannot use the bootstrap registry: {error}",
-            remedy=f"if the installation is complete, run: rm {RECORD_FILE} {MIRROR_FILE}",
+            remedy=f"if the installation is complete, run: rm {bootstrap_registry.RECORD_FILE} {bootstrap_registry.MIRROR_FILE}",
         ) from error
 
 
@@ -132,7 +119,9 @@ class PullSecrets:
     pull succeeded with the new one, and is used again when the registry rejects the new one.
     """
 
-    def __init__(self, root: Root, files: HostFiles, settings: AgentSettings) -> None:
+    def __init__(
+        self, root: root_directory.Root, files: atomic_files.HostFiles, settings: AgentSettings
+    ) -> None:
         self._root = root
         self._files = files
         self._cluster = _PullSecretSource(
@@ -141,7 +130,7 @@ class PullSecrets:
         self._internal = _PullSecretSource(
             settings.internal_pull_secret, "/var/lib/treenail/pull-secret.internal.json"
         )
-        self._merged = PullSecret()
+        self._merged = pullsecret.PullSecret()
 
     def install_secrets(self) -> tuple[str, ...]:
         """Install the pull secrets; return one sentence for each problem.
@@ -153,11 +142,11 @@ class PullSecrets:
         self._restrict_mode(KUBECONFIG, problems)
         cluster = self._read_source(self._cluster, problems)
         internal = self._read_source(self._internal, problems)
-        logins = merge_pull_secrets(internal, cluster)
-        self._merged = merge_pull_secrets(logins, self._read_bootstrap_login())
+        logins = pullsecret.merge_pull_secrets(internal, cluster)
+        self._merged = pullsecret.merge_pull_secrets(logins, self._read_bootstrap_login())
         try:
             if self._merged.credentials:
-                installed = self._parse_file_or_none(AUTH_FILE) or PullSecret()
+                installed = self._parse_file_or_none(AUTH_FILE) or pullsecret.PullSecret()
                 history = pullsecret.renew_history(
                     self._read_login_history(), installed, self._merged
                 )
@@ -167,7 +156,7 @@ class PullSecrets:
                 self._link_auth_file(BOOTC_AUTH, problems)
             elif not problems:
                 self._remove_auth_files()
-        except FileError as error:
+        except errors.FileError as error:
             problems.append(str(error))
         return tuple(problems)
 
@@ -189,19 +178,19 @@ class PullSecrets:
             pullsecret.record_success(self._read_login_history(), self._merged, image)
         )
 
-    def _read_login_history(self) -> CredentialHistory:
+    def _read_login_history(self) -> pullsecret.CredentialHistory:
         content = self._files.read_file(LOGIN_HISTORY, limit=2 * _LIMIT)
         try:
             return (
-                CredentialHistory()
+                pullsecret.CredentialHistory()
                 if content is None
                 else pullsecret.decode_history(content, where=LOGIN_HISTORY)
             )
-        except CredentialError as error:
+        except errors.CredentialError as error:
             log.warning("%s; starting without a history of logins", error)
-            return CredentialHistory()
+            return pullsecret.CredentialHistory()
 
-    def _write_logins(self, history: CredentialHistory) -> None:
+    def _write_logins(self, history: pullsecret.CredentialHistory) -> None:
         """Write the history first; the next `install_secrets` repairs an interruption."""
         if not history.is_empty:
             self._write_if_changed(LOGIN_HISTORY, pullsecret.encode_history(history))
@@ -210,12 +199,12 @@ class PullSecrets:
         if self._merged.credentials:
             self._write_auth_file(pullsecret.select_credentials(history, self._merged))
 
-    def _read_source(self, source: _PullSecretSource, problems: list[str]) -> PullSecret:
+    def _read_source(self, source: _PullSecretSource, problems: list[str]) -> pullsecret.PullSecret:
         problem, absence = "", f"{source.path} no longer exists; its last valid logins stay in use"
         try:
             content = self._files.read_file(source.path, limit=_LIMIT)
             if content is not None and content.strip():
-                found = parse_pull_secret(content, where=source.path)
+                found = pullsecret.parse_pull_secret(content, where=source.path)
                 self._save_last_good(source, found, problems)
                 return found
             if content is not None:
@@ -224,12 +213,12 @@ class PullSecrets:
                     f"{source.path} is empty; its last valid logins stay in use; "
                     'write {"auths": {}} into it to remove them'
                 )
-        except (FileError, CredentialError) as error:
+        except (errors.FileError, errors.CredentialError) as error:
             problem = str(error)
         last = None
         try:
             last = self._parse_file(source.last_good)
-        except (FileError, CredentialError) as error:
+        except (errors.FileError, errors.CredentialError) as error:
             problems.append(str(error))
         if problem and last is None:
             problems.append(f"{problem}; it has no earlier valid content")
@@ -237,40 +226,40 @@ class PullSecrets:
             problems.append(f"{problem}; its last valid logins stay in use")
         elif last is not None and last.credentials:
             problems.append(absence)
-        return last or PullSecret()
+        return last or pullsecret.PullSecret()
 
-    def _read_bootstrap_login(self) -> PullSecret:
+    def _read_bootstrap_login(self) -> pullsecret.PullSecret:
         """Read the login of the registry on the bootstrap host; none without a valid record.
 
         `BootstrapRegistryFiles` reports an invalid one.
         """
         try:
             record = read_record(self._files)
-        except (ConfigError, FileError):
-            return PullSecret()
-        return PullSecret() if record is None else record.make_pull_secret()
+        except (errors.ConfigError, errors.FileError):
+            return pullsecret.PullSecret()
+        return pullsecret.PullSecret() if record is None else record.make_pull_secret()
 
     def _save_last_good(
-        self, source: _PullSecretSource, found: PullSecret, problems: list[str]
+        self, source: _PullSecretSource, found: pullsecret.PullSecret, problems: list[str]
     ) -> None:
         try:
-            self._write_if_changed(source.last_good, encode_pull_secret(found))
-        except FileError as error:
+            self._write_if_changed(source.last_good, pullsecret.encode_pull_secret(found))
+        except errors.FileError as error:
             problems.append(str(error))
 
-    def _parse_file(self, path: str) -> PullSecret | None:
+    def _parse_file(self, path: str) -> pullsecret.PullSecret | None:
         """Parse a pull secret; None when the file does not exist."""
         content = self._files.read_file(path, limit=_LIMIT)
-        return None if content is None else parse_pull_secret(content, where=path)
+        return None if content is None else pullsecret.parse_pull_secret(content, where=path)
 
-    def _parse_file_or_none(self, path: str) -> PullSecret | None:
+    def _parse_file_or_none(self, path: str) -> pullsecret.PullSecret | None:
         try:
             return self._parse_file(path)
-        except CredentialError:
+        except errors.CredentialError:
             return None
 
-    def _write_auth_file(self, secret: PullSecret) -> None:
-        if self._write_if_changed(AUTH_FILE, encode_pull_secret(secret)):
+    def _write_auth_file(self, secret: pullsecret.PullSecret) -> None:
+        if self._write_if_changed(AUTH_FILE, pullsecret.encode_pull_secret(secret)):
             log.info(
                 "installed pull secrets with logins for %d registries",
                 len(secret.credentials),
@@ -279,7 +268,7 @@ class PullSecrets:
 
     def _write_if_changed(self, path: str, content: bytes) -> bool:
         """Write the file when it differs; return whether it did."""
-        file = FileSpec(path, content, 0o600)
+        file = atomic_files.FileSpec(path, content, 0o600)
         return not self._files.has_file(file) and bool(self._files.write_files([file]))
 
     def _restrict_mode(self, path: str, problems: list[str]) -> None:
@@ -291,19 +280,19 @@ class PullSecrets:
             if self._files.read_link(path) is not None:
                 return
             content = self._files.read_file(path, limit=_LIMIT)
-            if content is None or self._files.has_file(FileSpec(path, content, 0o600)):
+            if content is None or self._files.has_file(atomic_files.FileSpec(path, content, 0o600)):
                 return
             # The record may have megabytes: read it only where the mode depends on it.
             if not self._is_managed(path) and self._write_if_changed(path, content):
                 log.warning("%s was readable by other users; mode set to 0600", path)
-        except FileError as error:
+        except errors.FileError as error:
             problems.append(str(error))
 
     def _is_managed(self, path: str) -> bool:
-        content = self._files.read_file(OWNERSHIP_FILE, limit=OWNERSHIP_LIMIT)
+        content = self._files.read_file(inspect.OWNERSHIP_FILE, limit=inspect.OWNERSHIP_LIMIT)
         try:
-            return path in inventory.from_json(parse_json(content or b"null")).paths
-        except (ValueError, LedgerError):
+            return path in inventory.from_json(codec.parse_json(content or b"null")).paths
+        except (ValueError, errors.LedgerError):
             # The planner reports a damaged ownership record.
             return False
 
@@ -331,7 +320,7 @@ class PullSecrets:
                 if self._write_if_changed(backup_path, content):
                     log.info("copied %s to %s before replacing it", path, backup_path)
             self._files.make_symlink(path, target)
-        except FileError as error:
+        except errors.FileError as error:
             problems.append(str(error))
 
     def _remove_auth_files(self) -> None:

@@ -8,20 +8,11 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from treenail import codec, errors
 from treenail.api.machineconfig import MachineConfig
-from treenail.codec import parse_json
-from treenail.config import node_paths
-from treenail.config.image_content import ImageContent, ImageSplit, compare_with_image
-from treenail.config.wanted_state import WantedState, read_wanted_state
+from treenail.config import image_content, node_paths, wanted_state
 from treenail.daemon.configuration.drift import ExpectedState
-from treenail.errors import (
-    ClusterError,
-    ConfigError,
-    ConfigPendingError,
-    FileError,
-    NotFoundError,
-)
-from treenail.host.filesystem.atomic_files import FileSpec, HostFiles
+from treenail.host.filesystem import atomic_files
 from treenail.update.impact.os_packages import list_required_packages
 from treenail.update.state.ledger_record import Target
 
@@ -44,7 +35,7 @@ class ConfigCache:
     Names are names of API objects and therefore contain no slash.
     """
 
-    def __init__(self, files: HostFiles, cluster: MachineConfigSource) -> None:
+    def __init__(self, files: atomic_files.HostFiles, cluster: MachineConfigSource) -> None:
         self._files = files
         self._cluster = cluster
 
@@ -55,15 +46,15 @@ class ConfigCache:
         """
         try:
             config = self._cluster.fetch_machine_config(name)
-        except NotFoundError:
+        except errors.NotFoundError:
             raise
-        except ClusterError:
+        except errors.ClusterError:
             cached = self.read_cached(name)
             if cached is None:
                 raise
             return cached
         content = json.dumps(config.to_json()).encode()
-        file = FileSpec(_cache_path(name), content, 0o600)
+        file = atomic_files.FileSpec(_cache_path(name), content, 0o600)
         if not self._files.has_file(file):
             self._files.make_directory(DIRECTORY, mode=0o700)
             self._files.write_files([file])
@@ -77,10 +68,10 @@ class ConfigCache:
         """
         try:
             return self.fetch_config(name)
-        except NotFoundError as error:
+        except errors.NotFoundError as error:
             if self._read_served_name() != name:
                 raise
-            raise ConfigPendingError(
+            raise errors.ConfigPendingError(
                 f"waiting for MachineConfig {name}, which this machine was served: the cluster "
                 "does not have it yet",
                 remedy="the controller render creates it from the MachineConfigs; or apply it from "
@@ -93,8 +84,8 @@ class ConfigCache:
         if content is None:
             return None
         try:
-            return MachineConfig.from_json(parse_json(content))
-        except (ValueError, ConfigError) as error:
+            return MachineConfig.from_json(codec.parse_json(content))
+        except (ValueError, errors.ConfigError) as error:
             log.warning("cannot read the cached config %s: %s", name, error)
             return None
 
@@ -110,15 +101,17 @@ class ConfigCache:
             self._files.remove_leftovers(DIRECTORY)
         try:
             return self.read_cached(name) or self.fetch_config(name)
-        except NotFoundError:
+        except errors.NotFoundError:
             return None
 
     def _read_served_name(self) -> str:
         """Return the name of the config of the installation; empty without a readable one."""
         content = self._files.read_file(node_paths.SERVED_CONFIG, limit=_LIMIT)
         try:
-            return "" if content is None else MachineConfig.from_json(parse_json(content)).name
-        except (ValueError, ConfigError):
+            return (
+                "" if content is None else MachineConfig.from_json(codec.parse_json(content)).name
+            )
+        except (ValueError, errors.ConfigError):
             return ""
 
     def prune_cache(self, names: Iterable[str]) -> None:
@@ -128,7 +121,7 @@ class ConfigCache:
             for name in self._files.list_directory(DIRECTORY):
                 if name not in wanted:
                     self._files.remove_file(f"{DIRECTORY}/{name}")
-        except FileError as error:
+        except errors.FileError as error:
             log.info("cannot remove an old config from the cache: %s", error)
 
 
@@ -140,13 +133,15 @@ class NodeConfigs:
     """The state that the current target's config wants of this machine."""
 
     def __init__(
-        self, configs: ConfigCache, read_image: Callable[[WantedState], ImageContent]
+        self,
+        configs: ConfigCache,
+        read_image: Callable[[wanted_state.WantedState], image_content.ImageContent],
     ) -> None:
         """``read_image`` returns the content of the booted image, for image mode."""
         self._configs = configs
         self._read_image = read_image
 
-    def load_split(self, current: Target) -> ImageSplit | None:
+    def load_split(self, current: Target) -> image_content.ImageSplit | None:
         """Load the wanted state; None when the config is unavailable.
 
         In image mode too, the machine is compared with the whole config. Raises `HostError` and
@@ -154,15 +149,15 @@ class NodeConfigs:
         """
         try:
             config = self._configs.find_config(current.config)
-        except ClusterError as error:
+        except errors.ClusterError as error:
             log.info("cannot read %s, no drift check until then: %s", current, error)
             return None
         if config is None:
             return None
-        wanted = read_wanted_state(config)
+        wanted = wanted_state.read_wanted_state(config)
         if not current.image:
-            return ImageSplit(wanted)
-        return compare_with_image(wanted, self._read_image(wanted))
+            return image_content.ImageSplit(wanted)
+        return image_content.compare_with_image(wanted, self._read_image(wanted))
 
     def load_expected(self, current: Target) -> ExpectedState | None:
         """Load the wanted state as digests, without the contents of files."""

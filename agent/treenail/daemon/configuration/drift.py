@@ -4,20 +4,8 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from treenail.config import node_paths
-from treenail.config.drift_comparison import (
-    Drift,
-    ExpectedEntry,
-    compare_entry,
-    compute_expected_entries,
-    find_argument_drift,
-    find_image_drift,
-    find_package_drift,
-    find_unit_drift,
-    find_unknown_dropins,
-)
-from treenail.config.wanted_state import WantedFile, WantedOS, WantedState, WantedUnit
-from treenail.daemon.configuration.inspect import UnitStateSource, describe_path
+from treenail.config import drift_comparison, node_paths, wanted_state
+from treenail.daemon.configuration import inspect
 from treenail.host.filesystem.path_stat import stat_paths
 from treenail.host.machine import Machine
 from treenail.host.system.accounts import Accounts
@@ -44,8 +32,8 @@ class BootedState:
 class ExpectedState:
     """The state that a config wants, with digests in place of contents."""
 
-    entries: Mapping[str, ExpectedEntry] = field(default_factory=dict)
-    units: WantedState = field(default_factory=WantedState)
+    entries: Mapping[str, drift_comparison.ExpectedEntry] = field(default_factory=dict)
+    units: wanted_state.WantedState = field(default_factory=wanted_state.WantedState)
     """The config's units and the paths of its files."""
     packages: frozenset[str] = frozenset()
     digest: str = ""
@@ -56,7 +44,7 @@ class ExpectedState:
     @classmethod
     def from_wanted(
         cls,
-        wanted: WantedState,
+        wanted: wanted_state.WantedState,
         packages: frozenset[str] = frozenset(),
         *,
         digest: str = "",
@@ -66,12 +54,12 @@ class ExpectedState:
         return cls(
             entries={
                 path: each.drop_contents()
-                for path, each in compute_expected_entries(wanted).items()
+                for path, each in drift_comparison.compute_expected_entries(wanted).items()
             },
-            units=WantedState(
-                files={path: WantedFile(path) for path in wanted.files},
+            units=wanted_state.WantedState(
+                files={path: wanted_state.WantedFile(path) for path in wanted.files},
                 units={name: _strip_contents(unit) for name, unit in wanted.units.items()},
-                os=WantedOS(kernel_arguments=wanted.os.kernel_arguments),
+                os=wanted_state.WantedOS(kernel_arguments=wanted.os.kernel_arguments),
             ),
             packages=packages,
             digest=digest,
@@ -89,7 +77,7 @@ class ExpectedState:
 class DriftCheck:
     """Compares the machine with an expected state. Raises `HostError` when it cannot read it."""
 
-    def __init__(self, machine: Machine, unit_states: UnitStateSource) -> None:
+    def __init__(self, machine: Machine, unit_states: inspect.UnitStateSource) -> None:
         self._root = machine.root
         self._disk = machine.disk
         self._files = machine.labelled_files
@@ -97,26 +85,26 @@ class DriftCheck:
 
     def check_everything(
         self, expected_state: ExpectedState, booted: BootedState
-    ) -> dict[str, tuple[Drift, ...]]:
+    ) -> dict[str, tuple[drift_comparison.Drift, ...]]:
         """Compare everything; return the drift by subject."""
         found = [
             *self._check_paths(expected_state, expected_state.entries),
             *self._check_units(expected_state),
         ]
-        found += find_argument_drift(
+        found += drift_comparison.find_argument_drift(
             expected_state.units.os.kernel_arguments, booted.kernel_arguments
         )
-        found += find_image_drift(expected_state.digest, booted.digests)
+        found += drift_comparison.find_image_drift(expected_state.digest, booted.digests)
         if booted.packages is not None:
-            found += find_package_drift(expected_state.packages, booted.packages)
+            found += drift_comparison.find_package_drift(expected_state.packages, booted.packages)
         return _group_by_subject(found)
 
     def check_touched(
         self, expected_state: ExpectedState, paths: Iterable[str]
-    ) -> dict[str, tuple[Drift, ...]]:
+    ) -> dict[str, tuple[drift_comparison.Drift, ...]]:
         """Compare these paths; return the drift by subject, empty for a path that matches."""
         expected_paths = {path for path in paths if path in expected_state.entries}
-        results: dict[str, tuple[Drift, ...]] = dict.fromkeys(expected_paths, ())
+        results: dict[str, tuple[drift_comparison.Drift, ...]] = dict.fromkeys(expected_paths, ())
         results |= _group_by_subject(self._check_paths(expected_state, expected_paths))
         if any(path.startswith(f"{node_paths.UNIT_DIRECTORY}/") for path in paths):
             results |= dict.fromkeys(expected_state.units.units, ()) | _group_by_subject(
@@ -132,26 +120,30 @@ class DriftCheck:
             if name.endswith(_LINK_DIRECTORY_SUFFIXES)
         )
 
-    def _check_paths(self, expected_state: ExpectedState, paths: Iterable[str]) -> Iterator[Drift]:
+    def _check_paths(
+        self, expected_state: ExpectedState, paths: Iterable[str]
+    ) -> Iterator[drift_comparison.Drift]:
         accounts = Accounts(self._files)
         for path, path_stat in stat_paths(self._root, self._disk, paths).items():
-            yield from compare_entry(
-                expected_state.entries[path], describe_path(path_stat, accounts)
+            yield from drift_comparison.compare_entry(
+                expected_state.entries[path], inspect.describe_path(path_stat, accounts)
             )
 
-    def _check_units(self, expected_state: ExpectedState) -> Iterator[Drift]:
+    def _check_units(self, expected_state: ExpectedState) -> Iterator[drift_comparison.Drift]:
         units = expected_state.units
         if units.units:
-            yield from find_unit_drift(units, self._unit_states.read_states(*units.units))
+            yield from drift_comparison.find_unit_drift(
+                units, self._unit_states.read_states(*units.units)
+            )
         present = (
             f"{directory}/{name}"
             for directory in sorted(expected_state.dropin_directories)
             for name in self._files.list_directory(directory)
         )
-        yield from find_unknown_dropins(units, present)
+        yield from drift_comparison.find_unknown_dropins(units, present)
 
 
-def _strip_contents(unit: WantedUnit) -> WantedUnit:
+def _strip_contents(unit: wanted_state.WantedUnit) -> wanted_state.WantedUnit:
     return replace(
         unit,
         contents=_PLACEHOLDER if unit.contents else "",
@@ -159,8 +151,10 @@ def _strip_contents(unit: WantedUnit) -> WantedUnit:
     )
 
 
-def _group_by_subject(drifts: Iterable[Drift]) -> dict[str, tuple[Drift, ...]]:
-    found: dict[str, tuple[Drift, ...]] = {}
+def _group_by_subject(
+    drifts: Iterable[drift_comparison.Drift],
+) -> dict[str, tuple[drift_comparison.Drift, ...]]:
+    found: dict[str, tuple[drift_comparison.Drift, ...]] = {}
     for drift in drifts:
         found[drift.subject] = (*found.get(drift.subject, ()), drift)
     return found

@@ -8,16 +8,13 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from treenail.clocks import Clock
-from treenail.config import node_paths
-from treenail.config.drift_comparison import Drift
-from treenail.daemon.configuration.config_cache import NodeConfigs
+from treenail.config import drift_comparison, node_paths
+from treenail.daemon.configuration import config_cache, path_watcher
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.daemon.configuration.machine import NodeConfiguration
-from treenail.daemon.configuration.path_watcher import PathWatcher, TouchedPaths
 from treenail.host.machine import Machine
 from treenail.log import MessageId
-from treenail.update.drift.drift_policy import DriftAssessment, DriftPolicy, assess_drift
-from treenail.update.drift.drift_repair import plan_repair
+from treenail.update.drift import drift_policy, drift_repair
 from treenail.update.state.ledger_record import Target
 
 
@@ -27,11 +24,11 @@ class DriftMonitor:
     def __init__(
         self,
         check: DriftCheck,
-        watcher: PathWatcher,
+        watcher: path_watcher.PathWatcher,
         load_expected: Callable[[Target], ExpectedState | None],
         clock: Clock,
         *,
-        policy: DriftPolicy,
+        policy: drift_policy.DriftPolicy,
         full_check_s: float,
     ) -> None:
         """``load_expected`` returns None when the current config is unavailable."""
@@ -43,13 +40,13 @@ class DriftMonitor:
         self._full_check_s = full_check_s
         self._current = Target()
         self._expected: ExpectedState | None = None
-        self._found: dict[str, tuple[Drift, ...]] = {}
+        self._found: dict[str, tuple[drift_comparison.Drift, ...]] = {}
         self._checked_at = float("-inf")
         self._needs_full_check = True
         """Nothing was checked yet, or a check failed: what it had to compare is unknown."""
         self._repairs: dict[str, tuple[float, ...]] = {}
 
-    def find_drift(self, current: Target, booted: BootedState) -> DriftAssessment:
+    def find_drift(self, current: Target, booted: BootedState) -> drift_policy.DriftAssessment:
         """Return the drift as of now. Raises `HostError` and `ConfigError`."""
         now = self._clock.monotonic()
         is_overdue = now - self._checked_at >= self._full_check_s
@@ -59,7 +56,7 @@ class DriftMonitor:
             self._current, self._expected, self._found = current, self._load_expected(current), {}
             self._update_watch()
         if self._expected is None:
-            return DriftAssessment(is_checked=False)
+            return drift_policy.DriftAssessment(is_checked=False)
         touched = self._watcher.take_touched()
         if self._needs_full_check or touched.is_incomplete or is_overdue:
             self._needs_full_check = True
@@ -70,10 +67,10 @@ class DriftMonitor:
             self._check_touched(self._expected, touched)
             self._needs_full_check = False
         found = (each for drifts in self._found.values() for each in drifts)
-        assessed = assess_drift(found, self._policy, self._repairs, now)
+        assessed = drift_policy.assess_drift(found, self._policy, self._repairs, now)
         return replace(assessed, image_gaps=self._expected.image_gaps)
 
-    def record_repairs(self, drifts: Iterable[Drift]) -> None:
+    def record_repairs(self, drifts: Iterable[drift_comparison.Drift]) -> None:
         """Record that these were repaired, or that the repair was attempted."""
         now = self._clock.monotonic()
         for subject in {drift.subject for drift in drifts}:
@@ -81,7 +78,9 @@ class DriftMonitor:
             self._repairs[subject] = (*earlier, now)[-self._policy.repairs_per_hour - 1 :]
             self._found.pop(subject, None)
 
-    def _check_touched(self, expected_state: ExpectedState, touched: TouchedPaths) -> None:
+    def _check_touched(
+        self, expected_state: ExpectedState, touched: path_watcher.TouchedPaths
+    ) -> None:
         results = self._check.check_touched(expected_state, touched.paths)
         if any(path.startswith(f"{node_paths.UNIT_DIRECTORY}/") for path in touched.paths):
             # A removed unknown drop-in yields no result: forget it by its directory.
@@ -117,12 +116,12 @@ class DriftRepairer:
     def __init__(
         self,
         machine: Machine,
-        node_configs: NodeConfigs,
+        node_configs: config_cache.NodeConfigs,
         check: DriftCheck,
-        watcher: PathWatcher,
+        watcher: path_watcher.PathWatcher,
         configuration: NodeConfiguration,
         *,
-        policy: DriftPolicy,
+        policy: drift_policy.DriftPolicy,
         full_check_s: float,
     ) -> None:
         self._node_configs = node_configs
@@ -137,18 +136,18 @@ class DriftRepairer:
             full_check_s=full_check_s,
         )
 
-    def find_drift(self, current: Target, booted: BootedState) -> DriftAssessment:
+    def find_drift(self, current: Target, booted: BootedState) -> drift_policy.DriftAssessment:
         """Return what differs from the current config."""
         return self._monitor.find_drift(current, booted)
 
-    def repair_drift(self, current: Target, drifts: Collection[Drift]) -> None:
+    def repair_drift(self, current: Target, drifts: Collection[drift_comparison.Drift]) -> None:
         """Restore these as the config says, all or none; a failed attempt counts as well."""
         split = self._node_configs.load_split(current)
         self._monitor.record_repairs(drifts)
         if split is None:
             return
         planned = self._configuration.plan_steps(split.wanted, current.config, split.provided)
-        steps = plan_repair(planned.steps, drifts)
+        steps = drift_repair.plan_repair(planned.steps, drifts)
         self._configuration.apply_repair(steps)
         for drift in drifts:
             log.info("repaired drift: %s", drift, extra={"message_id": MessageId.DRIFT_REPAIRED})

@@ -3,25 +3,20 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from treenail.config import node_paths
-from treenail.config.drift_comparison import ActualEntry
-from treenail.config.image_content import ImageContent, list_image_paths
-from treenail.config.wanted_state import WantedState
-from treenail.daemon.configuration.inspect import describe_path, open_booted_tree
-from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.config import drift_comparison, image_content, node_paths, wanted_state
+from treenail.daemon.configuration import inspect
+from treenail.host.filesystem import atomic_files, path_stat, root_directory
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.path_stat import NOTHING, resolve_entries, stat_paths
-from treenail.host.filesystem.root_directory import Root, strip_prefix
 from treenail.host.machine import Machine
 from treenail.host.system.accounts import GROUP_FILES, PASSWD_FILES, Accounts
-from treenail.host.systemd.unit_files import SEARCH_PATH, UnitFileReader
+from treenail.host.systemd import unit_files
 from treenail.unit_install import find_template_name
 
 if TYPE_CHECKING:
     # This import would load all decisions.
     from treenail.daemon.interfaces import OSBackend
 
-_VENDOR_DIRECTORIES = SEARCH_PATH[2:]
+_VENDOR_DIRECTORIES = unit_files.SEARCH_PATH[2:]
 
 
 class DeploymentImages:
@@ -31,17 +26,19 @@ class DeploymentImages:
         self._machine = machine
         self._os = os
 
-    def read_booted(self, wanted: WantedState) -> ImageContent:
+    def read_booted(self, wanted: wanted_state.WantedState) -> image_content.ImageContent:
         """Read the image that is booted, without the local changes of /etc."""
-        return read_image_content(open_booted_tree(self._machine.root), wanted)
+        return read_image_content(inspect.open_booted_tree(self._machine.root), wanted)
 
-    def read_staged(self, staged_id: str, wanted: WantedState) -> ImageContent:
+    def read_staged(
+        self, staged_id: str, wanted: wanted_state.WantedState
+    ) -> image_content.ImageContent:
         """Read the image of the staged deployment with this ID."""
         with self._os.open_staged_tree(staged_id, list_tree_paths(wanted)) as tree:
             return read_image_content(tree, wanted)
 
 
-def list_tree_paths(wanted: WantedState) -> tuple[str, ...]:
+def list_tree_paths(wanted: wanted_state.WantedState) -> tuple[str, ...]:
     """Return the paths that `read_image_content` reads.
 
     A path that ends with a slash is a directory of which it reads everything.
@@ -53,25 +50,27 @@ def list_tree_paths(wanted: WantedState) -> tuple[str, ...]:
                 *GROUP_FILES,
                 f"{node_paths.UNIT_DIRECTORY}/",
                 *_list_vendor_paths(wanted.units),
-                *list_image_paths(wanted),
+                *image_content.list_image_paths(wanted),
             )
         )
     )
 
 
-def read_image_content(tree: Root, wanted: WantedState) -> ImageContent:
+def read_image_content(
+    tree: root_directory.Root, wanted: wanted_state.WantedState
+) -> image_content.ImageContent:
     """Read what the config needs of the tree of a deployment; raises `HostError`."""
     disk = Disk()
-    files = HostFiles(tree, disk)
-    accounts, units = Accounts(files), UnitFileReader(files)
-    paths = list_image_paths(wanted)
-    stats = stat_paths(tree, disk, paths)
+    files = atomic_files.HostFiles(tree, disk)
+    accounts, units = Accounts(files), unit_files.UnitFileReader(files)
+    paths = image_content.list_image_paths(wanted)
+    stats = path_stat.stat_paths(tree, disk, paths)
     prefix = str(tree.prefix)
-    return ImageContent(
-        entries={path: describe_path(each, accounts) for path, each in stats.items()},
+    return image_content.ImageContent(
+        entries={path: inspect.describe_path(each, accounts) for path, each in stats.items()},
         resolved_paths={
-            path: strip_prefix(entry, prefix)
-            for path, entry in resolve_entries(tree, paths).items()
+            path: root_directory.strip_prefix(entry, prefix)
+            for path, entry in path_stat.resolve_entries(tree, paths).items()
         },
         vendor_entries=dict(_find_vendor_entries(tree, disk, accounts, paths)),
         unit_states=units.read_states(*wanted.units),
@@ -79,8 +78,8 @@ def read_image_content(tree: Root, wanted: WantedState) -> ImageContent:
 
 
 def _find_vendor_entries(
-    tree: Root, disk: Disk, accounts: Accounts, paths: Sequence[str]
-) -> Iterator[tuple[str, ActualEntry]]:
+    tree: root_directory.Root, disk: Disk, accounts: Accounts, paths: Sequence[str]
+) -> Iterator[tuple[str, drift_comparison.ActualEntry]]:
     """Yield the first entry below /usr for each path of a unit file or drop-in below /etc."""
     candidates = {
         path: [
@@ -90,12 +89,14 @@ def _find_vendor_entries(
         for path in paths
         if path.startswith(node_paths.UNIT_DIRECTORY + "/")
     }
-    stats = stat_paths(tree, disk, [each for listed in candidates.values() for each in listed])
+    stats = path_stat.stat_paths(
+        tree, disk, [each for listed in candidates.values() for each in listed]
+    )
     for path, listed in candidates.items():
-        present = (stats[each] for each in listed if stats[each].kind != NOTHING)
+        present = (stats[each] for each in listed if stats[each].kind != path_stat.NOTHING)
         found = next(present, None)
         if found is not None:
-            yield path, describe_path(found, accounts)
+            yield path, inspect.describe_path(found, accounts)
 
 
 def _list_vendor_paths(units: Iterable[str]) -> Iterator[str]:

@@ -4,31 +4,24 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from treenail.api.decode import load_json
-from treenail.api.machineconfig import MachineConfig
-from treenail.codec import parse_json
-from treenail.config import node_paths
-from treenail.config.drift_comparison import ActualEntry, EntryKind
-from treenail.config.wanted_state import WantedState, read_wanted_state
+from treenail import codec, errors
+from treenail.api import decode, machineconfig
+from treenail.config import drift_comparison, node_paths, wanted_state
 from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG
-from treenail.errors import LedgerError
-from treenail.host.filesystem.atomic_files import HostFiles
-from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.path_stat import LINK, PathStat, resolve_entries, stat_paths
-from treenail.host.filesystem.root_directory import Root, strip_prefix
+from treenail.host.filesystem import atomic_files, disk, path_stat, root_directory
 from treenail.host.machine import Machine
 from treenail.host.system.accounts import Accounts
-from treenail.host.systemd.unit_files import SEARCH_PATH, UnitFileReader
+from treenail.host.systemd import unit_files
+from treenail.update.steps import inventory
 from treenail.update.steps import inventory as records
-from treenail.update.steps.inventory import Inventory, Ownership, list_inspected_paths
 
 if TYPE_CHECKING:
     # A directory has no systemd.
     from treenail.host.systemd.systemd import Systemd
 
 OWNERSHIP_FILE = "/var/lib/treenail/managed.json"
-_VENDOR_DIRECTORIES = SEARCH_PATH[2:]
-_KINDS = {kind.value: kind for kind in EntryKind}
+_VENDOR_DIRECTORIES = unit_files.SEARCH_PATH[2:]
+_KINDS = {kind.value: kind for kind in drift_comparison.EntryKind}
 OWNERSHIP_LIMIT = 64 * 1024 * 1024
 """Bytes that the record of a config with many files may have."""
 
@@ -60,10 +53,10 @@ class MachineInspector:
         self._files = machine.labelled_files
         self._shadow = machine.shadow
         self._backups = machine.backups
-        self._units = UnitFileReader(self._files)
+        self._units = unit_files.UnitFileReader(self._files)
         self._unit_states: UnitStateSource = unit_states or self._units
 
-    def read_ownership(self) -> Ownership:
+    def read_ownership(self) -> inventory.Ownership:
         """Read what the machine's config owns; without a record, what the MCD's config owns.
 
         Raises `LedgerError` and `ConfigError` when the record cannot be read.
@@ -72,37 +65,42 @@ class MachineInspector:
         if content is None:
             return self._read_mcd_ownership()
         try:
-            return records.from_json(parse_json(content))
+            return records.from_json(codec.parse_json(content))
         except ValueError as error:
             path = self._root.resolve_path(OWNERSHIP_FILE)
-            raise LedgerError(
+            raise errors.LedgerError(
                 f"cannot read {path}: it is damaged: {error}",
                 remedy=f"move {path} away; files that a config no longer lists then stay",
             ) from error
 
     def inspect_machine(
-        self, old: Ownership, new: WantedState, provided: frozenset[str] = frozenset()
-    ) -> Inventory:
+        self,
+        old: inventory.Ownership,
+        new: wanted_state.WantedState,
+        provided: frozenset[str] = frozenset(),
+    ) -> inventory.Inventory:
         """Collect everything that a plan from the old to the new state depends on.
 
         ``provided`` are the paths and units of the new state that an image provides.
         """
         accounts = Accounts(self._files)
-        stats = stat_paths(self._root, self._disk, list_inspected_paths(old, new))
+        stats = path_stat.stat_paths(
+            self._root, self._disk, inventory.list_inspected_paths(old, new)
+        )
         units = sorted({*old.units, *new.units})
         users = old.users | new.users.keys()
         owned = records.compute_ownership("", new).paths
         dropped = old.paths - owned
         restorable = self._backups.list_paths() | self._backups.find_vendor_paths(dropped)
         # A path below a symlink that this plan removes will not be in the target of that link.
-        removed_links = tuple(f"{path}/" for path in dropped if stats[path].kind == LINK)
+        removed_links = tuple(f"{path}/" for path in dropped if stats[path].kind == path_stat.LINK)
         resolved = {
             path
             for path in {*stats, *restorable}
             if not (path in owned and path.startswith(removed_links))
         }
         unit_states = self._unit_states.read_states(*units)
-        return Inventory(
+        return inventory.Inventory(
             entries={path: describe_path(each, accounts) for path, each in stats.items()},
             restorable=restorable,
             resolved_paths=self._find_relocated(resolved),
@@ -117,16 +115,19 @@ class MachineInspector:
             intact_hard_links=self._find_hard_links(new, stats),
         )
 
-    def _read_mcd_ownership(self) -> Ownership:
+    def _read_mcd_ownership(self) -> inventory.Ownership:
         content = self._files.read_file(CURRENT_CONFIG, limit=OWNERSHIP_LIMIT)
         if content is None:
-            return Ownership()
-        document = load_json(content, where=str(self._root.resolve_path(CURRENT_CONFIG)))
-        config = MachineConfig.from_json(document)
-        return records.compute_ownership(config.name, read_wanted_state(config))
+            return inventory.Ownership()
+        document = decode.load_json(content, where=str(self._root.resolve_path(CURRENT_CONFIG)))
+        config = machineconfig.MachineConfig.from_json(document)
+        return records.compute_ownership(config.name, wanted_state.read_wanted_state(config))
 
     def _find_pristine(
-        self, stats: Mapping[str, PathStat], states: Mapping[str, str], provided: frozenset[str]
+        self,
+        stats: Mapping[str, path_stat.PathStat],
+        states: Mapping[str, str],
+        provided: frozenset[str],
     ) -> frozenset[str]:
         """Find the provided paths and units that are as the booted image has them."""
         if not provided:
@@ -135,9 +136,11 @@ class MachineInspector:
         # Nothing but the next image changes /usr: what differs there needs no step either.
         carried = ("/etc/", "/usr/")
         paths = [path for path in stats if path in provided and path.startswith(carried)]
-        originals = stat_paths(image, Disk(), paths)
+        originals = path_stat.stat_paths(image, disk.Disk(), paths)
         units = [unit for unit in states if unit in provided]
-        original_states = UnitFileReader(HostFiles(image)).read_states(*units)
+        original_states = unit_files.UnitFileReader(atomic_files.HostFiles(image)).read_states(
+            *units
+        )
         return frozenset(
             (
                 *(path for path in paths if _is_same_entry(stats[path], originals[path])),
@@ -148,14 +151,16 @@ class MachineInspector:
     def _find_relocated(self, paths: Iterable[str]) -> dict[str, str]:
         prefix = os.fspath(self._root.prefix)
         found = {
-            path: strip_prefix(place, prefix)
-            for path, place in resolve_entries(self._root, paths).items()
+            path: root_directory.strip_prefix(place, prefix)
+            for path, place in path_stat.resolve_entries(self._root, paths).items()
         }
         return {path: entry for path, entry in found.items() if entry != path}
 
-    def _find_hard_links(self, new: WantedState, stats: Mapping[str, PathStat]) -> frozenset[str]:
+    def _find_hard_links(
+        self, new: wanted_state.WantedState, stats: Mapping[str, path_stat.PathStat]
+    ) -> frozenset[str]:
         links = [link for link in new.links.values() if link.is_hard]
-        targets = stat_paths(self._root, self._disk, [link.target for link in links])
+        targets = path_stat.stat_paths(self._root, self._disk, [link.target for link in links])
         return frozenset(
             link.path
             for link in links
@@ -163,12 +168,12 @@ class MachineInspector:
         )
 
 
-def open_booted_tree(root: Root) -> Root:
+def open_booted_tree(root: root_directory.Root) -> root_directory.Root:
     """Return the booted deployment as its image was: with /usr/etc in place of /etc."""
-    return Root(root.prefix, has_usr_etc=root.resolve_path("/usr/etc").is_dir())
+    return root_directory.Root(root.prefix, has_usr_etc=root.resolve_path("/usr/etc").is_dir())
 
 
-def _is_same_entry(one: PathStat, other: PathStat) -> bool:
+def _is_same_entry(one: path_stat.PathStat, other: path_stat.PathStat) -> bool:
     return (one.kind, one.mode, one.uid, one.gid, one.sha256, one.target) == (
         other.kind,
         other.mode,
@@ -179,8 +184,8 @@ def _is_same_entry(one: PathStat, other: PathStat) -> bool:
     )
 
 
-def describe_path(each: PathStat, accounts: Accounts) -> ActualEntry:
-    return ActualEntry(
+def describe_path(each: path_stat.PathStat, accounts: Accounts) -> drift_comparison.ActualEntry:
+    return drift_comparison.ActualEntry(
         kind=_KINDS[each.kind],
         sha256=each.sha256,
         mode=each.mode,

@@ -11,32 +11,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-from treenail.config.image_content import ImageSplit
-from treenail.config.wanted_state import WantedState
-from treenail.daemon.configuration.inspect import MachineInspector
-from treenail.daemon.configuration.step_runner import StepRunner, decode_service_notes
-from treenail.errors import FileError, RollbackError, StepError, TreenailError
+from treenail import errors
+from treenail.config import image_content, wanted_state
+from treenail.daemon.configuration import inspect, step_runner
 from treenail.host.rollback.undo_log import PathChange
+from treenail.update.steps import step_types
 from treenail.update.steps.inventory import Ownership, compute_ownership
 from treenail.update.steps.plan import StepPlan, plan_steps
-from treenail.update.steps.step_types import (
-    ConfigStep,
-    DisableUnits,
-    EnablementStep,
-    EnableUnits,
-    FileStep,
-    MakeLink,
-    PresetUnits,
-    RecordOwnership,
-    ReloadDaemon,
-    ReloadUnit,
-    RemoveEntry,
-    RestartUnit,
-    RestoreEntry,
-    ServiceStep,
-    SetPassword,
-    list_undo_steps,
-)
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +36,8 @@ class RecoveryOutcome(StrEnum):
 
 
 def apply_steps(
-    steps: Sequence[ConfigStep],
-    runner: StepRunner,
+    steps: Sequence[step_types.ConfigStep],
+    runner: step_runner.StepRunner,
     *,
     verify: Callable[[], None] = lambda: None,
     owner: str = "",
@@ -83,15 +64,15 @@ def apply_steps(
             runner.undo.mark_pending(owner)
         else:
             runner.undo.commit_changes()
-    except TreenailError as error:
+    except errors.TreenailError as error:
         started = steps[: steps.index(progress.step) + 1]
         log.warning("cannot %s; undoing the %d steps done so far", progress, len(started))
-        for each in list_undo_steps(started):
+        for each in step_types.list_undo_steps(started):
             log.debug("undoing: %s", each)
         _undo_failed(progress, error, runner)
 
 
-def recover_interrupted(runner: StepRunner) -> RecoveryOutcome | None:
+def recover_interrupted(runner: step_runner.StepRunner) -> RecoveryOutcome | None:
     """Undo an interrupted change, or finish it when it was already committed.
 
     Returns None when nothing was interrupted. Call it before any other change of the machine.
@@ -108,7 +89,7 @@ def recover_interrupted(runner: StepRunner) -> RecoveryOutcome | None:
     return RecoveryOutcome.UNDONE
 
 
-def restore_pending(runner: StepRunner, *, is_booted: bool = False) -> None:
+def restore_pending(runner: step_runner.StepRunner, *, is_booted: bool = False) -> None:
     """Undo the pending change durably, if there is one; idempotent.
 
     ``is_booted``: the machine booted with the change, so that systemd has read its units. Raises
@@ -130,7 +111,7 @@ def restore_pending(runner: StepRunner, *, is_booted: bool = False) -> None:
 class _ApplyProgress:
     """The step that is running, or the description of what follows the last one."""
 
-    def __init__(self, step: ConfigStep) -> None:
+    def __init__(self, step: step_types.ConfigStep) -> None:
         self.step = step
         self.description = ""
 
@@ -138,22 +119,24 @@ class _ApplyProgress:
         return self.description or str(self.step)
 
 
-def _run_batch(batch: Sequence[ConfigStep], runner: StepRunner, progress: _ApplyProgress) -> None:
+def _run_batch(
+    batch: Sequence[step_types.ConfigStep], runner: step_runner.StepRunner, progress: _ApplyProgress
+) -> None:
     progress.step = step = batch[0]
     match step:
-        case EnableUnits() | DisableUnits() | PresetUnits():
+        case step_types.EnableUnits() | step_types.DisableUnits() | step_types.PresetUnits():
             _place_changes(
                 [(step, change) for change in runner.compute_link_changes(step)], runner, progress
             )
             runner.change_enablement(step)
-        case SetPassword():
+        case step_types.SetPassword():
             runner.set_password(step)
-        case ReloadDaemon() | ReloadUnit() | RestartUnit():
+        case step_types.ReloadDaemon() | step_types.ReloadUnit() | step_types.RestartUnit():
             runner.notify_service(step)
         case _:
             changes = []
             for each in batch:
-                if isinstance(each, FileStep):
+                if isinstance(each, step_types.FileStep):
                     progress.step = each
                     changes += [(each, change) for change in runner.compute_changes(each)]
             _place_changes(changes, runner, progress)
@@ -163,20 +146,24 @@ def _run_batch(batch: Sequence[ConfigStep], runner: StepRunner, progress: _Apply
 
 
 def _place_changes(
-    changes: Sequence[tuple[ConfigStep, PathChange]], runner: StepRunner, progress: _ApplyProgress
+    changes: Sequence[tuple[step_types.ConfigStep, PathChange]],
+    runner: step_runner.StepRunner,
+    progress: _ApplyProgress,
 ) -> None:
     if not changes:
         return
     undo = runner.undo
     try:
         undo.apply_changes([change for _, change in changes])
-    except TreenailError:
+    except errors.TreenailError:
         steps = {change.path: step for step, change in changes}
         progress.step = steps.get(undo.current_path, progress.step)
         raise
 
 
-def _split_batches(steps: Sequence[ConfigStep]) -> Iterator[Sequence[ConfigStep]]:
+def _split_batches(
+    steps: Sequence[step_types.ConfigStep],
+) -> Iterator[Sequence[step_types.ConfigStep]]:
     """Yield batches of file steps that are applied together, and other steps one by one.
 
     Removals end a batch, because later steps may need the path. A hard link begins a batch,
@@ -184,17 +171,21 @@ def _split_batches(steps: Sequence[ConfigStep]) -> Iterator[Sequence[ConfigStep]
     """
     started = 0
     for number, (step, following) in enumerate(pairwise([*steps, None]), start=1):
-        is_joined = isinstance(step, FileStep) and isinstance(following, FileStep)
-        is_removal_end = isinstance(step, RemoveEntry | RestoreEntry) and not isinstance(
-            following, RemoveEntry | RestoreEntry
+        is_joined = isinstance(step, step_types.FileStep) and isinstance(
+            following, step_types.FileStep
         )
-        is_hard_link = isinstance(following, MakeLink) and following.is_hard
+        is_removal_end = isinstance(
+            step, step_types.RemoveEntry | step_types.RestoreEntry
+        ) and not isinstance(following, step_types.RemoveEntry | step_types.RestoreEntry)
+        is_hard_link = isinstance(following, step_types.MakeLink) and following.is_hard
         if not is_joined or is_removal_end or is_hard_link:
             yield steps[started:number]
             started = number
 
 
-def _undo_failed(progress: _ApplyProgress, error: TreenailError, runner: StepRunner) -> None:
+def _undo_failed(
+    progress: _ApplyProgress, error: errors.TreenailError, runner: step_runner.StepRunner
+) -> None:
     interrupted = runner.undo.find_interrupted()
     if interrupted is not None and interrupted.is_committed:
         # The log already has its commit line: the change is done and must not be undone.
@@ -203,14 +194,14 @@ def _undo_failed(progress: _ApplyProgress, error: TreenailError, runner: StepRun
         return
     failed = _undo_logged(runner)
     if failed:
-        raise RollbackError(
+        raise errors.RollbackError(
             f"cannot {progress}: {error}; undoing the earlier steps failed, too: "
             f"{'; '.join(failed)}",
             remedy=error.remedy or "fix what is listed; the next start tries again",
         ) from error
     # The errors of units begin with the step, too.
     cause = str(error).removeprefix(f"cannot {progress}: ")
-    raise StepError(
+    raise errors.StepError(
         f"cannot {progress}: {cause}; all steps were undone",
         step=None if progress.description else progress.step,
         remedy=error.remedy,
@@ -219,14 +210,14 @@ def _undo_failed(progress: _ApplyProgress, error: TreenailError, runner: StepRun
 
 def _raise_if_failed(failed: Sequence[str]) -> None:
     if failed:
-        raise RollbackError(
+        raise errors.RollbackError(
             f"cannot undo an interrupted change: {'; '.join(failed)}",
             remedy="fix what is listed; treenail tries again"
             + _RESTART_REMEDY * any(_READ_ONLY in each for each in failed),
         )
 
 
-def _undo_logged(runner: StepRunner) -> tuple[str, ...]:
+def _undo_logged(runner: step_runner.StepRunner) -> tuple[str, ...]:
     """Undo the logged change; return what failed, and discard the log when nothing did."""
     interrupted = runner.undo.find_interrupted()
     if interrupted is None:
@@ -257,7 +248,7 @@ class UnfinishedChanges:
 class NodeConfiguration:
     """Plans and applies steps. Raises `HostError`, and `ConfigError` for a damaged record."""
 
-    def __init__(self, inspector: MachineInspector, runner: StepRunner) -> None:
+    def __init__(self, inspector: inspect.MachineInspector, runner: step_runner.StepRunner) -> None:
         self._inspector = inspector
         self._runner = runner
 
@@ -278,7 +269,7 @@ class NodeConfiguration:
             self._runner.pending.confirm_change()
 
     def plan_steps(
-        self, new: WantedState, config: str, provided: frozenset[str] = frozenset()
+        self, new: wanted_state.WantedState, config: str, provided: frozenset[str] = frozenset()
     ) -> StepPlan:
         """Plan the steps from the machine as it is to the wanted state of the named config.
 
@@ -286,13 +277,18 @@ class NodeConfiguration:
         """
         return plan_machine_steps(self._inspector, new, config, provided)
 
-    def check_steps(self, steps: Sequence[ConfigStep]) -> None:
+    def check_steps(self, steps: Sequence[step_types.ConfigStep]) -> None:
         """Raise `FileError` for steps that this machine cannot make."""
         self._runner.check_owners(steps)
         self._runner.check_path_kinds(steps)
 
     def apply_steps(
-        self, steps: Sequence[ConfigStep], split: ImageSplit, config: str, *, owner: str = ""
+        self,
+        steps: Sequence[step_types.ConfigStep],
+        split: image_content.ImageSplit,
+        config: str,
+        *,
+        owner: str = "",
     ) -> None:
         """Apply the steps, all or none, and verify that the new plan is empty.
 
@@ -308,35 +304,37 @@ class NodeConfiguration:
                     if len(left) > _MAX_SHOWN_STEPS
                     else ""
                 )
-                raise FileError(f"steps are left after applying all: {shown}{more}")
+                raise errors.FileError(f"steps are left after applying all: {shown}{more}")
 
         apply_steps(steps, self._runner, verify=verify, owner=owner)
 
-    def record_ownership(self, new: WantedState, config: str) -> None:
+    def record_ownership(self, new: wanted_state.WantedState, config: str) -> None:
         """Record what the config owns, unless the machine already has a record."""
         if self._inspector.read_ownership() == Ownership():
-            apply_steps((RecordOwnership(compute_ownership(config, new)),), self._runner)
+            apply_steps((step_types.RecordOwnership(compute_ownership(config, new)),), self._runner)
 
-    def complete_steps(self, steps: Sequence[ConfigStep], split: ImageSplit, config: str) -> None:
+    def complete_steps(
+        self, steps: Sequence[step_types.ConfigStep], split: image_content.ImageSplit, config: str
+    ) -> None:
         """Apply the steps that are left after a boot, and start the units that they enable."""
         self.apply_steps(_add_reload(steps), split, config)
-        if any(isinstance(step, EnablementStep) for step in steps):
+        if any(isinstance(step, step_types.EnablementStep) for step in steps):
             self._runner.start_default_target()
 
-    def apply_repair(self, steps: Sequence[ConfigStep]) -> None:
+    def apply_repair(self, steps: Sequence[step_types.ConfigStep]) -> None:
         """Apply the steps, all or none, without verifying that no others are left."""
         apply_steps(steps, self._runner)
 
-    def complete_early_steps(self, steps: Sequence[ConfigStep]) -> None:
+    def complete_early_steps(self, steps: Sequence[step_types.ConfigStep]) -> None:
         """Apply the steps that the boot needs before it is verified."""
         apply_steps(_add_reload(steps), self._runner)
-        if any(isinstance(step, EnablementStep) for step in steps):
+        if any(isinstance(step, step_types.EnablementStep) for step in steps):
             self._runner.start_default_target()
 
-    def list_pending_services(self) -> tuple[ServiceStep, ...]:
+    def list_pending_services(self) -> tuple[step_types.ServiceStep, ...]:
         """Return the reloads and restarts that were part of the pending change."""
         pending = self._runner.pending.find_interrupted()
-        return decode_service_notes(pending.notes) if pending else ()
+        return step_runner.decode_service_notes(pending.notes) if pending else ()
 
     def confirm_pending(self) -> None:
         """Confirm the pending change, so that it can no longer be undone."""
@@ -347,7 +345,7 @@ class NodeConfiguration:
         restore_pending(self._runner, is_booted=is_booted)
 
 
-def _add_reload(steps: Sequence[ConfigStep]) -> tuple[ConfigStep, ...]:
+def _add_reload(steps: Sequence[step_types.ConfigStep]) -> tuple[step_types.ConfigStep, ...]:
     """Add the reload of systemd if a unit changes."""
     # Imported late: 10 ms for policies, which no command needs.
     from treenail.update.impact.impact import plan_service_steps  # noqa: PLC0415
@@ -356,8 +354,8 @@ def _add_reload(steps: Sequence[ConfigStep]) -> tuple[ConfigStep, ...]:
 
 
 def plan_machine_steps(
-    inspector: MachineInspector,
-    new: WantedState,
+    inspector: inspect.MachineInspector,
+    new: wanted_state.WantedState,
     config: str,
     provided: frozenset[str] = frozenset(),
 ) -> StepPlan:

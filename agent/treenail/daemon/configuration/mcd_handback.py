@@ -3,62 +3,59 @@
 import json
 from collections.abc import Iterator
 
+from treenail import errors
 from treenail.api.machineconfig import MachineConfig
-from treenail.daemon.configuration import config_cache
-from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
-from treenail.daemon.configuration.mcd_state import (
-    CURRENT_CONFIG,
-    CURRENT_IMAGE,
-    FIRST_BOOT_ANNOTATIONS,
-)
-from treenail.errors import LedgerError, TreenailError
-from treenail.host.filesystem.atomic_files import HostFiles
-from treenail.host.filesystem.entries import AbsentEntry, FileEntry
-from treenail.host.filesystem.root_directory import Root
-from treenail.host.rollback.backups import FileBackups
-from treenail.host.rollback.transaction import UndoTransaction
-from treenail.host.rollback.undo_log import PathChange
+from treenail.daemon.configuration import config_cache, inspect, mcd_state
+from treenail.host.filesystem import atomic_files, entries, root_directory
+from treenail.host.rollback import backups, transaction, undo_log
 from treenail.host.system import state_file
 from treenail.update.state.ledger_record import Target
 
 HANDED_BACK_LEDGER = f"{state_file.LEDGER_PATH}.handed-back"
 
 
-def hand_back_node(root: Root, config: MachineConfig, current: Target) -> tuple[str, ...]:
+def hand_back_node(
+    root: root_directory.Root, config: MachineConfig, current: Target
+) -> tuple[str, ...]:
     """Write the MCD's files and remove ours, atomically; return the changed paths.
 
     The next start of treenail undoes an interrupted hand-back. Raises `FileError` and
     `LedgerError`.
     """
-    undo = UndoTransaction(root)
+    undo = transaction.UndoTransaction(root)
     try:
         paths = undo.apply_changes(list(_compute_changes(root, config, current)))
         undo.commit_changes()
-    except TreenailError:
+    except errors.TreenailError:
         if not undo.undo_changes():
             undo.discard_log()
         raise
     return paths
 
 
-def _compute_changes(root: Root, config: MachineConfig, current: Target) -> Iterator[PathChange]:
-    files = HostFiles(root)
+def _compute_changes(
+    root: root_directory.Root, config: MachineConfig, current: Target
+) -> Iterator[undo_log.PathChange]:
+    files = atomic_files.HostFiles(root)
     document = json.dumps(config.to_json()).encode()
     # It contains the pull secret. The MCD writes it with mode 0644, but reads it as root.
-    yield PathChange(CURRENT_CONFIG, FileEntry(lambda: document, 0o600))
+    yield undo_log.PathChange(mcd_state.CURRENT_CONFIG, entries.FileEntry(lambda: document, 0o600))
     image = current.image.encode()
-    yield PathChange(CURRENT_IMAGE, FileEntry(lambda: image, 0o600) if image else AbsentEntry())
+    yield undo_log.PathChange(
+        mcd_state.CURRENT_IMAGE,
+        entries.FileEntry(lambda: image, 0o600) if image else entries.AbsentEntry(),
+    )
     # With this file the MCD would start in bootstrap mode, as on a first boot.
-    yield PathChange(FIRST_BOOT_ANNOTATIONS, AbsentEntry())
-    yield from FileBackups(root).plan_handback()
+    yield undo_log.PathChange(mcd_state.FIRST_BOOT_ANNOTATIONS, entries.AbsentEntry())
+    yield from backups.FileBackups(root).plan_handback()
     kept = files.read_file(state_file.LEDGER_PATH)
     if kept is None:
-        raise LedgerError(
+        raise errors.LedgerError(
             f"cannot hand back: there is no {root.resolve_path(state_file.LEDGER_PATH)}"
         )
     # Move the ledger away: when the node returns to treenail, its content is outdated.
-    yield PathChange(HANDED_BACK_LEDGER, FileEntry(lambda: kept, 0o600))
-    yield PathChange(state_file.LEDGER_PATH, AbsentEntry())
-    yield PathChange(OWNERSHIP_FILE, AbsentEntry())
+    yield undo_log.PathChange(HANDED_BACK_LEDGER, entries.FileEntry(lambda: kept, 0o600))
+    yield undo_log.PathChange(state_file.LEDGER_PATH, entries.AbsentEntry())
+    yield undo_log.PathChange(inspect.OWNERSHIP_FILE, entries.AbsentEntry())
     for name in files.list_directory(config_cache.DIRECTORY):
-        yield PathChange(f"{config_cache.DIRECTORY}/{name}", AbsentEntry())
+        yield undo_log.PathChange(f"{config_cache.DIRECTORY}/{name}", entries.AbsentEntry())

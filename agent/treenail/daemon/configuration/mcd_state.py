@@ -2,11 +2,10 @@
 
 import logging
 
+from treenail import errors
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, load_json
-from treenail.api.machineconfig import MachineConfig
+from treenail.api import decode, machineconfig
 from treenail.config import node_paths
-from treenail.errors import ConfigError, FileError
 from treenail.host.filesystem.atomic_files import HostFiles
 
 log = logging.getLogger(__name__)
@@ -37,7 +36,7 @@ class MCDState:
             if texts is None:
                 return self._read_current()
             return {name: text for name, text in texts.items() if name.startswith(key.PREFIX)}
-        except (FileError, ConfigError, ValueError) as error:
+        except (errors.FileError, errors.ConfigError, ValueError) as error:
             log.warning("cannot read the state of the MCD in %s: %s", DIRECTORY, error)
             return {}
 
@@ -45,7 +44,9 @@ class MCDState:
         content = self._files.read_file(CURRENT_CONFIG, limit=_LIMIT)
         if content is None:
             return {}
-        config = MachineConfig.from_json(load_json(content, where=CURRENT_CONFIG))
+        config = machineconfig.MachineConfig.from_json(
+            decode.load_json(content, where=CURRENT_CONFIG)
+        )
         image = (self._files.read_file(CURRENT_IMAGE) or b"").decode("utf-8", "replace").strip()
         found = {key.CURRENT_CONFIG: config.name}
         return found | {key.CURRENT_IMAGE: image} if image else found
@@ -56,6 +57,6 @@ def read_first_boot_annotations(files: HostFiles) -> dict[str, str] | None:
     content = files.read_file(FIRST_BOOT_ANNOTATIONS, limit=_LIMIT)
     if content is None:
         return None
-    document = load_json(content, where=FIRST_BOOT_ANNOTATIONS)
-    found = Fields.from_json({"annotations": document}, FIRST_BOOT_ANNOTATIONS)
+    document = decode.load_json(content, where=FIRST_BOOT_ANNOTATIONS)
+    found = decode.Fields.from_json({"annotations": document}, FIRST_BOOT_ANNOTATIONS)
     return found.get_text_map("annotations")

@@ -8,8 +8,8 @@ ConditionFirstBoot=true (fedora-coreos-config).
 import logging
 from collections.abc import Iterator
 
-from treenail.config.trust_anchors import compute_sources_digest, find_untrusted
-from treenail.errors import CommandError, HostError
+from treenail import errors
+from treenail.config import trust_anchors
 from treenail.host.machine import Machine
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class TrustStore:
             self._next_check = now + CHECK_INTERVAL_S
             try:
                 self._problems = self.update_store()
-            except HostError as error:
+            except errors.HostError as error:
                 self._problems = (str(error),)
         return self._problems
 
@@ -72,7 +72,7 @@ class TrustStore:
         if not known and not self._files.list_directory(ANCHORS):
             return ()
         sources = dict(self._iter_sources())
-        digest = compute_sources_digest(sources.items())
+        digest = trust_anchors.compute_sources_digest(sources.items())
         is_current = known in ("", digest) and not self._find_untrusted(sources)
         # A certificate that the program rejects would be extracted at each check.
         if not is_current and self._extracted != digest:
@@ -87,7 +87,7 @@ class TrustStore:
 
     def _extract_store(self) -> None:
         if not self._files.has_entry(PROGRAM):
-            raise CommandError(
+            raise errors.CommandError(
                 f"cannot update the trust store: this machine has no {PROGRAM}",
                 remedy="add the package ca-certificates to the image",
             )
@@ -95,8 +95,8 @@ class TrustStore:
         try:
             # Outside the sandbox of the agent's unit: the program sets owners and labels.
             self._machine.unsandboxed.run_command((program, "extract"), timeout_s=_TIMEOUT_S)
-        except HostError as error:
-            raise CommandError(
+        except errors.HostError as error:
+            raise errors.CommandError(
                 f"cannot update the trust store: {error}", remedy=f"run: {PROGRAM} extract"
             ) from error
         log.info("updated the trust store from the anchors in %s", ANCHORS)
@@ -104,7 +104,7 @@ class TrustStore:
     def _find_untrusted(self, sources: dict[str, bytes]) -> dict[str, int]:
         bundle = self._files.read_file(BUNDLE, limit=_LIMIT) or b""
         anchors = {path: each for path, each in sources.items() if path.startswith(f"{ANCHORS}/")}
-        return find_untrusted(anchors, bundle)
+        return trust_anchors.find_untrusted(anchors, bundle)
 
     def _iter_sources(self) -> Iterator[tuple[str, bytes]]:
         for directory in _SOURCES:

@@ -5,13 +5,11 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from treenail.clocks import Clock
-from treenail.errors import FileError
+from treenail import clocks, errors
 from treenail.host.filesystem.atomic_files import HostFiles
-from treenail.update.drift.drift_policy import DriftAssessment, DriftReaction
+from treenail.update.drift import drift_policy
 from treenail.update.impact.os_packages import list_unsupported_packages
-from treenail.update.state.ledger_record import PastUpdate, UpdateOutcome
-from treenail.update.state.phases import Phase
+from treenail.update.state import ledger_record, phases
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +41,13 @@ class NodeMetrics:
     0 before its first check nor a later time. No method raises.
     """
 
-    def __init__(self, files: HostFiles, clock: Clock) -> None:
+    def __init__(self, files: HostFiles, clock: clocks.Clock) -> None:
         self._files = files
         self._clock = clock
         self._samples: dict[str, Sequence[str]] | None = None
         """The samples in the file; None until it is read, and after a failed write."""
 
-    def write_metrics(self, drifted: DriftAssessment) -> None:
+    def write_metrics(self, drifted: drift_policy.DriftAssessment) -> None:
         """Write since when drift degrades the Node, and how much there is; only after a check."""
         if not drifted.is_checked:
             return
@@ -58,9 +56,9 @@ class NodeMetrics:
             known = self._read_samples().get(_DRIFT, ())
             since = _find_value(known, _DRIFT) or int(self._clock.now())
         by_reaction = (
-            (DriftReaction.REPORT, drifted.reported),
-            (DriftReaction.REPAIR, drifted.to_repair),
-            (DriftReaction.BLOCK, drifted.blocking),
+            (drift_policy.DriftReaction.REPORT, drifted.reported),
+            (drift_policy.DriftReaction.REPAIR, drifted.to_repair),
+            (drift_policy.DriftReaction.BLOCK, drifted.blocking),
         )
         counts = [f'{_DRIFTS}{{reaction="{name}"}} {len(found)}' for name, found in by_reaction]
         self._write_samples({_DRIFT: [f"{_DRIFT} {since}"], _DRIFTS: counts})
@@ -77,14 +75,14 @@ class NodeMetrics:
         count = len(list_unsupported_packages(layered))
         self._write_samples({_PACKAGES: [f'{_PACKAGES}{{node="{node}"}} {count}']})
 
-    def write_history(self, history: Sequence[PastUpdate]) -> None:
+    def write_history(self, history: Sequence[ledger_record.PastUpdate]) -> None:
         """Write outcomes, rollbacks and durations of the recorded updates, newest first."""
         outcomes = Counter(past.outcome for past in history)
-        rollbacks = sum(Phase.ROLLING_BACK in past.phase_seconds for past in history)
+        rollbacks = sum(phases.Phase.ROLLING_BACK in past.phase_seconds for past in history)
         changed: dict[str, Sequence[str]] = {
             _UPDATES: [
                 f'{_UPDATES}{{outcome="{outcome}"}} {outcomes[outcome]}'
-                for outcome in UpdateOutcome
+                for outcome in ledger_record.UpdateOutcome
             ],
             _ROLLBACKS: [f"{_ROLLBACKS} {rollbacks}"],
         }
@@ -105,7 +103,7 @@ class NodeMetrics:
     def _read_file(self) -> dict[str, Sequence[str]]:
         try:
             content = self._files.read_file(METRICS_FILE, limit=_LIMIT) or b""
-        except FileError as error:
+        except errors.FileError as error:
             log.debug("cannot read metrics: %s", error)
             return {}
         found: dict[str, Sequence[str]] = {}
@@ -125,7 +123,7 @@ class NodeMetrics:
         try:
             self._files.write_file(METRICS_FILE, content.encode(), mode=0o644)
             self._samples = samples
-        except FileError as error:
+        except errors.FileError as error:
             log.debug("cannot write metrics: %s", error)
 
 

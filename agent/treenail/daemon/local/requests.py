@@ -3,10 +3,9 @@
 import json
 import logging
 
-from treenail.codec import parse_json
-from treenail.errors import ConfigError, FileError
+from treenail import codec, errors
 from treenail.host.filesystem.atomic_files import HostFiles
-from treenail.update.decision.user_requests import UserRequest, from_json, to_json
+from treenail.update.decision import user_requests
 
 log = logging.getLogger(__name__)
 
@@ -20,23 +19,25 @@ class RequestFile:
     def __init__(self, files: HostFiles) -> None:
         self._files = files
 
-    def read_request(self) -> UserRequest | None:
+    def read_request(self) -> user_requests.UserRequest | None:
         """Read the request; None without one. An invalid request is logged and removed."""
         try:
             content = self._files.read_file(REQUEST_FILE, limit=_LIMIT)
-            return None if content is None else from_json(parse_json(content))
-        except (FileError, ConfigError, ValueError) as error:
+            return None if content is None else user_requests.from_json(codec.parse_json(content))
+        except (errors.FileError, errors.ConfigError, ValueError) as error:
             log.warning("cannot read the request in %s: %s", REQUEST_FILE, error)
             self.remove_request()
             return None
 
-    def write_request(self, request: UserRequest) -> None:
+    def write_request(self, request: user_requests.UserRequest) -> None:
         """Write a request. Raises `FileError`."""
-        self._files.write_file(REQUEST_FILE, json.dumps(to_json(request)).encode(), mode=0o600)
+        self._files.write_file(
+            REQUEST_FILE, json.dumps(user_requests.to_json(request)).encode(), mode=0o600
+        )
 
     def remove_request(self) -> None:
         """Remove the request. A failure is logged and retried next time."""
         try:
             self._files.remove_file(REQUEST_FILE)
-        except FileError as error:
+        except errors.FileError as error:
             log.warning("cannot remove the request: %s", error)

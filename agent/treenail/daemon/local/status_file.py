@@ -9,14 +9,12 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 
+from treenail import clocks, errors, sd_notify
 from treenail.api import annotations as key
-from treenail.clocks import Clock, format_rfc3339
 from treenail.config.drift_comparison import Drift
-from treenail.errors import TreenailError
 from treenail.host.ostree.deployments import TransactionProgress
-from treenail.sd_notify import SystemdNotifier
-from treenail.update.decision.node_state import DesiredTarget, Facts, InvalidTarget
-from treenail.update.state.ledger_record import LedgerRecord, Target
+from treenail.update.decision import node_state
+from treenail.update.state import ledger_record
 from treenail.update.status import StatusReport
 
 Json = dict[str, object]
@@ -28,7 +26,12 @@ class StatusFile:
     """The status document and its line for systemd. A failure to write it stops nothing."""
 
     def __init__(
-        self, *, write: Callable[[bytes], None], notifier: SystemdNotifier, clock: Clock, node: str
+        self,
+        *,
+        write: Callable[[bytes], None],
+        notifier: sd_notify.SystemdNotifier,
+        clock: clocks.Clock,
+        node: str,
     ) -> None:
         self._write = write
         self._notifier = notifier
@@ -54,7 +57,7 @@ class StatusFile:
         self._notifier.extend_start_timeout(seconds)
 
     def show_report(
-        self, facts: Facts, report: StatusReport, failure: TreenailError | None
+        self, facts: node_state.Facts, report: StatusReport, failure: errors.TreenailError | None
     ) -> None:
         """Show a report, and a failure even when it is too early to put it on the Node."""
         shown: Json = {
@@ -71,7 +74,11 @@ class StatusFile:
             self._write_document(report.summary)
 
     def show_first_boot(
-        self, activity: str, failure: TreenailError | None = None, *, is_complete: bool = False
+        self,
+        activity: str,
+        failure: errors.TreenailError | None = None,
+        *,
+        is_complete: bool = False,
     ) -> None:
         """Show what the first boot does before the machine joins, and why its last try failed."""
         shown: Json = {
@@ -88,7 +95,7 @@ class StatusFile:
             self._progress_at = float("-inf")
             self._write_document(activity)
 
-    def show_record(self, record: LedgerRecord) -> None:
+    def show_record(self, record: ledger_record.LedgerRecord) -> None:
         """Show the ledger record that was just saved."""
         with self._lock:
             self._document |= _render_record(record)
@@ -133,7 +140,7 @@ class StatusFile:
             known = before if isinstance(before, dict) else {}
             since = known.get("since")
             if known.get("reachable") is not is_reachable:
-                since = format_rfc3339(self._clock.now())
+                since = clocks.format_rfc3339(self._clock.now())
             self._document["apiServer"] = {
                 "reachable": is_reachable,
                 "since": since,
@@ -146,11 +153,11 @@ class StatusFile:
             return
         self._written = dict(self._document)
         self._notifier.notify_status(line)
-        stamped = self._document | {"written": format_rfc3339(self._clock.now())}
+        stamped = self._document | {"written": clocks.format_rfc3339(self._clock.now())}
         self._write(json.dumps(stamped, indent=1).encode())
 
 
-def _render_record(record: LedgerRecord) -> Json:
+def _render_record(record: ledger_record.LedgerRecord) -> Json:
     update = record.update
     return {
         "current": _render_target(record.current),
@@ -161,26 +168,26 @@ def _render_record(record: LedgerRecord) -> Json:
             "phase": str(update.phase),
             "target": _render_target(update.target),
             "origin": _render_target(update.origin),
-            "began": format_rfc3339(update.began),
-            "entered": format_rfc3339(update.entered),
+            "began": clocks.format_rfc3339(update.began),
+            "entered": clocks.format_rfc3339(update.entered),
         },
     }
 
 
-def _render_desired(facts: Facts) -> Json | None:
+def _render_desired(facts: node_state.Facts) -> Json | None:
     """Render what the Node requests; None before the Node is read, except during an update.
 
     The report of an instant action has no target.
     """
     wanted = facts.node.desired if facts.node else None
-    if isinstance(wanted, DesiredTarget | InvalidTarget):
+    if isinstance(wanted, node_state.DesiredTarget | node_state.InvalidTarget):
         return _render_target(wanted.target)
     if facts.record.update is not None:
         return _render_target(facts.record.update.target)
-    return None if wanted is None else _render_target(Target())
+    return None if wanted is None else _render_target(ledger_record.Target())
 
 
-def _render_failure(failure: TreenailError | None, report: StatusReport) -> Json | None:
+def _render_failure(failure: errors.TreenailError | None, report: StatusReport) -> Json | None:
     """Render a failure; a wait for longer than its limit has the state that the Node shows."""
     if failure is None:
         return None
@@ -190,5 +197,5 @@ def _render_failure(failure: TreenailError | None, report: StatusReport) -> Json
     return {"message": str(failure), "remedy": failure.remedy, "state": state}
 
 
-def _render_target(target: Target) -> Json:
+def _render_target(target: ledger_record.Target) -> Json:
     return {"config": target.config, "image": target.image}

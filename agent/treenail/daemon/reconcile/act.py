@@ -9,69 +9,16 @@ import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from treenail.config.image_content import IMAGE_FILES
-from treenail.config.wanted_state import read_wanted_state
+from treenail import errors
+from treenail.config import image_content, wanted_state
 from treenail.daemon.interfaces import Watch
-from treenail.daemon.reconcile import prestage, state
+from treenail.daemon.reconcile import context, os_transaction, planning, prestage, state
 from treenail.daemon.reconcile.boot_trial import BootTrialRunner, pin_booted, unpin_retained
-from treenail.daemon.reconcile.context import NodeInterfaces
-from treenail.daemon.reconcile.os_transaction import (
-    build_deployment_change,
-    pull_image,
-    wait_while_busy,
-)
-from treenail.daemon.reconcile.planning import UpdatePlanner
-from treenail.daemon.reconcile.state import UpdateLedger
-from treenail.errors import (
-    BusError,
-    BusyError,
-    CancelledError,
-    ConfigError,
-    PreflightError,
-    StepError,
-    TreenailError,
-)
 from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
 from treenail.log import MessageId
-from treenail.update.decision.actions import (
-    AdoptAction,
-    AnnotateNodeAction,
-    ApplyAction,
-    CancelStagedAction,
-    CheckImageAction,
-    CommitAction,
-    Decision,
-    DrainAction,
-    DropPrestagedAction,
-    ExcuseTargetAction,
-    FinishAction,
-    IdleAction,
-    PlanAction,
-    PrestageAction,
-    RebootAction,
-    RecoverAction,
-    RefuseAction,
-    RepairDriftAction,
-    RestoreAction,
-    RetryAction,
-    RollBackAction,
-    StageAction,
-    UncordonAction,
-    UnpinAction,
-    VerifyAction,
-    WaitAction,
-)
-from treenail.update.decision.decide_idle import compute_retry_delay, format_retry_remedy
-from treenail.update.decision.node_state import Facts
-from treenail.update.state.ledger_record import (
-    LedgerRecord,
-    PrestagedTarget,
-    QuarantinedTarget,
-    Target,
-    UpdateRecord,
-)
-from treenail.update.state.phases import Phase
-from treenail.update.status import NodeEvent, list_failed_service_events, list_service_events
+from treenail.update import status
+from treenail.update.decision import actions, decide_idle, node_state
+from treenail.update.state import ledger_record, phases
 
 log = logging.getLogger(__name__)
 
@@ -82,14 +29,14 @@ APPLY_ATTEMPTS = 3
 
 
 UpdateAction = (
-    PlanAction
-    | StageAction
-    | CheckImageAction
-    | ApplyAction
-    | RestoreAction
-    | CommitAction
-    | FinishAction
-    | CancelStagedAction
+    actions.PlanAction
+    | actions.StageAction
+    | actions.CheckImageAction
+    | actions.ApplyAction
+    | actions.RestoreAction
+    | actions.CommitAction
+    | actions.FinishAction
+    | actions.CancelStagedAction
 )
 
 
@@ -98,58 +45,66 @@ class ActionRunner:
 
     def __init__(
         self,
-        interfaces: NodeInterfaces,
+        interfaces: context.NodeInterfaces,
         *,
         resync_s: float,
-        on_progress: Callable[[UpdateRecord | PrestagedTarget, TransactionProgress], WatchVerdict],
-        on_record: Callable[[LedgerRecord], None],
+        on_progress: Callable[
+            [ledger_record.UpdateRecord | ledger_record.PrestagedTarget, TransactionProgress],
+            WatchVerdict,
+        ],
+        on_record: Callable[[ledger_record.LedgerRecord], None],
     ) -> None:
         self._interfaces = interfaces
         self._resync_s = resync_s
         self._on_progress = on_progress
-        self._planner = UpdatePlanner(interfaces)
+        self._planner = planning.UpdatePlanner(interfaces)
         self._apply_failures = 0
-        self._ledger = UpdateLedger(interfaces, on_record=on_record)
+        self._ledger = state.UpdateLedger(interfaces, on_record=on_record)
         self._boot_trial = BootTrialRunner(interfaces, self._ledger, self._planner)
 
     @property
-    def record(self) -> LedgerRecord:
+    def record(self) -> ledger_record.LedgerRecord:
         """The ledger record as last saved."""
         return self._ledger.record
 
-    def record_failed_try(self, error: TreenailError) -> None:
+    def record_failed_try(self, error: errors.TreenailError) -> None:
         """Add the error to the update in progress, for the history."""
         state.record_failed_try(self._interfaces, self._ledger, error)
 
-    def run_action(self, decision: Decision, facts: Facts) -> float:
+    def run_action(self, decision: actions.Decision, facts: node_state.Facts) -> float:
         """Run the action; return the seconds until the next pass.
 
         Raises `TreenailError` when the machine or the cluster rejects a step. The ledger records
         what was done until then, and the next decision continues from there.
         """
         match decision:
-            case AnnotateNodeAction() | IdleAction() | WaitAction() | UncordonAction():
+            case (
+                actions.AnnotateNodeAction()
+                | actions.IdleAction()
+                | actions.WaitAction()
+                | actions.UncordonAction()
+            ):
                 self._ledger.note_report(facts)
                 return self._resync_s
-            case RefuseAction(error=error):
+            case actions.RefuseAction(error=error):
                 raise error
-            case DrainAction(token=token):
+            case actions.DrainAction(token=token):
                 return self._request_drain(token)
-            case RebootAction():
+            case actions.RebootAction():
                 return self._reboot_machine(decision, facts)
-            case VerifyAction():
+            case actions.VerifyAction():
                 return self._boot_trial.verify_boot(facts)
-            case RollBackAction(quarantine=quarantine):
+            case actions.RollBackAction(quarantine=quarantine):
                 return self._boot_trial.roll_back(quarantine, facts)
-            case AdoptAction(target=target):
+            case actions.AdoptAction(target=target):
                 self._adopt_target(target, facts)
-            case PrestageAction() | DropPrestagedAction():
+            case actions.PrestageAction() | actions.DropPrestagedAction():
                 self._run_prestage_action(decision, facts)
-            case RetryAction() | ExcuseTargetAction() | UnpinAction():
+            case actions.RetryAction() | actions.ExcuseTargetAction() | actions.UnpinAction():
                 return self._clear_record(decision)
-            case RepairDriftAction(drifts=drifts):
+            case actions.RepairDriftAction(drifts=drifts):
                 self._interfaces.drift.repair_drift(self._ledger.record.current, drifts)
-            case RecoverAction():
+            case actions.RecoverAction():
                 update = self._ledger.record.update
                 self._interfaces.configuration.recover_interrupted(update.id if update else "")
             case _:
@@ -157,11 +112,13 @@ class ActionRunner:
         return NOW
 
     def _run_prestage_action(
-        self, decision: PrestageAction | DropPrestagedAction, facts: Facts
+        self,
+        decision: actions.PrestageAction | actions.DropPrestagedAction,
+        facts: node_state.Facts,
     ) -> None:
         progress, save = self._on_progress, self._ledger.save_record
         match decision:
-            case PrestageAction():
+            case actions.PrestageAction():
                 prestage.prestage_target(
                     decision,
                     facts,
@@ -170,11 +127,13 @@ class ActionRunner:
                     on_progress=progress,
                     save_record=save,
                 )
-            case DropPrestagedAction():
+            case actions.DropPrestagedAction():
                 prestage.drop_prestaged(decision, facts, self._interfaces, save_record=save)
 
-    def _clear_record(self, decision: RetryAction | ExcuseTargetAction | UnpinAction) -> float:
-        if not isinstance(decision, UnpinAction):
+    def _clear_record(
+        self, decision: actions.RetryAction | actions.ExcuseTargetAction | actions.UnpinAction
+    ) -> float:
+        if not isinstance(decision, actions.UnpinAction):
             self._ledger.change_quarantine(decision)
             return NOW
         update = self._ledger.record.update
@@ -182,39 +141,41 @@ class ActionRunner:
         is_done = unpin_retained(decision.id, self._interfaces, self._ledger, watch)
         return NOW if is_done or update else SOON_S
 
-    def _adopt_target(self, target: Target, facts: Facts) -> None:
+    def _adopt_target(self, target: ledger_record.Target, facts: node_state.Facts) -> None:
         if not target.image:
             # Ignition wrote these files at installation. Own them, so that a later config that
             # drops them removes them.
             config = self._interfaces.config_cache.fetch_config(target.config)
             self._interfaces.configuration.record_ownership(
-                read_wanted_state(config), target.config
+                wanted_state.read_wanted_state(config), target.config
             )
         self._ledger.save_record(self._ledger.record_at_target(target, facts))
         log.info("adopted %s: the machine already matches it", target)
 
-    def _run_update_action(self, decision: UpdateAction, facts: Facts) -> None:
+    def _run_update_action(self, decision: UpdateAction, facts: node_state.Facts) -> None:
         """Run one step of the update; the next pass may follow at once."""
         match decision:
-            case PlanAction(target=target):
+            case actions.PlanAction(target=target):
                 self._plan_update(target, facts)
-            case StageAction(target=target):
+            case actions.StageAction(target=target):
                 self._stage_target(target)
-            case CheckImageAction(target=target, staged_id=staged_id):
+            case actions.CheckImageAction(target=target, staged_id=staged_id):
                 self._check_image(target, staged_id)
-            case ApplyAction(target=target):
+            case actions.ApplyAction(target=target):
                 self._apply_config(target, facts)
-            case RestoreAction():
+            case actions.RestoreAction():
                 is_booted = self._ledger.update.has_booted_files(facts.boot_id)
                 self._interfaces.configuration.restore_pending(is_booted=is_booted)
-            case CommitAction(unhealthy=unhealthy):
+            case actions.CommitAction(unhealthy=unhealthy):
                 self._commit_update(facts, unhealthy)
-            case FinishAction(is_done=is_done):
+            case actions.FinishAction(is_done=is_done):
                 state.close_update(self._interfaces, self._ledger, is_done=is_done)
-            case CancelStagedAction(reason=reason, staged_id=staged_id, quarantine=quarantine):
+            case actions.CancelStagedAction(
+                reason=reason, staged_id=staged_id, quarantine=quarantine
+            ):
                 state.cancel_update(self._interfaces, self._ledger, reason, staged_id, quarantine)
 
-    def _plan_update(self, target: Target, facts: Facts) -> None:
+    def _plan_update(self, target: ledger_record.Target, facts: node_state.Facts) -> None:
         update = self._ledger.record.update
         if update is None or update.target != target:
             update = self._begin_update(target, facts)
@@ -230,19 +191,21 @@ class ActionRunner:
             impact.level_name,
             "".join(f"; {reason}" for reason in impact.reasons),
         )
-        self._ledger.enter_phase(Phase.STAGING, impact=impact)
+        self._ledger.enter_phase(phases.Phase.STAGING, impact=impact)
         self._interfaces.drift.remove_force_file()
 
-    def _begin_update(self, target: Target, facts: Facts) -> UpdateRecord:
-        claimed = facts.node.claimed if facts.node else Target()
+    def _begin_update(
+        self, target: ledger_record.Target, facts: node_state.Facts
+    ) -> ledger_record.UpdateRecord:
+        claimed = facts.node.claimed if facts.node else ledger_record.Target()
         now = self._interfaces.read_moment()
-        update = UpdateRecord(
+        update = ledger_record.UpdateRecord(
             id=secrets.token_hex(16),
             target=target,
             origin=self._ledger.record.current
-            if self._ledger.record.current != Target()
+            if self._ledger.record.current != ledger_record.Target()
             else claimed,
-            phase=Phase.STAGING,
+            phase=phases.Phase.STAGING,
             boot_id=now.boot_id,
             began=now.wall,
             entered=now.wall,
@@ -261,25 +224,27 @@ class ActionRunner:
         )
         return update
 
-    def _stage_target(self, target: Target) -> None:
+    def _stage_target(self, target: ledger_record.Target) -> None:
         update = self._ledger.update
-        if update.phase is not Phase.STAGING or update.staged_id:
+        if update.phase is not phases.Phase.STAGING or update.staged_id:
             # The deployment staged earlier is gone. Forget its ID before another is staged.
-            update = self._ledger.enter_phase(Phase.STAGING, staged_id="")
+            update = self._ledger.enter_phase(phases.Phase.STAGING, staged_id="")
         os_change = self._ledger.impact.os
         watch, ended = self._make_watch(update)
 
         def attempt() -> bool:
             self._interfaces.preflight.check_image(os_change.image)
-            self._interfaces.os.stage_deployment(build_deployment_change(os_change), watch=watch)
+            self._interfaces.os.stage_deployment(
+                os_transaction.build_deployment_change(os_change), watch=watch
+            )
             return not ended
 
         try:
-            pull_image(self._interfaces.pull_secrets, os_change.image, attempt)
-        except BusyError as error:
-            wait_while_busy(error, self._interfaces.os, watch)
+            os_transaction.pull_image(self._interfaces.pull_secrets, os_change.image, attempt)
+        except errors.BusyError as error:
+            os_transaction.wait_while_busy(error, self._interfaces.os, watch)
             return
-        except CancelledError:
+        except errors.CancelledError:
             if not ended:
                 raise
             return
@@ -288,7 +253,7 @@ class ActionRunner:
         self._ledger.save_record(replace(self._ledger.record, update=staged_update))
         log.info("staged %s, locked", target, extra={"message_id": MessageId.STAGED})
 
-    def _check_image(self, target: Target, staged_id: str) -> None:
+    def _check_image(self, target: ledger_record.Target, staged_id: str) -> None:
         """Compare the staged image with the config; cancel the update if the image lacks a part."""
         update, impact = self._ledger.update, self._ledger.impact
         checked = replace(impact, checked_id=staged_id)
@@ -296,11 +261,11 @@ class ActionRunner:
             self._interfaces.preflight.check_staged_image(staged_id, impact.os.image)
             if target.image:
                 checked = self._planner.plan_staged_update(target, update.origin, impact, staged_id)
-        except (ConfigError, PreflightError) as error:
+        except (errors.ConfigError, errors.PreflightError) as error:
             log.warning("%s", error, extra={"message_id": MessageId.DEGRADED})
-            is_config = isinstance(error, ConfigError)
-            check = IMAGE_FILES if is_config else ""
-            blamed = QuarantinedTarget(target, str(error), error.remedy, check=check)
+            is_config = isinstance(error, errors.ConfigError)
+            check = image_content.IMAGE_FILES if is_config else ""
+            blamed = ledger_record.QuarantinedTarget(target, str(error), error.remedy, check=check)
             reason = "the image differs from the config" if is_config else "the image has no agent"
             state.cancel_update(self._interfaces, self._ledger, reason, staged_id, blamed)
             return
@@ -309,7 +274,7 @@ class ActionRunner:
             replace(self._ledger.record, update=replace(update, impact=checked))
         )
 
-    def _make_watch(self, update: UpdateRecord) -> tuple[Watch, list[WatchVerdict]]:
+    def _make_watch(self, update: ledger_record.UpdateRecord) -> tuple[Watch, list[WatchVerdict]]:
         """Return a watch for the transaction, and the list of verdicts with which it ended it."""
         ended: list[WatchVerdict] = []
 
@@ -323,19 +288,19 @@ class ActionRunner:
 
     def _request_drain(self, token: str) -> float:
         update = self._ledger.update
-        if update.phase is not Phase.DRAINING or update.drain_token != token:
+        if update.phase is not phases.Phase.DRAINING or update.drain_token != token:
             if self._ledger.impact.needs_reboot:
                 # Staging may be long past. A failure found now costs no drain.
                 self._interfaces.preflight.check_machine(self._ledger.impact.os.image)
-            self._ledger.enter_phase(Phase.DRAINING, drain=token)
+            self._ledger.enter_phase(phases.Phase.DRAINING, drain=token)
             log.info("requested the drain %s", token)
             return NOW
         # The report carries the token. Wait for the drain controller to apply it.
         return SOON_S if self._interfaces.cluster.get_cached_node() is None else self._resync_s
 
-    def _apply_config(self, target: Target, facts: Facts) -> None:
+    def _apply_config(self, target: ledger_record.Target, facts: node_state.Facts) -> None:
         update, impact = self._ledger.update, self._ledger.impact
-        if update.phase is not Phase.APPLYING or update.boot_id != facts.boot_id:
+        if update.phase is not phases.Phase.APPLYING or update.boot_id != facts.boot_id:
             self._log_drained(update)
             boot_trial = (
                 self._boot_trial.take_baseline(facts)
@@ -343,7 +308,7 @@ class ActionRunner:
                 # The crash counter reads the mode.
                 else replace(update.boot_trial, mode=facts.health_mode)
             )
-            update = self._ledger.enter_phase(Phase.APPLYING, boot_trial=boot_trial)
+            update = self._ledger.enter_phase(phases.Phase.APPLYING, boot_trial=boot_trial)
         staged_id = facts.deployments.staged_id if facts.deployments and impact.os.image else ""
         pending = self._planner.plan_pending_steps(
             target, update.origin, impact, staged_id=staged_id
@@ -357,7 +322,7 @@ class ActionRunner:
             log.info(
                 "planning %s again, its impact grew: %s", target, "; ".join(pending.impact.reasons)
             )
-            self._ledger.enter_phase(Phase.STAGING, impact=pending.impact)
+            self._ledger.enter_phase(phases.Phase.STAGING, impact=pending.impact)
             return
         live_trial = self._boot_trial.prepare_live_trial(pending.steps, facts)
         try:
@@ -368,45 +333,49 @@ class ActionRunner:
                 # A second pending change would replace the undo log of the first.
                 owner="" if facts.has_undo else update.id,
             )
-        except StepError as error:
+        except errors.StepError as error:
             self._apply_failures += 1
-            is_bus_error = isinstance(error.__cause__, BusError)
+            is_bus_error = isinstance(error.__cause__, errors.BusError)
             if is_bus_error and self._apply_failures < APPLY_ATTEMPTS:
                 raise
             log.warning("%s", error, extra={"message_id": MessageId.DEGRADED})
-            self._record_events(list_failed_service_events(error.step, error))
-            delay_s = compute_retry_delay(
+            self._record_events(status.list_failed_service_events(error.step, error))
+            delay_s = decide_idle.compute_retry_delay(
                 self._ledger.record, target, needs_drain=impact.needs_drain
             )
             retry_at = float(round(self._interfaces.clock.now() + delay_s))
-            remedy = format_retry_remedy(error.remedy, retry_at)
-            quarantined = QuarantinedTarget(target, str(error), remedy, retry_at=retry_at)
-            self._ledger.enter_phase(Phase.CANCELLING, quarantined=quarantined)
+            remedy = decide_idle.format_retry_remedy(error.remedy, retry_at)
+            quarantined = ledger_record.QuarantinedTarget(
+                target, str(error), remedy, retry_at=retry_at
+            )
+            self._ledger.enter_phase(phases.Phase.CANCELLING, quarantined=quarantined)
             return
         log.info("applied %s in %d steps", target, len(pending.steps))
         if not impact.needs_reboot:
-            self._record_events(list_service_events(pending.steps, target))
+            self._record_events(status.list_service_events(pending.steps, target))
             if live_trial is None:
                 self._finish_verification(facts)
                 # Not earlier: until then the crash counter may have to restore the files.
                 self._interfaces.configuration.confirm_pending()
             else:
-                self._ledger.enter_phase(Phase.VERIFYING, boot_trial=live_trial)
+                self._ledger.enter_phase(phases.Phase.VERIFYING, boot_trial=live_trial)
         elif not pending.steps:
-            self._ledger.enter_phase(Phase.APPLYING, impact=replace(impact, needs_write=False))
+            self._ledger.enter_phase(
+                phases.Phase.APPLYING, impact=replace(impact, needs_write=False)
+            )
 
-    def _record_events(self, events: Iterable[NodeEvent]) -> None:
+    def _record_events(self, events: Iterable[status.NodeEvent]) -> None:
         for event in events:
             self._interfaces.cluster.record_event(event)
 
-    def _reboot_machine(self, action: RebootAction, facts: Facts) -> float:
+    def _reboot_machine(self, action: actions.RebootAction, facts: node_state.Facts) -> float:
         update, staged_id = self._ledger.update, action.staged_id
         boot_id = self._interfaces.kernel.read_boot_id()
-        if update.phase is not Phase.REBOOTING or update.boot_id != boot_id:
+        if update.phase is not phases.Phase.REBOOTING or update.boot_id != boot_id:
             self._log_drained(update)
             # Record the ID first: an unlocked deployment no longer shows who staged it.
             self._ledger.enter_phase(
-                Phase.REBOOTING,
+                phases.Phase.REBOOTING,
                 reboots=update.reboot_count + 1,
                 staged_id=staged_id or update.staged_id,
                 boot_trial=self._boot_trial.take_baseline(facts),
@@ -417,7 +386,7 @@ class ActionRunner:
             # An inhibitor may delay the reboot. Record the state right before it: an API server
             # that was unreachable before the reboot cannot fail the target.
             boot_trial = replace(update.boot_trial, has_api_before_reboot=facts.is_api_reachable)
-            self._ledger.enter_phase(Phase.REBOOTING, boot_trial=boot_trial)
+            self._ledger.enter_phase(phases.Phase.REBOOTING, boot_trial=boot_trial)
         self._boot_trial.arm_crash_record(facts)
         watch, _ = self._make_watch(self._ledger.update)
         if staged_id and not pin_booted(facts, self._interfaces, self._ledger, watch):
@@ -443,11 +412,11 @@ class ActionRunner:
         self._interfaces.os.finalize_staged(staged_id, is_soft=True)
         return self._interfaces.soft_reboots.prepare_soft_reboot()
 
-    def _log_drained(self, update: UpdateRecord) -> None:
-        if update.phase is Phase.DRAINING:
+    def _log_drained(self, update: ledger_record.UpdateRecord) -> None:
+        if update.phase is phases.Phase.DRAINING:
             log.info("drained for %s", update.drain_token, extra={"message_id": MessageId.DRAINED})
 
-    def _commit_update(self, facts: Facts, unhealthy: str) -> None:
+    def _commit_update(self, facts: node_state.Facts, unhealthy: str) -> None:
         """Complete the steps that the boot undid, then make the target current.
 
         OSTree's merge of /etc drops files that equal the old image's /usr/etc.
@@ -467,9 +436,9 @@ class ActionRunner:
         self._interfaces.configuration.confirm_pending()
         self._finish_verification(facts)
 
-    def _finish_verification(self, facts: Facts) -> None:
+    def _finish_verification(self, facts: node_state.Facts) -> None:
         """Make the verified target current and begin to uncordon."""
-        update = self._ledger.enter_phase(Phase.UNCORDONING, reached_facts=facts)
+        update = self._ledger.enter_phase(phases.Phase.UNCORDONING, reached_facts=facts)
         self._interfaces.config_cache.prune_cache({update.target.config})
         log.info(
             "verified %s after %d s",

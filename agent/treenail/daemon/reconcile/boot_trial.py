@@ -9,21 +9,15 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from treenail import errors
 from treenail.daemon.interfaces import Watch
-from treenail.daemon.reconcile.context import NodeInterfaces
+from treenail.daemon.reconcile import context, os_transaction, planning, state
 from treenail.daemon.reconcile.crash_counter import arm_crash_record, remove_crash_record
-from treenail.daemon.reconcile.os_transaction import wait_while_busy
-from treenail.daemon.reconcile.planning import UpdatePlanner
-from treenail.daemon.reconcile.state import UpdateLedger
-from treenail.errors import BusyError, ClusterError, TreenailError
 from treenail.log import MessageId
-from treenail.update.checks.health import CONFIGURATION, record_trial_status
-from treenail.update.decision.decide_boot import needs_live_trial, select_deployment_steps
-from treenail.update.decision.node_state import Facts
+from treenail.update.checks import health
+from treenail.update.decision import decide_boot, node_state
+from treenail.update.state import crash_record, ledger_record, phases
 from treenail.update.state.boot_trial import BootTrial, HealthCheckMode
-from treenail.update.state.crash_record import CrashRecord
-from treenail.update.state.ledger_record import QuarantinedTarget, RetainedDeployment
-from treenail.update.state.phases import Phase
 from treenail.update.status import NodeEvent
 from treenail.update.steps.step_types import ConfigStep
 
@@ -39,7 +33,10 @@ class BootTrialRunner:
     """Runs `VerifyAction` and `RollBackAction`; both return the seconds until the next pass."""
 
     def __init__(
-        self, interfaces: NodeInterfaces, ledger: UpdateLedger, planner: UpdatePlanner
+        self,
+        interfaces: context.NodeInterfaces,
+        ledger: state.UpdateLedger,
+        planner: planning.UpdatePlanner,
     ) -> None:
         self._interfaces = interfaces
         self._ledger = ledger
@@ -47,16 +44,16 @@ class BootTrialRunner:
         self._completed_boot_id = ""
         self._counted_boot_id = ""
 
-    def verify_boot(self, facts: Facts) -> float:
+    def verify_boot(self, facts: node_state.Facts) -> float:
         """Begin or continue the boot trial."""
         update = self._ledger.update
         boot_trial = update.boot_trial
         if boot_trial.boot_id != facts.boot_id:
             boot_trial = boot_trial.begin_boot(facts.boot_id, self._interfaces.clock.monotonic())
         if facts.trial_status is not None:
-            boot_trial = record_trial_status(boot_trial, facts.trial_status)
-        if update.phase is not Phase.VERIFYING or update.boot_id != facts.boot_id:
-            self._ledger.enter_phase(Phase.VERIFYING, boot_trial=boot_trial)
+            boot_trial = health.record_trial_status(boot_trial, facts.trial_status)
+        if update.phase is not phases.Phase.VERIFYING or update.boot_id != facts.boot_id:
+            self._ledger.enter_phase(phases.Phase.VERIFYING, boot_trial=boot_trial)
         else:
             record = self._ledger.record
             self._ledger.save_record(replace(record, update=replace(update, boot_trial=boot_trial)))
@@ -80,7 +77,7 @@ class BootTrialRunner:
             NodeEvent("Warning", "HealthCheckFailed", message[:EVENT_LIMIT])
         )
 
-    def take_baseline(self, facts: Facts) -> BootTrial:
+    def take_baseline(self, facts: node_state.Facts) -> BootTrial:
         """Return a new trial with the results of the health checks before the update.
 
         The checks run when the update is about to change files, or to reboot if it changes none:
@@ -88,7 +85,7 @@ class BootTrialRunner:
         """
         update = self._ledger.update
         is_same_boot = update.boot_id == facts.boot_id
-        if facts.has_undo or (update.phase is Phase.APPLYING and is_same_boot):
+        if facts.has_undo or (update.phase is phases.Phase.APPLYING and is_same_boot):
             before = update.boot_trial
             baseline = BootTrial(
                 failed_before=before.failed_before, passed_before=before.passed_before
@@ -101,7 +98,7 @@ class BootTrialRunner:
             baseline, has_api_before_reboot=facts.is_api_reachable, mode=facts.health_mode
         )
 
-    def _run_baseline(self, facts: Facts) -> BootTrial:
+    def _run_baseline(self, facts: node_state.Facts) -> BootTrial:
         baseline = self._interfaces.health.take_baseline(facts.boot_id)
         if baseline.failed_before:
             log.warning(
@@ -111,7 +108,9 @@ class BootTrialRunner:
             )
         return baseline
 
-    def prepare_live_trial(self, steps: Sequence[ConfigStep], facts: Facts) -> BootTrial | None:
+    def prepare_live_trial(
+        self, steps: Sequence[ConfigStep], facts: node_state.Facts
+    ) -> BootTrial | None:
         """Return the trial of an update without a reboot; None if it needs none.
 
         Call it before the steps are applied. With an undo log, steps were applied before a crash.
@@ -119,16 +118,16 @@ class BootTrialRunner:
         if self._ledger.impact.needs_reboot or facts.health_mode is HealthCheckMode.OFF:
             return None
         applied = self._interfaces.configuration.list_pending_services() if facts.has_undo else ()
-        if not needs_live_trial((*applied, *steps)):
+        if not decide_boot.needs_live_trial((*applied, *steps)):
             return None
         baseline = BootTrial() if applied else self._run_baseline(facts)
         trial = replace(baseline, mode=facts.health_mode)
         return trial.begin_boot(facts.boot_id, self._interfaces.clock.monotonic())
 
-    def arm_crash_record(self, facts: Facts) -> None:
+    def arm_crash_record(self, facts: node_state.Facts) -> None:
         """Record durably what a rollback needs if the next boot cannot read the ledger."""
         update, deployments = self._ledger.update, facts.deployments
-        crashes = CrashRecord(
+        crashes = crash_record.CrashRecord(
             update_id=update.id,
             target=update.target,
             origin_boot_id=facts.boot_id,
@@ -139,19 +138,21 @@ class BootTrialRunner:
         )
         arm_crash_record(self._interfaces.crash_record, crashes)
 
-    def roll_back(self, quarantine: QuarantinedTarget, facts: Facts) -> float:
+    def roll_back(
+        self, quarantine: ledger_record.QuarantinedTarget, facts: node_state.Facts
+    ) -> float:
         """Reboot into the previous deployment, or with the previous files.
 
         For an update of files only, `RestoreAction` restores the files before the reboot.
         """
         update, impact = self._ledger.update, self._ledger.impact
-        if update.phase is not Phase.ROLLING_BACK or update.boot_id != facts.boot_id:
+        if update.phase is not phases.Phase.ROLLING_BACK or update.boot_id != facts.boot_id:
             if quarantine.is_withdrawn or quarantine.is_cancelled_by_user:
                 log.info("not keeping %s: %s", update.target, quarantine.reason)
             else:
                 failed = {"message_id": MessageId.HEALTH_CHECK_FAILED}
                 log.error("%s", quarantine.reason, extra=failed)
-            self._ledger.enter_phase(Phase.ROLLING_BACK, quarantined=quarantine)
+            self._ledger.enter_phase(phases.Phase.ROLLING_BACK, quarantined=quarantine)
         if impact.os.is_empty and facts.has_undo:
             return _NOW
         if not impact.os.is_empty:
@@ -183,20 +184,23 @@ class BootTrialRunner:
             pending = self._planner.plan_pending_steps(
                 update.target, update.origin, self._ledger.impact
             )
-            steps = select_deployment_steps(pending.steps)
+            steps = decide_boot.select_deployment_steps(pending.steps)
             if steps:
                 log.info("completing %d steps after the boot", len(steps))
                 self._interfaces.configuration.complete_early_steps(steps)
             self._completed_boot_id = boot_id
-        except ClusterError as error:
+        except errors.ClusterError as error:
             log.info("cannot plan the steps after the boot, retrying: %s", error)
-        except TreenailError as error:
+        except errors.TreenailError as error:
             problem = str(error)
-        self._interfaces.health.set_check_problem(CONFIGURATION, problem)
+        self._interfaces.health.set_check_problem(health.CONFIGURATION, problem)
 
 
 def pin_booted(
-    facts: Facts, interfaces: NodeInterfaces, ledger: UpdateLedger, watch: Watch
+    facts: node_state.Facts,
+    interfaces: context.NodeInterfaces,
+    ledger: state.UpdateLedger,
+    watch: Watch,
 ) -> bool:
     """Pin the booted deployment until the new one has been healthy for `retention_s`.
 
@@ -207,14 +211,19 @@ def pin_booted(
     if deployed is None or (record.retained is None and deployed.is_booted_pinned):
         # The user pinned it. Pinning it again would make us remove the user's pin later.
         return True
-    ledger.save_record(replace(record, retained=RetainedDeployment(deployed.booted_id)))
+    ledger.save_record(
+        replace(record, retained=ledger_record.RetainedDeployment(deployed.booted_id))
+    )
     return _try_operation(
         lambda: interfaces.pins.pin_deployment(deployed.booted_id), interfaces, watch
     )
 
 
 def unpin_retained(
-    deployment_id: str, interfaces: NodeInterfaces, ledger: UpdateLedger, watch: Watch | None
+    deployment_id: str,
+    interfaces: context.NodeInterfaces,
+    ledger: state.UpdateLedger,
+    watch: Watch | None,
 ) -> bool:
     """Remove our pin from the deployment.
 
@@ -230,14 +239,14 @@ def unpin_retained(
 
 
 def _try_operation(
-    operation: Callable[[], None], interfaces: NodeInterfaces, watch: Watch | None
+    operation: Callable[[], None], interfaces: context.NodeInterfaces, watch: Watch | None
 ) -> bool:
     try:
         operation()
-    except BusyError as error:
+    except errors.BusyError as error:
         if watch is None:
             log.debug("postponed unpinning: %s", error)
         else:
-            wait_while_busy(error, interfaces.os, watch)
+            os_transaction.wait_while_busy(error, interfaces.os, watch)
         return False
     return True

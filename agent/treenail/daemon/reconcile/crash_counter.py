@@ -11,28 +11,20 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from treenail.clocks import Clock
+from treenail import clocks, errors
+from treenail.daemon import interfaces
 from treenail.daemon.configuration.machine import NodeConfiguration
-from treenail.daemon.interfaces import OSBackend, Power
 from treenail.daemon.reconcile.observe import summarize_deployments
-from treenail.errors import FileError, HostError, LedgerError
+from treenail.host.system import state_file
 from treenail.host.system.kernel import HostKernel
-from treenail.host.system.state_file import CrashRecordFile, Ledger
 from treenail.log import MessageId
-from treenail.update.checks.health import AGENT, HealthCheckResult, format_unhealthy
-from treenail.update.decision.decide_boot import RETRY_REMEDY, ROLLBACK_REBOOTS_ALLOWED
+from treenail.update.checks import health
+from treenail.update.decision import decide_boot
 from treenail.update.impact.os_change import is_in_effect
+from treenail.update.state import crash_record, ledger_record, phases
 from treenail.update.state import crash_record as crash_records
 from treenail.update.state import ledger_record as records
 from treenail.update.state.boot_trial import HealthCheckMode
-from treenail.update.state.crash_record import CrashRecord, derive_crash_record
-from treenail.update.state.ledger_record import (
-    LedgerRecord,
-    Moment,
-    QuarantinedTarget,
-    UpdateRecord,
-)
-from treenail.update.state.phases import Phase
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +34,14 @@ class CrashCounter:
 
     def __init__(
         self,
-        ledger: Ledger,
-        crash_file: CrashRecordFile,
+        ledger: state_file.Ledger,
+        crash_file: state_file.CrashRecordFile,
         kernel: HostKernel,
-        clock: Clock,
+        clock: clocks.Clock,
         *,
-        open_machine: Callable[[], tuple[OSBackend, Power, NodeConfiguration]],
+        open_machine: Callable[
+            [], tuple[interfaces.OSBackend, interfaces.Power, NodeConfiguration]
+        ],
     ) -> None:
         self._ledger = ledger
         self._file = crash_file
@@ -65,28 +59,35 @@ class CrashCounter:
         crashes = crash_records.from_json(self._file.read_document())
         try:
             record = records.from_json(self._ledger.read_document())
-        except LedgerError as error:
+        except errors.LedgerError as error:
             if self._count_without_ledger(crashes, boot_id, error):
                 return True
             raise
         update = record.update
         if update is None or not _is_on_trial(update):
-            if crashes is not None and not (update and update.phase is Phase.REBOOTING):
+            if crashes is not None and not (update and update.phase is phases.Phase.REBOOTING):
                 remove_crash_record(self._file)
             return False
         if crashes is None or crashes.update_id != update.id:
-            crashes = derive_crash_record(update)
-        crashes = crashes.count_start(boot_id, counts_boot=update.phase is not Phase.APPLYING)
+            crashes = crash_record.derive_crash_record(update)
+        crashes = crashes.count_start(
+            boot_id, counts_boot=update.phase is not phases.Phase.APPLYING
+        )
         self._write_crashes(crashes)
         if not crashes.failure or not _may_roll_back(crashes):
             return False
         try:
             return self._roll_back(record, update, crashes)
-        except HostError as error:
+        except errors.HostError as error:
             log.warning("cannot roll back to %s, continuing: %s", update.origin, error)
             return False
 
-    def _roll_back(self, record: LedgerRecord, update: UpdateRecord, crashes: CrashRecord) -> bool:
+    def _roll_back(
+        self,
+        record: ledger_record.LedgerRecord,
+        update: ledger_record.UpdateRecord,
+        crashes: crash_record.CrashRecord,
+    ) -> bool:
         """Begin the rollback, or finish an interrupted one: every step is idempotent."""
         impact, boot_id = update.impact, crashes.boot_id
         os, power, files = self._open_machine()
@@ -95,7 +96,7 @@ class CrashCounter:
             return False
         is_booted = is_in_effect(impact.os, found.running)
         is_before_reboot = update.boot_id == boot_id and _has_begun(update)
-        if update.phase is Phase.APPLYING and (is_before_reboot or impact.os.is_empty):
+        if update.phase is phases.Phase.APPLYING and (is_before_reboot or impact.os.is_empty):
             unfinished = files.find_unfinished(update.id)
             if not (unfinished.has_undo or unfinished.is_interrupted):
                 log.error(
@@ -108,17 +109,20 @@ class CrashCounter:
         elif not is_before_reboot and not is_booted:
             # Already rolled back, or the staged deployment is gone: the loop finishes the update.
             return False
-        if update.phase is Phase.ROLLING_BACK and update.boot_id != boot_id:
+        if update.phase is phases.Phase.ROLLING_BACK and update.boot_id != boot_id:
             is_restored = impact.os.is_empty and not files.find_unfinished(update.id).has_undo
-            if is_restored or update.boot_trial.rollback_reboots >= ROLLBACK_REBOOTS_ALLOWED:
+            if (
+                is_restored
+                or update.boot_trial.rollback_reboots >= decide_boot.ROLLBACK_REBOOTS_ALLOWED
+            ):
                 # Rolled back, or all attempts are used up.
                 return False
         if not impact.needs_reboot or is_before_reboot:
             return self._restore_files(record, update, crashes, files)
         quarantined = record.quarantined
-        if update.phase is not Phase.ROLLING_BACK or quarantined is None:
+        if update.phase is not phases.Phase.ROLLING_BACK or quarantined is None:
             quarantined = _quarantine_target(update, crashes)
-        update = update.enter_phase(Phase.ROLLING_BACK, self._read_moment(boot_id))
+        update = update.enter_phase(phases.Phase.ROLLING_BACK, self._read_moment(boot_id))
         self._write_record(replace(record, update=update, quarantined=quarantined))
         if impact.os.is_empty:
             files.restore_pending()
@@ -135,15 +139,15 @@ class CrashCounter:
 
     def _restore_files(
         self,
-        record: LedgerRecord,
-        update: UpdateRecord,
-        crashes: CrashRecord,
+        record: ledger_record.LedgerRecord,
+        update: ledger_record.UpdateRecord,
+        crashes: crash_record.CrashRecord,
         files: NodeConfiguration,
     ) -> bool:
         """Restore the files without a reboot. The agent then starts, and cancels the update."""
         quarantined = _quarantine_target(update, crashes)
         is_booted = update.has_booted_files(crashes.boot_id)
-        update = update.enter_phase(Phase.CANCELLING, self._read_moment(crashes.boot_id))
+        update = update.enter_phase(phases.Phase.CANCELLING, self._read_moment(crashes.boot_id))
         self._write_record(replace(record, update=update, quarantined=quarantined))
         if files.find_unfinished(update.id).is_interrupted:
             files.recover_interrupted(update.id)
@@ -151,7 +155,7 @@ class CrashCounter:
         return False
 
     def _count_without_ledger(
-        self, crashes: CrashRecord | None, boot_id: str, error: LedgerError
+        self, crashes: crash_record.CrashRecord | None, boot_id: str, error: errors.LedgerError
     ) -> bool:
         """Count a start that cannot read the ledger; return True when the node is rolling back.
 
@@ -166,16 +170,18 @@ class CrashCounter:
             return False
         try:
             return self._roll_back_without_ledger(crashes, error)
-        except HostError as problem:
+        except errors.HostError as problem:
             log.warning("cannot roll back %s, continuing: %s", crashes.target, problem)
             return False
 
-    def _roll_back_without_ledger(self, crashes: CrashRecord, error: LedgerError) -> bool:
+    def _roll_back_without_ledger(
+        self, crashes: crash_record.CrashRecord, error: errors.LedgerError
+    ) -> bool:
         os, power, files = self._open_machine()
         if crashes.has_os_change:
             booted = os.read_deployments().booted
             is_target = booted is not None and booted.id != crashes.origin_id
-            is_used_up = crashes.rollback_reboots >= ROLLBACK_REBOOTS_ALLOWED
+            is_used_up = crashes.rollback_reboots >= decide_boot.ROLLBACK_REBOOTS_ALLOWED
             if not crashes.origin_id or not is_target or is_used_up:
                 return False
             os.roll_back()
@@ -203,55 +209,59 @@ class CrashCounter:
         power.reboot_machine()
         return True
 
-    def _read_moment(self, boot_id: str) -> Moment:
-        return Moment(self._clock.now(), boot_id, self._clock.monotonic())
+    def _read_moment(self, boot_id: str) -> ledger_record.Moment:
+        return ledger_record.Moment(self._clock.now(), boot_id, self._clock.monotonic())
 
-    def _write_crashes(self, crashes: CrashRecord) -> None:
+    def _write_crashes(self, crashes: crash_record.CrashRecord) -> None:
         try:
             self._file.write_document(crash_records.to_json(crashes))
-        except FileError as error:
+        except errors.FileError as error:
             log.warning("cannot count this start of the agent: %s", error)
 
-    def _write_record(self, record: LedgerRecord) -> None:
+    def _write_record(self, record: ledger_record.LedgerRecord) -> None:
         try:
             self._ledger.write_document(records.to_json(record))
-        except LedgerError as error:
+        except errors.LedgerError as error:
             log.warning("cannot record the rollback in the ledger: %s", error)
 
 
-def arm_crash_record(file: CrashRecordFile, crashes: CrashRecord) -> None:
+def arm_crash_record(file: state_file.CrashRecordFile, crashes: crash_record.CrashRecord) -> None:
     """Write the record of an update that is about to reboot. Raises `FileError`."""
     if crash_records.from_json(file.read_document()) != crashes:
         file.write_document(crash_records.to_json(crashes))
 
 
-def record_clean_stop(file: CrashRecordFile) -> None:
+def record_clean_stop(file: state_file.CrashRecordFile) -> None:
     """Record that the agent ended because it was stopped, so that this end counts as no crash."""
     crashes = crash_records.from_json(file.read_document())
     if crashes is None or not crashes.is_running:
         return
     try:
         file.write_document(crash_records.to_json(replace(crashes, is_running=False)))
-    except FileError as error:
+    except errors.FileError as error:
         log.warning("cannot record the stop of the agent: %s", error)
 
 
-def remove_crash_record(file: CrashRecordFile) -> None:
+def remove_crash_record(file: state_file.CrashRecordFile) -> None:
     """Remove the record after the trial. A failure is logged; the next start repeats it."""
     try:
         file.remove_document()
-    except FileError as error:
+    except errors.FileError as error:
         log.warning("cannot remove the crash record: %s", error)
 
 
-def _quarantine_target(update: UpdateRecord, crashes: CrashRecord) -> QuarantinedTarget:
-    check = HealthCheckResult(AGENT, is_passing=False, problem=crashes.failure)
-    reason = format_unhealthy(update.target, check)
+def _quarantine_target(
+    update: ledger_record.UpdateRecord, crashes: crash_record.CrashRecord
+) -> ledger_record.QuarantinedTarget:
+    check = health.HealthCheckResult(health.AGENT, is_passing=False, problem=crashes.failure)
+    reason = health.format_unhealthy(update.target, check)
     log.error("%s", reason, extra={"message_id": MessageId.HEALTH_CHECK_FAILED})
-    return QuarantinedTarget(update.target, reason, RETRY_REMEDY, check=AGENT)
+    return ledger_record.QuarantinedTarget(
+        update.target, reason, decide_boot.RETRY_REMEDY, check=health.AGENT
+    )
 
 
-def _may_roll_back(crashes: CrashRecord) -> bool:
+def _may_roll_back(crashes: crash_record.CrashRecord) -> bool:
     if crashes.mode is HealthCheckMode.ENFORCE:
         return True
     log.warning(
@@ -263,13 +273,13 @@ def _may_roll_back(crashes: CrashRecord) -> bool:
     return False
 
 
-def _is_on_trial(update: UpdateRecord) -> bool:
+def _is_on_trial(update: ledger_record.UpdateRecord) -> bool:
     """Return whether the agent runs with a target that is not yet verified, or rolled back."""
     if update.boot_trial.is_healthy:
         return False
-    return _has_begun(update) or update.phase in {Phase.VERIFYING, Phase.ROLLING_BACK}
+    return _has_begun(update) or update.phase in {phases.Phase.VERIFYING, phases.Phase.ROLLING_BACK}
 
 
-def _has_begun(update: UpdateRecord) -> bool:
+def _has_begun(update: ledger_record.UpdateRecord) -> bool:
     """Return whether files of the target may be written, and no boot with it is recorded."""
-    return update.phase in {Phase.APPLYING, Phase.REBOOTING}
+    return update.phase in {phases.Phase.APPLYING, phases.Phase.REBOOTING}

@@ -11,33 +11,26 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from treenail import errors
 from treenail import log as journal
 from treenail.api import annotations as key
 from treenail.config.drift_comparison import Drift
 from treenail.daemon.local.metrics import NodeMetrics
 from treenail.daemon.local.status_file import StatusFile
-from treenail.daemon.reconcile.act import ActionRunner
-from treenail.daemon.reconcile.context import NodeInterfaces
-from treenail.daemon.reconcile.observe import Observer
-from treenail.daemon.reconcile.os_transaction import ProgressReporter
-from treenail.errors import ClusterError, RetryPolicy, TreenailError, UnreachableError
-from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
+from treenail.daemon.reconcile import act, context, observe, os_transaction
+from treenail.host.ostree import deployments
 from treenail.log import MessageId
-from treenail.update.decision import decide_idle
-from treenail.update.decision.actions import (
-    Decision,
-    RebootAction,
-    RefuseAction,
-    VerifyAction,
-    WaitAction,
+from treenail.update import status
+from treenail.update.decision import (
+    actions,
+    decide,
+    decide_boot,
+    decide_idle,
+    node_state,
+    user_requests,
 )
-from treenail.update.decision.decide import decide_action, is_target_requested
-from treenail.update.decision.decide_boot import is_boot_action
-from treenail.update.decision.node_state import Facts, summarize_node
-from treenail.update.decision.user_requests import RequestKind, is_answered, is_cancel_request
 from treenail.update.drift.drift_policy import format_drift
-from treenail.update.state.ledger_record import LedgerRecord, PrestagedTarget, UpdateRecord
-from treenail.update.status import NodeEvent, format_reason, make_report
+from treenail.update.state import ledger_record
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +53,7 @@ _MAX_BOOT_PASSES = 5
 class ActionFailure:
     """The last failed attempt at an action, and the time of the next attempt."""
 
-    error: TreenailError
+    error: errors.TreenailError
     action: str
     count: int
     since: float
@@ -123,9 +116,9 @@ class ReconcileLoop:
 
     def __init__(
         self,
-        interfaces: NodeInterfaces,
+        interfaces: context.NodeInterfaces,
         *,
-        observer: Observer,
+        observer: observe.Observer,
         status_file: StatusFile,
         metrics: NodeMetrics,
         wakeup: Wakeup,
@@ -142,13 +135,15 @@ class ReconcileLoop:
         self._wakeup = wakeup
         self._stop = stop
         self._timing = timing
-        self._runner = ActionRunner(
+        self._runner = act.ActionRunner(
             interfaces,
             resync_s=timing.resync_s,
             on_progress=self._handle_progress,
             on_record=self._handle_record,
         )
-        self._progress = ProgressReporter(interfaces.cluster.write_progress, interfaces.clock)
+        self._progress = os_transaction.ProgressReporter(
+            interfaces.cluster.write_progress, interfaces.clock
+        )
         self._failure: ActionFailure | None = None
         self._report_error = ""
         """The error of the last report; empty when it was written."""
@@ -193,10 +188,10 @@ class ReconcileLoop:
             if self._runner.record.update is not None:
                 self._status_file.extend_start_timeout(START_EXTENSION_S)
             facts, decision = self._observe_and_decide()
-            if self._failure is not None or not is_boot_action(decision, facts):
+            if self._failure is not None or not decide_boot.is_boot_action(decision, facts):
                 return
             self.reconcile_once()
-            if isinstance(decision, VerifyAction):
+            if isinstance(decision, actions.VerifyAction):
                 # The boot trial has begun. Its checks need the services that start after us.
                 return
 
@@ -216,7 +211,7 @@ class ReconcileLoop:
         try:
             return self._run_decision(facts, decision)
         finally:
-            if facts.request is not None and facts.request.kind is RequestKind.REPAIR:
+            if facts.request is not None and facts.request.kind is user_requests.RequestKind.REPAIR:
                 self._interfaces.requests.remove_request()
 
     def _sync_trust_store(self) -> None:
@@ -226,18 +221,18 @@ class ReconcileLoop:
         """Remove the files of the bootstrap registry when requested; return whether they went."""
         files = self._interfaces.bootstrap_registry
         node = self._interfaces.cluster.get_cached_node()
-        requested = "" if node is None else summarize_node(node).removed_registry
+        requested = "" if node is None else node_state.summarize_node(node).removed_registry
         self._refresh_credentials(_BOOTSTRAP_REGISTRY_REASON, lambda: files.sync_files(requested))
         self._status_file.show_bootstrap_registry(files.registry)
         if not files.removed:
             return False
         message = f"Removed mirror, CA and login of the bootstrap registry {files.removed}"
         self._interfaces.cluster.record_event(
-            NodeEvent("Normal", "BootstrapRegistryRemoved", message)
+            status.NodeEvent("Normal", "BootstrapRegistryRemoved", message)
         )
         return True
 
-    def _run_decision(self, facts: Facts, decision: Decision) -> float:
+    def _run_decision(self, facts: node_state.Facts, decision: actions.Decision) -> float:
         self._log_decision(decision)
         next_report_s = self._write_report(facts, decision)
         pending = self._compute_retry_delay(decision)
@@ -245,19 +240,19 @@ class ReconcileLoop:
             return min(pending, next_report_s)
         try:
             delay_s = self._runner.run_action(decision, facts)
-        except TreenailError as error:
+        except errors.TreenailError as error:
             return min(self._handle_failure(error, facts, decision), next_report_s)
-        if not isinstance(decision, WaitAction):
+        if not isinstance(decision, actions.WaitAction):
             self._failure = None
         return min(delay_s, next_report_s)
 
     def _remove_answered_request(self) -> None:
         """Remove a request that is done: the command that wrote it waits for that."""
         request = self._interfaces.requests.read_request()
-        if request is not None and is_answered(request, self._runner.record):
+        if request is not None and user_requests.is_answered(request, self._runner.record):
             self._interfaces.requests.remove_request()
 
-    def _observe_and_decide(self) -> tuple[Facts, Decision]:
+    def _observe_and_decide(self) -> tuple[node_state.Facts, actions.Decision]:
         """Collect facts and decide the next action.
 
         A reboot cannot be undone, so it is decided twice, the second time with a Node read from
@@ -266,33 +261,36 @@ class ReconcileLoop:
         record = self._runner.record
         try:
             facts = self._observer.collect_facts(record)
-            decision = decide_action(facts)
-            if isinstance(decision, RebootAction):
+            decision = decide.decide_action(facts)
+            if isinstance(decision, actions.RebootAction):
                 is_reachable = True
                 try:
                     self._interfaces.cluster.refresh_node()
-                except ClusterError as error:
+                except errors.ClusterError as error:
                     is_reachable = False
                     log.info("cannot read the Node before the reboot, continuing: %s", error)
                 facts = replace(self._observer.collect_facts(record), is_api_reachable=is_reachable)
-                decision = decide_action(facts)
-        except TreenailError as error:
+                decision = decide.decide_action(facts)
+        except errors.TreenailError as error:
             facts = self._observer.collect_cached_facts(record)
-            return facts, RefuseAction(error, is_observation_failure=True)
+            return facts, actions.RefuseAction(error, is_observation_failure=True)
         self._report_drift(facts)
         return facts, decision
 
-    def _mark_overdue(self, decision: Decision) -> Decision:
+    def _mark_overdue(self, decision: actions.Decision) -> actions.Decision:
         """Return a wait as overdue after it was decided in each pass for longer than its limit."""
         now = self._interfaces.clock.monotonic()
-        reason = decision.reason if isinstance(decision, WaitAction) else ""
+        reason = decision.reason if isinstance(decision, actions.WaitAction) else ""
         if reason != self._wait_reason:
             self._wait_reason, self._waiting_since = reason, now
-        if not isinstance(decision, WaitAction) or now - self._waiting_since <= decision.limit_s:
+        if (
+            not isinstance(decision, actions.WaitAction)
+            or now - self._waiting_since <= decision.limit_s
+        ):
             return decision
         return replace(decision, is_overdue=True)
 
-    def _log_decision(self, decision: Decision) -> None:
+    def _log_decision(self, decision: actions.Decision) -> None:
         action = repr(decision)
         if action != self._last_action:
             log.debug("decided: %s", action)
@@ -300,7 +298,7 @@ class ReconcileLoop:
         if self._failure is not None and self._failure.action != action:
             self._failure = None
 
-    def _report_drift(self, facts: Facts) -> None:
+    def _report_drift(self, facts: node_state.Facts) -> None:
         """Log each drift once, including reported-only drift, and log once that it is resolved.
 
         Without a check, as after an update whose config cannot be read, the drift is unknown.
@@ -317,7 +315,7 @@ class ReconcileLoop:
         if node is not None and facts.deployments is not None:
             self._metrics.write_packages(node.name, facts.deployments.packages)
 
-    def _log_drift(self, facts: Facts) -> None:
+    def _log_drift(self, facts: node_state.Facts) -> None:
         found = facts.drift.all
         for drift in [each for each in found if each not in self._known_drift][:_MAX_LOGGED_DRIFTS]:
             log.warning("drift: %s", drift, extra={"message_id": MessageId.DRIFT_DETECTED})
@@ -326,28 +324,28 @@ class ReconcileLoop:
         if facts.drift.reported and found != self._known_drift:
             message = format_drift(facts.drift.reported, facts.record.current.config)
             self._interfaces.cluster.record_event(
-                NodeEvent("Warning", "ConfigDriftDetected", message)
+                status.NodeEvent("Warning", "ConfigDriftDetected", message)
             )
         self._known_drift = found
         self._status_file.show_drift(found)
 
-    def _write_report(self, facts: Facts, decision: Decision) -> float:
+    def _write_report(self, facts: node_state.Facts, decision: actions.Decision) -> float:
         """Write the report; return the seconds until it must be written again."""
         failure = self._failure
         error = failure.error if failure is not None and failure.is_reportable else None
         is_overdue = failure is not None and failure.is_overdue(facts.monotonic)
-        report = make_report(facts, decision, error, is_overdue=is_overdue)
+        report = status.make_report(facts, decision, error, is_overdue=is_overdue)
         self._status_file.show_report(facts, report, failure.error if failure else None)
         if state := report.annotations.get(key.STATE):
             self._metrics.write_state(state)
         try:
             self._interfaces.cluster.write_report(report)
-        except ClusterError as problem:
+        except errors.ClusterError as problem:
             if str(problem) != self._report_error:
                 log.warning("cannot report to the API server: %s", problem)
             self._report_error = str(problem)
             # Unreachable: retry at a fixed interval. Rejected: back off exponentially.
-            is_rejected = not isinstance(problem, UnreachableError)
+            is_rejected = not isinstance(problem, errors.UnreachableError)
             self._rejections = self._rejections + 1 if is_rejected else 0
             factor = 2.0 ** min(max(self._rejections - 1, 0), 20)
             return min(self._timing.retry_first_s * factor, self._timing.retry_max_s)
@@ -356,22 +354,24 @@ class ReconcileLoop:
         self._report_error, self._rejections = "", 0
         return self._timing.resync_s
 
-    def _compute_retry_delay(self, decision: Decision) -> float:
+    def _compute_retry_delay(self, decision: actions.Decision) -> float:
         """Return the seconds until the failed action may be retried; 0 for another action."""
         if self._failure is None or self._failure.action != repr(decision):
             return 0.0
         return self._failure.retry_at - self._interfaces.clock.monotonic()
 
-    def _handle_failure(self, error: TreenailError, facts: Facts, decision: Decision) -> float:
+    def _handle_failure(
+        self, error: errors.TreenailError, facts: node_state.Facts, decision: actions.Decision
+    ) -> float:
         last = self._failure
         count = last.count + 1 if last else 1
         delay_s = self._timing.retry_max_s
-        if error.retry_policy is RetryPolicy.BACKOFF:
+        if error.retry_policy is errors.RetryPolicy.BACKOFF:
             first_s = self._timing.retry_first_s * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
             delay_s = min(first_s * 2.0 ** min(count - 1, 20), delay_s, error.max_delay_s)
         if last is None or str(last.error) != str(error):
-            log.error("%s", format_reason(error), extra={"message_id": MessageId.DEGRADED})
-        elif isinstance(decision, RefuseAction) and not decision.is_observation_failure:
+            log.error("%s", status.format_reason(error), extra={"message_id": MessageId.DEGRADED})
+        elif isinstance(decision, actions.RefuseAction) and not decision.is_observation_failure:
             # Nothing is tried before the cause of the refusal changes.
             log.info("still refused for the same reason; checking again in %.0f s", delay_s)
         else:
@@ -394,18 +394,18 @@ class ReconcileLoop:
         """Install credentials, and record an Event with this reason once per new problem."""
         try:
             problems = refresh()
-        except TreenailError as error:
-            problems = (format_reason(error),)
+        except errors.TreenailError as error:
+            problems = (status.format_reason(error),)
         for problem in problems:
             if problem not in self._problems.get(reason, ()):
                 log.warning("%s", problem, extra={"message_id": MessageId.CREDENTIALS_INVALID})
-                self._interfaces.cluster.record_event(NodeEvent("Warning", reason, problem))
+                self._interfaces.cluster.record_event(status.NodeEvent("Warning", reason, problem))
         self._problems[reason] = problems
         self._status_file.show_credential_problems(
             [each for all_ in self._problems.values() for each in all_]
         )
 
-    def _handle_record(self, record: LedgerRecord) -> None:
+    def _handle_record(self, record: ledger_record.LedgerRecord) -> None:
         """Put the update and its phase into the log context and the status file."""
         update = record.update
         journal.set_log_context(
@@ -416,12 +416,14 @@ class ReconcileLoop:
         self._status_file.show_record(record)
 
     def _handle_progress(
-        self, update: UpdateRecord | PrestagedTarget, progress: TransactionProgress
-    ) -> WatchVerdict:
+        self,
+        update: ledger_record.UpdateRecord | ledger_record.PrestagedTarget,
+        progress: deployments.TransactionProgress,
+    ) -> deployments.WatchVerdict:
         """Show the progress of an OS transaction; cancel it when its target was withdrawn."""
         self._status_file.send_heartbeat()
         self._status_file.show_progress(progress)
-        if isinstance(update, UpdateRecord):
+        if isinstance(update, ledger_record.UpdateRecord):
             self._progress.handle_progress(update.id, progress)
         # A pull may take an hour, and rotated certificates must be installed within a minute.
         self._refresh_credentials(
@@ -432,16 +434,22 @@ class ReconcileLoop:
                 _PULL_SECRET_REASON, self._interfaces.pull_secrets.install_secrets
             )
         if self._stop.is_set():
-            return WatchVerdict.DETACH
+            return deployments.WatchVerdict.DETACH
         node = self._interfaces.cluster.get_cached_node()
-        if isinstance(update, PrestagedTarget):
+        if isinstance(update, ledger_record.PrestagedTarget):
             current = self._runner.record.current
             is_requested = node is None or decide_idle.is_prestage_requested(
-                summarize_node(node), update, current
+                node_state.summarize_node(node), update, current
             )
-            return WatchVerdict.CONTINUE if is_requested else WatchVerdict.CANCEL
-        if node is not None and not is_target_requested(summarize_node(node), update):
-            return WatchVerdict.CANCEL
-        if is_cancel_request(self._interfaces.requests.read_request(), update):
-            return WatchVerdict.CANCEL
-        return WatchVerdict.CONTINUE
+            return (
+                deployments.WatchVerdict.CONTINUE
+                if is_requested
+                else deployments.WatchVerdict.CANCEL
+            )
+        if node is not None and not decide.is_target_requested(
+            node_state.summarize_node(node), update
+        ):
+            return deployments.WatchVerdict.CANCEL
+        if user_requests.is_cancel_request(self._interfaces.requests.read_request(), update):
+            return deployments.WatchVerdict.CANCEL
+        return deployments.WatchVerdict.CONTINUE

@@ -9,24 +9,9 @@ from treenail.config.wanted_state import read_wanted_state
 from treenail.daemon.configuration.drift import BootedState
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.host.ostree.deployments import DeploymentStatus
-from treenail.update.decision.decide import needs_deployments
-from treenail.update.decision.decide_idle import (
-    is_first_contact,
-    needs_origin_check,
-    needs_reapply,
-)
-from treenail.update.decision.node_state import (
-    DeploymentState,
-    DesiredTarget,
-    Facts,
-    NoTarget,
-    ObservedNode,
-    summarize_node,
-)
-from treenail.update.impact.os_change import compute_os_change, is_in_effect
-from treenail.update.state.boot_trial import HealthCheckMode
-from treenail.update.state.ledger_record import LedgerRecord
-from treenail.update.state.phases import Phase
+from treenail.update.decision import decide, decide_idle, node_state
+from treenail.update.impact import os_change
+from treenail.update.state import boot_trial, ledger_record, phases
 from treenail.update.status import NodeEvent
 
 log = logging.getLogger(__name__)
@@ -48,7 +33,7 @@ class Observer:
         has_files_in_image: bool = True,
         can_soft_reboot: bool = False,
         retention_s: float = 86_400.0,
-        health_mode: HealthCheckMode = HealthCheckMode.ENFORCE,
+        health_mode: boot_trial.HealthCheckMode = boot_trial.HealthCheckMode.ENFORCE,
     ) -> None:
         self._interfaces = interfaces
         self._retention_s = retention_s
@@ -63,12 +48,12 @@ class Observer:
         self._packages: frozenset[str] | None = None
         self._digests = frozenset[str]()
 
-    def collect_cached_facts(self, record: LedgerRecord) -> Facts:
+    def collect_cached_facts(self, record: ledger_record.LedgerRecord) -> node_state.Facts:
         """Collect the facts that need no call to a system service."""
         node = self._interfaces.cluster.get_cached_node()
-        observed = None if node is None else summarize_node(node)
-        has_no_target = observed is not None and isinstance(observed.desired, NoTarget)
-        return Facts(
+        observed = None if node is None else node_state.summarize_node(node)
+        has_no_target = observed is not None and isinstance(observed.desired, node_state.NoTarget)
+        return node_state.Facts(
             record=record,
             boot_id=self._interfaces.kernel.read_boot_id(),
             now=self._interfaces.clock.now(),
@@ -89,7 +74,7 @@ class Observer:
             and self._interfaces.kernel.count_soft_reboots() is not None,
         )
 
-    def collect_facts(self, record: LedgerRecord) -> Facts:
+    def collect_facts(self, record: ledger_record.LedgerRecord) -> node_state.Facts:
         """Collect all facts. Raises `HostError` when the machine cannot be read."""
         update = record.update
         unfinished = self._interfaces.configuration.find_unfinished(update.id if update else "")
@@ -99,24 +84,24 @@ class Observer:
             has_undo=unfinished.has_undo,
             is_forced=update is None and self._interfaces.drift.is_apply_forced(),
         )
-        needs_reading = needs_deployments(facts, is_first=not self._has_observed)
+        needs_reading = decide.needs_deployments(facts, is_first=not self._has_observed)
         if needs_reading or update is not None:
             facts = replace(facts, is_shutting_down=self._interfaces.power.is_shutting_down())
         # During a shutdown systemd may stop rpm-ostreed before the agent. A D-Bus call would start
         # it again, and no decision follows.
         if needs_reading and not facts.is_shutting_down:
             facts = self._add_deployments(facts)
-        if needs_origin_check(record):
+        if decide_idle.needs_origin_check(record):
             facts = self._add_origin_check(facts)
         if update is None and not facts.has_interrupted_change:
             facts = self._add_drift(facts)
-            if facts.deployments is None and needs_reapply(facts):
+            if facts.deployments is None and decide_idle.needs_reapply(facts):
                 facts = self._add_deployments(facts)
-        if is_first_contact(facts):
+        if decide_idle.is_first_contact(facts):
             facts = self._add_adoption_change(facts)
         if (
             update is not None
-            and update.phase is Phase.VERIFYING
+            and update.phase is phases.Phase.VERIFYING
             and update.boot_id == facts.boot_id
         ):
             facts = replace(
@@ -128,15 +113,15 @@ class Observer:
         return facts
 
     def _choose_health_mode(
-        self, record: LedgerRecord, node: ObservedNode | None
-    ) -> HealthCheckMode:
+        self, record: ledger_record.LedgerRecord, node: node_state.ObservedNode | None
+    ) -> boot_trial.HealthCheckMode:
         """Return the mode: by the Node, before it is known by the ledger, else by the settings."""
         if node is not None:
             self._report_invalid_mode(node)
             return node.health_mode or self._health_mode
         return record.update.boot_trial.mode if record.update else self._health_mode
 
-    def _report_invalid_mode(self, node: ObservedNode) -> None:
+    def _report_invalid_mode(self, node: node_state.ObservedNode) -> None:
         """Report an annotation that names no health mode, once for each value."""
         invalid = node.invalid_health_mode
         if invalid and invalid != self._invalid_mode:
@@ -148,14 +133,14 @@ class Observer:
             self._report_annotation("InvalidHealthMode", message)
         self._invalid_mode = invalid
 
-    def _add_origin_check(self, facts: Facts) -> Facts:
+    def _add_origin_check(self, facts: node_state.Facts) -> node_state.Facts:
         if facts.record.quarantined is None:
             return facts
         check = facts.record.quarantined.check
         found = self._interfaces.health.check_origin(check, facts.boot_id)
         return replace(facts, origin_check=found)
 
-    def _must_have_files(self, node: ObservedNode | None) -> bool:
+    def _must_have_files(self, node: node_state.ObservedNode | None) -> bool:
         """Return whether images must contain files: by the Node, or by the settings without it."""
         chosen = "" if node is None else node.image_files
         if chosen in _IMAGE_FILES:
@@ -174,7 +159,7 @@ class Observer:
         log.warning("%s", message)
         self._interfaces.cluster.record_event(NodeEvent("Warning", reason, message))
 
-    def _add_deployments(self, facts: Facts) -> Facts:
+    def _add_deployments(self, facts: node_state.Facts) -> node_state.Facts:
         state = summarize_deployments(
             self._interfaces.os.read_deployments(), self._interfaces.kernel.read_command_line()
         )
@@ -185,9 +170,9 @@ class Observer:
         if (
             update is None
             or update.impact is None
-            or update.phase is not Phase.REBOOTING
+            or update.phase is not phases.Phase.REBOOTING
             or update.boot_id == facts.boot_id
-            or is_in_effect(update.impact.os, state.running)
+            or os_change.is_in_effect(update.impact.os, state.running)
         ):
             return facts
         failure = self._interfaces.os.read_finalization_error()
@@ -195,19 +180,21 @@ class Observer:
             log.warning("the reboot did not boot %s: %s", update.target, failure)
         return replace(facts, finalization_error=failure)
 
-    def _add_adoption_change(self, facts: Facts) -> Facts:
+    def _add_adoption_change(self, facts: node_state.Facts) -> node_state.Facts:
         """Compare the booted OS with that of a target that the node may have."""
         if facts.node is None or facts.deployments is None:
             return facts
-        if not isinstance(facts.node.desired, DesiredTarget):
+        if not isinstance(facts.node.desired, node_state.DesiredTarget):
             return facts
         target = facts.node.desired.target
         config = self._interfaces.config_cache.fetch_first_config(target.config)
         wanted = read_wanted_state(config).os
-        change = compute_os_change(wanted, wanted, facts.deployments.running, image=target.image)
+        change = os_change.compute_os_change(
+            wanted, wanted, facts.deployments.running, image=target.image
+        )
         return replace(facts, adoption_change=change)
 
-    def _add_drift(self, facts: Facts) -> Facts:
+    def _add_drift(self, facts: node_state.Facts) -> node_state.Facts:
         if not facts.record.current.config or facts.is_forced:
             return facts
         booted = BootedState(
@@ -218,10 +205,10 @@ class Observer:
 
 def summarize_deployments(
     deployments: DeploymentStatus, arguments: tuple[str, ...]
-) -> DeploymentState:
+) -> node_state.DeploymentState:
     """Return what decisions read of the deployments and the booted kernel arguments."""
     booted, staged, pending = deployments.booted, deployments.staged, deployments.pending
-    return DeploymentState(
+    return node_state.DeploymentState(
         booted_digest=booted.digest if booted else "",
         booted_id=booted.id if booted else "",
         is_booted_pinned=booted.is_pinned if booted else False,

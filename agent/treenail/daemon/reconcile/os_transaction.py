@@ -6,12 +6,11 @@ Their progress goes to the API server, in a few writes at most.
 import logging
 from collections.abc import Callable
 
-from treenail.clocks import Clock
+from treenail import clocks, errors
+from treenail.daemon import interfaces
 from treenail.daemon.cluster.pull_secrets import PullSecrets
-from treenail.daemon.interfaces import OSBackend, Watch
-from treenail.errors import BusyError, ClusterError, PreflightError, TransactionError
 from treenail.host.container.registry import is_unauthorized
-from treenail.host.ostree.deployments import DeploymentChange, TransactionProgress
+from treenail.host.ostree import deployments
 from treenail.log import MessageId
 from treenail.update.checks.preflight_reason import PreflightReason
 from treenail.update.impact.os_change import OSChange
@@ -30,14 +29,14 @@ class ProgressReporter:
     so that an API server without an answer does not delay the transaction again.
     """
 
-    def __init__(self, write: Callable[[int], None], clock: Clock) -> None:
+    def __init__(self, write: Callable[[int], None], clock: clocks.Clock) -> None:
         self._write = write
         self._clock = clock
         self._update_id = ""
         self._written_percent = 0
         self._not_before = 0.0
 
-    def handle_progress(self, update_id: str, progress: TransactionProgress) -> None:
+    def handle_progress(self, update_id: str, progress: deployments.TransactionProgress) -> None:
         """Write the percentage if it grew enough since the last write. Never raises."""
         if progress.percent is None:
             return
@@ -50,14 +49,14 @@ class ProgressReporter:
         self._not_before, self._written_percent = now + INTERVAL_S, progress.percent
         try:
             self._write(progress.percent)
-        except ClusterError as error:
+        except errors.ClusterError as error:
             log.debug("cannot write the progress: %s", error)
             self._not_before = float("inf")
 
 
-def build_deployment_change(os_change: OSChange) -> DeploymentChange:
+def build_deployment_change(os_change: OSChange) -> deployments.DeploymentChange:
     """Convert the planned change of the operating system to the argument of an OS back end."""
-    return DeploymentChange(
+    return deployments.DeploymentChange(
         image=os_change.image,
         append_kargs=os_change.append,
         delete_kargs=os_change.delete,
@@ -69,7 +68,9 @@ def build_deployment_change(os_change: OSChange) -> DeploymentChange:
     )
 
 
-def wait_while_busy(error: BusyError, os: OSBackend, watch: Watch) -> None:
+def wait_while_busy(
+    error: errors.BusyError, os: interfaces.OSBackend, watch: interfaces.Watch
+) -> None:
     """Wait until the transaction that ``error`` is about ends; raise it when that is impossible.
 
     A program that holds the sysroot lock outside a transaction emits no signal when it releases
@@ -91,7 +92,7 @@ def pull_image(credentials: PullSecrets, image: str, attempt: Callable[[], bool]
         return
     try:
         pulled = attempt()
-    except (PreflightError, TransactionError) as error:
+    except (errors.PreflightError, errors.TransactionError) as error:
         if not _is_login_refused(error) or not credentials.handle_rejected_login(image):
             raise
         log.warning(
@@ -107,14 +108,14 @@ def pull_image(credentials: PullSecrets, image: str, attempt: Callable[[], bool]
 def _retry_pull(credentials: PullSecrets, image: str, attempt: Callable[[], bool]) -> bool:
     try:
         return attempt()
-    except (PreflightError, TransactionError) as error:
+    except (errors.PreflightError, errors.TransactionError) as error:
         if _is_login_refused(error):
             credentials.handle_rejected_login(image)
         raise
 
 
-def _is_login_refused(error: PreflightError | TransactionError) -> bool:
-    if isinstance(error, PreflightError):
+def _is_login_refused(error: errors.PreflightError | errors.TransactionError) -> bool:
+    if isinstance(error, errors.PreflightError):
         return PreflightReason.REGISTRY_UNAUTHORIZED in error.reasons
     # rpm-ostree and bootc report a rejected login only in the text of the failed transaction.
     return is_unauthorized(str(error))

@@ -4,20 +4,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from treenail.api.disruptionpolicy import DEFAULT_POLICY, DisruptionPolicy
-from treenail.api.machineconfig import MachineConfig
-from treenail.config import reconcilable
-from treenail.config.image_content import (
-    ImageSplit,
-    assume_provided,
-    compare_with_image,
-    drop_provided,
-    make_missing_error,
-)
-from treenail.config.wanted_state import WantedState, read_wanted_state
+from treenail import errors
+from treenail.api import disruptionpolicy, machineconfig
+from treenail.config import image_content, reconcilable, wanted_state
 from treenail.daemon.reconcile.context import NodeInterfaces
-from treenail.errors import ClusterError, ConfigError, UnreachableError, UnreconcilableError
 from treenail.update.decision.node_state import DeploymentState
+from treenail.update.impact import os_change
 from treenail.update.impact.impact import (
     ConfigDisruption,
     ConfigSources,
@@ -27,7 +19,6 @@ from treenail.update.impact.impact import (
     compute_impact,
     plan_service_steps,
 )
-from treenail.update.impact.os_change import check_kernel_type, compute_os_change
 from treenail.update.state.ledger_record import Target
 from treenail.update.steps.step_types import ConfigStep
 
@@ -40,7 +31,7 @@ _IMAGE_SOURCE_NAME = "the image beside the config"
 class PendingSteps:
     """The steps that are left to do for a config."""
 
-    split: ImageSplit
+    split: image_content.ImageSplit
     impact: UpdateImpact
     steps: tuple[ConfigStep, ...]
     """Steps that write come first, then those that reload and restart services."""
@@ -56,8 +47,8 @@ class UpdatePlanner:
 
     def __init__(self, interfaces: NodeInterfaces) -> None:
         self._interfaces = interfaces
-        self._policy: DisruptionPolicy | None = None
-        self._staged = ("", "", ImageSplit(WantedState()))
+        self._policy: disruptionpolicy.DisruptionPolicy | None = None
+        self._staged = ("", "", image_content.ImageSplit(wanted_state.WantedState()))
         """The last staged deployment that was read, the config, and the comparison of both."""
 
     def plan_update(
@@ -77,25 +68,29 @@ class UpdatePlanner:
         old = self._interfaces.config_cache.find_config(origin.config)
         self._check_reconcilable(old or new, new)
         if new.fips != self._interfaces.kernel.is_fips_enabled():
-            raise UnreconcilableError(
+            raise errors.UnreconcilableError(
                 f"cannot apply {target.config}: it sets FIPS mode {'on' if new.fips else 'off'}, "
                 f"and this node runs with FIPS mode {'off' if new.fips else 'on'}",
                 remedy="FIPS mode is chosen at installation: reinstall the node, or revert the "
                 "MachineConfig",
             )
-        wanted = read_wanted_state(new)
+        wanted = wanted_state.read_wanted_state(new)
         if not target.image:
-            check_kernel_type(wanted.os, self._interfaces.kernel.find_architecture())
+            os_change.check_kernel_type(wanted.os, self._interfaces.kernel.find_architecture())
         before = self._load_origin(old, origin, is_written=writes_image_files)
-        change = compute_os_change(before.os, wanted.os, deployments.running, image=target.image)
+        change = os_change.compute_os_change(
+            before.os, wanted.os, deployments.running, image=target.image
+        )
         checked_id = ""
         if not target.image:
-            split = ImageSplit(wanted)
+            split = image_content.ImageSplit(wanted)
         elif change.image:
-            split = assume_provided(wanted)
+            split = image_content.assume_provided(wanted)
         else:
             checked_id = deployments.booted_id
-            split = compare_with_image(wanted, self._interfaces.images.read_booted(wanted))
+            split = image_content.compare_with_image(
+                wanted, self._interfaces.images.read_booted(wanted)
+            )
             _refuse_missing(split, target, writes_image_files=writes_image_files)
         return self._plan_impact(
             split,
@@ -111,7 +106,7 @@ class UpdatePlanner:
         """Compare the staged image with the config, and return the impact with what it lacks."""
         new = self._load_config(target)
         old = self._interfaces.config_cache.find_config(origin.config)
-        split = self._read_staged(target, read_wanted_state(new), staged_id)
+        split = self._read_staged(target, wanted_state.read_wanted_state(new), staged_id)
         _refuse_missing(split, target, writes_image_files=impact.writes_image_files)
         checked = replace(impact, checked_id=staged_id)
         before = self._load_origin(old, origin, is_written=impact.writes_image_files)
@@ -125,18 +120,20 @@ class UpdatePlanner:
         ``staged_id`` is the deployment that the next boot starts; empty for the booted one.
         """
         new = self._load_config(target)
-        wanted = read_wanted_state(new)
+        wanted = wanted_state.read_wanted_state(new)
         if not target.image:
-            split = ImageSplit(wanted)
+            split = image_content.ImageSplit(wanted)
         elif staged_id:
             split = self._read_staged(target, wanted, staged_id)
         else:
-            split = compare_with_image(wanted, self._interfaces.images.read_booted(wanted))
+            split = image_content.compare_with_image(
+                wanted, self._interfaces.images.read_booted(wanted)
+            )
         if impact.checked_id:
             # An agent before this comparison may have begun the update: it must not fail then.
             _refuse_missing(split, target, writes_image_files=impact.writes_image_files)
         elif target.image:
-            split = assume_provided(split.wanted)
+            split = image_content.assume_provided(split.wanted)
         steps = self._plan_steps(split, target)
         if impact.needs_reboot:
             return PendingSteps(split, impact, steps)
@@ -150,27 +147,35 @@ class UpdatePlanner:
         service_steps = plan_service_steps(steps, [each.action for each in disruption.costs])
         return PendingSteps(split, current_impact, (*steps, *service_steps))
 
-    def _load_config(self, target: Target) -> MachineConfig:
+    def _load_config(self, target: Target) -> machineconfig.MachineConfig:
         configs = self._interfaces.config_cache
         return configs.read_cached(target.config) or configs.fetch_config(target.config)
 
-    def _read_staged(self, target: Target, wanted: WantedState, staged_id: str) -> ImageSplit:
+    def _read_staged(
+        self, target: Target, wanted: wanted_state.WantedState, staged_id: str
+    ) -> image_content.ImageSplit:
         """Compare the config with the staged image, once for each deployment and config."""
         if self._staged[:2] != (staged_id, target.config):
             content = self._interfaces.images.read_staged(staged_id, wanted)
-            self._staged = (staged_id, target.config, compare_with_image(wanted, content))
+            self._staged = (
+                staged_id,
+                target.config,
+                image_content.compare_with_image(wanted, content),
+            )
         return self._staged[2]
 
-    def _plan_steps(self, split: ImageSplit, target: Target) -> tuple[ConfigStep, ...]:
+    def _plan_steps(
+        self, split: image_content.ImageSplit, target: Target
+    ) -> tuple[ConfigStep, ...]:
         configuration = self._interfaces.configuration
         return configuration.plan_steps(split.wanted, target.config, split.provided).steps
 
     def _plan_impact(
         self,
-        split: ImageSplit,
+        split: image_content.ImageSplit,
         impact: UpdateImpact,
-        old: tuple[MachineConfig | None, WantedState],
-        new: MachineConfig,
+        old: tuple[machineconfig.MachineConfig | None, wanted_state.WantedState],
+        new: machineconfig.MachineConfig,
         target: Target,
     ) -> UpdateImpact:
         """Return the impact of the steps that are needed, if this machine can make them."""
@@ -178,10 +183,12 @@ class UpdatePlanner:
         self._interfaces.configuration.check_steps(steps)
         return self._compute_impact(steps, impact, old, new, split, target)[0]
 
-    def _check_reconcilable(self, old: MachineConfig, new: MachineConfig) -> None:
+    def _check_reconcilable(
+        self, old: machineconfig.MachineConfig, new: machineconfig.MachineConfig
+    ) -> None:
         try:
             reconcilable.check_reconcilable(old, new)
-        except UnreconcilableError:
+        except errors.UnreconcilableError:
             overrides = self._interfaces.cluster.fetch_disruption_policy().irreconcilable_overrides
             allowed = frozenset(
                 each for each in reconcilable.ValidationOverride if each in overrides
@@ -194,23 +201,26 @@ class UpdatePlanner:
         self,
         steps: Sequence[ConfigStep],
         impact: UpdateImpact,
-        old: tuple[MachineConfig | None, WantedState],
-        new: MachineConfig,
-        split: ImageSplit,
+        old: tuple[machineconfig.MachineConfig | None, wanted_state.WantedState],
+        new: machineconfig.MachineConfig,
+        split: image_content.ImageSplit,
         target: Target,
     ) -> tuple[UpdateImpact, ConfigDisruption]:
         change, provided = impact.os, split.provided
         differences = compute_differences(
-            drop_provided(old[1], provided), drop_provided(split.wanted, provided), steps, change
+            image_content.drop_provided(old[1], provided),
+            image_content.drop_provided(split.wanted, provided),
+            steps,
+            change,
         )
         # A change of the operating system reboots in any case: the policy is not needed.
         needs_policy = change.is_empty and not differences.is_empty
         disruption = compute_disruption(
-            differences, self._fetch_policy() if needs_policy else DEFAULT_POLICY
+            differences, self._fetch_policy() if needs_policy else disruptionpolicy.DEFAULT_POLICY
         )
         sources = ConfigSources(
             differences,
-            old[0] or MachineConfig(),
+            old[0] or machineconfig.MachineConfig(),
             new,
             image_source=_IMAGE_SOURCE_NAME if target.image else "",
         )
@@ -218,15 +228,15 @@ class UpdatePlanner:
         checked_id, writes = impact.checked_id, impact.writes_image_files
         return replace(computed, checked_id=checked_id, writes_image_files=writes), disruption
 
-    def _fetch_policy(self) -> DisruptionPolicy:
+    def _fetch_policy(self) -> disruptionpolicy.DisruptionPolicy:
         try:
             found = self._interfaces.cluster.fetch_disruption_policy()
-        except UnreachableError:
+        except errors.UnreachableError:
             if self._policy is None:
                 raise
             return self._policy
         if not found.is_settled:
-            raise ClusterError(
+            raise errors.ClusterError(
                 "cannot read the node disruption policy: MachineConfiguration/cluster has no "
                 "status of its latest generation yet",
                 remedy="wait for the controller that writes the status; if it does not run, start "
@@ -236,24 +246,26 @@ class UpdatePlanner:
         return found.policy
 
     def _load_origin(
-        self, old: MachineConfig | None, origin: Target, *, is_written: bool
-    ) -> WantedState:
+        self, old: machineconfig.MachineConfig | None, origin: Target, *, is_written: bool
+    ) -> wanted_state.WantedState:
         """Return the state that the agent wrote of the previous config; empty if unreadable.
 
         ``is_written``: in image mode too, it wrote what an image can carry.
         """
         if old is None:
-            return WantedState()
+            return wanted_state.WantedState()
         try:
-            before = read_wanted_state(old)
-        except ConfigError as error:
+            before = wanted_state.read_wanted_state(old)
+        except errors.ConfigError as error:
             log.warning("cannot read the previous config %s: %s", origin.config, error)
-            return WantedState()
+            return wanted_state.WantedState()
         if not origin.image or is_written:
             return before
-        return drop_provided(before, assume_provided(before).provided)
+        return image_content.drop_provided(before, image_content.assume_provided(before).provided)
 
 
-def _refuse_missing(split: ImageSplit, target: Target, *, writes_image_files: bool) -> None:
+def _refuse_missing(
+    split: image_content.ImageSplit, target: Target, *, writes_image_files: bool
+) -> None:
     if split.missing and not writes_image_files:
-        raise make_missing_error(target.config, target.image, split.missing)
+        raise image_content.make_missing_error(target.config, target.image, split.missing)

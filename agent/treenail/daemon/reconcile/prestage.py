@@ -4,32 +4,27 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from treenail.daemon.reconcile.context import NodeInterfaces
-from treenail.daemon.reconcile.os_transaction import (
-    build_deployment_change,
-    pull_image,
-    wait_while_busy,
-)
-from treenail.daemon.reconcile.planning import UpdatePlanner
-from treenail.errors import BusyError, CancelledError, HostError
-from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
-from treenail.update.decision.actions import DropPrestagedAction, PrestageAction
-from treenail.update.decision.node_state import Facts
-from treenail.update.state.ledger_record import LedgerRecord, PrestagedTarget
+from treenail import errors
+from treenail.daemon.reconcile import context, os_transaction, planning
+from treenail.host.ostree import deployments
+from treenail.update.decision import actions, node_state
+from treenail.update.state import ledger_record
 
 log = logging.getLogger(__name__)
 
-OnProgress = Callable[[PrestagedTarget, TransactionProgress], WatchVerdict]
+OnProgress = Callable[
+    [ledger_record.PrestagedTarget, deployments.TransactionProgress], deployments.WatchVerdict
+]
 
 
 def prestage_target(
-    action: PrestageAction,
-    facts: Facts,
-    interfaces: NodeInterfaces,
-    planner: UpdatePlanner,
+    action: actions.PrestageAction,
+    facts: node_state.Facts,
+    interfaces: context.NodeInterfaces,
+    planner: planning.UpdatePlanner,
     *,
     on_progress: OnProgress,
-    save_record: Callable[[LedgerRecord], None],
+    save_record: Callable[[ledger_record.LedgerRecord], None],
 ) -> None:
     """Pull and stage the target's operating system change as a locked deployment.
 
@@ -37,7 +32,7 @@ def prestage_target(
     agent knows whose deployment is staged. Raises `TreenailError`.
     """
     if action.foreign_id:
-        raise HostError(
+        raise errors.HostError(
             f"cannot pre-stage {action.target}: deployment {action.foreign_id} is staged, and "
             "treenail did not stage it",
             remedy="run: rpm-ostree cleanup --pending, or reboot into it",
@@ -51,32 +46,34 @@ def prestage_target(
         facts.deployments,
         writes_image_files=not facts.has_files_in_image,
     )
-    prestaged = PrestagedTarget(action.target, facts.boot_id)
+    prestaged = ledger_record.PrestagedTarget(action.target, facts.boot_id)
     save_record(replace(record, prestaged=prestaged))
     if not impact.os.is_empty:
-        ended: list[WatchVerdict] = []
+        ended: list[deployments.WatchVerdict] = []
 
-        def watch(progress: TransactionProgress) -> WatchVerdict:
+        def watch(progress: deployments.TransactionProgress) -> deployments.WatchVerdict:
             verdict = on_progress(prestaged, progress)
-            if verdict is not WatchVerdict.CONTINUE:
+            if verdict is not deployments.WatchVerdict.CONTINUE:
                 ended.append(verdict)
             return verdict
 
         def attempt() -> bool:
             interfaces.preflight.check_image(impact.os.image)
-            interfaces.os.stage_deployment(build_deployment_change(impact.os), watch=watch)
+            interfaces.os.stage_deployment(
+                os_transaction.build_deployment_change(impact.os), watch=watch
+            )
             return not ended
 
         try:
-            pull_image(interfaces.pull_secrets, impact.os.image, attempt)
-        except BusyError as error:
-            wait_while_busy(error, interfaces.os, watch)
+            os_transaction.pull_image(interfaces.pull_secrets, impact.os.image, attempt)
+        except errors.BusyError as error:
+            os_transaction.wait_while_busy(error, interfaces.os, watch)
             return
-        except CancelledError:
+        except errors.CancelledError:
             if not ended:
                 raise
             return
-        if WatchVerdict.DETACH in ended:
+        if deployments.WatchVerdict.DETACH in ended:
             return
     staged = None if impact.os.is_empty else interfaces.os.read_deployments().staged
     if staged is not None and action.target.image and impact.os.image:
@@ -93,11 +90,11 @@ def prestage_target(
 
 
 def drop_prestaged(
-    action: DropPrestagedAction,
-    facts: Facts,
-    interfaces: NodeInterfaces,
+    action: actions.DropPrestagedAction,
+    facts: node_state.Facts,
+    interfaces: context.NodeInterfaces,
     *,
-    save_record: Callable[[LedgerRecord], None],
+    save_record: Callable[[ledger_record.LedgerRecord], None],
 ) -> None:
     """Drop the pre-staged deployment and remove it from the ledger."""
     interfaces.os.drop_staged(action.staged_id)

@@ -7,28 +7,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from treenail.daemon.reconcile.context import NodeInterfaces
-from treenail.daemon.reconcile.crash_counter import remove_crash_record
-from treenail.errors import LedgerError, TreenailError
+from treenail import errors
+from treenail.daemon.reconcile import context, crash_counter
 from treenail.log import MessageId
-from treenail.update.checks.health import API_SERVER, LEDGER
-from treenail.update.decision.actions import ExcuseTargetAction, RetryAction
-from treenail.update.decision.node_state import Facts
+from treenail.update.checks import health
+from treenail.update.decision import actions, node_state
 from treenail.update.impact.impact import UpdateImpact
+from treenail.update.state import ledger_record, phases
 from treenail.update.state import ledger_record as records
 from treenail.update.state.boot_trial import BootTrial
-from treenail.update.state.ledger_record import (
-    LedgerRecord,
-    QuarantinedTarget,
-    Target,
-    UpdateOutcome,
-    UpdateRecord,
-)
-from treenail.update.state.phases import Phase
 
 log = logging.getLogger(__name__)
 
-_TRIAL_PHASES = (Phase.VERIFYING, Phase.ROLLING_BACK)
+_TRIAL_PHASES = (phases.Phase.VERIFYING, phases.Phase.ROLLING_BACK)
 
 
 class UpdateLedger:
@@ -38,7 +29,10 @@ class UpdateLedger:
     """
 
     def __init__(
-        self, interfaces: NodeInterfaces, *, on_record: Callable[[LedgerRecord], None]
+        self,
+        interfaces: context.NodeInterfaces,
+        *,
+        on_record: Callable[[ledger_record.LedgerRecord], None],
     ) -> None:
         self._interfaces = interfaces
         self._on_record = on_record
@@ -47,12 +41,12 @@ class UpdateLedger:
         on_record(self._record)
 
     @property
-    def record(self) -> LedgerRecord:
+    def record(self) -> ledger_record.LedgerRecord:
         """The record as last saved."""
         return self._record
 
     @property
-    def update(self) -> UpdateRecord:
+    def update(self) -> ledger_record.UpdateRecord:
         """The update in progress; it must exist."""
         update = self._record.update
         if update is None:
@@ -69,16 +63,16 @@ class UpdateLedger:
 
     def enter_phase(
         self,
-        phase: Phase,
+        phase: phases.Phase,
         *,
         impact: UpdateImpact | None = None,
         staged_id: str | None = None,
         drain: str | None = None,
         reboots: int | None = None,
-        quarantined: QuarantinedTarget | None = None,
+        quarantined: ledger_record.QuarantinedTarget | None = None,
         boot_trial: BootTrial | None = None,
-        reached_facts: Facts | None = None,
-    ) -> UpdateRecord:
+        reached_facts: node_state.Facts | None = None,
+    ) -> ledger_record.UpdateRecord:
         """Save the update with this phase; with ``reached_facts``, its target becomes current."""
         update = self.update.enter_phase(phase, self._interfaces.read_moment())
         update = replace(
@@ -96,15 +90,17 @@ class UpdateLedger:
         )
         if quarantined is not None:
             # An unreachable API server rolls back each target at most once. Remember which one.
-            blamed = quarantined.target if quarantined.check == API_SERVER else record.api_blamed
+            blamed = (
+                quarantined.target if quarantined.check == health.API_SERVER else record.api_blamed
+            )
             record = replace(record, quarantined=quarantined, api_blamed=blamed)
         self.save_record(replace(record, update=update))
         return update
 
-    def change_quarantine(self, decision: RetryAction | ExcuseTargetAction) -> None:
+    def change_quarantine(self, decision: actions.RetryAction | actions.ExcuseTargetAction) -> None:
         """End the quarantine, or record that the check also fails with the previous target."""
         record, quarantined = self._record, self._record.quarantined
-        if isinstance(decision, ExcuseTargetAction):
+        if isinstance(decision, actions.ExcuseTargetAction):
             if quarantined is not None:
                 quarantined = replace(quarantined, fails_on_origin=True)
             self.save_record(replace(record, quarantined=quarantined))
@@ -114,7 +110,7 @@ class UpdateLedger:
         retry = record.retry if decision.retry is None else decision.retry
         self.save_record(replace(record, quarantined=None, retry=retry))
 
-    def note_report(self, facts: Facts) -> None:
+    def note_report(self, facts: node_state.Facts) -> None:
         """Remember, between updates, that the Node shows the current target."""
         record = self._record
         if record.is_reported or record.update is not None or facts.node is None:
@@ -122,7 +118,9 @@ class UpdateLedger:
         if facts.node.shows_current(record.current):
             self.save_record(replace(record, is_reported=True))
 
-    def record_at_target(self, target: Target, facts: Facts) -> LedgerRecord:
+    def record_at_target(
+        self, target: ledger_record.Target, facts: node_state.Facts
+    ) -> ledger_record.LedgerRecord:
         """Return the record with the target as current and nothing quarantined."""
         booted = (
             facts.deployments.booted_digest if facts.deployments else self._record.booted_digest
@@ -135,7 +133,7 @@ class UpdateLedger:
             is_reported=self._record.is_reported and target == self._record.current,
         )
 
-    def save_record(self, record: LedgerRecord) -> None:
+    def save_record(self, record: ledger_record.LedgerRecord) -> None:
         """Save the record and pass it to ``on_record``.
 
         During a boot trial a failure to save is a failed health check instead of an error: a full
@@ -146,17 +144,19 @@ class UpdateLedger:
         try:
             self._interfaces.ledger.write_document(records.to_json(record))
             self._save_error = ""
-        except LedgerError as error:
+        except errors.LedgerError as error:
             if record.update is None or record.update.phase not in _TRIAL_PHASES:
                 raise
             log.warning("cannot save the ledger during the boot trial: %s", error)
             self._save_error = str(error)
-        self._interfaces.health.set_check_problem(LEDGER, self._save_error)
+        self._interfaces.health.set_check_problem(health.LEDGER, self._save_error)
         self._record = record
         self._on_record(record)
 
 
-def close_update(interfaces: NodeInterfaces, ledger: UpdateLedger, *, is_done: bool) -> None:
+def close_update(
+    interfaces: context.NodeInterfaces, ledger: UpdateLedger, *, is_done: bool
+) -> None:
     """Move the update to the history; ``is_done`` if it reached its target."""
     update, now = ledger.update, interfaces.read_moment()
     if is_done:
@@ -175,24 +175,26 @@ def close_update(interfaces: NodeInterfaces, ledger: UpdateLedger, *, is_done: b
             ledger.record.current,
             extra={"message_id": MessageId.UPDATE_CANCELLED},
         )
-    outcome = UpdateOutcome.DONE if is_done else _judge_cancelled(ledger.record.quarantined)
+    outcome = (
+        ledger_record.UpdateOutcome.DONE if is_done else _judge_cancelled(ledger.record.quarantined)
+    )
     ledger.save_record(ledger.record.close_update(outcome, now))
-    remove_crash_record(interfaces.crash_record)
+    crash_counter.remove_crash_record(interfaces.crash_record)
     interfaces.os.release_daemon()
 
 
 def cancel_update(
-    interfaces: NodeInterfaces,
+    interfaces: context.NodeInterfaces,
     ledger: UpdateLedger,
     reason: str,
     staged_id: str,
-    quarantine: QuarantinedTarget | None,
+    quarantine: ledger_record.QuarantinedTarget | None,
 ) -> None:
     """Cancel the update, and drop the deployment that it staged."""
     update = ledger.update
-    if update.phase is not Phase.CANCELLING or quarantine is not None:
+    if update.phase is not phases.Phase.CANCELLING or quarantine is not None:
         log.info("cancelling update %s: %s", update.id, reason)
-        ledger.enter_phase(Phase.CANCELLING, quarantined=quarantine)
+        ledger.enter_phase(phases.Phase.CANCELLING, quarantined=quarantine)
     if update.impact is None or update.impact.needs_reboot:
         interfaces.soft_reboots.clear_soft_reboot()
         interfaces.os.drop_staged(staged_id)
@@ -204,7 +206,7 @@ def cancel_update(
 
 
 def record_failed_try(
-    interfaces: NodeInterfaces, ledger: UpdateLedger, error: TreenailError
+    interfaces: context.NodeInterfaces, ledger: UpdateLedger, error: errors.TreenailError
 ) -> None:
     """Add the error to the update in progress, for the history; without one do nothing."""
     record = ledger.record
@@ -213,11 +215,13 @@ def record_failed_try(
     update = record.update.add_failed_try(str(error), now=interfaces.clock.now())
     try:
         ledger.save_record(replace(record, update=update))
-    except LedgerError as problem:
+    except errors.LedgerError as problem:
         log.debug("cannot add the failed try to the ledger: %s", problem)
 
 
-def _judge_cancelled(quarantined: QuarantinedTarget | None) -> UpdateOutcome:
+def _judge_cancelled(
+    quarantined: ledger_record.QuarantinedTarget | None,
+) -> ledger_record.UpdateOutcome:
     if quarantined is None or quarantined.is_cancelled_by_user or quarantined.is_withdrawn:
-        return UpdateOutcome.CANCELLED
-    return UpdateOutcome.FAILED
+        return ledger_record.UpdateOutcome.CANCELLED
+    return ledger_record.UpdateOutcome.FAILED
