@@ -8,10 +8,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from treenail.api.decode import Fields, Json, load_json
-from treenail.clocks import format_rfc3339, parse_rfc3339
-from treenail.errors import ConfigError
-from treenail.kube.eviction import Blocker, DrainProgress
+from treenail import clocks, errors
+from treenail.api import decode
+from treenail.kube import eviction
 
 REPORT_AFTER_S = 30.0
 REPORT_INTERVAL_S = 30.0
@@ -27,7 +26,7 @@ BlockerKey = tuple[str, str]
 class ReportedBlockers:
     """The blockers to report, the oldest first, and how many more there are."""
 
-    blockers: tuple[Blocker, ...] = ()
+    blockers: tuple[eviction.Blocker, ...] = ()
     unnamed_count: int = 0
     next_report_in_s: float | None = None
     """Delay until another blocker may become reportable; None when there is no other."""
@@ -51,7 +50,11 @@ class ReportedBlockers:
 
 
 def find_reportable(
-    progress: DrainProgress, annotation: str, now: float, *, report_after_s: float = REPORT_AFTER_S
+    progress: eviction.DrainProgress,
+    annotation: str,
+    now: float,
+    *,
+    report_after_s: float = REPORT_AFTER_S,
 ) -> ReportedBlockers:
     """Find the blockers that have lasted for ``report_after_s``.
 
@@ -81,29 +84,29 @@ def _parse_since(annotation: str) -> Mapping[BlockerKey, float]:
     if not annotation:
         return {}
     try:
-        entries: Sequence[Fields] = tuple(
-            Fields.from_json({"blocked": load_json(annotation, where="blocked")}, "").iter_objects(
-                "blocked"
-            )
+        entries: Sequence[decode.Fields] = tuple(
+            decode.Fields.from_json(
+                {"blocked": decode.load_json(annotation, where="blocked")}, ""
+            ).iter_objects("blocked")
         )
         return dict(_parse_entries(entries))
-    except ConfigError:
+    except errors.ConfigError:
         return {}
 
 
-def _parse_entries(entries: Iterable[Fields]) -> Iterable[tuple[BlockerKey, float]]:
+def _parse_entries(entries: Iterable[decode.Fields]) -> Iterable[tuple[BlockerKey, float]]:
     for fields in entries:
-        since = parse_rfc3339(fields.get_text("since"))
+        since = clocks.parse_rfc3339(fields.get_text("since"))
         if since is not None:
             yield (fields.get_text("pod"), fields.get_text("reason")), since
 
 
-def _format_blocker(blocker: Blocker) -> Json:
-    document: Json = {
+def _format_blocker(blocker: eviction.Blocker) -> decode.Json:
+    document: decode.Json = {
         "pod": blocker.pod,
         "reason": str(blocker.reason),
         "message": blocker.message[:_MESSAGE_CHARS],
-        "since": format_rfc3339(blocker.since),
+        "since": clocks.format_rfc3339(blocker.since),
     }
     if blocker.budgets:
         document["budgets"] = [

@@ -8,14 +8,9 @@ import logging
 from dataclasses import dataclass
 from enum import StrEnum
 
-from treenail.api import machineconfignode
-from treenail.api.decode import Json
-from treenail.api.machineconfignode import ConditionType, MachineConfigNode
-from treenail.api.object_meta import Condition, merge_conditions
-from treenail.clocks import Clock, format_rfc3339
-from treenail.errors import ClusterError, ConfigError, NotFoundError
-from treenail.kube.api_client import Client, PatchType
-from treenail.kube.resources import MACHINECONFIGNODES
+from treenail import clocks, errors
+from treenail.api import decode, machineconfignode, object_meta
+from treenail.kube import api_client, resources
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +20,9 @@ _SETTLE_S = 5.0
 """Time in which a watch normally shows a write."""
 _MESSAGE_CHARS = 2000
 _CORDONED, _DRAINED, _UNCORDONED = (
-    ConditionType.CORDONED,
-    ConditionType.DRAINED,
-    ConditionType.UNCORDONED,
+    machineconfignode.ConditionType.CORDONED,
+    machineconfignode.ConditionType.DRAINED,
+    machineconfignode.ConditionType.UNCORDONED,
 )
 
 
@@ -42,37 +37,39 @@ class DrainStage(StrEnum):
 
 def build_drain_conditions(
     stage: DrainStage, request: str, blockers: str = ""
-) -> tuple[Condition, ...]:
+) -> tuple[object_meta.Condition, ...]:
     """Build the three conditions, without times. The reasons are those of the MCO."""
-    not_uncordoned = Condition(
+    not_uncordoned = object_meta.Condition(
         _UNCORDONED,
         "False",
         machineconfignode.NOT_YET_OCCURRED,
         "This node has not yet entered the Uncordoned phase",
     )
-    cordoned = Condition(_CORDONED, "True", "UpdateExecutedCordoned", f"Cordoned for {request}")
+    cordoned = object_meta.Condition(
+        _CORDONED, "True", "UpdateExecutedCordoned", f"Cordoned for {request}"
+    )
     match stage:
         case DrainStage.DRAINING if blockers:
             message = f"Blocked by {blockers}"[:_MESSAGE_CHARS]
             return (
                 cordoned,
-                Condition(_DRAINED, "Unknown", "DrainBlocked", message),
+                object_meta.Condition(_DRAINED, "Unknown", "DrainBlocked", message),
                 not_uncordoned,
             )
         case DrainStage.DRAINING:
             message = f"Draining for {request}"
-            drained = Condition(_DRAINED, "Unknown", "UpdateExecutedDrained", message)
+            drained = object_meta.Condition(_DRAINED, "Unknown", "UpdateExecutedDrained", message)
             return (cordoned, drained, not_uncordoned)
         case DrainStage.DRAINED:
             message = f"Drained for {request}"
-            drained = Condition(_DRAINED, "True", "UpdateExecutedDrained", message)
+            drained = object_meta.Condition(_DRAINED, "True", "UpdateExecutedDrained", message)
             return (cordoned, drained, not_uncordoned)
         case DrainStage.UNCORDONED:
             reason, message = "UpdateCompleteUncordoned", f"Uncordoned for {request}"
             return (
-                Condition(_CORDONED, "False", reason, message),
-                Condition(_DRAINED, "False", reason, message),
-                Condition(_UNCORDONED, "True", reason, message),
+                object_meta.Condition(_CORDONED, "False", reason, message),
+                object_meta.Condition(_DRAINED, "False", reason, message),
+                object_meta.Condition(_UNCORDONED, "True", reason, message),
             )
         case DrainStage.LEFT_CORDONED:
             reason, message = (
@@ -80,15 +77,15 @@ def build_drain_conditions(
                 "The node was cordoned before the update and stays cordoned",
             )
             return (
-                Condition(_CORDONED, "True", reason, message),
-                Condition(_DRAINED, "False", reason, message),
-                Condition(_UNCORDONED, "False", reason, message),
+                object_meta.Condition(_CORDONED, "True", reason, message),
+                object_meta.Condition(_DRAINED, "False", reason, message),
+                object_meta.Condition(_UNCORDONED, "False", reason, message),
             )
 
 
-def reports_drain(document: Json) -> bool:
+def reports_drain(document: decode.Json) -> bool:
     """Return whether a MachineConfigNode shows its node as draining or drained."""
-    conditions = MachineConfigNode.from_json(document).conditions
+    conditions = machineconfignode.MachineConfigNode.from_json(document).conditions
     return any(each.type == _DRAINED and each.status != "False" for each in conditions)
 
 
@@ -96,9 +93,9 @@ def reports_drain(document: Json) -> bool:
 class _PendingConditions:
     """Desired and written conditions of one node."""
 
-    latest: tuple[Condition, ...] = ()
+    latest: tuple[object_meta.Condition, ...] = ()
     """The desired conditions, without times."""
-    written: tuple[Condition, ...] | None = None
+    written: tuple[object_meta.Condition, ...] | None = None
     """The conditions in the API server; None while unknown."""
     is_pending: bool = False
     not_before: float = float("-inf")
@@ -111,18 +108,20 @@ class DrainConditionWriter:
     Only one thread at a time may call it for the same node.
     """
 
-    def __init__(self, client: Client, clock: Clock) -> None:
+    def __init__(self, client: api_client.Client, clock: clocks.Clock) -> None:
         self._client = client
         self._clock = clock
         self._pending: dict[str, _PendingConditions] = {}
 
-    def queue_conditions(self, node: str, conditions: tuple[Condition, ...]) -> None:
+    def queue_conditions(self, node: str, conditions: tuple[object_meta.Condition, ...]) -> None:
         """Queue the conditions for `flush_conditions` if they changed."""
         pending = self._pending.setdefault(node, _PendingConditions())
         if pending.latest != conditions:
             pending.latest, pending.is_pending = conditions, True
 
-    def correct_conditions(self, node: str, conditions: tuple[Condition, ...]) -> float | None:
+    def correct_conditions(
+        self, node: str, conditions: tuple[object_meta.Condition, ...]
+    ) -> float | None:
         """Queue the conditions although they were written: the object has others.
 
         Return after how many seconds to look again, because the write is too recent, or None.
@@ -147,7 +146,7 @@ class DrainConditionWriter:
         pending.is_pending = not self._apply_conditions(node, pending)
         return _RETRY_S if pending.is_pending else None
 
-    def write_conditions(self, node: str, conditions: tuple[Condition, ...]) -> None:
+    def write_conditions(self, node: str, conditions: tuple[object_meta.Condition, ...]) -> None:
         """Queue the conditions and try to write them now."""
         self.queue_conditions(node, conditions)
         self.flush_conditions(node)
@@ -160,19 +159,21 @@ class DrainConditionWriter:
         """Write the conditions; False if the write must be retried."""
         try:
             before = self._read_conditions(node) if pending.written is None else pending.written
-            merged = merge_conditions(before, pending.latest, now=format_rfc3339(self._clock.now()))
+            merged = object_meta.merge_conditions(
+                before, pending.latest, now=clocks.format_rfc3339(self._clock.now())
+            )
             self._client.patch(
-                MACHINECONFIGNODES,
+                resources.MACHINECONFIGNODES,
                 node,
                 _build_apply_body(node, merged),
-                PatchType.APPLY,
+                api_client.PatchType.APPLY,
                 subresource="status",
                 params={"fieldManager": FIELD_MANAGER},
             )
-        except NotFoundError:
+        except errors.NotFoundError:
             pending.written = None
             return True
-        except (ClusterError, ConfigError) as error:
+        except (errors.ClusterError, errors.ConfigError) as error:
             log.info("cannot write the conditions of MachineConfigNode %s: %s", node, error)
             pending.not_before = self._clock.monotonic() + _RETRY_S
             return False
@@ -180,15 +181,15 @@ class DrainConditionWriter:
         pending.written_at = self._clock.monotonic()
         return True
 
-    def _read_conditions(self, node: str) -> tuple[Condition, ...]:
-        machine_config_node = MachineConfigNode.from_json(
-            self._client.get(MACHINECONFIGNODES, node)
+    def _read_conditions(self, node: str) -> tuple[object_meta.Condition, ...]:
+        machine_config_node = machineconfignode.MachineConfigNode.from_json(
+            self._client.get(resources.MACHINECONFIGNODES, node)
         )
         own_types = (_CORDONED, _DRAINED, _UNCORDONED)
         return tuple(each for each in machine_config_node.conditions if each.type in own_types)
 
 
-def _build_apply_body(node: str, conditions: tuple[Condition, ...]) -> Json:
+def _build_apply_body(node: str, conditions: tuple[object_meta.Condition, ...]) -> decode.Json:
     return {
         "apiVersion": machineconfignode.API_VERSION,
         "kind": machineconfignode.KIND,

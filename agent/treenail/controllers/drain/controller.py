@@ -11,9 +11,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import assert_never
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api.decode import Json
-from treenail.clocks import Clock, format_rfc3339
+from treenail.api import decode
+from treenail.controllers.drain import conditions, decide, queues
 from treenail.controllers.drain.blockers import (
     REPORT_AFTER_S,
     REPORT_INTERVAL_S,
@@ -21,37 +22,16 @@ from treenail.controllers.drain.blockers import (
     find_reportable,
     parse_keys,
 )
-from treenail.controllers.drain.conditions import (
-    DrainConditionWriter,
-    DrainStage,
-    build_drain_conditions,
-    reports_drain,
+from treenail.controllers.runtime import controller_metrics, informer_set, workers
+from treenail.kube import (
+    api_client,
+    event_recorder,
+    eviction,
+    pods,
+    resource_version,
+    resources,
+    watch,
 )
-from treenail.controllers.drain.decide import (
-    CordonDecision,
-    DisownCordonDecision,
-    DrainNode,
-    DrainRecord,
-    EvictDecision,
-    IdleDecision,
-    RejectDecision,
-    UncordonDecision,
-    decide_drain,
-    format_outage,
-    is_uncordoned,
-)
-from treenail.controllers.drain.queues import BudgetQueue, DrainSlots
-from treenail.controllers.runtime.controller_metrics import SLOW_BUCKETS_S, ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers, InformerView
-from treenail.controllers.runtime.workers import Enqueue
-from treenail.errors import ConflictError, ForbiddenError, InvalidError, NotFoundError
-from treenail.kube.api_client import Client
-from treenail.kube.event_recorder import EventRecorder, ObjectReference
-from treenail.kube.eviction import NodeDrain
-from treenail.kube.pods import DaemonSetCache
-from treenail.kube.resource_version import RecentResponses, RequestToken
-from treenail.kube.resources import MACHINECONFIGNODES, NODES, PODDISRUPTIONBUDGETS
-from treenail.kube.watch import WatchScope
 
 log = logging.getLogger(__name__)
 
@@ -73,12 +53,14 @@ class DrainNodeClient:
     Raises `ClusterError`, in particular `ConflictError` when the Node changed meanwhile.
     """
 
-    def __init__(self, client: Client, view: InformerView[DrainNode]) -> None:
+    def __init__(
+        self, client: api_client.Client, view: informer_set.InformerView[decide.DrainNode]
+    ) -> None:
         self._client = client
         self._view = view
-        self._responses = RecentResponses[DrainNode]()
+        self._responses = resource_version.RecentResponses[decide.DrainNode]()
 
-    def get_latest(self, name: str) -> DrainNode | None:
+    def get_latest(self, name: str) -> decide.DrainNode | None:
         """Return the node from the watch or from the last response, whichever is newer."""
         return self._responses.select_latest(name, self._view.find(name))
 
@@ -86,61 +68,63 @@ class DrainNodeClient:
         """Prefer the list that was just received to all earlier responses; return their nodes."""
         return self._responses.handle_list()
 
-    def read_node(self, name: str) -> DrainNode | None:
+    def read_node(self, name: str) -> decide.DrainNode | None:
         """Read the node from the API server; None when it does not exist."""
         token = self._responses.begin_request(self._view.find(name))
         try:
-            return self._store_response(self._client.get(NODES, name), token)
-        except NotFoundError:
+            return self._store_response(self._client.get(resources.NODES, name), token)
+        except errors.NotFoundError:
             self._responses.forget_response(name)
             return None
 
-    def cordon_node(self, node: DrainNode, record: DrainRecord) -> DrainNode:
+    def cordon_node(self, node: decide.DrainNode, record: decide.DrainRecord) -> decide.DrainNode:
         """Cordon the node and write the record."""
-        annotations: Json = {key.DRAIN: record.to_text()}
+        annotations: decode.Json = {key.DRAIN: record.to_text()}
         return self._patch_node(node, annotations, {"unschedulable": True})
 
-    def disown_cordon(self, node: DrainNode, record: DrainRecord) -> DrainNode:
+    def disown_cordon(self, node: decide.DrainNode, record: decide.DrainRecord) -> decide.DrainNode:
         """Write the record, which gives the cordon to a user."""
         return self._patch_node(node, {key.DRAIN: record.to_text()})
 
-    def write_blockers(self, node: DrainNode, annotation: str) -> DrainNode:
+    def write_blockers(self, node: decide.DrainNode, annotation: str) -> decide.DrainNode:
         """Write the annotation with the blockers; an empty text removes it."""
         return self._patch_node(node, {key.DRAIN_BLOCKED: annotation or None})
 
-    def acknowledge_drain(self, node: DrainNode) -> DrainNode:
+    def acknowledge_drain(self, node: decide.DrainNode) -> decide.DrainNode:
         """Acknowledge the drain; raises `ConflictError` after an uncordon meanwhile."""
-        annotations: Json = {key.LAST_APPLIED_DRAIN: node.desired_drain}
+        annotations: decode.Json = {key.LAST_APPLIED_DRAIN: node.desired_drain}
         if node.drain_blocked:
             annotations[key.DRAIN_BLOCKED] = None
         return self._patch_node(node, annotations)
 
     def acknowledge_uncordon(
-        self, node: DrainNode, *, should_uncordon: bool, now: float
-    ) -> DrainNode:
+        self, node: decide.DrainNode, *, should_uncordon: bool, now: float
+    ) -> decide.DrainNode:
         """Acknowledge the uncordon, lift the cordon and remove the record, in one write."""
-        annotations: Json = {
+        annotations: decode.Json = {
             key.LAST_APPLIED_DRAIN: node.desired_drain,
             key.DRAIN: None,
             key.DRAIN_BLOCKED: None,
         }
         if node.record is not None and should_uncordon:
-            annotations[key.LAST_OUTAGE] = format_outage(node.record.began_at, now)
-        spec: Json | None = {"unschedulable": None} if should_uncordon else None
+            annotations[key.LAST_OUTAGE] = decide.format_outage(node.record.began_at, now)
+        spec: decode.Json | None = {"unschedulable": None} if should_uncordon else None
         return self._patch_node(node, annotations, spec)
 
     def _patch_node(
-        self, node: DrainNode, annotations: Json, spec: Json | None = None
-    ) -> DrainNode:
-        body: Json = {
+        self, node: decide.DrainNode, annotations: decode.Json, spec: decode.Json | None = None
+    ) -> decide.DrainNode:
+        body: decode.Json = {
             "metadata": {"resourceVersion": node.resource_version, "annotations": annotations},
             **({} if spec is None else {"spec": spec}),
         }
         token = self._responses.begin_request(self._view.find(node.name))
-        return self._store_response(self._client.patch(NODES, node.name, body), token)
+        return self._store_response(self._client.patch(resources.NODES, node.name, body), token)
 
-    def _store_response(self, document: Json, token: RequestToken) -> DrainNode:
-        node = DrainNode.from_json(document)
+    def _store_response(
+        self, document: decode.Json, token: resource_version.RequestToken
+    ) -> decide.DrainNode:
+        node = decide.DrainNode.from_json(document)
         self._responses.store_response(node.name, node, token)
         return node
 
@@ -148,11 +132,11 @@ class DrainNodeClient:
 class DrainMetrics:
     """Metrics of drains."""
 
-    def __init__(self, metrics: ControllerMetrics) -> None:
+    def __init__(self, metrics: controller_metrics.ControllerMetrics) -> None:
         self.duration = metrics.add_histogram(
             "drain_duration_seconds",
             "Time from the cordon to the acknowledgement of a drain.",
-            buckets=SLOW_BUCKETS_S,
+            buckets=controller_metrics.SLOW_BUCKETS_S,
         )
         self.drains = metrics.add_gauge(
             "drains", "Nodes with a drain request, by state.", ("state",)
@@ -166,9 +150,9 @@ class DrainMetrics:
 class _RunningDrain:
     """A running drain in this process. None of it must survive the process."""
 
-    drain: NodeDrain
+    drain: eviction.NodeDrain
     exit_stack: ExitStack
-    record: DrainRecord
+    record: decide.DrainRecord
     slot_taken_at: float
     """Monotonic time."""
     is_blocked: bool = False
@@ -189,10 +173,10 @@ class DrainController:
 
     def __init__(
         self,
-        client: Client,
-        events: EventRecorder,
-        clock: Clock,
-        metrics: ControllerMetrics,
+        client: api_client.Client,
+        events: event_recorder.EventRecorder,
+        clock: clocks.Clock,
+        metrics: controller_metrics.ControllerMetrics,
         *,
         max_parallel: int = _MAX_PARALLEL,
         report_after_s: float = REPORT_AFTER_S,
@@ -203,10 +187,10 @@ class DrainController:
         self._clock = clock
         self._metrics = DrainMetrics(metrics)
         self._report_after_s = report_after_s
-        self._daemonsets = DaemonSetCache(client, clock)
-        self._slots = DrainSlots(max_parallel)
-        self._budget_queue = BudgetQueue()
-        self._condition_writer = DrainConditionWriter(client, clock)
+        self._daemonsets = pods.DaemonSetCache(client, clock)
+        self._slots = queues.DrainSlots(max_parallel)
+        self._budget_queue = queues.BudgetQueue()
+        self._condition_writer = conditions.DrainConditionWriter(client, clock)
         self._executor = executor or ThreadPoolExecutor(
             _EVICTION_THREADS, thread_name_prefix="evictions"
         )
@@ -215,20 +199,20 @@ class DrainController:
         self._enqueue: Callable[[str], None] = lambda _: None
         self._register_gauges()
 
-    def register_watches(self, informers: Informers, enqueue: Enqueue) -> None:
+    def register_watches(self, informers: informer_set.Informers, enqueue: workers.Enqueue) -> None:
         """Watch Nodes, PodDisruptionBudgets and, if the cluster has the kind, MachineConfigNodes.
 
         Pods are watched only during a drain.
         """
-        view = informers.add_view(WatchScope(NODES), DrainNode.from_json)
+        view = informers.add_view(watch.WatchScope(resources.NODES), decide.DrainNode.from_json)
         view.add_handler(lambda name, _before, _after: enqueue(name))
         informers.add_view(
-            WatchScope(PODDISRUPTIONBUDGETS), _parse_disruptions_allowed
+            watch.WatchScope(resources.PODDISRUPTIONBUDGETS), _parse_disruptions_allowed
         ).add_handler(self._on_budget_change)
         self._nodes = DrainNodeClient(self._client, view)
         view.add_list_handler(self._handle_node_list)
-        self._drain_reports: InformerView[bool] = informers.add_view(
-            WatchScope(MACHINECONFIGNODES), reports_drain, optional=True
+        self._drain_reports: informer_set.InformerView[bool] = informers.add_view(
+            watch.WatchScope(resources.MACHINECONFIGNODES), conditions.reports_drain, optional=True
         )
         self._drain_reports.add_handler(lambda name, _before, _after: enqueue(name))
         self._enqueue = enqueue
@@ -243,9 +227,9 @@ class DrainController:
                 return None
             try:
                 return self._apply_decision(node)
-            except ConflictError:
+            except errors.ConflictError:
                 node = self._nodes.read_node(key)
-            except (ForbiddenError, InvalidError) as error:
+            except (errors.ForbiddenError, errors.InvalidError) as error:
                 self._emit_warning(
                     key, "DrainFailing", f"cannot apply {node.desired_drain}: {error}"
                 )
@@ -262,19 +246,19 @@ class DrainController:
         for name in self._nodes.handle_list():
             self._enqueue(name)
 
-    def _apply_decision(self, node: DrainNode) -> float | None:
-        match decide_drain(node, self._clock.now()):
-            case IdleDecision(has_stale_blockers):
+    def _apply_decision(self, node: decide.DrainNode) -> float | None:
+        match decide.decide_drain(node, self._clock.now()):
+            case decide.IdleDecision(has_stale_blockers):
                 self._end_drain(node.name)
                 if has_stale_blockers:
                     self._nodes.write_blockers(node, "")
                 settle_s = self._correct_drain_report(node)
                 return self._condition_writer.flush_conditions(node.name) or settle_s
-            case DisownCordonDecision(record):
+            case decide.DisownCordonDecision(record):
                 self._end_drain(node.name)
                 self._nodes.disown_cordon(node, record)
                 return self._condition_writer.flush_conditions(node.name)
-            case RejectDecision(request):
+            case decide.RejectDecision(request):
                 self._end_drain(node.name)
                 message = (
                     f"cannot apply desiredDrain {request!r:.80}: it begins with neither drain- nor "
@@ -282,41 +266,51 @@ class DrainController:
                 )
                 self._emit_warning(node.name, "UnknownDrainRequest", message)
                 return None
-            case UncordonDecision(request, should_uncordon):
+            case decide.UncordonDecision(request, should_uncordon):
                 return self._uncordon_node(node, request, should_uncordon=should_uncordon)
-            case CordonDecision(record, is_repeated):
+            case decide.CordonDecision(record, is_repeated):
                 if not self._slots.try_acquire(node.name):
                     return _SLOT_RETRY_S
                 cordoned = self._cordon_node(node, record, is_repeated=is_repeated)
                 return self._evict_pods(cordoned, record)
-            case EvictDecision(record):
+            case decide.EvictDecision(record):
                 if not self._slots.try_acquire(node.name):
                     return _SLOT_RETRY_S
                 return self._evict_pods(node, record)
             case other:
                 assert_never(other)
 
-    def _correct_drain_report(self, node: DrainNode) -> float | None:
+    def _correct_drain_report(self, node: decide.DrainNode) -> float | None:
         """Queue the conditions of an uncordoned node whose MachineConfigNode still shows a drain.
 
         The process that uncordoned it ended before it wrote them, or etcd was restored. Return
         after how many seconds to look again, or None.
         """
-        if not (is_uncordoned(node) and self._drain_reports.find(node.name)):
+        if not (decide.is_uncordoned(node) and self._drain_reports.find(node.name)):
             return None
-        stage = DrainStage.LEFT_CORDONED if node.unschedulable else DrainStage.UNCORDONED
+        stage = (
+            conditions.DrainStage.LEFT_CORDONED
+            if node.unschedulable
+            else conditions.DrainStage.UNCORDONED
+        )
         return self._condition_writer.correct_conditions(
-            node.name, build_drain_conditions(stage, node.last_applied_drain)
+            node.name, conditions.build_drain_conditions(stage, node.last_applied_drain)
         )
 
     def _uncordon_node(
-        self, node: DrainNode, request: str, *, should_uncordon: bool
+        self, node: decide.DrainNode, request: str, *, should_uncordon: bool
     ) -> float | None:
         self._end_drain(node.name)
         stays_cordoned = node.unschedulable and not should_uncordon
-        stage = DrainStage.LEFT_CORDONED if stays_cordoned else DrainStage.UNCORDONED
+        stage = (
+            conditions.DrainStage.LEFT_CORDONED
+            if stays_cordoned
+            else conditions.DrainStage.UNCORDONED
+        )
         # Queued before the write: it may succeed although its response is lost.
-        self._condition_writer.queue_conditions(node.name, build_drain_conditions(stage, request))
+        self._condition_writer.queue_conditions(
+            node.name, conditions.build_drain_conditions(stage, request)
+        )
         self._nodes.acknowledge_uncordon(
             node, should_uncordon=should_uncordon, now=self._clock.now()
         )
@@ -326,7 +320,9 @@ class DrainController:
             log.info("uncordoned %s for %s", node.name, request)
         return self._condition_writer.flush_conditions(node.name)
 
-    def _cordon_node(self, node: DrainNode, record: DrainRecord, *, is_repeated: bool) -> DrainNode:
+    def _cordon_node(
+        self, node: decide.DrainNode, record: decide.DrainRecord, *, is_repeated: bool
+    ) -> decide.DrainNode:
         # List the pods again: new ones may have been scheduled before the cordon.
         self._close_drain(node.name)
         node = self._nodes.cordon_node(node, record)
@@ -336,7 +332,7 @@ class DrainController:
             self._emit_warning(node.name, "CordonedAgain", message)
         return node
 
-    def _evict_pods(self, node: DrainNode, record: DrainRecord) -> float | None:
+    def _evict_pods(self, node: decide.DrainNode, record: decide.DrainRecord) -> float | None:
         running = self._running.get(node.name) or self._start_drain(node.name, record)
         progress = running.drain.evict_pods()
         if progress.is_drained:
@@ -350,16 +346,19 @@ class DrainController:
         report_s = self._report_blockers(node, running, blockers)
         self._condition_writer.write_conditions(
             node.name,
-            build_drain_conditions(DrainStage.DRAINING, record.request, blockers.message),
+            conditions.build_drain_conditions(
+                conditions.DrainStage.DRAINING, record.request, blockers.message
+            ),
         )
         if self._yield_slot(node.name, running):
             return _SLOT_RETRY_S
         return min(progress.retry_s, report_s)
 
-    def _finish_drain(self, node: DrainNode, record: DrainRecord) -> float | None:
+    def _finish_drain(self, node: decide.DrainNode, record: decide.DrainRecord) -> float | None:
         # Before the acknowledgement, after which no event enqueues the node again.
         self._condition_writer.write_conditions(
-            node.name, build_drain_conditions(DrainStage.DRAINED, record.request)
+            node.name,
+            conditions.build_drain_conditions(conditions.DrainStage.DRAINED, record.request),
         )
         self._nodes.acknowledge_drain(node)
         self._end_drain(node.name)
@@ -369,7 +368,7 @@ class DrainController:
         return self._condition_writer.flush_conditions(node.name)
 
     def _report_blockers(
-        self, node: DrainNode, running: _RunningDrain, blockers: ReportedBlockers
+        self, node: decide.DrainNode, running: _RunningDrain, blockers: ReportedBlockers
     ) -> float:
         """Report blockers on the Node and in an Event; return the delay until the next report."""
         now = self._clock.monotonic()
@@ -384,7 +383,10 @@ class DrainController:
             running.reported_message, running.event_at = blockers.message, float("-inf")
         if running.reported_message and now - running.event_at >= _EVENT_INTERVAL_S:
             running.event_at = now
-            request, started_at = running.record.request, format_rfc3339(running.record.began_at)
+            request, started_at = (
+                running.record.request,
+                clocks.format_rfc3339(running.record.began_at),
+            )
             message = (
                 f"{request}, started at {started_at}, is blocked by {running.reported_message}"
             )
@@ -416,8 +418,8 @@ class DrainController:
         self._enqueue(other)
         return True
 
-    def _start_drain(self, name: str, record: DrainRecord) -> _RunningDrain:
-        drain = NodeDrain(
+    def _start_drain(self, name: str, record: decide.DrainRecord) -> _RunningDrain:
+        drain = eviction.NodeDrain(
             self._client,
             name,
             self._clock,
@@ -450,7 +452,9 @@ class DrainController:
     def _emit_warning(self, node: str, reason: str, message: str) -> None:
         # The kubelet uses the node name as the uid in its Events, and "kubectl describe node" finds
         # these.
-        self._events.record_warning(ObjectReference("Node", node, uid=node), reason, message)
+        self._events.record_warning(
+            event_recorder.ObjectReference("Node", node, uid=node), reason, message
+        )
 
     def _register_gauges(self) -> None:
         def count_blocked() -> int:
@@ -467,7 +471,7 @@ class DrainController:
         self._metrics.longest.set_function(by=compute_longest_s)
 
 
-def _parse_disruptions_allowed(document: Json) -> int:
+def _parse_disruptions_allowed(document: decode.Json) -> int:
     """Parse how many disruptions a PodDisruptionBudget allows now."""
     status = document.get("status")
     allowed = status.get("disruptionsAllowed") if isinstance(status, dict) else None

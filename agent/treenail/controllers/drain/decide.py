@@ -10,11 +10,9 @@ import json
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, load_json
-from treenail.api.object_meta import ObjectMeta
-from treenail.clocks import format_rfc3339, parse_rfc3339
-from treenail.errors import ConfigError
+from treenail.api import decode, object_meta
 
 _DRAIN_PREFIX = "drain-"
 _UNCORDON_PREFIX = "uncordon-"
@@ -41,8 +39,10 @@ class DrainRecord:
     @classmethod
     def from_text(cls, text: str) -> "DrainRecord":
         """Parse the annotation; raises `ConfigError`."""
-        fields = Fields.from_json(load_json(text, where=f"annotation {key.DRAIN}"), "")
-        began = parse_rfc3339(fields.get_required_text("began"))
+        fields = decode.Fields.from_json(
+            decode.load_json(text, where=f"annotation {key.DRAIN}"), ""
+        )
+        began = clocks.parse_rfc3339(fields.get_required_text("began"))
         if began is None:
             raise fields.make_error("began", "an RFC 3339 time")
         try:
@@ -56,7 +56,7 @@ class DrainRecord:
         return json.dumps(
             {
                 "request": self.request,
-                "began": format_rfc3339(self.began_at),
+                "began": clocks.format_rfc3339(self.began_at),
                 "cordonedBy": str(self.cordon_owner),
             }
         )
@@ -80,8 +80,8 @@ class DrainNode:
     @classmethod
     def from_json(cls, document: object) -> "DrainNode":
         """Parse a Node; raises `ConfigError`. An invalid record counts as none."""
-        fields = Fields.from_json(document, "Node")
-        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        fields = decode.Fields.from_json(document, "Node")
+        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
         return cls(
             name=meta.name,
             desired_drain=meta.annotations.get(key.DESIRED_DRAIN, ""),
@@ -192,7 +192,7 @@ def is_uncordoned(node: DrainNode) -> bool:
 
 def format_outage(began_at: float, ended_at: float) -> str:
     """Format the time out of service for the annotation, as an interval of ISO 8601."""
-    return f"{format_rfc3339(began_at)}/{format_rfc3339(max(began_at, ended_at))}"
+    return f"{clocks.format_rfc3339(began_at)}/{clocks.format_rfc3339(max(began_at, ended_at))}"
 
 
 def _is_cordoned_by_other(node: DrainNode) -> bool:
@@ -210,5 +210,5 @@ def _parse_record(text: str | None) -> DrainRecord | None:
         return None
     try:
         return DrainRecord.from_text(text)
-    except ConfigError:
+    except errors.ConfigError:
         return None

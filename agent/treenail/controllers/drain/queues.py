@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from treenail.kube.eviction import Blocker, BlockerReason
+from treenail.kube import eviction
 
 FIRST_RETRY_S = 5.0
 OTHERS_RETRY_S = 30.0
@@ -87,7 +87,7 @@ class BudgetQueue:
         self._lock = threading.Lock()
         self._entries: dict[str, _QueueEntry] = {}
 
-    def set_waiting(self, node: str, began_at: float, blockers: Iterable[Blocker]) -> None:
+    def set_waiting(self, node: str, began_at: float, blockers: Iterable[eviction.Blocker]) -> None:
         """Set the blockers of a node's drain, which began at ``began_at``."""
         pods = Counter(budget for each in blockers if (budget := _find_budget(each)))
         with self._lock:
@@ -101,7 +101,7 @@ class BudgetQueue:
         with self._lock:
             self._entries.pop(node, None)
 
-    def compute_retry_s(self, node: str, began_at: float, blocker: Blocker) -> float:
+    def compute_retry_s(self, node: str, began_at: float, blocker: eviction.Blocker) -> float:
         """Compute after how many seconds to retry the eviction of a pod."""
         budget = _find_budget(blocker)
         with self._lock:
@@ -129,11 +129,11 @@ class BudgetQueue:
         return found
 
 
-def _find_budget(blocker: Blocker) -> str:
+def _find_budget(blocker: eviction.Blocker) -> str:
     """Return the budget that a pod waits for, as ``namespace/name``, or empty.
 
     The eviction API rejects pods with several budgets, so such a pod waits for a user.
     """
-    if blocker.reason is not BlockerReason.BUDGET or len(blocker.budgets) != 1:
+    if blocker.reason is not eviction.BlockerReason.BUDGET or len(blocker.budgets) != 1:
         return ""
     return f"{blocker.pod.partition('/')[0]}/{blocker.budgets[0].name}"

@@ -10,23 +10,16 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, Json
-from treenail.api.machineosbuild import MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.object_meta import Condition
+from treenail.api import decode, machineosbuild, machineosconfig, object_meta
 from treenail.controllers.handover.handover_objects import Handover
-from treenail.controllers.image_build.build_objects import (
-    add_pushed_images,
-    encode_pushed_images,
-    find_unrecorded_images,
-    make_build_facts,
-    read_pushed_images,
-)
-from treenail.controllers.image_build.cluster_reader import encode_strings
+from treenail.controllers.image_build import build_objects, cluster_reader
 from treenail.controllers.image_build.status import compute_config_conditions
-from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, SECRETS, Resource
+from treenail.kube import resources
 
-_RESOURCES = {each.kind: each for each in (SECRETS, MACHINEOSCONFIGS, MACHINEOSBUILDS)}
+_RESOURCES = {
+    each.kind: each
+    for each in (resources.SECRETS, resources.MACHINEOSCONFIGS, resources.MACHINEOSBUILDS)
+}
 _KEPT_METADATA = ("name", "namespace", "labels", "annotations")
 
 
@@ -34,8 +27,8 @@ _KEPT_METADATA = ("name", "namespace", "labels", "annotations")
 class CreateObject:
     """Create an object where it is missing; a Secret replaces an older one of the installation."""
 
-    resource: Resource
-    document: Json = field(repr=False)
+    resource: resources.Resource
+    document: decode.Json = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -56,22 +49,22 @@ class CreateObject:
 class DeleteFailedBuild:
     """Delete a build of the same inputs that has ended without an image."""
 
-    build: MachineOSBuild
+    build: machineosbuild.MachineOSBuild
 
 
 @dataclass(frozen=True, slots=True)
 class FinishBuild:
     """Set the status of a build to that of the installation's build."""
 
-    build: MachineOSBuild
-    status: Json
+    build: machineosbuild.MachineOSBuild
+    status: decode.Json
 
 
 @dataclass(frozen=True, slots=True)
 class AnnotateConfig:
     """Write annotations of a MachineOSConfig that it lacks."""
 
-    config: MachineOSConfig
+    config: machineosconfig.MachineOSConfig
     annotations: Mapping[str, str]
 
 
@@ -79,9 +72,9 @@ class AnnotateConfig:
 class ServeImage:
     """Name the image in the status of a MachineOSConfig that names none."""
 
-    config: MachineOSConfig
-    build: MachineOSBuild
-    conditions: tuple[Condition, ...]
+    config: machineosconfig.MachineOSConfig
+    build: machineosbuild.MachineOSBuild
+    conditions: tuple[object_meta.Condition, ...]
 
 
 AdoptionAction = CreateObject | DeleteFailedBuild | FinishBuild | AnnotateConfig | ServeImage
@@ -100,8 +93,8 @@ def describe_action(action: AdoptionAction) -> str:
 
 def decide_adoption(
     handover: Handover,
-    configs: Mapping[str, MachineOSConfig],
-    builds: Mapping[str, MachineOSBuild],
+    configs: Mapping[str, machineosconfig.MachineOSConfig],
+    builds: Mapping[str, machineosbuild.MachineOSBuild],
     created: Collection[tuple[str, str, str, str]],
 ) -> tuple[AdoptionAction, ...]:
     """Return the next writes; decide again after them, until there are none.
@@ -110,13 +103,13 @@ def decide_adoption(
     """
     actions: list[AdoptionAction] = []
     for document in handover.objects:
-        kind = Fields.from_json(document, "object").get_text("kind")
-        if kind == MACHINEOSBUILDS.kind:
+        kind = decode.Fields.from_json(document, "object").get_text("kind")
+        if kind == resources.MACHINEOSBUILDS.kind:
             actions += _adopt_build(document, configs, builds)
             continue
         create = CreateObject(_RESOURCES[kind], clean_document(document))
         is_known = create.key in created or (
-            kind == MACHINEOSCONFIGS.kind and create.name in configs
+            kind == resources.MACHINEOSCONFIGS.kind and create.name in configs
         )
         if not is_known:
             actions.append(create)
@@ -124,18 +117,18 @@ def decide_adoption(
 
 
 def _adopt_build(
-    document: Json,
-    configs: Mapping[str, MachineOSConfig],
-    builds: Mapping[str, MachineOSBuild],
+    document: decode.Json,
+    configs: Mapping[str, machineosconfig.MachineOSConfig],
+    builds: Mapping[str, machineosbuild.MachineOSBuild],
 ) -> Iterator[AdoptionAction]:
-    installed = MachineOSBuild.from_json(document)
+    installed = machineosbuild.MachineOSBuild.from_json(document)
     config, present = configs.get(installed.image_config), builds.get(installed.name)
     if config is None or config.is_deleting or (present is not None and present.is_deleting):
         return
     if present is None:
         # Another current build means other inputs: the cluster builds an image of its own.
         if config.current_build in ("", installed.name) and not config.pull_spec:
-            yield CreateObject(MACHINEOSBUILDS, _own_build(document, config))
+            yield CreateObject(resources.MACHINEOSBUILDS, _own_build(document, config))
         return
     if present.pull_spec != installed.pull_spec or not present.state.has_ended:
         if not present.state.has_ended:
@@ -152,13 +145,18 @@ def _adopt_build(
         yield AnnotateConfig(config, notes)
     if not config.pull_spec:
         conditions = compute_config_conditions(
-            None, make_build_facts(present), is_served=True, pull_spec=present.pull_spec
+            None,
+            build_objects.make_build_facts(present),
+            is_served=True,
+            pull_spec=present.pull_spec,
         )
         yield ServeImage(config, present, conditions)
 
 
 def _find_missing_notes(
-    installed: MachineOSBuild, config: MachineOSConfig, present: MachineOSBuild
+    installed: machineosbuild.MachineOSBuild,
+    config: machineosconfig.MachineOSConfig,
+    present: machineosbuild.MachineOSBuild,
 ) -> Iterator[tuple[str, str]]:
     known = config.metadata.annotations
     if not config.current_build:
@@ -167,16 +165,18 @@ def _find_missing_notes(
     if resolved and key.RESOLVED_BASE not in known and config.base_image:
         # The tag of the base image was resolved at the installation, and may have moved since.
         yield key.RESOLVED_BASE, resolved
-    if unrecorded := find_unrecorded_images(config, [present]):
-        images = add_pushed_images(read_pushed_images(config), unrecorded)
-        yield key.PUSHED_IMAGES, encode_pushed_images(images)
+    if unrecorded := build_objects.find_unrecorded_images(config, [present]):
+        images = build_objects.add_pushed_images(
+            build_objects.read_pushed_images(config), unrecorded
+        )
+        yield key.PUSHED_IMAGES, build_objects.encode_pushed_images(images)
 
 
-def _own_build(document: Json, config: MachineOSConfig) -> Json:
+def _own_build(document: decode.Json, config: machineosconfig.MachineOSConfig) -> decode.Json:
     """Return the build with its owner, whose UID only the cluster knows."""
-    owner: Json = {
-        "apiVersion": MACHINEOSCONFIGS.api_version,
-        "kind": MACHINEOSCONFIGS.kind,
+    owner: decode.Json = {
+        "apiVersion": resources.MACHINEOSCONFIGS.api_version,
+        "kind": resources.MACHINEOSCONFIGS.kind,
         "name": config.name,
         "uid": config.metadata.uid,
         "controller": True,
@@ -187,20 +187,20 @@ def _own_build(document: Json, config: MachineOSConfig) -> Json:
     return {**cleaned, "metadata": {**kept, "ownerReferences": [owner]}}
 
 
-def clean_document(document: Json) -> Json:
+def clean_document(document: decode.Json) -> decode.Json:
     """Return an object without its status and without what the API server sets."""
     metadata = {name: each for name, each in _get_meta(document).values.items()
                 if name in _KEPT_METADATA}  # fmt: skip
     rest = {name: each for name, each in document.items() if name not in ("metadata", "status")}
-    cleaned: Json = {**rest, "metadata": metadata}
-    if document.get("kind") != SECRETS.kind:
+    cleaned: decode.Json = {**rest, "metadata": metadata}
+    if document.get("kind") != resources.SECRETS.kind:
         return cleaned
-    encoded = encode_strings(cleaned)
+    encoded = cluster_reader.encode_strings(cleaned)
     notes = {**_get_meta(encoded).get_text_map("annotations"), key.ADOPTED_DATA: _hash(encoded)}
     return {**encoded, "metadata": {**metadata, "annotations": notes}}
 
 
-def can_replace(present: Json, wanted: Json) -> bool:
+def can_replace(present: decode.Json, wanted: decode.Json) -> bool:
     """Return whether a Secret has older data of the installation, which no other writer changed."""
     known = _get_meta(present).get_text_map("annotations").get(key.ADOPTED_DATA, "")
     # An API server refuses another type.
@@ -208,10 +208,10 @@ def can_replace(present: Json, wanted: Json) -> bool:
     return is_equal_type and known == _hash(present) != _hash(wanted)
 
 
-def _hash(secret: Json) -> str:
+def _hash(secret: decode.Json) -> str:
     data = json.dumps(secret.get("data"), sort_keys=True)
     return hashlib.sha256(data.encode()).hexdigest()
 
 
-def _get_meta(document: Json) -> Fields:
-    return Fields.from_json(document, "object").get_object("metadata")
+def _get_meta(document: decode.Json) -> decode.Fields:
+    return decode.Fields.from_json(document, "object").get_object("metadata")

@@ -15,63 +15,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event, Lock
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, Json
-from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
-from treenail.api.machineosbuild import MachineOSBuild
-from treenail.api.machineosconfig import API_VERSION, MachineOSConfig
-from treenail.api.object_meta import Condition, merge_conditions
+from treenail.api import decode, machineconfigpool, machineosbuild, machineosconfig, object_meta
 from treenail.builder.images.copies import CopyStopped
-from treenail.clocks import Clock, format_rfc3339, parse_rfc3339
-from treenail.controllers.handover.adoption import (
-    AdoptionAction,
-    AnnotateConfig,
-    CreateObject,
-    DeleteFailedBuild,
-    FinishBuild,
-    ServeImage,
-    can_replace,
-    decide_adoption,
-    describe_action,
+from treenail.controllers.handover import (
+    adoption,
+    handover_objects,
+    image_mode,
+    image_mode_field,
+    image_mover,
 )
-from treenail.controllers.handover.handover_objects import (
-    HANDED_OVER,
-    HANDOVER_SECRET,
-    RESULT_CONFIGMAP,
-    Handover,
-    HandoverImage,
-    HandoverResult,
-    MoveState,
-    RegistryNode,
-    build_result_configmap,
-    compute_condition,
-    describe_deadline,
-    find_nodes_to_mark,
-    has_result,
-    merge_results,
-    read_handover_secret,
-    read_result_configmap,
-)
-from treenail.controllers.handover.image_mode import CONFIGMAP, NAMESPACE
-from treenail.controllers.handover.image_mode_field import read_settings_configmap
-from treenail.controllers.handover.image_mover import ImageMove, ImageMover, MoveFailed
 from treenail.controllers.pools.os_image import find_pool_owner
-from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers, InformerView
-from treenail.controllers.runtime.own_writes import OwnWrites
-from treenail.errors import AlreadyExistsError, ConfigError, ForbiddenError, NotFoundError
-from treenail.kube.api_client import Client
-from treenail.kube.event_recorder import EventRecorder, ObjectReference
-from treenail.kube.resources import (
-    CONFIGMAPS,
-    MACHINECONFIGPOOLS,
-    MACHINEOSBUILDS,
-    MACHINEOSCONFIGS,
-    NODES,
-    SECRETS,
-    get_object,
-)
-from treenail.kube.watch import WatchScope
+from treenail.controllers.runtime import controller_metrics, informer_set, own_writes
+from treenail.kube import api_client, event_recorder, resources, watch
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +39,7 @@ IDLE_S = 60.0
 """Interval of looks for the Secret of an installation, in case its watch is forbidden."""
 _BUSY_S = 5.0
 _STALE_RETRY_S = 1.0
-_NEEDED_KINDS = frozenset({MACHINEOSCONFIGS.plural, MACHINEOSBUILDS.plural})
+_NEEDED_KINDS = frozenset({resources.MACHINEOSCONFIGS.plural, resources.MACHINEOSBUILDS.plural})
 _RESTORED_S = 60.0
 """Time after the first sign of a restored etcd in which each list may be the first of its kind."""
 _THREADS = 2
@@ -92,22 +49,26 @@ _MARK_AGAIN_S = 30.0
 class ImageMoves:
     """Attempts to move images on threads of their own. Thread-safe."""
 
-    def __init__(self, mover: ImageMover, clock: Clock, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self, mover: image_mover.ImageMover, clock: clocks.Clock, notify: Callable[[str], None]
+    ) -> None:
         self._mover = mover
         self._clock = clock
         self._notify = notify
         self._lock = Lock()
-        self._states: dict[HandoverImage, MoveState] = {}
-        self._running: set[HandoverImage] = set()
+        self._states: dict[handover_objects.HandoverImage, handover_objects.MoveState] = {}
+        self._running: set[handover_objects.HandoverImage] = set()
         self._stop = Event()
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="install-registry")
 
-    def find_state(self, image: HandoverImage) -> MoveState | None:
+    def find_state(
+        self, image: handover_objects.HandoverImage
+    ) -> handover_objects.MoveState | None:
         """Return the result of the last attempt; None before the first one has ended."""
         with self._lock:
             return self._states.get(image)
 
-    def start_due(self, move: ImageMove) -> float:
+    def start_due(self, move: image_mover.ImageMove) -> float:
         """Start an attempt unless one runs or waits; return the seconds until the next look."""
         image = move.image
         with self._lock:
@@ -126,25 +87,27 @@ class ImageMoves:
         self._stop.set()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, move: ImageMove) -> None:
-        image, failure = move.image, MoveState()
+    def _run(self, move: image_mover.ImageMove) -> None:
+        image, failure = move.image, handover_objects.MoveState()
         try:
             warning = self._mover.move_image(move, self._stop.is_set)
-            done = MoveState(is_done=True, message=warning)
+            done = handover_objects.MoveState(is_done=True, message=warning)
         except CopyStopped:
             return
-        except MoveFailed as error:
-            failure = MoveState(reason=error.reason, message=str(error))
+        except image_mover.MoveFailed as error:
+            failure = handover_objects.MoveState(reason=error.reason, message=str(error))
             done = None
         except Exception:
             # A bug must not leave the image in progress forever.
             log.exception("cannot move %s", image.final_image)
-            failure = MoveState(reason="InternalError", message="internal error; see the log")
+            failure = handover_objects.MoveState(
+                reason="InternalError", message="internal error; see the log"
+            )
             done = None
         with self._lock:
             before = self._states.get(image)
             count = 1 if before is None else before.failures + 1
-            self._states[image] = done or MoveState(
+            self._states[image] = done or handover_objects.MoveState(
                 failures=count,
                 reason=failure.reason,
                 message=failure.message,
@@ -163,14 +126,14 @@ class InstallController:
 
     def __init__(
         self,
-        client: Client,
-        clock: Clock,
-        recorder: EventRecorder,
-        mover: ImageMover,
+        client: api_client.Client,
+        clock: clocks.Clock,
+        recorder: event_recorder.EventRecorder,
+        mover: image_mover.ImageMover,
         *,
         deadline_s: float = DEFAULT_DEADLINE_S,
-        namespace: str = NAMESPACE,
-        metrics: ControllerMetrics | None = None,
+        namespace: str = image_mode.NAMESPACE,
+        metrics: controller_metrics.ControllerMetrics | None = None,
     ) -> None:
         self._client = client
         self._clock = clock
@@ -192,31 +155,40 @@ class InstallController:
                 ("pool",),
             )
         self._moves: ImageMoves
-        self._configs: InformerView[MachineOSConfig]
-        self._builds: InformerView[MachineOSBuild]
-        self._pools: InformerView[MachineConfigPool]
-        self._nodes: InformerView[RegistryNode]
-        self._informers: Informers
+        self._configs: informer_set.InformerView[machineosconfig.MachineOSConfig]
+        self._builds: informer_set.InformerView[machineosbuild.MachineOSBuild]
+        self._pools: informer_set.InformerView[machineconfigpool.MachineConfigPool]
+        self._nodes: informer_set.InformerView[handover_objects.RegistryNode]
+        self._informers: informer_set.Informers
 
-    def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
+    def register_watches(
+        self, informers: informer_set.Informers, enqueue: Callable[[str], None]
+    ) -> None:
         """Watch the objects that an installation concerns."""
         self._moves = ImageMoves(self._mover, self._clock, enqueue)
         self._configs = informers.add_view(
-            WatchScope(MACHINEOSCONFIGS), MachineOSConfig.from_json, optional=True
+            watch.WatchScope(resources.MACHINEOSCONFIGS),
+            machineosconfig.MachineOSConfig.from_json,
+            optional=True,
         )
         self._builds = informers.add_view(
-            WatchScope(MACHINEOSBUILDS), MachineOSBuild.from_json, optional=True
+            watch.WatchScope(resources.MACHINEOSBUILDS),
+            machineosbuild.MachineOSBuild.from_json,
+            optional=True,
         )
         self._pools = informers.add_view(
-            WatchScope(MACHINECONFIGPOOLS), MachineConfigPool.from_json
+            watch.WatchScope(resources.MACHINECONFIGPOOLS),
+            machineconfigpool.MachineConfigPool.from_json,
         )
-        self._nodes = informers.add_view(WatchScope(NODES), RegistryNode.from_json)
+        self._nodes = informers.add_view(
+            watch.WatchScope(resources.NODES), handover_objects.RegistryNode.from_json
+        )
         # Its content stays out of the cache: it has logins.
         secret = informers.add_view(
-            WatchScope(
-                SECRETS,
+            watch.WatchScope(
+                resources.SECRETS,
                 self._namespace,
-                field_selector=f"metadata.name={HANDOVER_SECRET}",
+                field_selector=f"metadata.name={handover_objects.HANDOVER_SECRET}",
                 is_optional=True,
                 has_metadata_only=True,
             ),
@@ -232,7 +204,9 @@ class InstallController:
                 self._writer.forget_writes()
                 enqueue(KEY)
 
-        def handle_config(_name: str, _: object, after: MachineOSConfig | None) -> None:
+        def handle_config(
+            _name: str, _: object, after: machineosconfig.MachineOSConfig | None
+        ) -> None:
             if after is None:
                 self._writer.created.clear()
 
@@ -259,7 +233,7 @@ class InstallController:
                 self._mark_nodes(result.registry)
             return IDLE_S
         handover, published = found
-        if has_result(result, handover):
+        if handover_objects.has_result(result, handover):
             self._mark_nodes(handover.registry)
             self._delete_secret()
             return IDLE_S
@@ -267,7 +241,7 @@ class InstallController:
         if adoption_s > 0:
             return adoption_s
         waited_s = self._clock.now() - published
-        overdue = describe_deadline(waited_s, self._deadline_s)
+        overdue = handover_objects.describe_deadline(waited_s, self._deadline_s)
         delays = [self._advance(handover, image, overdue) for image in handover.images]
         states = [self._moves.find_state(image) for image in handover.images]
         if all(state is not None and state.is_done for state in states):
@@ -283,35 +257,39 @@ class InstallController:
 
     # Observation
 
-    def _find_secret(self) -> tuple[Handover, float] | None:
+    def _find_secret(self) -> tuple[handover_objects.Handover, float] | None:
         """Return the hand-over and when it was published; None without one."""
         try:
-            document = self._client.get(SECRETS, HANDOVER_SECRET, namespace=self._namespace)
-        except NotFoundError:
+            document = self._client.get(
+                resources.SECRETS, handover_objects.HANDOVER_SECRET, namespace=self._namespace
+            )
+        except errors.NotFoundError:
             return None
-        meta = Fields.from_json(document, "Secret").get_object("metadata")
-        published = parse_rfc3339(meta.get_text("creationTimestamp")) or self._clock.now()
-        return read_handover_secret(document), published
+        meta = decode.Fields.from_json(document, "Secret").get_object("metadata")
+        published = clocks.parse_rfc3339(meta.get_text("creationTimestamp")) or self._clock.now()
+        return handover_objects.read_handover_secret(document), published
 
-    def _read_result(self) -> HandoverResult | None:
+    def _read_result(self) -> handover_objects.HandoverResult | None:
         try:
-            document = self._client.get(CONFIGMAPS, RESULT_CONFIGMAP, namespace=self._namespace)
-            return read_result_configmap(document)
-        except NotFoundError:
+            document = self._client.get(
+                resources.CONFIGMAPS, handover_objects.RESULT_CONFIGMAP, namespace=self._namespace
+            )
+            return handover_objects.read_result_configmap(document)
+        except errors.NotFoundError:
             return None
-        except ConfigError as error:
+        except errors.ConfigError as error:
             log.warning("%s; the images are looked up again", error)
             return None
 
     # Steps
 
-    def _adopt(self, handover: Handover) -> float:
+    def _adopt(self, handover: handover_objects.Handover) -> float:
         """Adopt what the cluster lacks; return when to look again, 0 once all of it is seen.
 
         A watch that is late or disconnected shows writes after minutes, and the same writes would
         be decided all the time.
         """
-        actions = decide_adoption(
+        actions = adoption.decide_adoption(
             handover,
             self._writer.configs.overlay(self._configs),
             self._writer.builds.overlay(self._builds),
@@ -320,7 +298,7 @@ class InstallController:
         if not actions:
             self._repeats = Repeats()
             return 0.0
-        now, names = self._clock.monotonic(), tuple(map(describe_action, actions))
+        now, names = self._clock.monotonic(), tuple(map(adoption.describe_action, actions))
         wait_s = self._repeats.compute_wait_s(names, now)
         if wait_s > 0:
             return wait_s
@@ -330,7 +308,12 @@ class InstallController:
             self._writer.execute(action)
         return self._repeats.pause_s
 
-    def _advance(self, handover: Handover, image: HandoverImage, overdue: str) -> float:
+    def _advance(
+        self,
+        handover: handover_objects.Handover,
+        image: handover_objects.HandoverImage,
+        overdue: str,
+    ) -> float:
         """Continue with one image, and report it; return when to look again."""
         configs = self._writer.configs.overlay(self._configs)
         config = find_pool_owner(image.pool, configs.values())
@@ -339,11 +322,11 @@ class InstallController:
             missing = "MachineOSConfig" if config is None else "MachineConfigPool"
             log.debug("cannot hand over the image of pool %s yet: no %s", image.pool, missing)
             return _BUSY_S
-        move = ImageMove(handover, image, config, pool.configuration.name)
+        move = image_mover.ImageMove(handover, image, config, pool.configuration.name)
         delay_s = self._moves.start_due(move)
         state = self._moves.find_state(image)
         self._measure(image.pool, is_late=bool(overdue) and not (state and state.is_done))
-        self._report(config, compute_condition(handover, image, state, overdue))
+        self._report(config, handover_objects.compute_condition(handover, image, state, overdue))
         return delay_s
 
     def _measure(self, pool: str, *, is_late: bool) -> None:
@@ -351,32 +334,48 @@ class InstallController:
             self._gauge.set_function(pool, by=lambda: float(self._late.get(pool, False)))
         self._late[pool] = is_late
 
-    def _report(self, config: MachineOSConfig, condition: Condition) -> None:
-        known = next((each for each in config.conditions if each.type == HANDED_OVER), None)
+    def _report(
+        self, config: machineosconfig.MachineOSConfig, condition: object_meta.Condition
+    ) -> None:
+        known = next(
+            (each for each in config.conditions if each.type == handover_objects.HANDED_OVER), None
+        )
         wanted = (condition.status, condition.reason, condition.message)
         if known is not None and (known.status, known.reason, known.message) == wanted:
             return
         self._writer.write_conditions(config, [condition])
         if known is not None and (known.status, known.reason) == wanted[:2]:
             return
-        owner = ObjectReference(
-            MACHINEOSCONFIGS.kind, config.name, config.metadata.uid, api_version=API_VERSION
+        owner = event_recorder.ObjectReference(
+            resources.MACHINEOSCONFIGS.kind,
+            config.name,
+            config.metadata.uid,
+            api_version=machineosconfig.API_VERSION,
         )
         if condition.status == "True":
             self._recorder.record_normal(owner, "ImageHandedOver", condition.message)
         elif known is not None:
             self._recorder.record_warning(owner, condition.reason, condition.message)
 
-    def _finish(self, handover: Handover, before: HandoverResult | None) -> None:
+    def _finish(
+        self, handover: handover_objects.Handover, before: handover_objects.HandoverResult | None
+    ) -> None:
         """Ask the nodes to drop the bootstrap registry, and inform the bootstrap host."""
         self._mark_nodes(handover.registry)
-        result = merge_results(before, handover, format_rfc3339(self._clock.now()))
-        document = build_result_configmap(result, namespace=self._namespace)
+        result = handover_objects.merge_results(
+            before, handover, clocks.format_rfc3339(self._clock.now())
+        )
+        document = handover_objects.build_result_configmap(result, namespace=self._namespace)
         try:
-            self._client.create(CONFIGMAPS, document, namespace=self._namespace)
-        except AlreadyExistsError:
+            self._client.create(resources.CONFIGMAPS, document, namespace=self._namespace)
+        except errors.AlreadyExistsError:
             # Without a resourceVersion the update replaces any version.
-            self._client.update(CONFIGMAPS, RESULT_CONFIGMAP, document, namespace=self._namespace)
+            self._client.update(
+                resources.CONFIGMAPS,
+                handover_objects.RESULT_CONFIGMAP,
+                document,
+                namespace=self._namespace,
+            )
         log.info("handed over the images of pools %s", ", ".join(sorted(result.digests)))
         self._delete_secret()
 
@@ -385,14 +384,16 @@ class InstallController:
         self._marked_at = {
             name: at for name, at in self._marked_at.items() if now - at < _MARK_AGAIN_S
         }
-        for name in find_nodes_to_mark(self._nodes.get_all().values(), registry):
+        for name in handover_objects.find_nodes_to_mark(self._nodes.get_all().values(), registry):
             if name in self._marked_at:
                 # The watch does not show the annotation yet.
                 continue
-            body: Json = {"metadata": {"annotations": {key.REMOVE_BOOTSTRAP_REGISTRY: registry}}}
+            body: decode.Json = {
+                "metadata": {"annotations": {key.REMOVE_BOOTSTRAP_REGISTRY: registry}}
+            }
             try:
-                self._client.patch(NODES, name, body)
-            except NotFoundError:
+                self._client.patch(resources.NODES, name, body)
+            except errors.NotFoundError:
                 continue
             self._marked_at[name] = now
             log.info("asked node %s to drop the bootstrap registry %s", name, registry)
@@ -400,24 +401,34 @@ class InstallController:
     def _delete_secret(self) -> None:
         """Delete the logins of a registry that is no longer used."""
         try:
-            self._client.delete(SECRETS, HANDOVER_SECRET, namespace=self._namespace)
-        except NotFoundError:
+            self._client.delete(
+                resources.SECRETS, handover_objects.HANDOVER_SECRET, namespace=self._namespace
+            )
+        except errors.NotFoundError:
             return
-        log.info("deleted Secret %s: the hand-over is complete", HANDOVER_SECRET)
+        log.info("deleted Secret %s: the hand-over is complete", handover_objects.HANDOVER_SECRET)
 
 
-def _read_version(document: Json) -> str:
-    return Fields.from_json(document, "Secret").get_object("metadata").get_text("resourceVersion")
+def _read_version(document: decode.Json) -> str:
+    return (
+        decode.Fields.from_json(document, "Secret")
+        .get_object("metadata")
+        .get_text("resourceVersion")
+    )
 
 
 class AdoptionWriter:
     """Writes objects; a write to a changed object fails with `ConflictError`."""
 
-    def __init__(self, client: Client, clock: Clock) -> None:
+    def __init__(self, client: api_client.Client, clock: clocks.Clock) -> None:
         self._client = client
         self._clock = clock
-        self.configs: OwnWrites[MachineOSConfig] = OwnWrites(clock)
-        self.builds: OwnWrites[MachineOSBuild] = OwnWrites(clock)
+        self.configs: own_writes.OwnWrites[machineosconfig.MachineOSConfig] = own_writes.OwnWrites(
+            clock
+        )
+        self.builds: own_writes.OwnWrites[machineosbuild.MachineOSBuild] = own_writes.OwnWrites(
+            clock
+        )
         self.created: set[tuple[str, str, str, str]] = set()
         """Keys of objects that exist, as attempts to create them found."""
 
@@ -427,44 +438,50 @@ class AdoptionWriter:
         self.configs.forget_writes()
         self.builds.forget_writes()
 
-    def execute(self, action: AdoptionAction) -> None:
+    def execute(self, action: adoption.AdoptionAction) -> None:
         """Execute one action; raise `ClusterError`."""
         match action:
-            case CreateObject():
+            case adoption.CreateObject():
                 self._create(action)
-            case DeleteFailedBuild(build):
+            case adoption.DeleteFailedBuild(build):
                 try:
-                    self._client.delete(MACHINEOSBUILDS, build.name, uid=build.metadata.uid)
-                except NotFoundError:
+                    self._client.delete(
+                        resources.MACHINEOSBUILDS, build.name, uid=build.metadata.uid
+                    )
+                except errors.NotFoundError:
                     return
                 self.builds.record_deletion(build.name, build.metadata.uid)
                 log.info("deleted %s, which has no image: the installation built it", build.name)
-            case FinishBuild(build, status):
-                body: Json = {
+            case adoption.FinishBuild(build, status):
+                body: decode.Json = {
                     "metadata": {"resourceVersion": build.metadata.resource_version},
                     "status": status,
                 }
                 written = self._client.patch(
-                    MACHINEOSBUILDS, build.name, body, subresource="status"
+                    resources.MACHINEOSBUILDS, build.name, body, subresource="status"
                 )
-                self.builds.record_write(build, MachineOSBuild.from_json(written))
+                self.builds.record_write(build, machineosbuild.MachineOSBuild.from_json(written))
                 log.info("adopted the image of MachineOSBuild %s", build.name)
-            case AnnotateConfig(config, annotations):
-                meta: Json = {
+            case adoption.AnnotateConfig(config, annotations):
+                meta: decode.Json = {
                     "resourceVersion": config.metadata.resource_version,
                     "annotations": dict(annotations),
                 }
-                written = self._client.patch(MACHINEOSCONFIGS, config.name, {"metadata": meta})
-                self.configs.record_write(config, MachineOSConfig.from_json(written))
-            case ServeImage(config, build, conditions):
+                written = self._client.patch(
+                    resources.MACHINEOSCONFIGS, config.name, {"metadata": meta}
+                )
+                self.configs.record_write(
+                    config, machineosconfig.MachineOSConfig.from_json(written)
+                )
+            case adoption.ServeImage(config, build, conditions):
                 self.write_conditions(
                     config,
                     conditions,
                     {
                         "currentImagePullSpec": build.pull_spec,
                         "machineOSBuild": {
-                            "group": MACHINEOSBUILDS.group,
-                            "resource": MACHINEOSBUILDS.plural,
+                            "group": resources.MACHINEOSBUILDS.group,
+                            "resource": resources.MACHINEOSBUILDS.plural,
                             "name": build.name,
                         },
                         "observedGeneration": config.metadata.generation,
@@ -474,56 +491,58 @@ class AdoptionWriter:
 
     def write_conditions(
         self,
-        config: MachineOSConfig,
-        conditions: Iterable[Condition],
-        status: Json | None = None,
+        config: machineosconfig.MachineOSConfig,
+        conditions: Iterable[object_meta.Condition],
+        status: decode.Json | None = None,
     ) -> None:
         """Write conditions of a MachineOSConfig beside those of other writers."""
-        now = format_rfc3339(self._clock.now())
-        merged = merge_conditions(config.conditions, list(conditions), now=now)
-        body: Json = {
+        now = clocks.format_rfc3339(self._clock.now())
+        merged = object_meta.merge_conditions(config.conditions, list(conditions), now=now)
+        body: decode.Json = {
             # A merge patch replaces the whole list, so it must fail if another writer changed it.
             "metadata": {"resourceVersion": config.metadata.resource_version},
             "status": {**(status or {}), "conditions": [each.to_json() for each in merged]},
         }
-        written = self._client.patch(MACHINEOSCONFIGS, config.name, body, subresource="status")
-        self.configs.record_write(config, MachineOSConfig.from_json(written))
+        written = self._client.patch(
+            resources.MACHINEOSCONFIGS, config.name, body, subresource="status"
+        )
+        self.configs.record_write(config, machineosconfig.MachineOSConfig.from_json(written))
 
-    def _create(self, action: CreateObject) -> None:
+    def _create(self, action: adoption.CreateObject) -> None:
         kind, resource = action.resource.kind, action.resource
-        place = action.namespace or (NAMESPACE if resource.namespaced else "")
+        place = action.namespace or (image_mode.NAMESPACE if resource.namespaced else "")
         try:
             created = self._client.create(resource, action.document, namespace=place)
-        except AlreadyExistsError:
+        except errors.AlreadyExistsError:
             log.debug("%s %s exists", kind, action.name)
-            if resource == SECRETS:
+            if resource == resources.SECRETS:
                 self._replace_secret(action, place)
-        except ForbiddenError as error:
-            if action.resource != SECRETS:
+        except errors.ForbiddenError as error:
+            if action.resource != resources.SECRETS:
                 raise
             # In a namespace that is not that of builds. The installer creates it there, too.
             log.warning("did not adopt Secret %s/%s: %s", place, action.name, error)
         else:
-            if resource == MACHINEOSCONFIGS:
-                self.configs.record_write(None, MachineOSConfig.from_json(created))
-            elif resource == MACHINEOSBUILDS:
-                self.builds.record_write(None, MachineOSBuild.from_json(created))
+            if resource == resources.MACHINEOSCONFIGS:
+                self.configs.record_write(None, machineosconfig.MachineOSConfig.from_json(created))
+            elif resource == resources.MACHINEOSBUILDS:
+                self.builds.record_write(None, machineosbuild.MachineOSBuild.from_json(created))
             log.info("created %s %s of the installation", kind, action.name)
         self.created.add(action.key)
 
-    def _replace_secret(self, action: CreateObject, place: str) -> None:
+    def _replace_secret(self, action: adoption.CreateObject, place: str) -> None:
         """Replace a Secret of an earlier hand-over: the user has corrected its login."""
-        present = self._client.get(SECRETS, action.name, namespace=place)
-        if not can_replace(present, action.document):
+        present = self._client.get(resources.SECRETS, action.name, namespace=place)
+        if not adoption.can_replace(present, action.document):
             return
-        version = get_object(present, "metadata").get("resourceVersion")
-        metadata = {**get_object(action.document, "metadata"), "resourceVersion": version}
-        body: Json = {**action.document, "metadata": metadata}
-        self._client.update(SECRETS, action.name, body, namespace=place)
+        version = resources.get_object(present, "metadata").get("resourceVersion")
+        metadata = {**resources.get_object(action.document, "metadata"), "resourceVersion": version}
+        body: decode.Json = {**action.document, "metadata": metadata}
+        self._client.update(resources.SECRETS, action.name, body, namespace=place)
         log.info("replaced Secret %s by that of the newest installation", action.name)
 
 
-BOOTSTRAP_POOLS = (MASTER, ARBITER)
+BOOTSTRAP_POOLS = (machineconfigpool.MASTER, machineconfigpool.ARBITER)
 """Pools whose machines join before the cluster can build."""
 _SETTLE_S = 30.0
 """Time for which the watch of builds may be behind the result of the hand-over."""
@@ -532,7 +551,13 @@ _SETTLE_S = 30.0
 class InstallHold:
     """Says which pools wait for the installation. Thread-safe."""
 
-    def __init__(self, client: Client, clock: Clock, *, namespace: str = NAMESPACE) -> None:
+    def __init__(
+        self,
+        client: api_client.Client,
+        clock: clocks.Clock,
+        *,
+        namespace: str = image_mode.NAMESPACE,
+    ) -> None:
         self._client = client
         self._clock = clock
         self._namespace = namespace
@@ -544,36 +569,40 @@ class InstallHold:
         """
         if pool not in BOOTSTRAP_POOLS:
             return ""
-        settings = self._find_configmap(CONFIGMAP)
+        settings = self._find_configmap(image_mode.CONFIGMAP)
         if settings is None or self._is_complete():
             return ""
         try:
-            if not read_settings_configmap(settings, where=f"ConfigMap {CONFIGMAP}").is_enabled:
+            if not image_mode_field.read_settings_configmap(
+                settings, where=f"ConfigMap {image_mode.CONFIGMAP}"
+            ).is_enabled:
                 return ""
-        except ConfigError as error:
+        except errors.ConfigError as error:
             log.warning("%s; pool %s does not wait for the installation", error, pool)
             return ""
         return (
             "waiting for the image that the bootstrap host built; to build it in the cluster "
-            f"instead, run: kubectl delete configmap -n {self._namespace} {CONFIGMAP}"
+            f"instead, run: kubectl delete configmap -n {self._namespace} {image_mode.CONFIGMAP}"
         )
 
     def _is_complete(self) -> bool:
         """Return whether the images were handed over, and the caches show the adopted builds."""
-        document = self._find_configmap(RESULT_CONFIGMAP)
+        document = self._find_configmap(handover_objects.RESULT_CONFIGMAP)
         if document is None:
             return False
         try:
-            completed = parse_rfc3339(read_result_configmap(document).completed)
-        except ConfigError as error:
+            completed = clocks.parse_rfc3339(
+                handover_objects.read_result_configmap(document).completed
+            )
+        except errors.ConfigError as error:
             log.warning("%s; the control plane does not wait for the installation", error)
             return True
         return completed is None or self._clock.now() - completed > _SETTLE_S
 
-    def _find_configmap(self, name: str) -> Json | None:
+    def _find_configmap(self, name: str) -> decode.Json | None:
         try:
-            return self._client.get(CONFIGMAPS, name, namespace=self._namespace)
-        except (NotFoundError, ForbiddenError):
+            return self._client.get(resources.CONFIGMAPS, name, namespace=self._namespace)
+        except (errors.NotFoundError, errors.ForbiddenError):
             # A role of an older version does not permit it.
             return None
 

@@ -13,30 +13,23 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from treenail import errors, sanitize
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, Json, load_json, reject_unknown_fields
-from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.machineosbuild import BuildState, MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.object_meta import Condition, ObjectMeta
-from treenail.config.bootstrap_registry import (
-    BootstrapRegistryRecord,
-    decode_record,
-    encode_record,
-)
+from treenail.api import decode, machineconfigpool, machineosbuild, machineosconfig, object_meta
+from treenail.config import bootstrap_registry
 from treenail.controllers.handover.image_mode import NAMESPACE
-from treenail.controllers.pools.os_image import find_pool_owner
-from treenail.controllers.pools.pool_status import DEGRADED, read_reported_counts
-from treenail.controllers.pools.select import CONTROL_PLANE_LABELS
-from treenail.errors import ConfigError
+from treenail.controllers.pools import os_image, pool_status, select
 from treenail.image.push_spec import PushSpec, parse_push_spec
-from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, SECRETS
+from treenail.kube import resources
 from treenail.registry.names import check_digest
-from treenail.sanitize import escape_text
 
 HANDOVER_SECRET = "treenail-install-handover"  # noqa: S105  # the name of a Secret
 RESULT_CONFIGMAP = "treenail-install-result"
-ADOPTED_KINDS = (SECRETS.kind, MACHINEOSCONFIGS.kind, MACHINEOSBUILDS.kind)
+ADOPTED_KINDS = (
+    resources.SECRETS.kind,
+    resources.MACHINEOSCONFIGS.kind,
+    resources.MACHINEOSBUILDS.kind,
+)
 """Kinds of the objects that the cluster adopts."""
 
 _REGISTRY_KEY, _OBJECTS_KEY = "registry.json", "objects.json"
@@ -71,7 +64,7 @@ class Handover:
     ca_pem: str = field(default="", repr=False)
     username: str = ""
     password: str = field(default="", repr=False)
-    objects: tuple[Json, ...] = field(default=(), repr=False)
+    objects: tuple[decode.Json, ...] = field(default=(), repr=False)
     """Secrets, MachineOSConfigs and MachineOSBuilds with status, as for an API server."""
 
 
@@ -87,13 +80,13 @@ class HandoverResult:
     """Time in RFC 3339."""
 
 
-def build_handover_secret(handover: Handover) -> Json:
+def build_handover_secret(handover: Handover) -> decode.Json:
     """Build the Secret; equal contents give equal objects. Raises `ConfigError`."""
-    images: list[Json] = [
+    images: list[decode.Json] = [
         {"pool": each.pool, "digest": each.digest, "pushSpec": str(each.push_spec)}
         for each in handover.images
     ]
-    registry: Json = {"registry": handover.registry, "images": images}
+    registry: decode.Json = {"registry": handover.registry, "images": images}
     if handover.registry:
         registry |= {
             "ca": handover.ca_pem,
@@ -101,7 +94,7 @@ def build_handover_secret(handover: Handover) -> Json:
             "password": handover.password,
         }
     contents = {_REGISTRY_KEY: registry, _OBJECTS_KEY: list(handover.objects)}
-    secret: Json = {
+    secret: decode.Json = {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": HANDOVER_SECRET, "namespace": NAMESPACE},
@@ -115,17 +108,17 @@ def build_handover_secret(handover: Handover) -> Json:
     return secret
 
 
-def read_handover_secret(document: Json) -> Handover:
+def read_handover_secret(document: decode.Json) -> Handover:
     """Read the Secret; raise `ConfigError`, which contains no part of a secret."""
     where = f"Secret {NAMESPACE}/{HANDOVER_SECRET}"
-    data = Fields.from_json(document, where).get_object("data")
+    data = decode.Fields.from_json(document, where).get_object("data")
     registry = _read_json(data, _REGISTRY_KEY, where)
-    fields = Fields.from_json(registry, f"{where}, {_REGISTRY_KEY}")
-    reject_unknown_fields(fields, _REGISTRY_FIELDS)
+    fields = decode.Fields.from_json(registry, f"{where}, {_REGISTRY_KEY}")
+    decode.reject_unknown_fields(fields, _REGISTRY_FIELDS)
     images = fields.map_objects("images", _read_image)
     pools = [each.pool for each in images]
     if len(pools) > _IMAGES_LIMIT or len(set(pools)) != len(pools):
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{fields.path_of('images')}: expected at most {_IMAGES_LIMIT} images and one for each "
             "pool"
         )
@@ -142,17 +135,19 @@ def read_handover_secret(document: Json) -> Handover:
     return handover
 
 
-def make_node_record(handover: Handover) -> BootstrapRegistryRecord:
+def make_node_record(handover: Handover) -> bootstrap_registry.BootstrapRegistryRecord:
     """Return the record of the registry; raise `ConfigError` for invalid fields."""
     repositories = (f"{each.push_spec.registry}/{each.push_spec.repository}"
                     for each in handover.images)  # fmt: skip
-    record = BootstrapRegistryRecord(
+    record = bootstrap_registry.BootstrapRegistryRecord(
         handover.registry, handover.username, handover.password, tuple(sorted(set(repositories)))
     )
-    return decode_record(encode_record(record), where="the bootstrap registry")
+    return bootstrap_registry.decode_record(
+        bootstrap_registry.encode_record(record), where="the bootstrap registry"
+    )
 
 
-def build_result_configmap(result: HandoverResult, *, namespace: str = NAMESPACE) -> Json:
+def build_result_configmap(result: HandoverResult, *, namespace: str = NAMESPACE) -> decode.Json:
     """Build the ConfigMap."""
     return {
         "apiVersion": "v1",
@@ -166,12 +161,12 @@ def build_result_configmap(result: HandoverResult, *, namespace: str = NAMESPACE
     }
 
 
-def read_result_configmap(document: Json) -> HandoverResult:
+def read_result_configmap(document: decode.Json) -> HandoverResult:
     """Read the ConfigMap; raise `ConfigError`."""
     where = f"ConfigMap {NAMESPACE}/{RESULT_CONFIGMAP}"
-    data = Fields.from_json(document, where).get_object("data")
+    data = decode.Fields.from_json(document, where).get_object("data")
     text = data.get_required_text("handedOver")
-    digests = Fields.from_json(load_json(text, where=where), where)
+    digests = decode.Fields.from_json(decode.load_json(text, where=where), where)
     return HandoverResult(
         {name: digests.get_required_text(name) for name in digests.values},
         data.get_text("registry"),
@@ -179,8 +174,8 @@ def read_result_configmap(document: Json) -> HandoverResult:
     )
 
 
-def _read_image(fields: Fields) -> HandoverImage:
-    reject_unknown_fields(fields, _IMAGE_FIELDS)
+def _read_image(fields: decode.Fields) -> HandoverImage:
+    decode.reject_unknown_fields(fields, _IMAGE_FIELDS)
     return HandoverImage(
         fields.get_required_text("pool"),
         check_digest(fields.get_required_text("digest")),
@@ -188,15 +183,15 @@ def _read_image(fields: Fields) -> HandoverImage:
     )
 
 
-def _read_objects(found: object, where: str) -> tuple[Json, ...]:
+def _read_objects(found: object, where: str) -> tuple[decode.Json, ...]:
     if not isinstance(found, list) or len(found) > _OBJECTS_LIMIT:
-        raise ConfigError(f"{where}: expected a list of at most {_OBJECTS_LIMIT} objects")
+        raise errors.ConfigError(f"{where}: expected a list of at most {_OBJECTS_LIMIT} objects")
     objects = []
     for index, each in enumerate(found):
-        fields = Fields.from_json(each, f"{where}[{index}]")
+        fields = decode.Fields.from_json(each, f"{where}[{index}]")
         kind = fields.get_required_text("kind")
         if kind not in ADOPTED_KINDS:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{fields.path_of('kind')}: expected one of {', '.join(ADOPTED_KINDS)}, found "
                 f"{kind!r:.60}"
             )
@@ -205,16 +200,16 @@ def _read_objects(found: object, where: str) -> tuple[Json, ...]:
     return tuple(objects)
 
 
-def _read_json(data: Fields, name: str, where: str) -> object:
+def _read_json(data: decode.Fields, name: str, where: str) -> object:
     text = data.get_required_text(name)
     if len(text) > 2 * _LIMIT:
-        raise ConfigError(f"{data.path_of(name)}: longer than a Secret can be")
+        raise errors.ConfigError(f"{data.path_of(name)}: longer than a Secret can be")
     try:
         content = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         # Without its cause, which contains the content.
-        raise ConfigError(f"{data.path_of(name)}: not base64") from None
-    return load_json(content, where=f"{where}, {name}")
+        raise errors.ConfigError(f"{data.path_of(name)}: not base64") from None
+    return decode.load_json(content, where=f"{where}, {name}")
 
 
 HANDED_OVER = "ImageHandedOver"
@@ -224,7 +219,7 @@ _MESSAGE_LIMIT = 2000
 _FIRST_RETRY_S, _MAX_RETRY_S = 5.0, 300.0
 _NAMES_LIMIT = 5
 _TEXTS_LIMIT, _REASON_LIMIT = 6, 500
-_BOOTSTRAP_LABELS = (*CONTROL_PLANE_LABELS, "node-role.kubernetes.io/arbiter")
+_BOOTSTRAP_LABELS = (*select.CONTROL_PLANE_LABELS, "node-role.kubernetes.io/arbiter")
 """Labels of nodes whose machines the bootstrap host serves."""
 
 
@@ -264,9 +259,11 @@ class RegistryNode:
     """Why the agent is Degraded; empty when it is not."""
 
     @classmethod
-    def from_json(cls, document: Json) -> "RegistryNode":
+    def from_json(cls, document: decode.Json) -> "RegistryNode":
         """Parse a Node; raise `ConfigError`."""
-        meta = ObjectMeta.from_fields(Fields.from_json(document, "Node").get_object("metadata"))
+        meta = object_meta.ObjectMeta.from_fields(
+            decode.Fields.from_json(document, "Node").get_object("metadata")
+        )
         notes = meta.annotations
         return cls(
             meta.name,
@@ -280,15 +277,15 @@ class RegistryNode:
 
 def compute_condition(
     handover: Handover, image: HandoverImage, state: MoveState | None, overdue: str
-) -> Condition:
+) -> object_meta.Condition:
     """Compute the condition of an image, without time.
 
     ``overdue`` describes the deadline that has passed; empty before it.
     """
     if state is not None and state.is_done:
         text = f"{image.final_image} is in its final registry, and nodes can pull it"
-        shown = "; ".join(filter(None, (text, escape_text(state.message))))
-        return Condition(HANDED_OVER, "True", DONE, shown[:_MESSAGE_LIMIT])
+        shown = "; ".join(filter(None, (text, sanitize.escape_text(state.message))))
+        return object_meta.Condition(HANDED_OVER, "True", DONE, shown[:_MESSAGE_LIMIT])
     reason, cause = COPYING, f"copying {image.digest} from {handover.registry} to {image.push_spec}"
     if not handover.registry:
         cause = f"looking for {image.final_image}"
@@ -296,7 +293,9 @@ def compute_condition(
         reason, cause = state.reason, state.message
     if overdue:
         reason, cause = DEADLINE_EXCEEDED, f"{overdue}; retrying; {cause}"
-    return Condition(HANDED_OVER, "False", reason, escape_text(cause)[:_MESSAGE_LIMIT])
+    return object_meta.Condition(
+        HANDED_OVER, "False", reason, sanitize.escape_text(cause)[:_MESSAGE_LIMIT]
+    )
 
 
 def describe_deadline(waited_s: float, deadline_s: float) -> str:
@@ -359,7 +358,7 @@ def describe_missing_nodes(
 def _read_problem(notes: Mapping[str, str]) -> str:
     if notes.get(key.STATE) != key.NodeState.DEGRADED:
         return ""
-    return escape_text(notes.get(key.REASON, ""))[:_REASON_LIMIT] or "it gives no reason"
+    return sanitize.escape_text(notes.get(key.REASON, ""))[:_REASON_LIMIT] or "it gives no reason"
 
 
 def _join_names(names: Sequence[str]) -> str:
@@ -386,21 +385,25 @@ class PoolProgress:
 
 
 def describe_pool_progress(
-    pools: Sequence[MachineConfigPool],
-    configs: Mapping[str, MachineOSConfig],
-    builds: Mapping[str, MachineOSBuild],
+    pools: Sequence[machineconfigpool.MachineConfigPool],
+    configs: Mapping[str, machineosconfig.MachineOSConfig],
+    builds: Mapping[str, machineosbuild.MachineOSBuild],
 ) -> PoolProgress:
     """Describe the pools with a MachineOSConfig; without one there is nothing to wait for."""
     missing, failed = [], []
     for pool in sorted(pools, key=lambda each: each.name):
-        config = find_pool_owner(pool.name, configs.values())
+        config = os_image.find_pool_owner(pool.name, configs.values())
         if config is None:
             continue
         build = builds.get(config.current_build)
-        failure = build.message if build and build.state is BuildState.FAILED else config.problem
+        failure = (
+            build.message
+            if build and build.state is machineosbuild.BuildState.FAILED
+            else config.problem
+        )
         if failure:
             failed.append(f"the image of pool {pool.name} cannot be built: {failure}")
-        elif build is None or build.state is not BuildState.SUCCEEDED:
+        elif build is None or build.state is not machineosbuild.BuildState.SUCCEEDED:
             missing.append(_describe_build(pool.name, build))
         elif text := _describe_nodes(pool):
             missing.append(text)
@@ -408,32 +411,32 @@ def describe_pool_progress(
 
 
 def parse_objects(
-    pools: Iterable[Json], configs: Iterable[Json], builds: Iterable[Json]
+    pools: Iterable[decode.Json], configs: Iterable[decode.Json], builds: Iterable[decode.Json]
 ) -> PoolProgress:
     """Describe the pools of these documents; raise `ConfigError`."""
-    found_configs = [MachineOSConfig.from_json(each) for each in configs]
-    found_builds = [MachineOSBuild.from_json(each) for each in builds]
+    found_configs = [machineosconfig.MachineOSConfig.from_json(each) for each in configs]
+    found_builds = [machineosbuild.MachineOSBuild.from_json(each) for each in builds]
     return describe_pool_progress(
-        [MachineConfigPool.from_json(each) for each in pools],
+        [machineconfigpool.MachineConfigPool.from_json(each) for each in pools],
         {each.name: each for each in found_configs if not each.is_deleting},
         {each.name: each for each in found_builds if not each.is_deleting},
     )
 
 
-def _describe_build(pool: str, build: MachineOSBuild | None) -> str:
+def _describe_build(pool: str, build: machineosbuild.MachineOSBuild | None) -> str:
     if build is None:
         return f"pool {pool} waits for its image: its build has not begun"
     message = f": {build.message}" if build.message else ""
     return f"pool {pool} waits for its image: {build.name} is {build.state or 'new'}{message}"
 
 
-def _describe_nodes(pool: MachineConfigPool) -> str:
+def _describe_nodes(pool: machineconfigpool.MachineConfigPool) -> str:
     """Return which nodes lack the image; empty when all have it, also when there is none."""
-    counts = read_reported_counts(pool)
+    counts = pool_status.read_reported_counts(pool)
     if counts is None:
         return f"pool {pool.name} has no status yet"
     if counts.updated >= counts.total:
         return ""
-    degraded = next((each for each in pool.conditions if each.type == DEGRADED), None)
+    degraded = next((each for each in pool.conditions if each.type == pool_status.DEGRADED), None)
     why = f"; {degraded.message}" if degraded and degraded.status == "True" else ""
     return f"pool {pool.name}: {counts.updated} of {counts.total} nodes have the image{why}"

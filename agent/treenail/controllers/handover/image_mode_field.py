@@ -11,18 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
-from treenail.api import documents
-from treenail.api.decode import Fields, Json
-from treenail.api.yaml11 import FieldPath, YamlPositions, find_positions
-from treenail.controllers.handover.image_mode import (
-    CONFIGMAP,
-    CONFIGMAP_KEY,
-    NAMESPACE,
-    ImageMode,
-    ImageModePool,
-    RegistryType,
-    WorkerMode,
-)
+from treenail.api import decode, documents, yaml11
+from treenail.controllers.handover import image_mode
 from treenail.errors import ConfigError
 from treenail.image.push_spec import parse_push_spec
 
@@ -52,7 +42,7 @@ class FieldProblem:
 class ParsedImageMode:
     """The field, and what is wrong with it; ``settings`` is None without the field."""
 
-    settings: ImageMode | None = None
+    settings: image_mode.ImageMode | None = None
     problems: tuple[FieldProblem, ...] = ()
     pool_lines: tuple[int, ...] = ()
     """Line of each pool in the settings."""
@@ -69,7 +59,7 @@ def parse_image_mode(text: str | bytes, *, where: str) -> ParsedImageMode:
     document = documents.load_document(text, where=where)
     if FIELD not in document:
         return ParsedImageMode()
-    positions = find_positions(text, where=where)
+    positions = yaml11.find_positions(text, where=where)
     reader = _FieldReader(positions)
     settings = reader.read_settings(document[FIELD])
     return ParsedImageMode(
@@ -79,27 +69,31 @@ def parse_image_mode(text: str | bytes, *, where: str) -> ParsedImageMode:
 
 @dataclass(slots=True)
 class _FieldReader:
-    positions: YamlPositions
+    positions: yaml11.YamlPositions
     problems: list[FieldProblem] = field(default_factory=list)
     pool_lines: list[int] = field(default_factory=list)
 
-    def read_settings(self, value: object) -> ImageMode:
+    def read_settings(self, value: object) -> image_mode.ImageMode:
         path = (FIELD,)
         values = self._read_object(value, path, _FIELDS)
         registry_path = (*path, "registry")
         registry: dict[str, object] = {}
         if values.get("registry") is not None:
             registry = self._read_object(values["registry"], registry_path, _REGISTRY_FIELDS)
-        return ImageMode(
+        return image_mode.ImageMode(
             is_enabled=self._read_bool(values.get("enabled"), (*path, "enabled")),
             registry=self._read_choice(
-                registry.get("type"), (*registry_path, "type"), RegistryType.BOOTSTRAP
+                registry.get("type"), (*registry_path, "type"), image_mode.RegistryType.BOOTSTRAP
             ),
-            workers=self._read_choice(values.get("workers"), (*path, "workers"), WorkerMode.WAIT),
+            workers=self._read_choice(
+                values.get("workers"), (*path, "workers"), image_mode.WorkerMode.WAIT
+            ),
             pools=self._read_pools(values.get("pools"), (*path, "pools")),
         )
 
-    def _read_pools(self, value: object, path: FieldPath) -> tuple[ImageModePool, ...]:
+    def _read_pools(
+        self, value: object, path: yaml11.FieldPath
+    ) -> tuple[image_mode.ImageModePool, ...]:
         if value is None:
             return ()
         if not isinstance(value, list):
@@ -110,7 +104,7 @@ class _FieldReader:
             self._report(path, f"expected at most {_MAX_POOLS} pools, found {len(value)}",
                          "remove the others")  # fmt: skip
             value = value[:_MAX_POOLS]
-        found: dict[str, ImageModePool] = {}
+        found: dict[str, image_mode.ImageModePool] = {}
         for index, each in enumerate(value):
             pool = self._read_pool(each, (*path, index))
             if pool is None:
@@ -127,7 +121,7 @@ class _FieldReader:
             self.pool_lines.append(self.positions.find_line(*path, index))
         return tuple(found.values())
 
-    def _read_pool(self, value: object, path: FieldPath) -> ImageModePool | None:
+    def _read_pool(self, value: object, path: yaml11.FieldPath) -> image_mode.ImageModePool | None:
         values = self._read_object(value, path, _POOL_FIELDS)
         name = self._read_text(values.get("name"), (*path, "name"))
         if not name:
@@ -143,13 +137,13 @@ class _FieldReader:
                 "add it: renderedImagePushSpec: REGISTRY/REPOSITORY:TAG",
             )
         push_path = (*path, "renderedImagePushSpec")
-        return ImageModePool(
+        return image_mode.ImageModePool(
             name=name,
             container_file=self._read_text(values.get("containerFile"), (*path, "containerFile")),
             push_spec=self._read_push_spec(push_spec, push_path),
         )
 
-    def _read_push_spec(self, value: object, path: FieldPath) -> str:
+    def _read_push_spec(self, value: object, path: yaml11.FieldPath) -> str:
         text = self._read_text(value, path)
         if text:
             try:
@@ -159,7 +153,7 @@ class _FieldReader:
         return text
 
     def _read_object(
-        self, value: object, path: FieldPath, known: Collection[str]
+        self, value: object, path: yaml11.FieldPath, known: Collection[str]
     ) -> dict[str, object]:
         if not isinstance(value, dict):
             self._report(
@@ -179,7 +173,7 @@ class _FieldReader:
                 )
         return value
 
-    def _read_text(self, value: object, path: FieldPath) -> str:
+    def _read_text(self, value: object, path: yaml11.FieldPath) -> str:
         if value is None or isinstance(value, str):
             return value or ""
         self._report(
@@ -189,7 +183,7 @@ class _FieldReader:
         )
         return ""
 
-    def _read_bool(self, value: object, path: FieldPath) -> bool:
+    def _read_bool(self, value: object, path: yaml11.FieldPath) -> bool:
         if value is None:
             return True
         if isinstance(value, bool):
@@ -201,7 +195,7 @@ class _FieldReader:
         )
         return True
 
-    def _read_choice(self, value: object, path: FieldPath, default: _Choice) -> _Choice:
+    def _read_choice(self, value: object, path: yaml11.FieldPath, default: _Choice) -> _Choice:
         choices = type(default)
         if value is None:
             return default
@@ -214,11 +208,11 @@ class _FieldReader:
         )
         return default
 
-    def _report(self, path: FieldPath, text: str, remedy: str) -> None:
+    def _report(self, path: yaml11.FieldPath, text: str, remedy: str) -> None:
         self.problems.append(FieldProblem(self.positions.find_line(*path), text, remedy))
 
 
-def _format_path(path: FieldPath) -> str:
+def _format_path(path: yaml11.FieldPath) -> str:
     text = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in path)
     return text.removeprefix(".")
 
@@ -233,17 +227,21 @@ def _describe(value: object) -> str:
     return repr(value)[:_MAX_QUOTED]
 
 
-def is_settings_configmap(document: Json) -> bool:
+def is_settings_configmap(document: decode.Json) -> bool:
     """Return whether an object is the ConfigMap with the settings."""
-    meta = Fields.from_json(document, "").get_object("metadata")
+    meta = decode.Fields.from_json(document, "").get_object("metadata")
     place = (document.get("kind"), meta.get_text("namespace"), meta.get_text("name"))
-    return place == ("ConfigMap", NAMESPACE, CONFIGMAP)
+    return place == ("ConfigMap", image_mode.NAMESPACE, image_mode.CONFIGMAP)
 
 
-def read_settings_configmap(document: Json, *, where: str) -> ImageMode:
+def read_settings_configmap(document: decode.Json, *, where: str) -> image_mode.ImageMode:
     """Read the settings; raise `ConfigError` that names ``where``."""
-    text = Fields.from_json(document, where).get_object("data").get_required_text(CONFIGMAP_KEY)
-    place = f"{where}, key {CONFIGMAP_KEY}"
+    text = (
+        decode.Fields.from_json(document, where)
+        .get_object("data")
+        .get_required_text(image_mode.CONFIGMAP_KEY)
+    )
+    place = f"{where}, key {image_mode.CONFIGMAP_KEY}"
     # The value is one document of its own: a broken one must not change the text around it.
     try:
         value = json.loads(text)
@@ -255,7 +253,7 @@ def read_settings_configmap(document: Json, *, where: str) -> ImageMode:
     return parsed.settings
 
 
-def build_settings_configmap(settings: ImageMode) -> Json:
+def build_settings_configmap(settings: image_mode.ImageMode) -> decode.Json:
     """Return the ConfigMap; equal settings give equal objects."""
     content = {
         "enabled": settings.is_enabled,
@@ -266,13 +264,13 @@ def build_settings_configmap(settings: ImageMode) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": CONFIGMAP, "namespace": NAMESPACE},
-        "data": {CONFIGMAP_KEY: json.dumps(content, indent=1) + "\n"},
+        "metadata": {"name": image_mode.CONFIGMAP, "namespace": image_mode.NAMESPACE},
+        "data": {image_mode.CONFIGMAP_KEY: json.dumps(content, indent=1) + "\n"},
     }
 
 
-def _encode_pool(pool: ImageModePool) -> Json:
-    encoded: Json = {"name": pool.name, "renderedImagePushSpec": pool.push_spec}
+def _encode_pool(pool: image_mode.ImageModePool) -> decode.Json:
+    encoded: decode.Json = {"name": pool.name, "renderedImagePushSpec": pool.push_spec}
     return {**encoded, "containerFile": pool.container_file} if pool.container_file else encoded
 
 

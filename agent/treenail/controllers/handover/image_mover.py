@@ -5,25 +5,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from treenail.api import annotations as key
-from treenail.api.machineosbuild import MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.builder.failures import choose_reason
-from treenail.builder.images.copies import ImageCopier, Place
-from treenail.builder.registries import RegistrySettings
+from treenail.api import machineosbuild, machineosconfig
+from treenail.builder import failures, registries
+from treenail.builder.images import copies
 from treenail.clocks import Clock
-from treenail.config.pullsecret import PullSecret, merge_pull_secrets, parse_pull_secret
-from treenail.config.wanted_state import read_wanted_state
-from treenail.controllers.handover.handover_objects import Handover, HandoverImage
-from treenail.controllers.image_build.build_objects import find_pushed_images
-from treenail.controllers.image_build.cluster_reader import ClusterReader
+from treenail.config import pullsecret, wanted_state
+from treenail.controllers.handover import handover_objects
+from treenail.controllers.image_build import build_objects, cluster_reader
 from treenail.errors import ClusterError, TreenailError
-from treenail.image.build_result import REMEDIES, BuildPhase, BuildReason
+from treenail.image import build_result
 from treenail.kube.resources import MACHINEOSBUILDS
-from treenail.registry.authorization import Login
+from treenail.registry import authorization, transport
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import Denied, LoginRefused, RegistryError
 from treenail.registry.proxies import ProxySettings
-from treenail.registry.transport import RegistryLimits, TlsSettings
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +41,9 @@ class MoveFailed(Exception):
 class ImageMove:
     """One image, with the objects of the cluster that describe its way."""
 
-    handover: Handover
-    image: HandoverImage
-    config: MachineOSConfig
+    handover: handover_objects.Handover
+    image: handover_objects.HandoverImage
+    config: machineosconfig.MachineOSConfig
     rendered: str
     """The pool's rendered config, whose login the nodes have."""
 
@@ -61,11 +56,11 @@ class ImageMover:
 
     def __init__(
         self,
-        reader: ClusterReader,
+        reader: cluster_reader.ClusterReader,
         clock: Clock,
         *,
         proxies: ProxySettings | None = None,
-        limits: RegistryLimits | None = None,
+        limits: transport.RegistryLimits | None = None,
     ) -> None:
         self._reader = reader
         self._clock = clock
@@ -86,12 +81,12 @@ class ImageMover:
 
     def _copy(self, move: ImageMove, should_stop: Callable[[], bool]) -> str:
         spec, handover = move.image.push_spec, move.handover
-        source = Place(
+        source = copies.Place(
             RegistryClient(
                 handover.registry,
                 self._clock,
-                login=Login(handover.username, handover.password),
-                tls=TlsSettings(handover.ca_pem),
+                login=authorization.Login(handover.username, handover.password),
+                tls=transport.TlsSettings(handover.ca_pem),
                 limits=self._limits,
             ),
             spec.repository,
@@ -101,10 +96,12 @@ class ImageMover:
         except ClusterError:
             raise
         except TreenailError as error:
-            raise _make_failure(choose_reason(error, BuildPhase.PUSH), error) from error
-        target = Place(pusher, spec.repository)
+            raise _make_failure(
+                failures.choose_reason(error, build_result.BuildPhase.PUSH), error
+            ) from error
+        target = copies.Place(pusher, spec.repository)
         try:
-            copier = ImageCopier(source, target, should_stop)
+            copier = copies.ImageCopier(source, target, should_stop)
             for digest in list_digests(move):
                 copied = copier.copy_image(digest)
                 log.info(
@@ -120,7 +117,7 @@ class ImageMover:
         return ""
 
     def _explain_failure(
-        self, move: ImageMove, source: Place, target: Place, error: RegistryError
+        self, move: ImageMove, source: copies.Place, target: copies.Place, error: RegistryError
     ) -> str:
         """Raise `MoveFailed` with the side that failed.
 
@@ -134,14 +131,18 @@ class ImageMover:
         except RegistryError as another:
             problem = str(another)
         if not problem:
-            raise _make_failure(choose_reason(error, BuildPhase.PUSH), error) from error
+            raise _make_failure(
+                failures.choose_reason(error, build_result.BuildPhase.PUSH), error
+            ) from error
         try:
             if target.client.head_manifest(target.repository, digest) is not None:
                 warning = f"provenance and list of packages were not verified: {problem}"
                 log.warning("%s: %s", move.image.final_image, warning)
                 return warning
         except RegistryError as another:
-            raise _make_failure(choose_reason(another, BuildPhase.PUSH), another) from another
+            raise _make_failure(
+                failures.choose_reason(another, build_result.BuildPhase.PUSH), another
+            ) from another
         raise MoveFailed(
             SOURCE_UNREACHABLE,
             f"{problem}; start the bootstrap host again, or push the image by hand from its "
@@ -174,7 +175,9 @@ class ImageMover:
                 f"to pull from {spec.registry}/{spec.repository}",
             ) from error
         except TreenailError as error:
-            raise _make_failure(choose_reason(error, BuildPhase.FETCH), error) from error
+            raise _make_failure(
+                failures.choose_reason(error, build_result.BuildPhase.FETCH), error
+            ) from error
         if found is None:
             raise MoveFailed(
                 IMAGE_MISSING,
@@ -182,20 +185,22 @@ class ImageMover:
                 "repository, or push the image",
             )
 
-    def _read_node_login(self, rendered: str) -> PullSecret:
+    def _read_node_login(self, rendered: str) -> pullsecret.PullSecret:
         """Return the logins of nodes with a rendered config, or else the cluster's pull secret."""
-        file = read_wanted_state(self._reader.read_rendered(rendered)).files.get(KUBELET_LOGIN)
+        file = wanted_state.read_wanted_state(self._reader.read_rendered(rendered)).files.get(
+            KUBELET_LOGIN
+        )
         if file is None:
             return self._reader.read_base_login("")
-        cluster = parse_pull_secret(file.contents.decode_bytes(), where=f"{rendered}")
+        cluster = pullsecret.parse_pull_secret(file.contents.decode_bytes(), where=f"{rendered}")
         content = self._reader.read_trust().pull_secret
-        internal = parse_pull_secret(content, where="internalRegistryPullSecret")
-        return merge_pull_secrets(internal, cluster)
+        internal = pullsecret.parse_pull_secret(content, where="internalRegistryPullSecret")
+        return pullsecret.merge_pull_secrets(internal, cluster)
 
-    def _connect(self, move: ImageMove, login: PullSecret) -> RegistryClient:
+    def _connect(self, move: ImageMove, login: pullsecret.PullSecret) -> RegistryClient:
         spec = move.image.push_spec
-        tls = TlsSettings(ca_pem=self._reader.read_ca(spec.registry))
-        settings = RegistrySettings(login, tls, self._proxies, self._limits)
+        tls = transport.TlsSettings(ca_pem=self._reader.read_ca(spec.registry))
+        settings = registries.RegistrySettings(login, tls, self._proxies, self._limits)
         return settings.make_client(spec.registry, spec.repository, self._clock)
 
 
@@ -204,7 +209,7 @@ def list_digests(move: ImageMove) -> tuple[str, ...]:
     repository = f"{move.image.push_spec.registry}/{move.image.push_spec.repository}"
     found = [move.image.digest]
     for build in _iter_builds(move):
-        images = (each.image.partition("@") for each in find_pushed_images(build))
+        images = (each.image.partition("@") for each in build_objects.find_pushed_images(build))
         found += [digest for name, _, digest in images if name == repository]
     return tuple(dict.fromkeys(found))
 
@@ -214,15 +219,15 @@ def _find_name(move: ImageMove) -> str:
     return next((each.name for each in _iter_builds(move)), "NAME")
 
 
-def _iter_builds(move: ImageMove) -> Iterable[MachineOSBuild]:
+def _iter_builds(move: ImageMove) -> Iterable[machineosbuild.MachineOSBuild]:
     for document in move.handover.objects:
         if document.get("kind") == MACHINEOSBUILDS.kind:
-            build = MachineOSBuild.from_json(document)
+            build = machineosbuild.MachineOSBuild.from_json(document)
             if build.metadata.labels.get(key.TARGET_POOL) == move.image.pool:
                 yield build
 
 
-def _make_failure(reason: BuildReason, error: TreenailError) -> MoveFailed:
-    remedy = REMEDIES.get(reason) or error.remedy
+def _make_failure(reason: build_result.BuildReason, error: TreenailError) -> MoveFailed:
+    remedy = build_result.REMEDIES.get(reason) or error.remedy
     text = str(error)[:_MESSAGE_LIMIT]
     return MoveFailed(reason, f"{text}; {remedy}" if remedy else text)

@@ -9,36 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, load_json
-from treenail.api.machineosconfig import ImageConfigCondition, MachineOSConfig
-from treenail.api.object_meta import Condition
-from treenail.controllers.image_build.build_facts import Answer, BuildProblem, Question, ResolveBase
-from treenail.controllers.pools.image_tags import (
-    TagAnswer,
-    TagFacts,
-    TagQuestion,
-    TagRecord,
-    TagTexts,
-    decide_tag,
-    decode_base_record,
-    is_tag,
-)
-from treenail.controllers.pools.maintenance_windows import (
-    MaintenanceWindow,
-    WindowClosed,
-    find_window_state,
-    parse_window,
-)
-from treenail.controllers.pools.rollout_policy import parse_duration_s
+from treenail.api import decode, machineosconfig, object_meta
+from treenail.controllers.image_build import build_facts
+from treenail.controllers.pools import image_tags, maintenance_windows, rollout_policy
 from treenail.errors import ConfigError
-from treenail.image.inputs.checks import InputFinding, InputReason
+from treenail.image.inputs import checks
 
 _MAX_WINDOWS = 20
-_NO_TAG = Condition(
-    ImageConfigCondition.BASE_RESOLVED, "True", "NoTag", "The base image is not named by tag"
+_NO_TAG = object_meta.Condition(
+    machineosconfig.ImageConfigCondition.BASE_RESOLVED,
+    "True",
+    "NoTag",
+    "The base image is not named by tag",
 )
-_TEXTS = TagTexts(
-    condition=ImageConfigCondition.BASE_RESOLVED,
+_TEXTS = image_tags.TagTexts(
+    condition=machineosconfig.ImageConfigCondition.BASE_RESOLVED,
     users="builds",
     missing_remedy=f"push the tag, or name another image in the annotation {key.BASE_IMAGE}",
     moved_back_remedy=(
@@ -58,9 +43,9 @@ class BaseFacts:
     """UID of the MachineOSConfig."""
     tag: str = ""
     """Empty if the base is named by digest, or by the rendered config."""
-    record: TagRecord | None = None
+    record: image_tags.TagRecord | None = None
     """The stored one; it may be that of another tag."""
-    windows: tuple[MaintenanceWindow, ...] = ()
+    windows: tuple[maintenance_windows.MaintenanceWindow, ...] = ()
     """Empty without a schedule: then the tag is not resolved again."""
     rebuild_requested: bool = False
     has_condition: bool = False
@@ -76,26 +61,26 @@ class BaseFacts:
 class BaseDecision:
     """Writes, questions and conditions for the base image."""
 
-    write: TagRecord | None = None
+    write: image_tags.TagRecord | None = None
     """The record to store before anything else."""
     drops_record: bool = False
-    question: ResolveBase | None = None
+    question: build_facts.ResolveBase | None = None
     is_waiting: bool = False
     """No image is known before the registry answers."""
     holds_rebuild: bool = False
     """A requested rebuild waits for the resolution."""
-    problem: BuildProblem | None = None
+    problem: build_facts.BuildProblem | None = None
     """Why no build can be planned."""
-    condition: Condition | None = None
+    condition: object_meta.Condition | None = None
     requeue_after_s: float | None = None
     kept_answers: frozenset[str] = frozenset()
     """`ResolveBase.build` of the questions whose answers are still of use."""
 
 
-def make_base_facts(config: MachineOSConfig) -> BaseFacts:
+def make_base_facts(config: machineosconfig.MachineOSConfig) -> BaseFacts:
     """Extract the facts; raise `ConfigError` for an invalid schedule."""
     image = config.base_image
-    tag = image if is_tag(image) else ""
+    tag = image if image_tags.is_tag(image) else ""
     schedule = config.metadata.annotations.get(key.REBUILD_SCHEDULE)
     if schedule is not None and not tag:
         raise ConfigError(
@@ -106,28 +91,34 @@ def make_base_facts(config: MachineOSConfig) -> BaseFacts:
     return BaseFacts(
         owner=config.metadata.uid,
         tag=tag,
-        record=decode_base_record(config.metadata.annotations.get(key.RESOLVED_BASE, "")),
+        record=image_tags.decode_base_record(
+            config.metadata.annotations.get(key.RESOLVED_BASE, "")
+        ),
         windows=() if schedule is None else parse_schedule(schedule),
         rebuild_requested=config.needs_rebuild,
         has_condition=any(
-            each.type == ImageConfigCondition.BASE_RESOLVED for each in config.conditions
+            each.type == machineosconfig.ImageConfigCondition.BASE_RESOLVED
+            for each in config.conditions
         ),
     )
 
 
-def parse_schedule(text: str) -> tuple[MaintenanceWindow, ...]:
+def parse_schedule(text: str) -> tuple[maintenance_windows.MaintenanceWindow, ...]:
     """Parse the windows of the annotation; raise `ConfigError`."""
     where = f"annotation {key.REBUILD_SCHEDULE}"
     try:
-        fields = Fields.from_json({"windows": load_json(text, where=where)}, "")
+        fields = decode.Fields.from_json({"windows": decode.load_json(text, where=where)}, "")
         _check_count(len(fields.get_list("windows")))
         return fields.map_objects(
-            "windows", lambda each: parse_window(each, parse_duration_s(each, "duration"))
+            "windows",
+            lambda each: maintenance_windows.parse_window(
+                each, rollout_policy.parse_duration_s(each, "duration")
+            ),
         )
     except ConfigError as error:
         # An annotation has one value, and its finding one form.
-        finding = InputFinding(
-            InputReason.ANNOTATION_INVALID,
+        finding = checks.InputFinding(
+            checks.InputReason.ANNOTATION_INVALID,
             where,
             _SCHEDULE_FORMAT,
             f"{text[:100]!r} ({error})",
@@ -143,7 +134,11 @@ def _check_count(count: int) -> None:
 
 
 def decide_base(
-    facts: BaseFacts, answers: Mapping[Question, Answer], now: float, *, login: str = ""
+    facts: BaseFacts,
+    answers: Mapping[build_facts.Question, build_facts.Answer],
+    now: float,
+    *,
+    login: str = "",
 ) -> BaseDecision:
     """Decide whether to resolve the tag, and whether to follow the answer.
 
@@ -156,13 +151,15 @@ def decide_base(
             # A merge keeps the conditions of other writers, so it cannot remove one.
             condition=_NO_TAG if facts.has_condition else None,
         )
-    state = find_window_state(facts.windows, now)
-    found = decide_tag(
-        TagFacts(
+    state = maintenance_windows.find_window_state(facts.windows, now)
+    found = image_tags.decide_tag(
+        image_tags.TagFacts(
             facts.tag,
             record,
             is_watched=bool(facts.windows),
-            opens_in_s=state.opens_in_s if isinstance(state, WindowClosed) else None,
+            opens_in_s=state.opens_in_s
+            if isinstance(state, maintenance_windows.WindowClosed)
+            else None,
             rebuild_requested=facts.rebuild_requested,
             login=login,
         ),
@@ -172,7 +169,9 @@ def decide_base(
     )
     problem = None
     if found.problem is not None:
-        problem = BuildProblem(InputReason.BASE_IMAGE_UNRESOLVED, found.problem.message)
+        problem = build_facts.BuildProblem(
+            checks.InputReason.BASE_IMAGE_UNRESOLVED, found.problem.message
+        )
     revision = 0 if record is None else record.revision
     return BaseDecision(
         write=found.write,
@@ -182,12 +181,12 @@ def decide_base(
         problem=problem,
         condition=found.condition,
         requeue_after_s=found.requeue_after_s,
-        kept_answers=frozenset({ResolveBase(facts.owner, facts.tag, revision).build}),
+        kept_answers=frozenset({build_facts.ResolveBase(facts.owner, facts.tag, revision).build}),
     )
 
 
-def _make_question(facts: BaseFacts, question: TagQuestion) -> ResolveBase:
-    return ResolveBase(
+def _make_question(facts: BaseFacts, question: image_tags.TagQuestion) -> build_facts.ResolveBase:
+    return build_facts.ResolveBase(
         facts.owner,
         question.image,
         question.revision,
@@ -196,7 +195,9 @@ def _make_question(facts: BaseFacts, question: TagQuestion) -> ResolveBase:
     )
 
 
-def _find_answer(answers: Mapping[Question, Answer], question: ResolveBase) -> TagAnswer | None:
+def _find_answer(
+    answers: Mapping[build_facts.Question, build_facts.Answer], question: build_facts.ResolveBase
+) -> image_tags.TagAnswer | None:
     found = answers.get(question)
     if found is None and not question.login:
         # An image is an image, whichever login found it.
@@ -204,7 +205,7 @@ def _find_answer(answers: Mapping[Question, Answer], question: ResolveBase) -> T
             (
                 each
                 for asked, each in answers.items()
-                if isinstance(asked, ResolveBase)
+                if isinstance(asked, build_facts.ResolveBase)
                 and each.failure is None
                 and replace(asked, login="") == question
             ),
@@ -213,7 +214,7 @@ def _find_answer(answers: Mapping[Question, Answer], question: ResolveBase) -> T
     if found is None:
         return None
     failure = found.failure
-    return TagAnswer(
+    return image_tags.TagAnswer(
         found.at,
         found.pull_spec,
         None if failure is None else failure.reason,

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from treenail.api.machineosbuild import BuildState
-from treenail.api.object_meta import Condition
+from treenail.api import machineosbuild, object_meta
 from treenail.image.build_result import BuildReason
 
 POOL_TAKEN = "PoolTaken"
@@ -79,7 +78,7 @@ class ImageConfigFacts:
     pull_spec_build: str = ""
     """Name of the build in the status."""
     observed_generation: int = 0
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[object_meta.Condition, ...] = ()
     pre_built: str = ""
     """Pull spec of the image that the pool gets before its first build; empty for none."""
 
@@ -106,7 +105,7 @@ class BuildFacts:
     config: str = ""
     """The rendered config."""
     push_spec: str = ""
-    state: BuildState = BuildState.INITIAL
+    state: machineosbuild.BuildState = machineosbuild.BuildState.INITIAL
     reason: str = ""
     """Reason of the condition that is True."""
     message: str = ""
@@ -349,9 +348,9 @@ class BuildSituation:
     system_images: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """System parts of earlier builds by share key of the wanted build, newest first."""
     answers: Mapping[Question, Answer] = field(default_factory=dict)
-    pool_condition: Condition | None = None
+    pool_condition: object_meta.Condition | None = None
     """ImageBuildDegraded of the pool."""
-    base_condition: Condition | None = None
+    base_condition: object_meta.Condition | None = None
     """BaseImageResolved of the MachineOSConfig; None leaves the present one."""
     refusal: str = ""
     """Why the API server refused the last write; empty when it did not."""
@@ -417,7 +416,7 @@ class SetBuildStatus:
     """Write the conditions of a build, and what belongs to them."""
 
     build: str
-    state: BuildState
+    state: machineosbuild.BuildState
     reason: str = ""
     """Empty for the reason of the state."""
     message: str = ""
@@ -429,7 +428,7 @@ class SetBuildStatus:
 class SetConfigStatus:
     """Write the status of the MachineOSConfig."""
 
-    conditions: tuple[Condition, ...]
+    conditions: tuple[object_meta.Condition, ...]
     pull_spec: str = ""
     """Empty leaves the present one."""
     build: str = ""

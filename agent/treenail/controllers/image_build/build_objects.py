@@ -10,33 +10,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, Json, load_json
-from treenail.api.machineosbuild import API_VERSION, KIND, MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.object_meta import Condition, ObjectMeta
-from treenail.api.pullspec import PullSpec, parse_pull_spec
-from treenail.clocks import format_rfc3339, parse_rfc3339
-from treenail.controllers.image_build.build_facts import (
-    AttemptFailure,
-    BuildFacts,
-    BuildReport,
-    ImageConfigFacts,
-    JobFacts,
-    JobState,
-    SystemFacts,
-    WantedBuild,
-)
-from treenail.errors import ConfigError
-from treenail.image.build_result import (
-    EXIT_USER,
-    PRE_BUILT_SEEDED,
-    BuildPhase,
-    BuildReason,
-    BuildResult,
-)
-from treenail.image.job_status import JobStatus, compute_job_state
-from treenail.image.push_spec import parse_push_spec
+from treenail.api import decode, machineosbuild, machineosconfig, object_meta, pullspec
+from treenail.controllers.image_build import build_facts
+from treenail.image import build_result, job_status, push_spec
 from treenail.kube.resources import MACHINEOSCONFIGS
 
 _SYSTEMS_LIMIT = 8 * 1024
@@ -54,12 +32,12 @@ MAX_PUSHED = 64
 _PUSHED_TAG = re.compile(r"system-[0-9a-f]{16}|[a-z0-9][a-z0-9.-]*-[0-9a-f]{32}")
 
 
-def read_systems(build: MachineOSBuild) -> dict[str, SystemFacts]:
+def read_systems(build: machineosbuild.MachineOSBuild) -> dict[str, build_facts.SystemFacts]:
     """Return the system parts by architecture; an empty name for the only one."""
     notes = build.metadata.annotations
     if text := notes.get(key.SYSTEMS, ""):
         return _decode_systems(text)
-    only = SystemFacts(
+    only = build_facts.SystemFacts(
         content_key=build.content_key,
         share_key=build.metadata.labels.get(key.BUILD_KEY, ""),
         job=build.job,
@@ -68,13 +46,13 @@ def read_systems(build: MachineOSBuild) -> dict[str, SystemFacts]:
     return {"": only}
 
 
-def read_architectures(build: MachineOSBuild) -> tuple[str, ...]:
+def read_architectures(build: machineosbuild.MachineOSBuild) -> tuple[str, ...]:
     """Return the architectures of the image; empty if the build does not record them."""
     text = build.metadata.annotations.get(key.BUILD_ARCHITECTURES, "")
     return tuple(filter(None, text.split(",")))
 
 
-def encode_systems(systems: Mapping[str, SystemFacts]) -> dict[str, str]:
+def encode_systems(systems: Mapping[str, build_facts.SystemFacts]) -> dict[str, str]:
     """Return the annotations that record the system parts.
 
     The Job of the only architecture is in the status of the build.
@@ -93,19 +71,19 @@ def encode_systems(systems: Mapping[str, SystemFacts]) -> dict[str, str]:
     return {key.SYSTEMS: json.dumps(found, separators=(",", ":"))}
 
 
-def _decode_systems(text: str) -> dict[str, SystemFacts]:
+def _decode_systems(text: str) -> dict[str, build_facts.SystemFacts]:
     """Decode the annotation; an unreadable one has no part, so that the build begins again."""
     if len(text) > _SYSTEMS_LIMIT:
         return {}
     try:
-        fields = Fields.from_json(load_json(text, where="systems"), "systems")
+        fields = decode.Fields.from_json(decode.load_json(text, where="systems"), "systems")
         return {name: _decode_system(fields.get_object(name)) for name in fields.values}
-    except ConfigError:
+    except errors.ConfigError:
         return {}
 
 
-def _decode_system(fields: Fields) -> SystemFacts:
-    return SystemFacts(
+def _decode_system(fields: decode.Fields) -> build_facts.SystemFacts:
+    return build_facts.SystemFacts(
         content_key=fields.get_text("contentKey"),
         share_key=fields.get_text("shareKey"),
         job=fields.get_text("job"),
@@ -114,12 +92,12 @@ def _decode_system(fields: Fields) -> SystemFacts:
 
 
 def make_build_object(
-    wanted: WantedBuild,
-    config: MachineOSConfig,
+    wanted: build_facts.WantedBuild,
+    config: machineosconfig.MachineOSConfig,
     *,
     rebuild_of: str = "",
     previous_failure: str = "",
-) -> Json:
+) -> decode.Json:
     """Return a new MachineOSBuild without a status.
 
     A MachineOSConfig of a file has no UID, and its build no owner.
@@ -132,7 +110,7 @@ def make_build_object(
         key.REBUILD_OF: rebuild_of,
         key.PREVIOUS_FAILURE: previous_failure[:_FAILURE_LIMIT],
     }
-    metadata: Json = {
+    metadata: decode.Json = {
         "name": wanted.name,
         "labels": {
             key.TARGET_POOL: config.pool,
@@ -145,8 +123,8 @@ def make_build_object(
     if config.metadata.uid:
         metadata["ownerReferences"] = [make_owner_reference(config)]
     return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
+        "apiVersion": machineosbuild.API_VERSION,
+        "kind": machineosbuild.KIND,
         "metadata": metadata,
         "spec": {
             "machineConfig": {"name": wanted.config},
@@ -156,10 +134,10 @@ def make_build_object(
     }
 
 
-def make_owner_reference(config: MachineOSConfig) -> Json:
+def make_owner_reference(config: machineosconfig.MachineOSConfig) -> decode.Json:
     """Return the owner reference of a build of this MachineOSConfig."""
     return {
-        "apiVersion": API_VERSION,
+        "apiVersion": machineosbuild.API_VERSION,
         "kind": MACHINEOSCONFIGS.kind,
         "name": config.name,
         "uid": config.metadata.uid,
@@ -167,7 +145,7 @@ def make_owner_reference(config: MachineOSConfig) -> Json:
     }
 
 
-def encode_report(report: BuildReport) -> str:
+def encode_report(report: build_facts.BuildReport) -> str:
     """Encode a report in at most `REPORT_LIMIT_BYTES`; the begin of a long log is left out."""
     text = json.dumps(_convert_report(report, None), ensure_ascii=True, separators=(",", ":"))
     log = "" if report.failure is None else report.failure.log
@@ -178,33 +156,35 @@ def encode_report(report: BuildReport) -> str:
     return text
 
 
-def decode_report(text: str) -> BuildReport:
+def decode_report(text: str) -> build_facts.BuildReport:
     """Decode a report; an unreadable one counts no attempt."""
     if not text or len(text) > 2 * REPORT_LIMIT_BYTES:
-        return BuildReport()
+        return build_facts.BuildReport()
     try:
-        fields = Fields.from_json(load_json(text, where="build report"), "build report")
+        fields = decode.Fields.from_json(
+            decode.load_json(text, where="build report"), "build report"
+        )
         retry_at = fields.get_text("retryAt")
-        return BuildReport(
+        return build_facts.BuildReport(
             attempts=max(fields.get_optional_integer("attempts") or 0, 0),
             failure=_decode_failure(fields),
-            retry_at=parse_rfc3339(retry_at) if retry_at else None,
+            retry_at=clocks.parse_rfc3339(retry_at) if retry_at else None,
             jobs=tuple(filter(None, fields.get_text("job").split(","))),
             seconds=_decode_seconds(fields.get_object("seconds")),
             warning=fields.get_text("warning"),
         )
-    except (ConfigError, ValueError):
-        return BuildReport()
+    except (errors.ConfigError, ValueError):
+        return build_facts.BuildReport()
 
 
-def _convert_report(report: BuildReport, log: str | None) -> Json:
-    found: Json = {"attempts": report.attempts, "seconds": _round(report.seconds)}
+def _convert_report(report: build_facts.BuildReport, log: str | None) -> decode.Json:
+    found: decode.Json = {"attempts": report.attempts, "seconds": _round(report.seconds)}
     if report.jobs:
         found["job"] = ",".join(report.jobs)
     if report.warning:
         found["warning"] = report.warning[:_WARNING_LIMIT]
     if report.retry_at is not None:
-        found["retryAt"] = format_rfc3339(report.retry_at)
+        found["retryAt"] = clocks.format_rfc3339(report.retry_at)
     if (failure := report.failure) is not None:
         found |= {
             "reason": failure.reason.value,
@@ -215,19 +195,19 @@ def _convert_report(report: BuildReport, log: str | None) -> Json:
     return found
 
 
-def _decode_failure(fields: Fields) -> AttemptFailure | None:
+def _decode_failure(fields: decode.Fields) -> build_facts.AttemptFailure | None:
     reason = fields.get_text("reason")
-    if reason not in tuple(BuildReason):
+    if reason not in tuple(build_result.BuildReason):
         return None
-    return AttemptFailure(
-        BuildReason(reason),
+    return build_facts.AttemptFailure(
+        build_result.BuildReason(reason),
         fields.get_text("message"),
         line=fields.get_optional_integer("line") or 0,
         log=fields.get_text("log"),
     )
 
 
-def _decode_seconds(fields: Fields) -> dict[str, float]:
+def _decode_seconds(fields: decode.Fields) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in list(fields.values.items())[:_MAX_PHASES]
@@ -235,15 +215,17 @@ def _decode_seconds(fields: Fields) -> dict[str, float]:
     }
 
 
-def _round(seconds: Mapping[str, float]) -> Json:
+def _round(seconds: Mapping[str, float]) -> decode.Json:
     return {name: round(value, 3) for name, value in list(seconds.items())[:_MAX_PHASES]}
 
 
-def make_config_facts(config: MachineOSConfig, *, holds_rebuild: bool = False) -> ImageConfigFacts:
+def make_config_facts(
+    config: machineosconfig.MachineOSConfig, *, holds_rebuild: bool = False
+) -> build_facts.ImageConfigFacts:
     """Extract the facts that decisions need; ``holds_rebuild`` hides the request for a rebuild."""
     notes = config.metadata.annotations
-    build = Fields.from_json(config.status, "status").get_object("machineOSBuild")
-    return ImageConfigFacts(
+    build = decode.Fields.from_json(config.status, "status").get_object("machineOSBuild")
+    return build_facts.ImageConfigFacts(
         name=config.name,
         uid=config.metadata.uid,
         generation=config.metadata.generation,
@@ -259,10 +241,10 @@ def make_config_facts(config: MachineOSConfig, *, holds_rebuild: bool = False) -
     )
 
 
-def make_build_facts(build: MachineOSBuild) -> BuildFacts:
+def make_build_facts(build: machineosbuild.MachineOSBuild) -> build_facts.BuildFacts:
     """Extract the facts that decisions need."""
     notes, condition = build.metadata.annotations, build.condition
-    return BuildFacts(
+    return build_facts.BuildFacts(
         name=build.name,
         uid=build.metadata.uid,
         image_config=build.image_config,
@@ -296,7 +278,7 @@ class ObservedPod:
     """The container that runs or is next; empty before the first one and after the last one."""
     unschedulable: str = ""
     """Why no node runs the pod; empty if one does, or if the scheduler has not tried yet."""
-    failure: AttemptFailure | None = None
+    failure: build_facts.AttemptFailure | None = None
     digest: str = ""
     warning: str = ""
     """What the pod could not attach to the pushed image."""
@@ -304,10 +286,10 @@ class ObservedPod:
     created: str = ""
 
     @classmethod
-    def from_json(cls, document: Json) -> "ObservedPod":
+    def from_json(cls, document: decode.Json) -> "ObservedPod":
         """Parse a pod; raises `ConfigError`."""
-        fields = Fields.from_json(document, "Pod")
-        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        fields = decode.Fields.from_json(document, "Pod")
+        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
         status = fields.get_object("status")
         statuses = [
             *status.iter_objects("initContainerStatuses"),
@@ -317,7 +299,9 @@ class ObservedPod:
         seconds: dict[str, float] = {}
         for result in results:
             seconds |= result.seconds
-        pushed = next((each for each in results if each.phase is BuildPhase.PUSH), None)
+        pushed = next(
+            (each for each in results if each.phase is build_result.BuildPhase.PUSH), None
+        )
         failure = _find_pod_failure(status) or next(
             (found for each in statuses if (found := _find_container_failure(each)) is not None),
             None,
@@ -330,7 +314,7 @@ class ObservedPod:
             unschedulable=next(
                 (
                     each.message
-                    for each in status.map_objects("conditions", Condition.from_fields)
+                    for each in status.map_objects("conditions", object_meta.Condition.from_fields)
                     if (each.type, each.status) == ("PodScheduled", "False")
                 ),
                 "",
@@ -347,23 +331,23 @@ class ObservedPod:
 class ObservedJob:
     """A Job without its pods."""
 
-    facts: JobFacts
-    failure: AttemptFailure | None = None
+    facts: build_facts.JobFacts
+    failure: build_facts.AttemptFailure | None = None
     """Why the Job failed, if its conditions say more than its pods."""
 
     @classmethod
-    def from_json(cls, document: Json) -> "ObservedJob":
+    def from_json(cls, document: decode.Json) -> "ObservedJob":
         """Parse a Job; raises `ConfigError`."""
-        fields = Fields.from_json(document, "Job")
-        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        fields = decode.Fields.from_json(document, "Job")
+        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
         status = fields.get_object("status")
         # A deleted Job may still succeed: the decision sees both facts.
-        counts = JobStatus.from_json(document)
+        counts = job_status.JobStatus.from_json(document)
         started = status.get_text("startTime")
         attempt = meta.labels.get(key.BUILD_ATTEMPT, "")
         failed = counts.find_condition("Failed")
         return cls(
-            JobFacts(
+            build_facts.JobFacts(
                 name=meta.name,
                 uid=meta.uid,
                 resource_version=meta.resource_version,
@@ -372,10 +356,12 @@ class ObservedJob:
                 build=meta.labels.get(key.IMAGE_BUILD, ""),
                 architecture=meta.labels.get(key.BUILD_ARCHITECTURE, ""),
                 attempt=int(attempt) if attempt.isascii() and attempt.isdigit() else 1,
-                state=JobState(compute_job_state(replace(counts, is_deleting=False)).value),
+                state=build_facts.JobState(
+                    job_status.compute_job_state(replace(counts, is_deleting=False)).value
+                ),
                 is_deleting=counts.is_deleting,
                 owners=tuple(each.uid for each in meta.owner_references),
-                started_at=parse_rfc3339(started) if started else None,
+                started_at=clocks.parse_rfc3339(started) if started else None,
             ),
             _find_deadline_failure(meta.name, failed),
         )
@@ -383,7 +369,7 @@ class ObservedJob:
 
 def make_job_facts(
     job: ObservedJob, pods: Iterable[ObservedPod], existing: frozenset[str]
-) -> JobFacts:
+) -> build_facts.JobFacts:
     """Combine a Job with its pods; ``existing`` are the UIDs of all builds."""
     own = sorted(
         (pod for pod in pods if pod.job == job.facts.name and pod.job_uid in ("", job.facts.uid)),
@@ -405,23 +391,26 @@ def make_job_facts(
     )
 
 
-def _find_deadline_failure(job: str, failed: Condition | None) -> AttemptFailure | None:
+def _find_deadline_failure(
+    job: str, failed: object_meta.Condition | None
+) -> build_facts.AttemptFailure | None:
     if failed is None or failed.reason != "DeadlineExceeded":
         return None
-    return AttemptFailure(
-        BuildReason.DEADLINE_EXCEEDED, f"Job {job} ran longer than its activeDeadlineSeconds"
+    return build_facts.AttemptFailure(
+        build_result.BuildReason.DEADLINE_EXCEEDED,
+        f"Job {job} ran longer than its activeDeadlineSeconds",
     )
 
 
-def _read_result(container: Fields) -> BuildResult | None:
+def _read_result(container: decode.Fields) -> build_result.BuildResult | None:
     text = container.get_object("state").get_object("terminated").get_text("message")
     try:
-        return BuildResult.from_json(text) if text else None
-    except ConfigError:
+        return build_result.BuildResult.from_json(text) if text else None
+    except errors.ConfigError:
         return None
 
 
-def _find_phase(statuses: list[Fields]) -> str:
+def _find_phase(statuses: list[decode.Fields]) -> str:
     states = [each.get_object("state").values for each in statuses]
     ended = sum(each.get("terminated") is not None for each in states)
     if ended == len(states):
@@ -431,21 +420,23 @@ def _find_phase(statuses: list[Fields]) -> str:
     return statuses[ended].get_text("name") if ended or is_running else ""
 
 
-def _find_pod_failure(status: Fields) -> AttemptFailure | None:
+def _find_pod_failure(status: decode.Fields) -> build_facts.AttemptFailure | None:
     """Find a failure that the kubelet or the control plane caused, not a container."""
     message = status.get_text("message")[:_POD_MESSAGE_LIMIT]
     if status.get_text("reason") == "Evicted":
         is_disk = "ephemeral" in message
-        reason = BuildReason.DISK_FULL if is_disk else BuildReason.EVICTED
-        return AttemptFailure(reason, message or "the kubelet evicted the pod")
-    for condition in status.map_objects("conditions", Condition.from_fields):
+        reason = build_result.BuildReason.DISK_FULL if is_disk else build_result.BuildReason.EVICTED
+        return build_facts.AttemptFailure(reason, message or "the kubelet evicted the pod")
+    for condition in status.map_objects("conditions", object_meta.Condition.from_fields):
         if (condition.type, condition.status) == ("DisruptionTarget", "True"):
             what = condition.message[:_POD_MESSAGE_LIMIT] or condition.reason
-            return AttemptFailure(BuildReason.EVICTED, f"the pod was ended: {what}")
+            return build_facts.AttemptFailure(
+                build_result.BuildReason.EVICTED, f"the pod was ended: {what}"
+            )
     return None
 
 
-def _find_container_failure(container: Fields) -> AttemptFailure | None:
+def _find_container_failure(container: decode.Fields) -> build_facts.AttemptFailure | None:
     ended = container.get_object("state").get_object("terminated")
     code = ended.get_optional_integer("exitCode")
     if not code:
@@ -453,20 +444,24 @@ def _find_container_failure(container: Fields) -> AttemptFailure | None:
     name = container.get_text("name")
     result = _read_result(container)
     if ended.get_text("reason") == "OOMKilled":
-        return AttemptFailure(
-            BuildReason.OUT_OF_MEMORY, f"container {name} exceeded its memory limit"
+        return build_facts.AttemptFailure(
+            build_result.BuildReason.OUT_OF_MEMORY, f"container {name} exceeded its memory limit"
         )
     if result is not None and result.reason is not None:
         head, _, log = result.message.partition("\n")
-        return AttemptFailure(result.reason, head, result.line, log)
-    if code == EXIT_USER:
-        return AttemptFailure(
-            BuildReason.CONTAINERFILE_INVALID, f"container {name} ended with code {code}"
+        return build_facts.AttemptFailure(result.reason, head, result.line, log)
+    if code == build_result.EXIT_USER:
+        return build_facts.AttemptFailure(
+            build_result.BuildReason.CONTAINERFILE_INVALID,
+            f"container {name} ended with code {code}",
         )
     if code == _OUT_OF_MEMORY_EXIT:
-        return AttemptFailure(BuildReason.EVICTED, f"container {name} was killed")
-    return AttemptFailure(
-        BuildReason.EVICTED, f"container {name} ended with code {code} and without a report"
+        return build_facts.AttemptFailure(
+            build_result.BuildReason.EVICTED, f"container {name} was killed"
+        )
+    return build_facts.AttemptFailure(
+        build_result.BuildReason.EVICTED,
+        f"container {name} ended with code {code} and without a report",
     )
 
 
@@ -480,8 +475,8 @@ class PushedImage:
     """The tag that the build gave it. An image with another tag stays."""
 
     @property
-    def spec(self) -> PullSpec:
-        return parse_pull_spec(self.image, where="pushed image")
+    def spec(self) -> pullspec.PullSpec:
+        return pullspec.parse_pull_spec(self.image, where="pushed image")
 
     @property
     def is_complete(self) -> bool:
@@ -494,17 +489,17 @@ def make_system_tag(content_key: str) -> str:
     return f"system-{content_key}"
 
 
-def find_pushed_images(build: MachineOSBuild) -> tuple[PushedImage, ...]:
+def find_pushed_images(build: machineosbuild.MachineOSBuild) -> tuple[PushedImage, ...]:
     """Return the images that a build pushed, the system parts first."""
     systems = (
         (each.image, make_system_tag(each.content_key)) for each in read_systems(build).values()
     )
     # A user pushed a pre-built image, and only a user deletes it.
-    is_own = build.condition is None or build.condition.reason != PRE_BUILT_SEEDED
+    is_own = build.condition is None or build.condition.reason != build_result.PRE_BUILT_SEEDED
     tagged = (*systems, (build.pull_spec, build.name)) if is_own else tuple(systems)
     try:
-        target = parse_push_spec(build.push_spec, where="push spec")
-    except ConfigError:
+        target = push_spec.parse_push_spec(build.push_spec, where="push spec")
+    except errors.ConfigError:
         return ()
     repository = f"{target.registry}/{target.repository}"
     found = (_parse_image(image, tag) for image, tag in tagged if image)
@@ -521,7 +516,7 @@ def add_pushed_images(
 
 
 def find_unrecorded_images(
-    config: MachineOSConfig, builds: Iterable[MachineOSBuild]
+    config: machineosconfig.MachineOSConfig, builds: Iterable[machineosbuild.MachineOSBuild]
 ) -> tuple[PushedImage, ...]:
     """Return the images of the config's builds that its annotation does not name, oldest first."""
     known = {each.image for each in read_pushed_images(config)}
@@ -533,7 +528,7 @@ def find_unrecorded_images(
 
 
 def find_prune_candidates(
-    config: MachineOSConfig, builds: Iterable[MachineOSBuild]
+    config: machineosconfig.MachineOSConfig, builds: Iterable[machineosbuild.MachineOSBuild]
 ) -> tuple[PushedImage, ...]:
     """Return the images that no build of the config names any longer."""
     own = _filter_builds(config, builds)
@@ -542,12 +537,12 @@ def find_prune_candidates(
 
 
 def _filter_builds(
-    config: MachineOSConfig, builds: Iterable[MachineOSBuild]
-) -> list[MachineOSBuild]:
+    config: machineosconfig.MachineOSConfig, builds: Iterable[machineosbuild.MachineOSBuild]
+) -> list[machineosbuild.MachineOSBuild]:
     return [each for each in builds if each.image_config == config.name]
 
 
-def read_pushed_images(config: MachineOSConfig) -> tuple[PushedImage, ...]:
+def read_pushed_images(config: machineosconfig.MachineOSConfig) -> tuple[PushedImage, ...]:
     """Return the images of the annotation. Invalid entries count as none: they stay."""
     text = config.metadata.annotations.get(key.PUSHED_IMAGES, "")
     try:
@@ -569,7 +564,7 @@ def _parse_image(image: str, tag: object) -> PushedImage | None:
     if not isinstance(tag, str) or not _PUSHED_TAG.fullmatch(tag):
         return None
     try:
-        parse_pull_spec(image, where="pushed image")
-    except ConfigError:
+        pullspec.parse_pull_spec(image, where="pushed image")
+    except errors.ConfigError:
         return None
     return PushedImage(image, tag)

@@ -14,67 +14,29 @@ from itertools import chain
 from typing import Protocol
 
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, Json
-from treenail.api.machineconfig import MachineConfig
-from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig
 from treenail.clocks import Clock
-from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors, MirrorRule
-from treenail.config.pullsecret import PullSecret
-from treenail.controllers.image_build.build_facts import (
-    BuildFacts,
-    BuildProblem,
-    SystemFacts,
-    WantedBuild,
-    WantedSystem,
-)
-from treenail.controllers.image_build.build_objects import make_system_tag, read_pushed_images
-from treenail.controllers.image_build.cluster_reader import REPOSITORIES, ClusterReader, FileObjects
-from treenail.controllers.pools.image_tags import is_tag, pin_base_image
-from treenail.controllers.pools.node_facts import DEFAULT_ARCHITECTURE
-from treenail.controllers.pools.os_image import find_pool_owner
+from treenail.config import image_mirrors, pullsecret
+from treenail.controllers.image_build import build_facts, build_objects, cluster_reader
+from treenail.controllers.pools import image_tags, node_facts, os_image
 from treenail.controllers.render import render
-from treenail.controllers.render.render import RenderedConfig
 from treenail.errors import ConfigError, CredentialError, UsageError
-from treenail.image.config_layer import ConfigLayer, make_config_layer
-from treenail.image.inputs.build_inputs import (
-    CONFIG_FILE,
-    TRUST_FILE,
-    BuildInputs,
-    compose_containerfile,
-    compute_build_name,
-    compute_content_key,
-    describe_hidden_files,
-)
-from treenail.image.inputs.checks import (
-    BuildContext,
-    InputFinding,
-    InputReason,
-    find_architecture_findings,
-    find_config_findings,
-    find_context_findings,
-    find_pool_findings,
-    find_pull_secret_findings,
-    find_push_secret_findings,
-    find_rendered_findings,
-    find_size_findings,
-    read_context,
-    read_deadline,
-)
+from treenail.image import config_layer
+from treenail.image.inputs import build_inputs, checks
 from treenail.image.labels import ImageLabels
 from treenail.image.push_spec import PushSpec, parse_push_spec
-from treenail.kube.resources import CONFIGMAPS, SECRETS, Resource
+from treenail.kube import resources
 
 IsEnded = Callable[[str], bool]
 _MAX_PROBLEMS = 3
 _OBJECT_LIMIT = 1024 * 1024 - 64 * 1024
 """Bytes of own files in one ConfigMap, which also holds the Containerfile."""
-_ENTITLEMENTS: tuple[tuple[str, str, Resource], ...] = (
-    ("etc-pki-entitlement-{pool}", "/etc/pki/entitlement", SECRETS),
-    ("etc-pki-rpm-gpg", "/etc/pki/rpm-gpg", SECRETS),
-    (REPOSITORIES, "/etc/yum.repos.d", CONFIGMAPS),
+_ENTITLEMENTS: tuple[tuple[str, str, resources.Resource], ...] = (
+    ("etc-pki-entitlement-{pool}", "/etc/pki/entitlement", resources.SECRETS),
+    ("etc-pki-rpm-gpg", "/etc/pki/rpm-gpg", resources.SECRETS),
+    (cluster_reader.REPOSITORIES, "/etc/yum.repos.d", resources.CONFIGMAPS),
 )
-ResolveTag = Callable[[MachineOSConfig, ClusterReader], str]
+ResolveTag = Callable[[machineosconfig.MachineOSConfig, cluster_reader.ClusterReader], str]
 """Returns what the tag of a base image stands for, by digest; raises `TreenailError`."""
 
 
@@ -92,7 +54,7 @@ class EntitlementMount:
 class SystemPlan:
     """The system part for one architecture, and what its Job needs to know."""
 
-    wanted: WantedSystem
+    wanted: build_facts.WantedSystem
     containerfile: str = field(default="", repr=False)
     """The composed Containerfile."""
     user_line: int = 1
@@ -109,7 +71,7 @@ class SystemPlan:
 class BuildPlan:
     """A wanted build, and what its Jobs and the registries need to know."""
 
-    wanted: WantedBuild
+    wanted: build_facts.WantedBuild
     systems: tuple[SystemPlan, ...]
     """One for each architecture, as in the wanted build."""
     base_pull_secret: str = ""
@@ -121,7 +83,7 @@ class BuildPlan:
     entitlements: tuple[EntitlementMount, ...] = ()
     ca_pem: str = field(default="", repr=False)
     """CAs of registries beside those of the system."""
-    mirrors: ImageMirrors = NO_MIRRORS
+    mirrors: image_mirrors.ImageMirrors = image_mirrors.NO_MIRRORS
     """Where images are pulled from; no part of any key, because the content is equal."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the complete image."""
@@ -145,7 +107,7 @@ class BuildPlan:
 class BuildRefused(Exception):
     """The inputs cannot be built; ``problem`` names field, found and expected value."""
 
-    def __init__(self, problem: BuildProblem) -> None:
+    def __init__(self, problem: build_facts.BuildProblem) -> None:
         super().__init__(problem.message)
         self.problem = problem
 
@@ -160,8 +122,8 @@ class BuildPlanner(Protocol):
 
     def plan_build(
         self,
-        config: MachineOSConfig,
-        pool: MachineConfigPool,
+        config: machineosconfig.MachineOSConfig,
+        pool: machineconfigpool.MachineConfigPool,
         architectures: frozenset[str],
         is_ended: IsEnded = never_ended,
     ) -> BuildPlan:
@@ -171,22 +133,24 @@ class BuildPlanner(Protocol):
         entitlements, and its keys are not those of a new build.
         """
 
-    def check_secrets(self, config: MachineOSConfig) -> BuildProblem | None:
+    def check_secrets(
+        self, config: machineosconfig.MachineOSConfig
+    ) -> build_facts.BuildProblem | None:
         """Return why the present Secrets cannot be used; raise `ClusterError`."""
 
-    def read_push_login(self, config: MachineOSConfig) -> PullSecret:
+    def read_push_login(self, config: machineosconfig.MachineOSConfig) -> pullsecret.PullSecret:
         """Read the login for pushes; raise `CredentialError` or `ClusterError`."""
 
-    def read_base_login(self, config: MachineOSConfig) -> PullSecret:
+    def read_base_login(self, config: machineosconfig.MachineOSConfig) -> pullsecret.PullSecret:
         """Read the login for the base image; raise `CredentialError` or `ClusterError`."""
 
-    def compute_base_access_version(self, config: MachineOSConfig) -> str:
+    def compute_base_access_version(self, config: machineosconfig.MachineOSConfig) -> str:
         """Return a text that changes with the login for the base image; raise `ClusterError`."""
 
     def read_ca(self, registry: str) -> str:
         """Return the CAs of a registry beside those of the system, in PEM."""
 
-    def read_rendered(self, name: str) -> MachineConfig:
+    def read_rendered(self, name: str) -> machineconfig.MachineConfig:
         """Read a rendered config; raise `ConfigError` or `ClusterError`."""
 
 
@@ -195,10 +159,10 @@ class Planner:
 
     def __init__(
         self,
-        reader: ClusterReader,
+        reader: cluster_reader.ClusterReader,
         *,
         options: tuple[str, ...] = (),
-        mirror_rules: tuple[MirrorRule, ...] = (),
+        mirror_rules: tuple[image_mirrors.MirrorRule, ...] = (),
     ) -> None:
         """``options`` are those of the builder that change images.
 
@@ -210,42 +174,46 @@ class Planner:
 
     def plan_build(
         self,
-        config: MachineOSConfig,
-        pool: MachineConfigPool,
+        config: machineosconfig.MachineOSConfig,
+        pool: machineconfigpool.MachineConfigPool,
         architectures: frozenset[str],
         is_ended: IsEnded = never_ended,
     ) -> BuildPlan:
         """Plan the build of the pool's rendered config; raise `BuildRefused`."""
-        config = pin_base_image(config)
+        config = image_tags.pin_base_image(config)
         rendered = self._reader.read_rendered_facts(pool.configuration.name)
         names = choose_architectures(architectures)
         document, where = self._find_context(config)
         rendered_findings = (
             finding
             for name in names
-            for finding in find_rendered_findings(
+            for finding in checks.find_rendered_findings(
                 rendered.config, base_image=config.base_image, architecture=name
             )
         )
         _refuse_findings(
-            *find_config_findings(config),
-            *find_architecture_findings(config, names),
+            *checks.find_config_findings(config),
+            *checks.find_architecture_findings(config, names),
             *dict.fromkeys(rendered_findings),
-            *(find_context_findings(document, where) if where else ()),
+            *(checks.find_context_findings(document, where) if where else ()),
         )
-        context = read_context(document, where) if where else BuildContext()
+        context = checks.read_context(document, where) if where else checks.BuildContext()
         push_spec = parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
-        systems = [BuildInputs.from_objects(config, rendered.config, each) for each in names]
+        systems = [
+            build_inputs.BuildInputs.from_objects(config, rendered.config, each) for each in names
+        ]
         has_text = any(each.user_text for each in systems)
         base_image = systems[0].base_image
-        name = compute_build_name(config, pool, rendered.config, context_digest=context.digest)
+        name = build_inputs.compute_build_name(
+            config, pool, rendered.config, context_digest=context.digest
+        )
         # They matter to Jobs alone, and each costs requests to the API server.
         has_mounts = has_text and not is_ended(name)
         entitlements = self._find_entitlements(config.pool) if has_mounts else ()
-        own_files = {TRUST_FILE: self.read_trust_bundle()}
+        own_files = {build_inputs.TRUST_FILE: self.read_trust_bundle()}
         if config.sees_config and has_text:
-            own_files[CONFIG_FILE] = self._make_config_file(rendered.name)
-        config_digest = _compute_digest(own_files.get(CONFIG_FILE))
+            own_files[build_inputs.CONFIG_FILE] = self._make_config_file(rendered.name)
+        config_digest = _compute_digest(own_files.get(build_inputs.CONFIG_FILE))
         inputs = [
             replace(
                 each,
@@ -257,14 +225,14 @@ class Planner:
             )
             for each in systems
         ]
-        content_key = compute_content_key(*inputs)
+        content_key = build_inputs.compute_content_key(*inputs)
         repository = f"{push_spec.registry}/{push_spec.repository}"
         mirrors = self.read_mirrors(rendered.name)
         plans = tuple(
             _plan_system(each, own_files, repository, config.push_secret, is_only=len(inputs) == 1)
             for each in inputs
         )
-        wanted = WantedBuild(
+        wanted = build_facts.WantedBuild(
             name=name,
             config=rendered.name,
             push_spec=f"{repository}:{name}",
@@ -273,7 +241,7 @@ class Planner:
             systems=tuple(each.wanted for each in plans),
             base_image=base_image,
             push_secret=config.push_secret,
-            instruction_remedy=describe_hidden_files(config, rendered.build_paths),
+            instruction_remedy=build_inputs.describe_hidden_files(config, rendered.build_paths),
         )
         return BuildPlan(
             wanted=wanted,
@@ -290,22 +258,25 @@ class Planner:
                 release=rendered.config.metadata.annotations.get(key.RELEASE_VERSION, ""),
                 content_key=content_key,
             ).to_map(),
-            deadline_s=read_deadline(config),
+            deadline_s=checks.read_deadline(config),
         )
 
-    def check_secrets(self, config: MachineOSConfig) -> BuildProblem | None:
+    def check_secrets(
+        self, config: machineosconfig.MachineOSConfig
+    ) -> build_facts.BuildProblem | None:
         """Return why the present Secrets cannot be used."""
         push, base = config.push_secret, config.base_pull_secret
         findings = list(
-            find_push_secret_findings(
-                self._reader.find_object(SECRETS, push),
-                self._reader.describe_object(SECRETS, push),
+            checks.find_push_secret_findings(
+                self._reader.find_object(resources.SECRETS, push),
+                self._reader.describe_object(resources.SECRETS, push),
                 config.push_spec,
             )
         )
         if base:
-            findings += find_pull_secret_findings(
-                self._reader.find_object(SECRETS, base), self._reader.describe_object(SECRETS, base)
+            findings += checks.find_pull_secret_findings(
+                self._reader.find_object(resources.SECRETS, base),
+                self._reader.describe_object(resources.SECRETS, base),
             )
         if findings:
             return _describe_findings(*findings)
@@ -313,18 +284,20 @@ class Planner:
             self.read_base_login(config)
         except CredentialError as error:
             # The cluster's pull secret, which the object does not name.
-            return BuildProblem(InputReason.SECRET_INVALID, f"{error}; {error.remedy}")
+            return build_facts.BuildProblem(
+                checks.InputReason.SECRET_INVALID, f"{error}; {error.remedy}"
+            )
         return None
 
-    def read_push_login(self, config: MachineOSConfig) -> PullSecret:
+    def read_push_login(self, config: machineosconfig.MachineOSConfig) -> pullsecret.PullSecret:
         """Read the login for pushes."""
         return self._reader.read_login(config.push_secret)
 
-    def read_base_login(self, config: MachineOSConfig) -> PullSecret:
+    def read_base_login(self, config: machineosconfig.MachineOSConfig) -> pullsecret.PullSecret:
         """Read the login for the base image."""
         return self._reader.read_base_login(config.base_pull_secret)
 
-    def compute_base_access_version(self, config: MachineOSConfig) -> str:
+    def compute_base_access_version(self, config: machineosconfig.MachineOSConfig) -> str:
         """Return a text that changes with the login for the base image."""
         return self._reader.compute_access_version(config.base_pull_secret)
 
@@ -332,11 +305,11 @@ class Planner:
         """Return the CAs of a registry."""
         return self._reader.read_ca(registry)
 
-    def read_rendered(self, name: str) -> MachineConfig:
+    def read_rendered(self, name: str) -> machineconfig.MachineConfig:
         """Read a rendered config with its files."""
         return self._reader.read_rendered(name)
 
-    def read_mirrors(self, name: str) -> ImageMirrors:
+    def read_mirrors(self, name: str) -> image_mirrors.ImageMirrors:
         """Return where builds for nodes with a rendered config pull images from."""
         return self._reader.read_rendered_facts(name).mirrors.add_rules(self._mirror_rules)
 
@@ -344,27 +317,31 @@ class Planner:
         """Return the additional trust bundle of the cluster."""
         return self._reader.read_trust().bundle.encode()
 
-    def _find_context(self, config: MachineOSConfig) -> tuple[Json | None, str]:
+    def _find_context(
+        self, config: machineosconfig.MachineOSConfig
+    ) -> tuple[decode.Json | None, str]:
         """Return the ConfigMap with files for COPY, and its name; empty without one."""
         if not (name := config.context_name):
             return None, ""
-        found = self._reader.find_object(CONFIGMAPS, name)
-        return found, self._reader.describe_object(CONFIGMAPS, name)
+        found = self._reader.find_object(resources.CONFIGMAPS, name)
+        return found, self._reader.describe_object(resources.CONFIGMAPS, name)
 
     def _find_entitlements(self, pool: str) -> tuple[EntitlementMount, ...]:
         names = ((name.format(pool=pool), path, kind) for name, path, kind in _ENTITLEMENTS)
         return tuple(
-            EntitlementMount(name, path, is_secret=kind is SECRETS)
+            EntitlementMount(name, path, is_secret=kind is resources.SECRETS)
             for name, path, kind in names
             if self._reader.find_object(kind, name) is not None
         )
 
     def _make_config_file(self, name: str) -> bytes:
-        layer = make_config_layer(self._reader.read_rendered(name))
-        _refuse_findings(*find_size_findings(name, layer.size, _OBJECT_LIMIT))
+        layer = config_layer.make_config_layer(self._reader.read_rendered(name))
+        _refuse_findings(*checks.find_size_findings(name, layer.size, _OBJECT_LIMIT))
         return layer.tar_gz
 
-    def _read_all_cas(self, push_spec: PushSpec, base_image: str, mirrors: ImageMirrors) -> str:
+    def _read_all_cas(
+        self, push_spec: PushSpec, base_image: str, mirrors: image_mirrors.ImageMirrors
+    ) -> str:
         base = base_image.partition("/")[0]
         registries = {push_spec.registry, base, *mirrors.list_registries()}
         return "\n".join(sorted(filter(None, map(self.read_ca, registries))))
@@ -378,11 +355,11 @@ def compute_share_key(content_key: str, repository: str, push_secret: str) -> st
 
 def choose_architectures(found: frozenset[str]) -> tuple[str, ...]:
     """Return the architectures of an image for nodes with these ones, in a fixed order."""
-    return tuple(sorted(found)) or (DEFAULT_ARCHITECTURE,)
+    return tuple(sorted(found)) or (node_facts.DEFAULT_ARCHITECTURE,)
 
 
 def _plan_system(
-    inputs: BuildInputs,
+    inputs: build_inputs.BuildInputs,
     files: Mapping[str, bytes],
     repository: str,
     push_secret: str,
@@ -390,14 +367,17 @@ def _plan_system(
     is_only: bool,
 ) -> SystemPlan:
     """Plan the system part for one architecture; ``files`` are those it may need."""
-    content_key, composed = compute_content_key(inputs), compose_containerfile(inputs)
-    wanted = WantedSystem(
+    content_key, composed = (
+        build_inputs.compute_content_key(inputs),
+        build_inputs.compose_containerfile(inputs),
+    )
+    wanted = build_facts.WantedSystem(
         architecture=inputs.architecture,
         name="" if is_only else inputs.architecture,
         content_key=content_key,
         share_key=compute_share_key(content_key, repository, push_secret),
         needs_job=inputs.needs_job,
-        push_spec=f"{repository}:{make_system_tag(content_key)}",
+        push_spec=f"{repository}:{build_objects.make_system_tag(content_key)}",
     )
     return SystemPlan(
         wanted=wanted,
@@ -411,16 +391,18 @@ def _compute_digest(content: bytes | None) -> str:
     return "" if content is None else hashlib.sha256(content).hexdigest()
 
 
-def _refuse_findings(*findings: InputFinding) -> None:
+def _refuse_findings(*findings: checks.InputFinding) -> None:
     if findings:
         raise BuildRefused(_describe_findings(*findings))
 
 
-def _describe_findings(*findings: InputFinding) -> BuildProblem:
+def _describe_findings(*findings: checks.InputFinding) -> build_facts.BuildProblem:
     """Return the first findings as one problem with the reason of the first one."""
     shown = "; ".join(map(str, findings[:_MAX_PROBLEMS]))
     more = len(findings) - _MAX_PROBLEMS
-    return BuildProblem(findings[0].reason, f"{shown}; and {more} more" if more > 0 else shown)
+    return build_facts.BuildProblem(
+        findings[0].reason, f"{shown}; and {more} more" if more > 0 else shown
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,7 +413,7 @@ class OfflineBuild:
     """Name of the MachineOSConfig."""
     pool: str
     plan: BuildPlan
-    layer: ConfigLayer
+    layer: config_layer.ConfigLayer
     context: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     entitlements: Mapping[str, tuple[str, Mapping[str, bytes]]] = field(
         default_factory=dict, repr=False
@@ -458,7 +440,7 @@ def plan_builds(
     one, and `ConfigError` for invalid input.
     """
     inputs = list(texts)
-    found, objects = render.read_manifests(inputs), FileObjects(inputs)
+    found, objects = render.read_manifests(inputs), cluster_reader.FileObjects(inputs)
     configs = [each for each in objects.list_image_configs() if only in (None, each.pool)]
     if not configs:
         place = f"pool {only}" if only else "any pool"
@@ -466,7 +448,7 @@ def plan_builds(
             f"cannot plan a build: the input has no MachineOSConfig for {place}",
             remedy="add a MachineOSConfig whose spec.machineConfigPool.name is a pool of the input",
         )
-    reader = ClusterReader(objects, clock, namespace="")
+    reader = cluster_reader.ClusterReader(objects, clock, namespace="")
     planner = Planner(reader, options=options)
     builds = []
     for each in configs:
@@ -478,11 +460,13 @@ def plan_builds(
 
 
 def _pin_tag(
-    config: MachineOSConfig, reader: ClusterReader, resolve_tag: ResolveTag
-) -> MachineOSConfig:
+    config: machineosconfig.MachineOSConfig,
+    reader: cluster_reader.ClusterReader,
+    resolve_tag: ResolveTag,
+) -> machineosconfig.MachineOSConfig:
     """Return the MachineOSConfig with its base by digest."""
-    config = pin_base_image(config)
-    if not is_tag(config.base_image):
+    config = image_tags.pin_base_image(config)
+    if not image_tags.is_tag(config.base_image):
         return config
     meta = config.metadata
     notes = {**meta.annotations, key.BASE_IMAGE: resolve_tag(config, reader)}
@@ -492,10 +476,10 @@ def _pin_tag(
 
 
 def _plan_build(
-    config: MachineOSConfig,
+    config: machineosconfig.MachineOSConfig,
     found: render.InputManifests,
-    objects: FileObjects,
-    reader: ClusterReader,
+    objects: cluster_reader.FileObjects,
+    reader: cluster_reader.ClusterReader,
     planner: Planner,
     architectures: frozenset[str],
 ) -> OfflineBuild:
@@ -507,9 +491,9 @@ def _plan_build(
             remedy=f"add it with: kubectl get machineconfigpool {config.pool} -o yaml | "
             "treenail-controller build -f DIR -f -",
         )
-    owner = find_pool_owner(config.pool, objects.list_image_configs())
-    for finding in find_pool_findings(config, found.pools[config.pool], owner):
-        if finding.reason is InputReason.POOL_TAKEN:
+    owner = os_image.find_pool_owner(config.pool, objects.list_image_configs())
+    for finding in checks.find_pool_findings(config, found.pools[config.pool], owner):
+        if finding.reason is checks.InputReason.POOL_TAKEN:
             raise ConfigError(f"MachineOSConfig {config.name}: {finding}")
     configs, errors = render.render_pools(found, config.pool)
     if errors:
@@ -521,7 +505,9 @@ def _plan_build(
         plan = planner.plan_build(config, pool, architectures)
     except BuildRefused as error:
         raise ConfigError(f"MachineOSConfig {config.name}: {error.problem.message}") from error
-    layer = make_config_layer(rendered.config, trust_bundle=planner.read_trust_bundle())
+    layer = config_layer.make_config_layer(
+        rendered.config, trust_bundle=planner.read_trust_bundle()
+    )
     # Equal for all architectures that need such files.
     own = {name: file for each in plan.systems for name, file in each.own_files.items()}
     context, entitlements = read_build_files(reader, plan)
@@ -529,9 +515,11 @@ def _plan_build(
     return OfflineBuild(config.name, config.pool, plan, layer, context, entitlements)
 
 
-def _set_configuration(pool: MachineConfigPool, rendered: RenderedConfig) -> MachineConfigPool:
+def _set_configuration(
+    pool: machineconfigpool.MachineConfigPool, rendered: render.RenderedConfig
+) -> machineconfigpool.MachineConfigPool:
     """Return the pool as the render controller writes it."""
-    reference = MachineConfigPool.from_json(
+    reference = machineconfigpool.MachineConfigPool.from_json(
         {
             "metadata": {"name": pool.name},
             "spec": {"configuration": rendered.to_pool_configuration()},
@@ -541,26 +529,30 @@ def _set_configuration(pool: MachineConfigPool, rendered: RenderedConfig) -> Mac
 
 
 def read_build_files(
-    reader: ClusterReader, plan: BuildPlan
+    reader: cluster_reader.ClusterReader, plan: BuildPlan
 ) -> tuple[dict[str, bytes], dict[str, tuple[str, Mapping[str, bytes]]]]:
     """Return the user's files for COPY, and the entitlements of `OfflineBuild`."""
-    context = _read_files(reader, CONFIGMAPS, plan.context) if plan.context else {}
+    context = _read_files(reader, resources.CONFIGMAPS, plan.context) if plan.context else {}
     entitlements: dict[str, tuple[str, Mapping[str, bytes]]] = {
         each.name: (
             each.path,
-            _read_files(reader, SECRETS if each.is_secret else CONFIGMAPS, each.name),
+            _read_files(
+                reader, resources.SECRETS if each.is_secret else resources.CONFIGMAPS, each.name
+            ),
         )
         for each in plan.entitlements
     }
     return context, entitlements
 
 
-def _read_files(reader: ClusterReader, resource: Resource, name: str) -> dict[str, bytes]:
+def _read_files(
+    reader: cluster_reader.ClusterReader, resource: resources.Resource, name: str
+) -> dict[str, bytes]:
     """Return the files that the kubelet shows of a ConfigMap or Secret."""
     document = reader.find_object(resource, name) or {}
-    fields = Fields.from_json(document, f"{resource.kind} {name}")
-    encoded = "data" if resource is SECRETS else "binaryData"
-    plain = "stringData" if resource is SECRETS else "data"
+    fields = decode.Fields.from_json(document, f"{resource.kind} {name}")
+    encoded = "data" if resource is resources.SECRETS else "binaryData"
+    plain = "stringData" if resource is resources.SECRETS else "data"
     found = {each: text.encode() for each, text in fields.get_text_map(plain).items()}
     for each, text in fields.get_text_map(encoded).items():
         try:
@@ -572,9 +564,9 @@ def _read_files(reader: ClusterReader, resource: Resource, name: str) -> dict[st
 
 
 def find_system_images(
-    builds: Iterable[BuildFacts],
+    builds: Iterable[build_facts.BuildFacts],
     share_keys: frozenset[str],
-    pushed: Iterable[SystemFacts] = (),
+    pushed: Iterable[build_facts.SystemFacts] = (),
 ) -> dict[str, tuple[str, ...]]:
     """Return the system parts with these share keys, newest first.
 
@@ -588,12 +580,14 @@ def find_system_images(
     return {share_key: tuple(images) for share_key, images in found.items()}
 
 
-def find_pushed_systems(config: MachineOSConfig, plan: BuildPlan | None) -> Iterator[SystemFacts]:
+def find_pushed_systems(
+    config: machineosconfig.MachineOSConfig, plan: BuildPlan | None
+) -> Iterator[build_facts.SystemFacts]:
     """Yield the system parts of deleted builds that the wanted build could use again.
 
     Pruning spares them, because the wanted build may use their tag.
     """
-    pushed = read_pushed_images(config)[::-1]
+    pushed = build_objects.read_pushed_images(config)[::-1]
     for system in () if plan is None else (each.wanted for each in plan.systems):
         repository, _, tag = system.push_spec.rpartition(":")
         for each in pushed:

@@ -14,41 +14,26 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api import documents
+from treenail.api import (
+    decode,
+    documents,
+    machineconfig,
+    machineconfigpool,
+    machineosbuild,
+    machineosconfig,
+    object_meta,
+)
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.api.controllerconfig import ControllerConfigContents, decode_base64
-from treenail.api.decode import Fields, Json
-from treenail.api.machineconfig import MachineConfig
-from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.machineosbuild import MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.object_meta import ObjectMeta
-from treenail.clocks import Clock
-from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors, read_config_mirrors
-from treenail.config.pullsecret import PullSecret, parse_pull_secret, read_login_secret
-from treenail.controllers.image_build.build_objects import ObservedJob, ObservedPod, read_systems
-from treenail.controllers.pools.pool_index import SelectedPools
-from treenail.controllers.pools.pool_membership import ObservedPool
-from treenail.controllers.pools.select import CONTROL_PLANE_LABELS
+from treenail.config import image_mirrors, pullsecret
+from treenail.controllers.image_build import build_objects
+from treenail.controllers.pools import pool_index, pool_membership, select
 from treenail.controllers.render.render import RenderedConfig
-from treenail.controllers.runtime.informer_set import Informers, InformerView
-from treenail.errors import ConfigError, CredentialError, NotFoundError
+from treenail.controllers.runtime import informer_set
 from treenail.image.inputs.build_inputs import find_build_paths
-from treenail.kube.resources import (
-    CONFIGMAPS,
-    CONTROLLERCONFIGS,
-    JOBS,
-    MACHINECONFIGPOOLS,
-    MACHINECONFIGS,
-    MACHINEOSBUILDS,
-    MACHINEOSCONFIGS,
-    NODES,
-    PODS,
-    SECRETS,
-    Resource,
-)
-from treenail.kube.watch import WatchScope
+from treenail.kube import resources, watch
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +41,12 @@ GLOBAL_PULL_SECRET = "global-pull-secret-copy"  # noqa: S105  # the name of a Se
 """The cluster's pull secret in the namespace of builds, as the MCO names it."""
 _CACHED_CONFIGS = 64
 _CA_AGE_S = 30.0
-_FILE_RESOURCES = (CONFIGMAPS, CONTROLLERCONFIGS, MACHINEOSCONFIGS, SECRETS)
+_FILE_RESOURCES = (
+    resources.CONFIGMAPS,
+    resources.CONTROLLERCONFIGS,
+    resources.MACHINEOSCONFIGS,
+    resources.SECRETS,
+)
 REPOSITORIES = "etc-yum-repos-d"
 """ConfigMap with the package repositories that the instructions of every build see."""
 Enqueue = Callable[[str], None]
@@ -73,9 +63,9 @@ class RenderedFacts:
     kernel_type: str
     build_paths: tuple[str, ...]
     """Files of the config that package managers and registry clients read."""
-    mirrors: ImageMirrors
+    mirrors: image_mirrors.ImageMirrors
     """Where its nodes, and builds for them, pull images from."""
-    config: MachineConfig = field(repr=False, compare=False)
+    config: machineconfig.MachineConfig = field(repr=False, compare=False)
     """Without its Ignition config, which is large."""
 
 
@@ -92,13 +82,15 @@ class ClusterTrust:
 class ObjectGetter(Protocol):
     """Reads one object; raises `ClusterError`."""
 
-    def get(self, resource: Resource, name: str, *, namespace: str = "") -> Json: ...
+    def get(
+        self, resource: resources.Resource, name: str, *, namespace: str = ""
+    ) -> decode.Json: ...
 
 
 class ClusterReader:
     """Reads objects of builds on demand. Thread-safe. Every method raises `ClusterError`."""
 
-    def __init__(self, client: ObjectGetter, clock: Clock, *, namespace: str) -> None:
+    def __init__(self, client: ObjectGetter, clock: clocks.Clock, *, namespace: str) -> None:
         self._client = client
         self._clock = clock
         self._namespace = namespace
@@ -106,33 +98,33 @@ class ClusterReader:
         self._rendered: OrderedDict[str, RenderedFacts] = OrderedDict()
         self._trust: tuple[float, ClusterTrust] | None = None
 
-    def find_object(self, resource: Resource, name: str) -> Json | None:
+    def find_object(self, resource: resources.Resource, name: str) -> decode.Json | None:
         """Return an object of the namespace of builds; None when it does not exist."""
         try:
             return self._client.get(resource, name, namespace=self._namespace)
-        except NotFoundError:
+        except errors.NotFoundError:
             return None
 
-    def describe_object(self, resource: Resource, name: str) -> str:
+    def describe_object(self, resource: resources.Resource, name: str) -> str:
         """Return the words for an object of the namespace of builds; of files, without one."""
         return f"{resource.kind} {f'{self._namespace}/' if self._namespace else ''}{name}"
 
-    def read_login(self, name: str) -> PullSecret:
+    def read_login(self, name: str) -> pullsecret.PullSecret:
         """Read a login; raise `CredentialError`, which contains no part of it."""
-        where = self.describe_object(SECRETS, name)
-        document = self.find_object(SECRETS, name)
+        where = self.describe_object(resources.SECRETS, name)
+        document = self.find_object(resources.SECRETS, name)
         if document is None:
-            raise CredentialError(f"{where} does not exist", remedy="create it")
-        return read_login_secret(document, where=where)
+            raise errors.CredentialError(f"{where} does not exist", remedy="create it")
+        return pullsecret.read_login_secret(document, where=where)
 
-    def read_base_login(self, name: str) -> PullSecret:
+    def read_base_login(self, name: str) -> pullsecret.PullSecret:
         """Read the login for base images; without a name, the cluster's pull secret."""
         if name:
             return self.read_login(name)
-        if self.find_object(SECRETS, GLOBAL_PULL_SECRET) is not None:
+        if self.find_object(resources.SECRETS, GLOBAL_PULL_SECRET) is not None:
             return self.read_login(GLOBAL_PULL_SECRET)
         content = self.read_trust().pull_secret
-        return parse_pull_secret(content, where="internalRegistryPullSecret")
+        return pullsecret.parse_pull_secret(content, where="internalRegistryPullSecret")
 
     def read_ca(self, registry: str) -> str:
         """Return the CAs of a registry beside those of the system, in PEM."""
@@ -142,8 +134,8 @@ class ClusterReader:
     def compute_access_version(self, name: str) -> str:
         """Return a text that changes with the login for base images, and with the CAs."""
         trust = self.read_trust()
-        secret = self.find_object(SECRETS, name or GLOBAL_PULL_SECRET)
-        meta = Fields.from_json(secret or {}, "Secret").get_object("metadata")
+        secret = self.find_object(resources.SECRETS, name or GLOBAL_PULL_SECRET)
+        meta = decode.Fields.from_json(secret or {}, "Secret").get_object("metadata")
         parts = (
             meta.get_text("uid"),
             meta.get_text("resourceVersion"),
@@ -160,7 +152,7 @@ class ClusterReader:
                 self._rendered.move_to_end(name)
                 return known
         config = self.read_rendered(name)
-        slim = MachineConfig(
+        slim = machineconfig.MachineConfig(
             metadata=config.metadata,
             os_image_url=config.os_image_url,
             extensions_image=config.extensions_image,
@@ -183,9 +175,11 @@ class ClusterReader:
                 self._rendered.popitem(last=False)
         return found
 
-    def read_rendered(self, name: str) -> MachineConfig:
+    def read_rendered(self, name: str) -> machineconfig.MachineConfig:
         """Read a rendered config with its files; raise `ConfigError`."""
-        return MachineConfig.from_json(self._client.get(MACHINECONFIGS, name))
+        return machineconfig.MachineConfig.from_json(
+            self._client.get(resources.MACHINECONFIGS, name)
+        )
 
     def read_trust(self) -> ClusterTrust:
         """Read CAs and the pull secret of the ControllerConfig, at most every 30 s.
@@ -197,12 +191,14 @@ class ClusterReader:
             if self._trust is not None and now - self._trust[0] < _CA_AGE_S:
                 return self._trust[1]
         try:
-            document = self._client.get(CONTROLLERCONFIGS, CONTROLLER_CONFIG)
-        except NotFoundError:
+            document = self._client.get(resources.CONTROLLERCONFIGS, CONTROLLER_CONFIG)
+        except errors.NotFoundError:
             found = ClusterTrust()
         else:
             contents = ControllerConfigContents.from_json(document)
-            spec = Fields.from_json(document, CONTROLLERCONFIGS.kind).get_object("spec")
+            spec = decode.Fields.from_json(document, resources.CONTROLLERCONFIGS.kind).get_object(
+                "spec"
+            )
             found = ClusterTrust(
                 {name: _decode_pem(pem) for name, pem in contents.registry_cas.items()},
                 _decode_pem(decode_base64(spec, "additionalTrustBundle")),
@@ -213,13 +209,13 @@ class ClusterReader:
         return found
 
 
-def _read_mirrors(config: MachineConfig) -> ImageMirrors:
+def _read_mirrors(config: machineconfig.MachineConfig) -> image_mirrors.ImageMirrors:
     try:
-        return read_config_mirrors(config)
-    except ConfigError as error:
+        return image_mirrors.read_config_mirrors(config)
+    except errors.ConfigError as error:
         # Not a reason to refuse a build that needs no mirror.
         log.warning("%s: ignoring the mirrors of registries: %s", config.name, error)
-        return NO_MIRRORS
+        return image_mirrors.NO_MIRRORS
 
 
 def _decode_pem(content: bytes) -> str:
@@ -230,36 +226,38 @@ class FileObjects:
     """Objects of the input files, read as from an API server with one namespace."""
 
     def __init__(self, texts: Iterable[tuple[str, str | bytes]]) -> None:
-        self._objects: dict[tuple[str, str], Json] = {}
+        self._objects: dict[tuple[str, str], decode.Json] = {}
         for where, text in texts:
             for document in documents.load_documents(text, where=where):
                 self._add_document(document)
 
     # The files of one build are of one namespace.
-    def get(self, resource: Resource, name: str, *, namespace: str = "") -> Json:  # noqa: ARG002
+    def get(self, resource: resources.Resource, name: str, *, namespace: str = "") -> decode.Json:  # noqa: ARG002
         """Return an object of any namespace; raise `NotFoundError`."""
         try:
             return self._objects[resource.kind, name]
         except KeyError:
-            raise NotFoundError(f"the input has no {resource.kind} {name}") from None
+            raise errors.NotFoundError(f"the input has no {resource.kind} {name}") from None
 
     def add_rendered(self, rendered: RenderedConfig) -> None:
         """Add a rendered config."""
-        self._objects[MACHINECONFIGS.kind, rendered.name] = rendered.config.to_json()
+        self._objects[resources.MACHINECONFIGS.kind, rendered.name] = rendered.config.to_json()
 
-    def list_image_configs(self) -> list[MachineOSConfig]:
+    def list_image_configs(self) -> list[machineosconfig.MachineOSConfig]:
         """Return the MachineOSConfigs by name; raise `ConfigError` that names the object."""
         found = []
         for (kind, name), document in sorted(self._objects.items()):
-            if kind == MACHINEOSCONFIGS.kind:
+            if kind == resources.MACHINEOSCONFIGS.kind:
                 try:
-                    found.append(MachineOSConfig.from_json(document))
-                except ConfigError as error:
-                    raise ConfigError(f"{kind} {name}: {error}", remedy=error.remedy) from error
+                    found.append(machineosconfig.MachineOSConfig.from_json(document))
+                except errors.ConfigError as error:
+                    raise errors.ConfigError(
+                        f"{kind} {name}: {error}", remedy=error.remedy
+                    ) from error
         return found
 
-    def _add_document(self, document: Json) -> None:
-        fields = Fields.from_json(document, "")
+    def _add_document(self, document: decode.Json) -> None:
+        fields = decode.Fields.from_json(document, "")
         kind = fields.get_text("kind")
         if kind.endswith("List") and "items" in document:
             for item in fields.iter_objects("items"):
@@ -270,10 +268,14 @@ class FileObjects:
             self._objects[kind, name] = document
 
 
-def encode_strings(document: Json) -> Json:
+def encode_strings(document: decode.Json) -> decode.Json:
     """Return a Secret as the API server stores it: ``stringData`` becomes a part of ``data``."""
-    fields = Fields.from_json(document, "")
-    texts = fields.get_text_map("stringData") if fields.get_text("kind") == SECRETS.kind else {}
+    fields = decode.Fields.from_json(document, "")
+    texts = (
+        fields.get_text_map("stringData")
+        if fields.get_text("kind") == resources.SECRETS.kind
+        else {}
+    )
     if not texts:
         return document
     encoded = {name: base64.b64encode(text.encode()).decode() for name, text in texts.items()}
@@ -290,10 +292,10 @@ class NodeArchitecture:
     architecture: str
 
     @classmethod
-    def from_json(cls, document: Json) -> "NodeArchitecture":
+    def from_json(cls, document: decode.Json) -> "NodeArchitecture":
         """Parse a Node; raises `ConfigError`."""
-        fields = Fields.from_json(document, "Node")
-        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        fields = decode.Fields.from_json(document, "Node")
+        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
         info = fields.get_object("status").get_object("nodeInfo")
         return cls(meta.name, meta.labels, info.get_text("architecture"))
 
@@ -306,10 +308,10 @@ class InputVersion:
     version: str
 
     @classmethod
-    def from_json(cls, document: Json) -> "InputVersion":
+    def from_json(cls, document: decode.Json) -> "InputVersion":
         """Parse the metadata of a ConfigMap; raises `ConfigError`."""
-        fields = Fields.from_json(document, "ConfigMap")
-        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        fields = decode.Fields.from_json(document, "ConfigMap")
+        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
         return cls(meta.name, meta.resource_version)
 
 
@@ -321,35 +323,46 @@ class BuildViews:
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
-        self._pool_index = SelectedPools()
+        self._pool_index = pool_index.SelectedPools()
         self._lock = threading.Lock()
         self._architectures: dict[str, frozenset[str]] | None = None
         """By pool; None until they are needed. Grouping reads every Node."""
         self._enqueue: Enqueue
-        self.configs: InformerView[MachineOSConfig]
-        self.builds: InformerView[MachineOSBuild]
-        self.pools: InformerView[MachineConfigPool]
-        self.nodes: InformerView[NodeArchitecture]
-        self.inputs: InformerView[InputVersion]
-        self.jobs: InformerView[ObservedJob]
-        self.pods: InformerView[ObservedPod]
+        self.configs: informer_set.InformerView[machineosconfig.MachineOSConfig]
+        self.builds: informer_set.InformerView[machineosbuild.MachineOSBuild]
+        self.pools: informer_set.InformerView[machineconfigpool.MachineConfigPool]
+        self.nodes: informer_set.InformerView[NodeArchitecture]
+        self.inputs: informer_set.InformerView[InputVersion]
+        self.jobs: informer_set.InformerView[build_objects.ObservedJob]
+        self.pods: informer_set.InformerView[build_objects.ObservedPod]
 
-    def register_watches(self, informers: Informers, enqueue: Enqueue) -> None:
+    def register_watches(self, informers: informer_set.Informers, enqueue: Enqueue) -> None:
         """Add the views, and enqueue MachineOSConfigs when something changes for them."""
         self._enqueue = enqueue
         self.configs = informers.add_view(
-            WatchScope(MACHINEOSCONFIGS), MachineOSConfig.from_json, optional=True
+            watch.WatchScope(resources.MACHINEOSCONFIGS),
+            machineosconfig.MachineOSConfig.from_json,
+            optional=True,
         )
         self.builds = informers.add_view(
-            WatchScope(MACHINEOSBUILDS), MachineOSBuild.from_json, optional=True
+            watch.WatchScope(resources.MACHINEOSBUILDS),
+            machineosbuild.MachineOSBuild.from_json,
+            optional=True,
         )
-        self.pools = informers.add_view(WatchScope(MACHINECONFIGPOOLS), MachineConfigPool.from_json)
-        selection = informers.add_view(WatchScope(MACHINECONFIGPOOLS), ObservedPool.from_json)
-        self.nodes = informers.add_view(WatchScope(NODES), NodeArchitecture.from_json)
+        self.pools = informers.add_view(
+            watch.WatchScope(resources.MACHINECONFIGPOOLS),
+            machineconfigpool.MachineConfigPool.from_json,
+        )
+        selection = informers.add_view(
+            watch.WatchScope(resources.MACHINECONFIGPOOLS), pool_membership.ObservedPool.from_json
+        )
+        self.nodes = informers.add_view(
+            watch.WatchScope(resources.NODES), NodeArchitecture.from_json
+        )
         self.nodes.add_handler(self._handle_node)
         # The controller writes those of Jobs itself. An older Role permits no watch.
-        inputs = WatchScope(
-            CONFIGMAPS,
+        inputs = watch.WatchScope(
+            resources.CONFIGMAPS,
             self._namespace,
             label_selector=f"!{key.EPHEMERAL_BUILD_OBJECT}",
             is_optional=True,
@@ -357,10 +370,10 @@ class BuildViews:
         )
         self.inputs = informers.add_view(inputs, InputVersion.from_json, optional=True)
         self.inputs.add_handler(self._handle_input)
-        jobs = WatchScope(JOBS, self._namespace, label_selector=key.BUILD_KEY)
-        pods = WatchScope(PODS, self._namespace, label_selector=key.BUILD_KEY)
-        self.jobs = informers.add_view(jobs, ObservedJob.from_json)
-        self.pods = informers.add_view(pods, ObservedPod.from_json)
+        jobs = watch.WatchScope(resources.JOBS, self._namespace, label_selector=key.BUILD_KEY)
+        pods = watch.WatchScope(resources.PODS, self._namespace, label_selector=key.BUILD_KEY)
+        self.jobs = informers.add_view(jobs, build_objects.ObservedJob.from_json)
+        self.pods = informers.add_view(pods, build_objects.ObservedPod.from_json)
         selection.add_handler(self._handle_selection)
         self.pools.add_handler(self._handle_pool)
         self.configs.add_handler(self._handle_config)
@@ -378,7 +391,7 @@ class BuildViews:
     def has_only_control_plane(self) -> bool:
         """Return whether no Node is a worker, as before the first worker joins."""
         nodes = self.nodes.get_all().values()
-        return not any(each.labels.keys().isdisjoint(CONTROL_PLANE_LABELS) for each in nodes)
+        return not any(each.labels.keys().isdisjoint(select.CONTROL_PLANE_LABELS) for each in nodes)
 
     def _group_architectures(self) -> dict[str, frozenset[str]]:
         found: dict[str, set[str]] = {}
@@ -394,13 +407,19 @@ class BuildViews:
             self._architectures = None
 
     def _handle_selection(
-        self, name: str, _before: ObservedPool | None, after: ObservedPool | None
+        self,
+        name: str,
+        _before: pool_membership.ObservedPool | None,
+        after: pool_membership.ObservedPool | None,
     ) -> None:
         self._pool_index.set_pool(name, after)
         self._forget_architectures()
 
     def _handle_pool(
-        self, name: str, before: MachineConfigPool | None, after: MachineConfigPool | None
+        self,
+        name: str,
+        before: machineconfigpool.MachineConfigPool | None,
+        after: machineconfigpool.MachineConfigPool | None,
     ) -> None:
         if _extract_inputs(before) != _extract_inputs(after):
             self._enqueue_configs_of({name})
@@ -416,7 +435,10 @@ class BuildViews:
         self._enqueue_configs_of(set(filter(None, pools)))
 
     def _handle_config(
-        self, name: str, before: MachineOSConfig | None, after: MachineOSConfig | None
+        self,
+        name: str,
+        before: machineosconfig.MachineOSConfig | None,
+        after: machineosconfig.MachineOSConfig | None,
     ) -> None:
         self._enqueue(name)
         if before is None or after is None:
@@ -435,21 +457,30 @@ class BuildViews:
                 self._enqueue(config.name)
 
     def _handle_build(
-        self, _name: str, before: MachineOSBuild | None, after: MachineOSBuild | None
+        self,
+        _name: str,
+        before: machineosbuild.MachineOSBuild | None,
+        after: machineosbuild.MachineOSBuild | None,
     ) -> None:
         for build in (before, after):
             if build is not None:
                 self._enqueue(build.image_config)
 
     def _handle_job(
-        self, _name: str, before: ObservedJob | None, after: ObservedJob | None
+        self,
+        _name: str,
+        before: build_objects.ObservedJob | None,
+        after: build_objects.ObservedJob | None,
     ) -> None:
         for job in (before, after):
             if job is not None:
                 self._enqueue_sharers(job)
 
     def _handle_pod(
-        self, _name: str, before: ObservedPod | None, after: ObservedPod | None
+        self,
+        _name: str,
+        before: build_objects.ObservedPod | None,
+        after: build_objects.ObservedPod | None,
     ) -> None:
         pod = after or before
         job = None if pod is None else self.jobs.find(f"{self._namespace}/{pod.job}")
@@ -461,16 +492,16 @@ class BuildViews:
             if config.pool in pools:
                 self._enqueue(config.name)
 
-    def _enqueue_sharers(self, job: ObservedJob) -> None:
+    def _enqueue_sharers(self, job: build_objects.ObservedJob) -> None:
         """Enqueue every MachineOSConfig whose running build has the key of the Job."""
         self._enqueue(job.facts.image_config)
         for build in self.builds.get_all().values():
             if not build.state.has_ended and job.facts.share_key in {
-                each.share_key for each in read_systems(build).values()
+                each.share_key for each in build_objects.read_systems(build).values()
             }:
                 self._enqueue(build.image_config)
 
 
-def _extract_inputs(pool: MachineConfigPool | None) -> object:
+def _extract_inputs(pool: machineconfigpool.MachineConfigPool | None) -> object:
     """Return the parts of a pool that a build reads or reports."""
     return None if pool is None else (pool.configuration, pool.conditions, pool.metadata.uid)

@@ -12,96 +12,27 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api.machineosbuild import MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api import machineosbuild, machineosconfig
 from treenail.builder.images.signatures import SigningKey
-from treenail.clocks import Clock
-from treenail.controllers.image_build.base_image import BaseDecision, decide_base, make_base_facts
-from treenail.controllers.image_build.build_facts import (
-    AdoptJob,
-    Answer,
-    AppendConfig,
-    AskRegistry,
-    BuildAction,
-    BuildFacts,
-    BuildProblem,
-    BuildSituation,
-    CheckImage,
-    CheckPush,
-    CreateJob,
-    DeleteJob,
-    JobFacts,
-    ResolveBase,
-    SetBuildStatus,
-    SetConfigStatus,
-)
-from treenail.controllers.image_build.build_objects import (
-    ObservedJob,
-    ObservedPod,
-    find_prune_candidates,
-    find_unrecorded_images,
-    make_build_facts,
-    make_config_facts,
-    make_job_facts,
-    read_architectures,
-)
-from treenail.controllers.image_build.build_planner import (
-    BuildPlan,
-    BuildPlanner,
-    BuildRefused,
-    Planner,
-    SystemPlan,
-    choose_architectures,
-    find_pushed_systems,
-    find_system_images,
-)
-from treenail.controllers.image_build.cluster_reader import BuildViews, ClusterReader
-from treenail.controllers.image_build.decide import decide_builds
-from treenail.controllers.image_build.job_builder import JobBuilder, JobSettings
-from treenail.controllers.image_build.layer_builder import (
-    MAX_PARALLEL,
-    LayerBuilder,
-    RegistryRequests,
-    RepositoryGate,
+from treenail.controllers.image_build import (
+    base_image,
+    build_facts,
+    build_objects,
+    build_planner,
+    cluster_reader,
+    decide,
+    job_builder,
+    layer_builder,
+    status,
+    writer,
 )
 from treenail.controllers.image_build.pruner import ImagePruner, ReferenceReader
-from treenail.controllers.image_build.status import make_prune_condition
-from treenail.controllers.image_build.writer import (
-    BuildEvents,
-    BuildMetrics,
-    BuildWriter,
-    CachedObjects,
-)
-from treenail.controllers.pools.image_tags import (
-    TagMetrics,
-    decode_base_record,
-    encode_base_record,
-    find_tag_change,
-)
-from treenail.controllers.pools.os_image import find_pool_owner
-from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers
-from treenail.controllers.runtime.own_writes import OwnDeletions, OwnWrites
-from treenail.errors import (
-    ClusterError,
-    ConfigError,
-    ForbiddenError,
-    InvalidError,
-    NotFoundError,
-)
-from treenail.image.inputs.build_inputs import list_builder_options
-from treenail.image.inputs.checks import InputFinding, InputReason, find_pool_findings
-from treenail.kube.api_client import Client
-from treenail.kube.event_recorder import EventRecorder
-from treenail.kube.lease import LateWrites
-from treenail.kube.resources import (
-    JOBS,
-    MACHINECONFIGPOOLS,
-    MACHINEOSBUILDS,
-    MACHINEOSCONFIGS,
-    PODS,
-)
+from treenail.controllers.pools import image_tags, os_image
+from treenail.controllers.runtime import controller_metrics, informer_set, own_writes
+from treenail.image.inputs import build_inputs, checks
+from treenail.kube import api_client, event_recorder, lease, resources
 from treenail.registry.proxies import ProxySettings
 from treenail.registry.transport import RegistryLimits
 
@@ -115,9 +46,16 @@ _ROLE_REMEDY = (
     "apply the output of treenail-controller manifests again, with the options of the installation"
 )
 _NEEDED_KINDS = frozenset(
-    each.plural for each in (MACHINEOSCONFIGS, MACHINEOSBUILDS, MACHINECONFIGPOOLS, JOBS, PODS)
+    each.plural
+    for each in (
+        resources.MACHINEOSCONFIGS,
+        resources.MACHINEOSBUILDS,
+        resources.MACHINECONFIGPOOLS,
+        resources.JOBS,
+        resources.PODS,
+    )
 )
-SOFT_REASONS = frozenset({InputReason.POOL_DEGRADED})
+SOFT_REASONS = frozenset({checks.InputReason.POOL_DEGRADED})
 """Findings that let a running build continue."""
 FindHold = Callable[[str], str]
 """Returns why the first build of a pool must wait; empty if it can begin. Raises `ClusterError`."""
@@ -128,10 +66,10 @@ class SystemBuilder(Protocol):
 
     def start_attempt(
         self,
-        plan: BuildPlan,
-        system: SystemPlan,
-        config: MachineOSConfig,
-        build: MachineOSBuild,
+        plan: build_planner.BuildPlan,
+        system: build_planner.SystemPlan,
+        config: machineosconfig.MachineOSConfig,
+        build: machineosbuild.MachineOSBuild,
         attempt: int,
     ) -> None:
         """Begin an attempt for one architecture.
@@ -139,10 +77,12 @@ class SystemBuilder(Protocol):
         Raises `ConflictError` if one of the same key runs.
         """
 
-    def adopt_attempt(self, job: JobFacts, build: MachineOSBuild) -> None:
+    def adopt_attempt(
+        self, job: build_facts.JobFacts, build: machineosbuild.MachineOSBuild
+    ) -> None:
         """Add a build to those that wait for a running attempt."""
 
-    def end_attempt(self, job: JobFacts, *, has_inputs: bool) -> None:
+    def end_attempt(self, job: build_facts.JobFacts, *, has_inputs: bool) -> None:
         """End an attempt; with ``has_inputs`` delete also the inputs and logins of the build."""
 
 
@@ -151,15 +91,18 @@ class ConfigLayerBuilder(Protocol):
 
     def answer_question(
         self,
-        question: CheckImage | CheckPush | AppendConfig,
-        plan: BuildPlan,
-        config: MachineOSConfig,
-    ) -> Answer:
+        question: build_facts.CheckImage | build_facts.CheckPush | build_facts.AppendConfig,
+        plan: build_planner.BuildPlan,
+        config: machineosconfig.MachineOSConfig,
+    ) -> build_facts.Answer:
         """Do what a question requests within a time limit; an error becomes part of the answer."""
 
     def resolve_base(
-        self, question: ResolveBase, architectures: Sequence[str], config: MachineOSConfig
-    ) -> Answer:
+        self,
+        question: build_facts.ResolveBase,
+        architectures: Sequence[str],
+        config: machineosconfig.MachineOSConfig,
+    ) -> build_facts.Answer:
         """Return the image of a tag by digest, within a time limit; errors as above.
 
         The image must have every architecture.
@@ -175,10 +118,10 @@ def never_hold(_pool: str) -> str:
 class BuildDependencies:
     """Collaborators of the controller."""
 
-    planner: BuildPlanner
+    planner: build_planner.BuildPlanner
     jobs: SystemBuilder
     layers: ConfigLayerBuilder
-    events: BuildEvents
+    events: writer.BuildEvents
     pruner: ImagePruner | None = None
     """Deletes images that nothing refers to; None leaves all."""
     find_hold: FindHold = never_hold
@@ -191,37 +134,49 @@ class BuildController:
 
     def __init__(
         self,
-        client: Client,
-        clock: Clock,
+        client: api_client.Client,
+        clock: clocks.Clock,
         parts: BuildDependencies,
         *,
         namespace: str,
-        metrics: ControllerMetrics | None = None,
+        metrics: controller_metrics.ControllerMetrics | None = None,
     ) -> None:
         self._client = client
         self._clock = clock
         self._parts = parts
         self._namespace = namespace
-        self._executor = ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="build-registry")
-        self._own_configs: OwnWrites[MachineOSConfig] = OwnWrites(clock)
-        self._own_builds: OwnWrites[MachineOSBuild] = OwnWrites(clock)
-        self._own_job_deletions = OwnDeletions(clock)
-        self._writer = BuildWriter(
+        self._executor = ThreadPoolExecutor(
+            layer_builder.MAX_PARALLEL, thread_name_prefix="build-registry"
+        )
+        self._own_configs: own_writes.OwnWrites[machineosconfig.MachineOSConfig] = (
+            own_writes.OwnWrites(clock)
+        )
+        self._own_builds: own_writes.OwnWrites[machineosbuild.MachineOSBuild] = (
+            own_writes.OwnWrites(clock)
+        )
+        self._own_job_deletions = own_writes.OwnDeletions(clock)
+        self._writer = writer.BuildWriter(
             client, clock, self._own_configs, self._own_builds, namespace=namespace
         )
-        self._views = BuildViews(namespace)
-        self._metrics = None if metrics is None else BuildMetrics(metrics, self._read_objects)
-        self._tag_metrics = None if metrics is None else TagMetrics(metrics, "base_image")
-        self._facts: dict[str, tuple[str, BuildFacts]] = {}
+        self._views = cluster_reader.BuildViews(namespace)
+        self._metrics = (
+            None if metrics is None else writer.BuildMetrics(metrics, self._read_objects)
+        )
+        self._tag_metrics = (
+            None if metrics is None else image_tags.TagMetrics(metrics, "base_image")
+        )
+        self._facts: dict[str, tuple[str, build_facts.BuildFacts]] = {}
         self._refusals: dict[str, str] = {}
         """The last refused write of each MachineOSConfig. Only its worker accesses it."""
-        self._desk: RegistryRequests
-        self._informers: Informers
+        self._desk: layer_builder.RegistryRequests
+        self._informers: informer_set.Informers
 
-    def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
+    def register_watches(
+        self, informers: informer_set.Informers, enqueue: Callable[[str], None]
+    ) -> None:
         """Watch the objects of builds, and the Jobs and pods in the namespace of builds."""
         self._informers = informers
-        self._desk = RegistryRequests(self._executor, self._clock, enqueue)
+        self._desk = layer_builder.RegistryRequests(self._executor, self._clock, enqueue)
         self._views.register_watches(informers, enqueue)
         if self._parts.pruner is not None:
             self._parts.pruner.start(self._executor, enqueue)
@@ -235,7 +190,7 @@ class BuildController:
             return _STALE_RETRY_S
         try:
             delay_s = self._sync_config(key)
-        except (ForbiddenError, InvalidError) as error:
+        except (errors.ForbiddenError, errors.InvalidError) as error:
             # Of a role, a quota or an admission webhook. Only a user can change that.
             self._refusals[key] = str(error)
             self._report_refusal(key)
@@ -257,8 +212,10 @@ class BuildController:
             if base.is_waiting:
                 return None
             plan, situation = self._observe(found, base)
-            decision = decide_builds(situation)
-            writes = [each for each in decision.actions if not isinstance(each, AskRegistry)]
+            decision = decide.decide_builds(situation)
+            writes = [
+                each for each in decision.actions if not isinstance(each, build_facts.AskRegistry)
+            ]
             for action in decision.actions:
                 self._execute(action, key, plan)
             if not writes:
@@ -271,10 +228,10 @@ class BuildController:
         if (found := self._find_objects(key)) is None or found.config.is_deleting:
             return
         self._parts.events.record_refusal(found.config, self._refusals[key])
-        with suppress(ClusterError):
+        with suppress(errors.ClusterError):
             _plan, situation = self._observe(found, self._decide_base(found))
-            for action in decide_builds(situation).actions:
-                if isinstance(action, SetConfigStatus):
+            for action in decide.decide_builds(situation).actions:
+                if isinstance(action, build_facts.SetConfigStatus):
                     self._writer.execute(action, found)
 
     def close(self) -> None:
@@ -286,49 +243,57 @@ class BuildController:
 
     def _read_objects(
         self,
-    ) -> tuple[Iterable[MachineOSConfig], Mapping[str, MachineOSBuild]]:
+    ) -> tuple[
+        Iterable[machineosconfig.MachineOSConfig], Mapping[str, machineosbuild.MachineOSBuild]
+    ]:
         return self._views.configs.get_all().values(), self._views.builds.get_all()
 
-    def _make_facts(self, builds: Mapping[str, MachineOSBuild]) -> list[BuildFacts]:
+    def _make_facts(
+        self, builds: Mapping[str, machineosbuild.MachineOSBuild]
+    ) -> list[build_facts.BuildFacts]:
         """Return the facts of all builds; those of an unchanged one are computed once."""
         found = []
         for name, build in builds.items():
             version = build.metadata.resource_version
             known = self._facts.get(name)
             if known is None or known[0] != version:
-                known = (version, make_build_facts(build))
+                known = (version, build_objects.make_build_facts(build))
                 self._facts[name] = known
             found.append(known[1])
         if len(self._facts) > 2 * len(builds) + 16:
             self._facts = {name: self._facts[name] for name in builds if name in self._facts}
         return found
 
-    def _find_objects(self, name: str) -> CachedObjects | None:
+    def _find_objects(self, name: str) -> writer.CachedObjects | None:
         config = self._own_configs.overlay(self._views.configs).get(name)
         if config is None:
             return None
         builds = self._own_builds.overlay(self._views.builds)
-        return CachedObjects(config, builds, self._views.pools.find(config.pool))
+        return writer.CachedObjects(config, builds, self._views.pools.find(config.pool))
 
-    def _decide_base(self, found: CachedObjects) -> BaseDecision:
+    def _decide_base(self, found: writer.CachedObjects) -> base_image.BaseDecision:
         """Decide about the tag of the base image, and ask its registry if necessary."""
         config = found.config
         try:
-            facts = make_base_facts(config)
-        except ConfigError as error:
-            return BaseDecision(problem=BuildProblem(InputReason.ANNOTATION_INVALID, str(error)))
+            facts = base_image.make_base_facts(config)
+        except errors.ConfigError as error:
+            return base_image.BaseDecision(
+                problem=build_facts.BuildProblem(checks.InputReason.ANNOTATION_INVALID, str(error))
+            )
         planner, answers = self._parts.planner, self._desk.get_answers(config.name)
         try:
             login = planner.compute_base_access_version(config) if facts.is_unresolved else ""
-        except ConfigError as error:
+        except errors.ConfigError as error:
             # Of the ControllerConfig: its CAs are needed before the tag can be resolved.
             message = f"cannot resolve the base image: {error}"
-            return BaseDecision(problem=BuildProblem(InputReason.CONFIG_INVALID, message))
-        except ForbiddenError as error:
-            return BaseDecision(problem=_describe_refused_read(error))
-        base = decide_base(facts, answers, self._clock.now(), login=login)
+            return base_image.BaseDecision(
+                problem=build_facts.BuildProblem(checks.InputReason.CONFIG_INVALID, message)
+            )
+        except errors.ForbiddenError as error:
+            return base_image.BaseDecision(problem=_describe_refused_read(error))
+        base = base_image.decide_base(facts, answers, self._clock.now(), login=login)
         if (question := base.question) is not None:
-            architectures = choose_architectures(self._find_architectures(found))
+            architectures = build_planner.choose_architectures(self._find_architectures(found))
             self._desk.ask(
                 config.name,
                 question,
@@ -336,12 +301,14 @@ class BuildController:
             )
         return base
 
-    def _record_base(self, config: MachineOSConfig, base: BaseDecision) -> None:
+    def _record_base(
+        self, config: machineosconfig.MachineOSConfig, base: base_image.BaseDecision
+    ) -> None:
         """Store the decision, then report what changed for users."""
-        text = "" if base.write is None else encode_base_record(base.write)
+        text = "" if base.write is None else image_tags.encode_base_record(base.write)
         self._writer.record_base(config, text)
         before = config.metadata.annotations.get(key.RESOLVED_BASE, "")
-        change = find_tag_change(decode_base_record(before), base.write)
+        change = image_tags.find_tag_change(image_tags.decode_base_record(before), base.write)
         if change is None:
             return
         self._parts.events.record_tag_change(config, change)
@@ -349,8 +316,8 @@ class BuildController:
             self._tag_metrics.record_change(change, config.pool)
 
     def _observe(
-        self, found: CachedObjects, base: BaseDecision
-    ) -> tuple[BuildPlan | None, BuildSituation]:
+        self, found: writer.CachedObjects, base: base_image.BaseDecision
+    ) -> tuple[build_planner.BuildPlan | None, build_facts.BuildSituation]:
         config = found.config
         plan, problem = self._plan(found, base.problem)
         all_builds = self._make_facts(found.builds)
@@ -372,8 +339,8 @@ class BuildController:
         )
         uids = frozenset(each.uid for each in all_builds)
         is_first = not (config.pull_spec or config.pre_built_image)
-        situation = BuildSituation(
-            config=make_config_facts(config, holds_rebuild=base.holds_rebuild),
+        situation = build_facts.BuildSituation(
+            config=build_objects.make_config_facts(config, holds_rebuild=base.holds_rebuild),
             now=self._clock.now(),
             wanted=wanted,
             problem=problem,
@@ -386,8 +353,8 @@ class BuildController:
                 if each.image_config != config.name
                 for share_key in each.share_keys
             ),
-            system_images=find_system_images(
-                all_builds, share_keys, find_pushed_systems(config, plan)
+            system_images=build_planner.find_system_images(
+                all_builds, share_keys, build_planner.find_pushed_systems(config, plan)
             ),
             answers=self._desk.get_answers(config.name),
             pool_condition=condition,
@@ -396,19 +363,21 @@ class BuildController:
         )
         return plan, situation
 
-    def _find_architectures(self, found: CachedObjects) -> frozenset[str]:
+    def _find_architectures(self, found: writer.CachedObjects) -> frozenset[str]:
         """Return the architectures of the pool's nodes; without a node, those of its image."""
         present = self._views.find_architectures(found.config.pool)
         current = found.builds.get(found.config.current_build)
-        return present or frozenset(() if current is None else read_architectures(current))
+        return present or frozenset(
+            () if current is None else build_objects.read_architectures(current)
+        )
 
     def _plan(
-        self, found: CachedObjects, base: BuildProblem | None
-    ) -> tuple[BuildPlan | None, BuildProblem | None]:
+        self, found: writer.CachedObjects, base: build_facts.BuildProblem | None
+    ) -> tuple[build_planner.BuildPlan | None, build_facts.BuildProblem | None]:
         """Return the plan, and why it must not begin."""
         config, pool = found.config, found.pool
-        owner = find_pool_owner(config.pool, self._views.configs.get_all().values())
-        findings = list(find_pool_findings(config, pool, owner))
+        owner = os_image.find_pool_owner(config.pool, self._views.configs.get_all().values())
+        findings = list(checks.find_pool_findings(config, pool, owner))
         hard = next((each for each in findings if each.reason not in SOFT_REASONS), None)
         if hard is not None or pool is None:
             return None, _describe_problem(hard or findings[0])
@@ -418,27 +387,31 @@ class BuildController:
             plan = self._parts.planner.plan_build(
                 config, pool, self._find_architectures(found), found.has_ended
             )
-        except BuildRefused as error:
+        except build_planner.BuildRefused as error:
             return None, error.problem
-        except (ConfigError, NotFoundError) as error:
-            return None, BuildProblem(InputReason.CONFIG_INVALID, f"cannot plan the build: {error}")
-        except ForbiddenError as error:
+        except (errors.ConfigError, errors.NotFoundError) as error:
+            return None, build_facts.BuildProblem(
+                checks.InputReason.CONFIG_INVALID, f"cannot plan the build: {error}"
+            )
+        except errors.ForbiddenError as error:
             return None, _describe_refused_read(error)
         return plan, next(map(_describe_problem, findings), None)
 
-    def _check_secrets(self, config: MachineOSConfig) -> BuildProblem | None:
+    def _check_secrets(
+        self, config: machineosconfig.MachineOSConfig
+    ) -> build_facts.BuildProblem | None:
         try:
             return self._parts.planner.check_secrets(config)
-        except ForbiddenError as error:
+        except errors.ForbiddenError as error:
             return _describe_refused_read(error)
 
     def _observe_jobs(
         self,
         name: str,
         share_keys: frozenset[str],
-        builds: tuple[BuildFacts, ...],
+        builds: tuple[build_facts.BuildFacts, ...],
         uids: frozenset[str],
-    ) -> list[JobFacts]:
+    ) -> list[build_facts.JobFacts]:
         own_uids = {each.uid for each in builds}
         jobs = {each.facts.name: each for each in self._views.jobs.get_all().values()}
         for build in builds:
@@ -454,37 +427,39 @@ class BuildController:
             facts = job.facts
             is_own = facts.image_config == name or own_uids & set(facts.owners)
             if is_own or facts.share_key in share_keys:
-                observed = make_job_facts(job, pods, uids)
+                observed = build_objects.make_job_facts(job, pods, uids)
                 if observed.has_unknown_end:
-                    observed = make_job_facts(job, self._list_live_pods(facts.name), uids)
+                    observed = build_objects.make_job_facts(
+                        job, self._list_live_pods(facts.name), uids
+                    )
                 is_deleting = observed.is_deleting or facts.uid in deleted
                 found.append(replace(observed, is_deleting=is_deleting))
         return found
 
-    def _add_live_job(self, name: str, jobs: dict[str, ObservedJob]) -> None:
+    def _add_live_job(self, name: str, jobs: dict[str, build_objects.ObservedJob]) -> None:
         try:
-            document = self._client.get(JOBS, name, namespace=self._namespace)
-        except NotFoundError:
+            document = self._client.get(resources.JOBS, name, namespace=self._namespace)
+        except errors.NotFoundError:
             return
-        jobs[name] = ObservedJob.from_json(document)
+        jobs[name] = build_objects.ObservedJob.from_json(document)
 
-    def _list_live_pods(self, job: str) -> list[ObservedPod]:
+    def _list_live_pods(self, job: str) -> list[build_objects.ObservedPod]:
         """List the pods of a Job that ended before the watch showed the end of its pods."""
         params = {"labelSelector": f"{key.BUILD_KEY}"}
-        listed = self._client.list(PODS, namespace=self._namespace, params=params).items
-        found = [ObservedPod.from_json(each) for each in listed]
+        listed = self._client.list(resources.PODS, namespace=self._namespace, params=params).items
+        found = [build_objects.ObservedPod.from_json(each) for each in listed]
         return [each for each in found if each.job == job]
 
     # Writes
 
-    def _prune(self, found: CachedObjects) -> float | None:
+    def _prune(self, found: writer.CachedObjects) -> float | None:
         """Delete images of deleted builds from the registry; return when to try again."""
         config, pruner = found.config, self._parts.pruner
         if pruner is None:
             return None
         name = config.name
         builds = [each for each in found.builds.values() if each.image_config == name]
-        if unrecorded := find_unrecorded_images(config, builds):
+        if unrecorded := build_objects.find_unrecorded_images(config, builds):
             self._writer.record_images(config, unrecorded)
             return _BUSY_RETRY_S
         gone = pruner.get_gone_images(name)
@@ -492,26 +467,28 @@ class BuildController:
             self._writer.forget_images(config, gone)
             pruner.forget_images(name, gone)
             return _BUSY_RETRY_S
-        condition = make_prune_condition(config.conditions, pruner.get_problem(name))
+        condition = status.make_prune_condition(config.conditions, pruner.get_problem(name))
         if condition is not None:
-            self._writer.execute(SetConfigStatus((condition,)), found)
+            self._writer.execute(build_facts.SetConfigStatus((condition,)), found)
             return _BUSY_RETRY_S
-        return pruner.consider(config, find_prune_candidates(config, builds))
+        return pruner.consider(config, build_objects.find_prune_candidates(config, builds))
 
-    def _execute(self, action: BuildAction, name: str, plan: BuildPlan | None) -> None:
+    def _execute(
+        self, action: build_facts.BuildAction, name: str, plan: build_planner.BuildPlan | None
+    ) -> None:
         found = self._find_objects(name)
         if found is None:
             return
         match action:
-            case AskRegistry(question):
-                if plan is not None and not isinstance(question, ResolveBase):
+            case build_facts.AskRegistry(question):
+                if plan is not None and not isinstance(question, build_facts.ResolveBase):
                     ready = plan
                     self._desk.ask(
                         name,
                         question,
                         lambda: self._parts.layers.answer_question(question, ready, found.config),
                     )
-            case CreateJob(system, build, attempt):
+            case build_facts.CreateJob(system, build, attempt):
                 if plan is not None:
                     is_first = self._views.has_only_control_plane()
                     self._parts.jobs.start_attempt(
@@ -521,18 +498,20 @@ class BuildController:
                         found.builds[build],
                         attempt,
                     )
-            case AdoptJob(job, build):
+            case build_facts.AdoptJob(job, build):
                 self._parts.jobs.adopt_attempt(job, found.builds[build])
-            case DeleteJob(job, why, has_inputs):
+            case build_facts.DeleteJob(job, why, has_inputs):
                 self._parts.jobs.end_attempt(job, has_inputs=has_inputs)
                 self._own_job_deletions.record_deletion(job.uid)
                 log.info("deleted Job %s: %s", job.name, why)
             case _:
                 self._writer.execute(action, found)
-                if isinstance(action, SetBuildStatus):
+                if isinstance(action, build_facts.SetBuildStatus):
                     self._record_status(action, found)
 
-    def _record_status(self, action: SetBuildStatus, found: CachedObjects) -> None:
+    def _record_status(
+        self, action: build_facts.SetBuildStatus, found: writer.CachedObjects
+    ) -> None:
         build, config = found.builds[action.build], found.config
         if action.digest and self._parts.pruner is not None:
             self._parts.pruner.request(config.name)
@@ -540,21 +519,23 @@ class BuildController:
         if self._metrics is None:
             return
         self._metrics.record_status(action, build, config.pool, self._clock.now())
-        push_s = make_build_facts(build).report.seconds.get("push")
+        push_s = build_objects.make_build_facts(build).report.seconds.get("push")
         if action.digest and push_s is not None:
             self._metrics.record_push(config.pool, push_s)
 
 
-def _describe_refused_read(error: ForbiddenError) -> BuildProblem:
+def _describe_refused_read(error: errors.ForbiddenError) -> build_facts.BuildProblem:
     message = f"cannot plan the build: {error}; {_ROLE_REMEDY}"
-    return BuildProblem(InputReason.REQUEST_REFUSED, message)
+    return build_facts.BuildProblem(checks.InputReason.REQUEST_REFUSED, message)
 
 
-def _describe_problem(finding: InputFinding) -> BuildProblem:
-    return BuildProblem(finding.reason, str(finding))
+def _describe_problem(finding: checks.InputFinding) -> build_facts.BuildProblem:
+    return build_facts.BuildProblem(finding.reason, str(finding))
 
 
-def _needs_secrets(builds: tuple[BuildFacts, ...], plan: BuildPlan) -> bool:
+def _needs_secrets(
+    builds: tuple[build_facts.BuildFacts, ...], plan: build_planner.BuildPlan
+) -> bool:
     build = next((each for each in builds if each.name == plan.wanted.name), None)
     return build is None or not build.has_ended
 
@@ -568,29 +549,29 @@ class BuildOptions:
     limits: RegistryLimits | None = None
     """Of requests that add the config to an image."""
     find_hold: FindHold = never_hold
-    late_writes: LateWrites | None = None
+    late_writes: lease.LateWrites | None = None
     """None for a process that always leads."""
 
 
 def make_build_controller(
-    client: Client,
-    clock: Clock,
-    recorder: EventRecorder,
-    metrics: ControllerMetrics,
-    settings: JobSettings,
+    client: api_client.Client,
+    clock: clocks.Clock,
+    recorder: event_recorder.EventRecorder,
+    metrics: controller_metrics.ControllerMetrics,
+    settings: job_builder.JobSettings,
     options: BuildOptions | None = None,
 ) -> BuildController:
     """Make the controller; its Jobs are in the namespace of the settings."""
     chosen = options or BuildOptions()
-    reader = ClusterReader(client, clock, namespace=settings.namespace)
-    planner = Planner(
-        reader, options=list_builder_options(has_cache=bool(settings.cache_repository))
+    reader = cluster_reader.ClusterReader(client, clock, namespace=settings.namespace)
+    planner = build_planner.Planner(
+        reader, options=build_inputs.list_builder_options(has_cache=bool(settings.cache_repository))
     )
-    gate, events = RepositoryGate(), BuildEvents(recorder)
+    gate, events = layer_builder.RepositoryGate(), writer.BuildEvents(recorder)
     parts = BuildDependencies(
         planner,
-        JobBuilder(client, planner, settings, chosen.late_writes),
-        LayerBuilder(
+        job_builder.JobBuilder(client, planner, settings, chosen.late_writes),
+        layer_builder.LayerBuilder(
             planner,
             clock,
             proxies=chosen.proxies,

@@ -9,52 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from treenail.api.machineosbuild import BuildState
-from treenail.controllers.image_build.build_facts import (
-    POOL_TAKEN,
-    AcceptRebuild,
-    Answer,
-    AppendConfig,
-    AttemptFailure,
-    BuildAction,
-    BuildFacts,
-    BuildReport,
-    BuildSituation,
-    CheckImage,
-    CreateBuild,
-    DeleteBuild,
-    FinishRebuild,
-    ReportPool,
-    SetBuildStatus,
-    SetConfigStatus,
-    SetCurrentBuild,
-    SetReport,
-    SetSystems,
-    SystemFacts,
-    WantedBuild,
-)
-from treenail.controllers.image_build.decide_systems import (
-    RegistryQuestions,
-    SystemDecider,
-    SystemStep,
-    find_build_deletions,
-    find_job_deletions,
-)
-from treenail.controllers.image_build.status import (
-    MESSAGE_LIMIT,
-    compute_config_conditions,
-    format_failure,
-    format_retry,
-)
-from treenail.image.build_result import (
-    BUILT_AT_INSTALL,
-    PRE_BUILT_SEEDED,
-    REMEDIES,
-    BuildReason,
-    RetryClass,
-    classify_retry,
-    compute_retry_delay,
-)
-from treenail.image.job_status import can_change_state
+from treenail.controllers.image_build import build_facts, decide_systems, status
+from treenail.image import build_result, job_status
 
 MAX_COUNTED = 8
 """Failed Jobs in a report: more than those of one attempt, which have an architecture each."""
@@ -67,28 +23,31 @@ NO_BUILD = "none"
 
 
 def count_failure(
-    report: BuildReport, failure: AttemptFailure, now: float, jobs: tuple[str, ...] = ()
-) -> BuildReport:
+    report: build_facts.BuildReport,
+    failure: build_facts.AttemptFailure,
+    now: float,
+    jobs: tuple[str, ...] = (),
+) -> build_facts.BuildReport:
     """Return the report after a failed attempt; without `BuildReport.retry_at` it was the last."""
     attempts = report.attempts + 1
-    retry = classify_retry(failure.reason)
+    retry = build_result.classify_retry(failure.reason)
     is_repeated = report.failure is not None and report.failure.reason == failure.reason
-    count = (2 if is_repeated else 1) if retry is RetryClass.ONCE else attempts
-    delay = compute_retry_delay(count, retry)
+    count = (2 if is_repeated else 1) if retry is build_result.RetryClass.ONCE else attempts
+    delay = build_result.compute_retry_delay(count, retry)
     retry_at = None if delay is None else now + delay.total_seconds()
     counted = tuple(dict.fromkeys((*report.jobs, *jobs)))[-MAX_COUNTED:]
-    return BuildReport(attempts, failure, retry_at, counted, failure.seconds)
+    return build_facts.BuildReport(attempts, failure, retry_at, counted, failure.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class BuildDecision:
     """Writes now, in this order, and when time alone may change the decision."""
 
-    actions: tuple[BuildAction, ...] = ()
+    actions: tuple[build_facts.BuildAction, ...] = ()
     requeue_after_s: float | None = None
 
 
-def decide_builds(situation: BuildSituation) -> BuildDecision:
+def decide_builds(situation: build_facts.BuildSituation) -> BuildDecision:
     """Decide the next writes for a MachineOSConfig."""
     return _Decider(situation).decide()
 
@@ -96,21 +55,21 @@ def decide_builds(situation: BuildSituation) -> BuildDecision:
 class _Decider:
     """Collects the actions of one decision."""
 
-    def __init__(self, situation: BuildSituation) -> None:
+    def __init__(self, situation: build_facts.BuildSituation) -> None:
         self._situation = situation
         self._config = situation.config
         self._builds = {build.name: build for build in situation.builds}
-        self._actions: list[BuildAction] = []
+        self._actions: list[build_facts.BuildAction] = []
         self._delays: list[float] = []
-        self._registry = RegistryQuestions(situation, self._actions, self._delays)
-        self._systems = SystemDecider(situation, self._actions, self._registry)
+        self._registry = decide_systems.RegistryQuestions(situation, self._actions, self._delays)
+        self._systems = decide_systems.SystemDecider(situation, self._actions, self._registry)
 
     def decide(self) -> BuildDecision:
         wanted = self._situation.wanted
         build = None if wanted is None else self._builds.get(wanted.name)
         if self._situation.problem is not None:
             self._delays.append(PROBLEM_RETRY_S)
-            if self._situation.problem.reason == POOL_TAKEN:
+            if self._situation.problem.reason == build_facts.POOL_TAKEN:
                 self._end_superseded("", self._situation.problem.message)
         if wanted is not None:
             message = f"MachineOSBuild {wanted.name} of newer inputs replaces it"
@@ -118,18 +77,22 @@ class _Decider:
             build = self._decide_wanted(wanted, build)
         self._report(build)
         builds = tuple(self._builds.values())
-        self._actions += find_job_deletions(self._situation, builds, self._actions)
+        self._actions += decide_systems.find_job_deletions(self._situation, builds, self._actions)
         kept = "" if build is None else build.name
-        self._actions += find_build_deletions(self._situation.config, builds, kept, self._actions)
+        self._actions += decide_systems.find_build_deletions(
+            self._situation.config, builds, kept, self._actions
+        )
         return BuildDecision(tuple(self._actions), min(self._delays, default=None))
 
     # The build of the present inputs
 
-    def _decide_wanted(self, wanted: WantedBuild, build: BuildFacts | None) -> BuildFacts | None:
+    def _decide_wanted(
+        self, wanted: build_facts.WantedBuild, build: build_facts.BuildFacts | None
+    ) -> build_facts.BuildFacts | None:
         """Continue with the wanted build; return it as it is after the actions, or None."""
         if self._config.rebuild_requested:
             uid = NO_BUILD if build is None else build.uid
-            self._actions.append(AcceptRebuild(uid))
+            self._actions.append(build_facts.AcceptRebuild(uid))
             self._config = replace(self._config, rebuild_requested=False, rebuild_of=uid)
         if build is not None and build.is_deleting:
             return None
@@ -137,29 +100,31 @@ class _Decider:
             self._create(wanted)
             return None
         if self._config.rebuild_of == build.uid:
-            self._actions.append(DeleteBuild(build.name, build.uid, "a rebuild is requested"))
+            self._actions.append(
+                build_facts.DeleteBuild(build.name, build.uid, "a rebuild is requested")
+            )
             return None
         if why := find_changed_inputs(wanted, build):
-            self._actions.append(DeleteBuild(build.name, build.uid, why))
+            self._actions.append(build_facts.DeleteBuild(build.name, build.uid, why))
             return None
         if self._config.rebuild_of:
-            self._actions.append(FinishRebuild())
+            self._actions.append(build_facts.FinishRebuild())
         if self._config.current_build != build.name:
-            self._actions.append(SetCurrentBuild(build.name))
+            self._actions.append(build_facts.SetCurrentBuild(build.name))
         match build.state:
             case BuildState.SUCCEEDED:
                 return self._serve(build)
-            case BuildState.INTERRUPTED if build.reason != BuildReason.CANCELLED:
+            case BuildState.INTERRUPTED if build.reason != build_result.BuildReason.CANCELLED:
                 # Its inputs are wanted again. A build that has ended cannot begin again.
                 why = "its inputs are requested again"
-                self._actions.append(DeleteBuild(build.name, build.uid, why))
+                self._actions.append(build_facts.DeleteBuild(build.name, build.uid, why))
                 return None
             case BuildState.FAILED | BuildState.INTERRUPTED:
                 return build
             case _:
                 return self._advance(wanted, build)
 
-    def _create(self, wanted: WantedBuild) -> None:
+    def _create(self, wanted: build_facts.WantedBuild) -> None:
         if self._situation.problem is not None:
             return
         if self._situation.hold:
@@ -175,34 +140,38 @@ class _Decider:
                 ),
                 "",
             )
-        self._actions.append(CreateBuild(wanted, self._config.rebuild_of, failed))
+        self._actions.append(build_facts.CreateBuild(wanted, self._config.rebuild_of, failed))
 
-    def _serve(self, build: BuildFacts) -> BuildFacts | None:
+    def _serve(self, build: build_facts.BuildFacts) -> build_facts.BuildFacts | None:
         """Give the image of a finished build to the pool, once the registry has it."""
         if self._config.pull_spec == build.digest or self._is_given(build):
             return build
-        answer = self._registry.ask(CheckImage(build.uid, build.digest))
+        answer = self._registry.ask(build_facts.CheckImage(build.uid, build.digest))
         if answer is None:
             return build
         if answer.failure is not None:
-            self._registry.retry(CheckImage(build.uid, build.digest), answer)
+            self._registry.retry(build_facts.CheckImage(build.uid, build.digest), answer)
             return build
         if not answer.pull_spec:
             why = f"the registry no longer has {build.digest}"
-            self._actions.append(DeleteBuild(build.name, build.uid, why))
+            self._actions.append(build_facts.DeleteBuild(build.name, build.uid, why))
             return None
         return build
 
-    def _is_given(self, build: BuildFacts) -> bool:
+    def _is_given(self, build: build_facts.BuildFacts) -> bool:
         """Return whether a finished build has the image that the pool's machines joined with.
 
         Its final registry may get it only at the hand-over.
         """
-        if build.reason == BUILT_AT_INSTALL:
+        if build.reason == build_result.BUILT_AT_INSTALL:
             return not self._config.pull_spec
-        return build.reason == PRE_BUILT_SEEDED and build.digest == self._config.pre_built
+        return (
+            build.reason == build_result.PRE_BUILT_SEEDED and build.digest == self._config.pre_built
+        )
 
-    def _advance(self, wanted: WantedBuild, build: BuildFacts) -> BuildFacts:
+    def _advance(
+        self, wanted: build_facts.WantedBuild, build: build_facts.BuildFacts
+    ) -> build_facts.BuildFacts:
         report = build.report
         if self._config.pre_built and not self._config.pull_spec:
             # The nodes have it since their first boot. Later inputs get a build of their own, with
@@ -210,7 +179,7 @@ class _Decider:
             return self._set_status(
                 replace(build, digest=self._config.pre_built),
                 BuildState.SUCCEEDED,
-                PRE_BUILT_SEEDED,
+                build_result.PRE_BUILT_SEEDED,
                 "The image was built before the installation",
             )
         if self._situation.hold and build.state is BuildState.INITIAL:
@@ -223,10 +192,12 @@ class _Decider:
         if any(not build.get_system(each.name).image for each in systems):
             return self._build_systems(wanted, build, is_waiting=is_waiting)
         if is_waiting:
-            return self._set_status(build, BuildState.BUILDING, *format_retry(report))
+            return self._set_status(build, BuildState.BUILDING, *status.format_retry(report))
         return self._append(wanted, build)
 
-    def _append(self, wanted: WantedBuild, build: BuildFacts) -> BuildFacts:
+    def _append(
+        self, wanted: build_facts.WantedBuild, build: build_facts.BuildFacts
+    ) -> build_facts.BuildFacts:
         sources = tuple(
             (each.architecture, build.get_system(each.name).image or wanted.base_image)
             for each in wanted.systems
@@ -236,7 +207,9 @@ class _Decider:
             build = self._set_status(
                 build, BuildState.BUILDING, "", "adding the config to the image"
             )
-        question = AppendConfig(build.uid, attempt, sources, build.push_spec, wanted.config)
+        question = build_facts.AppendConfig(
+            build.uid, attempt, sources, build.push_spec, wanted.config
+        )
         answer = self._registry.ask(question)
         if answer is None:
             return build
@@ -256,10 +229,10 @@ class _Decider:
     # The system part
 
     def _build_systems(
-        self, wanted: WantedBuild, build: BuildFacts, *, is_waiting: bool
-    ) -> BuildFacts:
+        self, wanted: build_facts.WantedBuild, build: build_facts.BuildFacts, *, is_waiting: bool
+    ) -> build_facts.BuildFacts:
         """Continue with the system part of each architecture; with all of them, add the config."""
-        steps: dict[str, SystemStep] = {}
+        steps: dict[str, decide_systems.SystemStep] = {}
         for system in wanted.systems:
             if system.needs_job and not build.get_system(system.name).image:
                 steps[system.name] = self._systems.decide(system, build, is_waiting=is_waiting)
@@ -268,16 +241,16 @@ class _Decider:
         build = replace(build, systems={**before, **changed}, job=_choose_job(steps) or build.job)
         build = self._add_results(build, steps.values())
         if self._needs_record(before, build):
-            self._actions.append(SetSystems(build.name, build.systems))
+            self._actions.append(build_facts.SetSystems(build.name, build.systems))
         if cancelled := next((each for each in steps.values() if each.is_cancelled), None):
-            reason = BuildReason.CANCELLED
-            remedy = REMEDIES[reason].replace("NAME", self._situation.config.name)
+            reason = build_result.BuildReason.CANCELLED
+            remedy = build_result.REMEDIES[reason].replace("NAME", self._situation.config.name)
             message = f"{cancelled.message}; {remedy}"
             return self._set_status(build, BuildState.INTERRUPTED, reason, message)
         if any(each.failure is not None for each in steps.values()):
             return self._fail_systems(build, steps)
         if is_waiting:
-            return self._set_status(build, BuildState.BUILDING, *format_retry(build.report))
+            return self._set_status(build, BuildState.BUILDING, *status.format_retry(build.report))
         if all(each.facts.image for each in steps.values()):
             if build.state is BuildState.INITIAL:
                 images = ", ".join(each.facts.image for each in steps.values())
@@ -285,7 +258,9 @@ class _Decider:
             return self._append(wanted, build)
         return self._report_progress(build, steps)
 
-    def _add_results(self, build: BuildFacts, steps: Iterable[SystemStep]) -> BuildFacts:
+    def _add_results(
+        self, build: build_facts.BuildFacts, steps: Iterable[decide_systems.SystemStep]
+    ) -> build_facts.BuildFacts:
         """Report warnings, and the longest duration of each phase: Jobs run side by side."""
         longest, warning = dict(build.report.seconds), build.report.warning
         for each in steps:
@@ -297,13 +272,17 @@ class _Decider:
         return replace(build, report=report)
 
     @staticmethod
-    def _needs_record(before: Mapping[str, SystemFacts], build: BuildFacts) -> bool:
+    def _needs_record(
+        before: Mapping[str, build_facts.SystemFacts], build: build_facts.BuildFacts
+    ) -> bool:
         """Return whether an annotation must change; the status has the Job of the only part."""
         if "" not in build.systems:
             return before != build.systems
-        return before.get("", SystemFacts()).image != build.systems[""].image
+        return before.get("", build_facts.SystemFacts()).image != build.systems[""].image
 
-    def _report_progress(self, build: BuildFacts, steps: Mapping[str, SystemStep]) -> BuildFacts:
+    def _report_progress(
+        self, build: build_facts.BuildFacts, steps: Mapping[str, decide_systems.SystemStep]
+    ) -> build_facts.BuildFacts:
         """Write the state of the Jobs. The build is prepared while none of them runs."""
         shown = [each for each in steps.values() if each.state is not None]
         if not shown:
@@ -313,19 +292,29 @@ class _Decider:
         is_building = BuildState.BUILDING in states or has_image
         state = BuildState.BUILDING if is_building else BuildState.PREPARED
         reason = next((each.reason for each in shown if each.reason), "")
-        message = "; ".join(each.message for each in shown)[:MESSAGE_LIMIT]
+        message = "; ".join(each.message for each in shown)[: status.MESSAGE_LIMIT]
         return self._set_status(build, state, reason, message)
 
-    def _fail_systems(self, build: BuildFacts, steps: Mapping[str, SystemStep]) -> BuildFacts:
+    def _fail_systems(
+        self, build: build_facts.BuildFacts, steps: Mapping[str, decide_systems.SystemStep]
+    ) -> build_facts.BuildFacts:
         """Fail the attempt. A cause that waits for a user counts before one that is retried."""
         failed = [(each.failure, each.facts.job) for each in steps.values() if each.failure]
         failures = [failure for failure, _ in failed]
-        chosen = min(failures, key=lambda each: classify_retry(each.reason) is not RetryClass.USER)
+        chosen = min(
+            failures,
+            key=lambda each: (
+                build_result.classify_retry(each.reason) is not build_result.RetryClass.USER
+            ),
+        )
         return self._fail(build, chosen, tuple(job for _, job in failed if job))
 
     def _fail(
-        self, build: BuildFacts, failure: AttemptFailure, jobs: tuple[str, ...] = ()
-    ) -> BuildFacts:
+        self,
+        build: build_facts.BuildFacts,
+        failure: build_facts.AttemptFailure,
+        jobs: tuple[str, ...] = (),
+    ) -> build_facts.BuildFacts:
         """Count a failed attempt; end the build, or schedule the next attempt."""
         report = count_failure(build.report, failure, self._situation.now, jobs)
         self._set_report(build, report)
@@ -333,10 +322,10 @@ class _Decider:
         if report.retry_at is None:
             wanted = self._situation.wanted
             hidden = wanted.instruction_remedy if wanted else ""
-            text = format_failure(failure, report.attempts, hidden, config=self._config.name)
+            text = status.format_failure(failure, report.attempts, hidden, config=self._config.name)
             return self._set_status(build, BuildState.FAILED, failure.reason, text)
         self._delays.append(report.retry_at - self._situation.now)
-        return self._set_status(build, BuildState.BUILDING, *format_retry(report))
+        return self._set_status(build, BuildState.BUILDING, *status.format_retry(report))
 
     # Everything else
 
@@ -344,11 +333,11 @@ class _Decider:
         for build in self._situation.builds:
             if not build.has_ended and not build.is_deleting and build.name != wanted:
                 ended = self._set_status(
-                    build, BuildState.INTERRUPTED, BuildReason.SUPERSEDED, message
+                    build, BuildState.INTERRUPTED, build_result.BuildReason.SUPERSEDED, message
                 )
                 self._builds[build.name] = ended
 
-    def _report(self, build: BuildFacts | None) -> None:
+    def _report(self, build: build_facts.BuildFacts | None) -> None:
         """Write the status of the MachineOSConfig, and the condition of the pool."""
         if build is not None:
             self._builds[build.name] = build
@@ -359,17 +348,19 @@ class _Decider:
             and (
                 self._config.pull_spec == build.digest
                 or self._is_given(build)
-                or situation.answers.get(CheckImage(build.uid, build.digest), Answer(0.0)).pull_spec
+                or situation.answers.get(
+                    build_facts.CheckImage(build.uid, build.digest), build_facts.Answer(0.0)
+                ).pull_spec
                 or any(
-                    isinstance(each, SetBuildStatus) and each.digest == build.digest
+                    isinstance(each, build_facts.SetBuildStatus) and each.digest == build.digest
                     for each in self._actions
                 )
             )
         )
         pull_spec = build.digest if build is not None and serves else self._config.pull_spec
         problem = situation.problem
-        is_taken = problem is not None and problem.reason == POOL_TAKEN
-        conditions = compute_config_conditions(
+        is_taken = problem is not None and problem.reason == build_facts.POOL_TAKEN
+        conditions = status.compute_config_conditions(
             problem,
             build,
             is_served=bool(serves),
@@ -393,7 +384,7 @@ class _Decider:
             or (pull_spec, name) != (self._config.pull_spec, self._config.pull_spec_build)
             or self._config.observed_generation < self._config.generation
         ):
-            self._actions.append(SetConfigStatus(conditions, pull_spec, name))
+            self._actions.append(build_facts.SetConfigStatus(conditions, pull_spec, name))
         if build is not None and build.state is BuildState.FAILED:
             message = f"Failed to build OS image for pool {self._config.pool} (mosb: {build.name})"
             self._report_pool("BuildFailed", f"{message}: {build.message}")
@@ -403,7 +394,7 @@ class _Decider:
             # The first image comes from the installation, whose objects may still be missing.
             and not situation.hold
             # The pool is well: it gets the images of the other MachineOSConfig.
-            and situation.problem.reason != POOL_TAKEN
+            and situation.problem.reason != build_facts.POOL_TAKEN
         ):
             self._report_pool(situation.problem.reason, situation.problem.message)
 
@@ -411,20 +402,20 @@ class _Decider:
         found = self._situation.pool_condition
         known = None if found is None else (found.status, found.reason, found.message)
         if known != ("True", reason, message):
-            self._actions.append(ReportPool(reason, message))
+            self._actions.append(build_facts.ReportPool(reason, message))
 
-    def _set_report(self, build: BuildFacts, report: BuildReport) -> None:
+    def _set_report(self, build: build_facts.BuildFacts, report: build_facts.BuildReport) -> None:
         if report != build.report:
-            self._actions.append(SetReport(build.name, report))
+            self._actions.append(build_facts.SetReport(build.name, report))
 
     def _set_status(
-        self, build: BuildFacts, state: BuildState, reason: str = "", message: str = ""
-    ) -> BuildFacts:
+        self, build: build_facts.BuildFacts, state: BuildState, reason: str = "", message: str = ""
+    ) -> build_facts.BuildFacts:
         """Request a status that differs from the observed one; return the build with it."""
         before = next(each for each in self._situation.builds if each.name == build.name)
         if (build.state, state) == (BuildState.BUILDING, BuildState.PREPARED):
             state = BuildState.BUILDING
-        if state is not before.state and not can_change_state(before.state, state):
+        if state is not before.state and not job_status.can_change_state(before.state, state):
             return build
         after = replace(build, state=state, reason=str(reason) or state.value, message=message)
         if (before.state, before.reason, before.message, before.job, before.digest) != (
@@ -434,15 +425,17 @@ class _Decider:
             self._actions[:] = [
                 each
                 for each in self._actions
-                if not (isinstance(each, SetBuildStatus) and each.build == build.name)
+                if not (isinstance(each, build_facts.SetBuildStatus) and each.build == build.name)
             ]
             self._actions.append(
-                SetBuildStatus(build.name, state, str(reason), message, after.digest, after.job)
+                build_facts.SetBuildStatus(
+                    build.name, state, str(reason), message, after.digest, after.job
+                )
             )
         return after
 
 
-def find_changed_inputs(wanted: WantedBuild, build: BuildFacts) -> str:
+def find_changed_inputs(wanted: build_facts.WantedBuild, build: build_facts.BuildFacts) -> str:
     """Return which inputs that its name does not cover make a build useless; empty for none."""
     if not build.has_ended and build.share_key != wanted.share_key:
         return "the files or the architectures that it is built for changed"
@@ -458,7 +451,7 @@ def find_changed_inputs(wanted: WantedBuild, build: BuildFacts) -> str:
     return ""
 
 
-def _choose_job(steps: Mapping[str, SystemStep]) -> str:
+def _choose_job(steps: Mapping[str, decide_systems.SystemStep]) -> str:
     """Return the Job to name in the status: the first one that has not ended well."""
     jobs = [each.facts.job for each in steps.values() if each.facts.job and not each.facts.image]
     return next(iter(jobs), "") or next((each.facts.job for each in steps.values()), "")

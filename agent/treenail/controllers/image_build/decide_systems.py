@@ -7,29 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from treenail.api.machineosbuild import BuildState
-from treenail.controllers.image_build.build_facts import (
-    AdoptJob,
-    Answer,
-    AskRegistry,
-    AttemptFailure,
-    BuildAction,
-    BuildFacts,
-    BuildSituation,
-    CheckImage,
-    CheckPush,
-    CreateJob,
-    DeleteBuild,
-    DeleteJob,
-    ImageConfigFacts,
-    JobFacts,
-    JobState,
-    Question,
-    SystemFacts,
-    WantedSystem,
-    make_job_name,
-)
-from treenail.controllers.image_build.status import UNSCHEDULABLE, format_job_progress
-from treenail.image.build_result import BuildReason, RetryClass, classify_retry, compute_retry_delay
+from treenail.controllers.image_build import build_facts, status
+from treenail.image import build_result
 
 KEPT_BUILDS = 3
 """Ended builds that a MachineOSConfig keeps beside the current one, the newest ones."""
@@ -37,8 +16,10 @@ _ENDED = "all of its builds have ended"
 
 
 def find_job_deletions(
-    situation: BuildSituation, builds: Sequence[BuildFacts], actions: Iterable[BuildAction]
-) -> tuple[DeleteJob, ...]:
+    situation: build_facts.BuildSituation,
+    builds: Sequence[build_facts.BuildFacts],
+    actions: Iterable[build_facts.BuildAction],
+) -> tuple[build_facts.DeleteJob, ...]:
     """Find Jobs that no build needs. The last Job of a failed build stays for its logs.
 
     That of an interrupted build does not stay, even if it ended just before the interruption: the
@@ -52,17 +33,20 @@ def find_job_deletions(
     if wanted is not None and all(build.name != wanted.name for build in builds):
         # The build that takes the Job over is not created yet.
         needed |= wanted.share_keys
-    deleted = {each.job.name for each in actions if isinstance(each, DeleteJob)}
+    deleted = {each.job.name for each in actions if isinstance(each, build_facts.DeleteJob)}
     reasons = (
         (job, _find_reason(job, situation.config.name, builds, frozenset(needed)))
         for job in situation.jobs
         if not job.is_deleting and job.name not in deleted
     )
-    return tuple(DeleteJob(job, why, why == _ENDED) for job, why in reasons if why)
+    return tuple(build_facts.DeleteJob(job, why, why == _ENDED) for job, why in reasons if why)
 
 
 def _find_reason(
-    job: JobFacts, image_config: str, builds: Sequence[BuildFacts], needed: frozenset[str]
+    job: build_facts.JobFacts,
+    image_config: str,
+    builds: Sequence[build_facts.BuildFacts],
+    needed: frozenset[str],
 ) -> str:
     """Return why a Job must be deleted now; empty while it must stay."""
     own = [build for build in builds if build.uid in job.owners]
@@ -87,14 +71,14 @@ def _find_reason(
 
 
 def find_build_deletions(
-    config: ImageConfigFacts,
-    builds: Iterable[BuildFacts],
+    config: build_facts.ImageConfigFacts,
+    builds: Iterable[build_facts.BuildFacts],
     current: str,
-    actions: Iterable[BuildAction],
-) -> tuple[DeleteBuild, ...]:
+    actions: Iterable[build_facts.BuildAction],
+) -> tuple[build_facts.DeleteBuild, ...]:
     """Find the oldest ended builds. Images are not deleted with them."""
     kept = {config.current_build, config.pull_spec_build, current}
-    kept |= {each.name for each in actions if isinstance(each, DeleteBuild)}
+    kept |= {each.name for each in actions if isinstance(each, build_facts.DeleteBuild)}
     ended = [
         build
         for build in builds
@@ -103,20 +87,23 @@ def find_build_deletions(
     ended.sort(key=lambda build: (build.created, build.name), reverse=True)
     why = f"{KEPT_BUILDS} newer builds have ended"
     # The oldest first: images are marked as expired in this order.
-    return tuple(DeleteBuild(build.name, build.uid, why) for build in reversed(ended[KEPT_BUILDS:]))
+    return tuple(
+        build_facts.DeleteBuild(build.name, build.uid, why)
+        for build in reversed(ended[KEPT_BUILDS:])
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class SystemStep:
     """Result of one decision about the system part for one architecture."""
 
-    facts: SystemFacts
+    facts: build_facts.SystemFacts
     """Of the system part afterwards."""
     state: BuildState | None = None
     """None leaves the status of the build."""
     reason: str = ""
     message: str = ""
-    failure: AttemptFailure | None = None
+    failure: build_facts.AttemptFailure | None = None
     """Why the attempt failed."""
     is_cancelled: bool = False
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -129,25 +116,28 @@ class RegistryQuestions:
     """Finds the answers of registries, and appends the questions without one to the actions."""
 
     def __init__(
-        self, situation: BuildSituation, actions: list[BuildAction], delays: list[float]
+        self,
+        situation: build_facts.BuildSituation,
+        actions: list[build_facts.BuildAction],
+        delays: list[float],
     ) -> None:
         self._situation = situation
         self._actions = actions
         self._delays = delays
 
-    def ask(self, question: Question) -> Answer | None:
+    def ask(self, question: build_facts.Question) -> build_facts.Answer | None:
         """Return the answer of a registry; None, and a request for it, without one."""
         answer = self._situation.answers.get(question)
         if answer is None:
-            self._actions.append(AskRegistry(question))
+            self._actions.append(build_facts.AskRegistry(question))
         return answer
 
-    def retry(self, question: Question, answer: Answer) -> None:
+    def retry(self, question: build_facts.Question, answer: build_facts.Answer) -> None:
         """Ask again after a failure, at once or after the delay."""
-        delay = compute_retry_delay(answer.count)
+        delay = build_result.compute_retry_delay(answer.count)
         due = answer.at + (3600.0 if delay is None else delay.total_seconds())
         if due <= self._situation.now:
-            self._actions.append(AskRegistry(question))
+            self._actions.append(build_facts.AskRegistry(question))
         else:
             self._delays.append(due - self._situation.now)
 
@@ -156,13 +146,18 @@ class SystemDecider:
     """Decides about the system parts of one build."""
 
     def __init__(
-        self, situation: BuildSituation, actions: list[BuildAction], registry: RegistryQuestions
+        self,
+        situation: build_facts.BuildSituation,
+        actions: list[build_facts.BuildAction],
+        registry: RegistryQuestions,
     ) -> None:
         self._situation = situation
         self._actions = actions
         self._registry = registry
 
-    def decide(self, system: WantedSystem, build: BuildFacts, *, is_waiting: bool) -> SystemStep:
+    def decide(
+        self, system: build_facts.WantedSystem, build: build_facts.BuildFacts, *, is_waiting: bool
+    ) -> SystemStep:
         """Follow the Job of the system part, or start one unless the next attempt is not due."""
         known = build.get_system(system.name)
         facts = replace(system.initial, job=known.job)
@@ -173,7 +168,7 @@ class SystemDecider:
             return SystemStep(facts)
         if not build.rebuild_of and not known.job:
             for image in self._situation.system_images.get(system.share_key, ()):
-                question = CheckImage(build.uid, image, build.report.attempts + 1)
+                question = build_facts.CheckImage(build.uid, image, build.report.attempts + 1)
                 answer = self._registry.ask(question)
                 if answer is None:
                     return SystemStep(facts)
@@ -183,7 +178,9 @@ class SystemDecider:
                     return SystemStep(replace(facts, image=image))
         return self._start(system, build, facts)
 
-    def _find_own_job(self, system: WantedSystem, build: BuildFacts) -> JobFacts | None:
+    def _find_own_job(
+        self, system: build_facts.WantedSystem, build: build_facts.BuildFacts
+    ) -> build_facts.JobFacts | None:
         """Find the Job of the present attempt: the recorded one, or one that was just created."""
         attempt = build.report.attempts + 1
         recorded = build.get_system(system.name).job
@@ -197,13 +194,22 @@ class SystemDecider:
         ]
         return min(own, key=lambda job: job.name != recorded, default=None)
 
-    def _start(self, system: WantedSystem, build: BuildFacts, facts: SystemFacts) -> SystemStep:
+    def _start(
+        self,
+        system: build_facts.WantedSystem,
+        build: build_facts.BuildFacts,
+        facts: build_facts.SystemFacts,
+    ) -> SystemStep:
         attempt = build.report.attempts + 1
-        own_name = make_job_name(build.name, attempt, system.name)
+        own_name = build_facts.make_job_name(build.name, attempt, system.name)
         if facts.job == own_name and facts.job not in build.report.jobs:
             return _cancel(facts)
         same = [job for job in self._situation.jobs if job.share_key == system.share_key]
-        unfinished = [job for job in same if job.state in (JobState.PREPARED, JobState.BUILDING)]
+        unfinished = [
+            job
+            for job in same
+            if job.state in (build_facts.JobState.PREPARED, build_facts.JobState.BUILDING)
+        ]
         if any(job.is_deleting or job.is_orphan for job in unfinished):
             # Two Jobs of the same key must not run; the end of this one is an event.
             return SystemStep(facts)
@@ -211,7 +217,7 @@ class SystemDecider:
             job
             for job in same
             if job.is_running
-            or (job.state is JobState.SUCCEEDED and job.digest and not build.rebuild_of)
+            or (job.state is build_facts.JobState.SUCCEEDED and job.digest and not build.rebuild_of)
         ]
         usable = [
             job
@@ -221,7 +227,7 @@ class SystemDecider:
         if usable:
             found = min(usable, key=lambda job: job.name)
             if build.uid not in found.owners:
-                self._actions.append(AdoptJob(found, build.name))
+                self._actions.append(build_facts.AdoptJob(found, build.name))
             return self._follow(system, build, replace(facts, job=found.name), found)
         if any(job.is_running for job in unfinished):
             # It has the name of a Job that failed: only one of a key may run.
@@ -230,56 +236,75 @@ class SystemDecider:
         if namesake is not None:
             # It belongs to an earlier build of the same name.
             if not namesake.is_deleting:
-                self._actions.append(DeleteJob(namesake, f"{build.name} was created again"))
+                self._actions.append(
+                    build_facts.DeleteJob(namesake, f"{build.name} was created again")
+                )
             return SystemStep(facts)
         if self._situation.problem is not None:
             return SystemStep(facts)
         # One answer for all architectures: they are pushed to one repository.
-        answer = self._registry.ask(CheckPush(build.uid, build.push_spec, attempt))
+        answer = self._registry.ask(build_facts.CheckPush(build.uid, build.push_spec, attempt))
         if answer is None:
             return SystemStep(facts)
         if answer.failure is not None:
             return SystemStep(facts, failure=answer.failure)
-        self._actions.append(CreateJob(system, build.name, attempt))
+        self._actions.append(build_facts.CreateJob(system, build.name, attempt))
         message = f"created Job {own_name}"
         return SystemStep(replace(facts, job=own_name), BuildState.PREPARED, "", message)
 
     def _follow(
-        self, system: WantedSystem, build: BuildFacts, facts: SystemFacts, job: JobFacts
+        self,
+        system: build_facts.WantedSystem,
+        build: build_facts.BuildFacts,
+        facts: build_facts.SystemFacts,
+        job: build_facts.JobFacts,
     ) -> SystemStep:
         return _name_architecture(self._observe_job(system, build, facts, job), system)
 
     def _observe_job(
-        self, system: WantedSystem, build: BuildFacts, facts: SystemFacts, job: JobFacts
+        self,
+        system: build_facts.WantedSystem,
+        build: build_facts.BuildFacts,
+        facts: build_facts.SystemFacts,
+        job: build_facts.JobFacts,
     ) -> SystemStep:
-        if job.state is JobState.SUCCEEDED:
+        if job.state is build_facts.JobState.SUCCEEDED:
             return self._accept_system(system, build, facts, job)
         if job.failure is not None and (
-            job.state is JobState.FAILED
-            or classify_retry(job.failure.reason) is not RetryClass.EXTERNAL
+            job.state is build_facts.JobState.FAILED
+            or build_result.classify_retry(job.failure.reason)
+            is not build_result.RetryClass.EXTERNAL
         ):
             # Also while the Job runs: the API server may ignore podFailurePolicy.
             return SystemStep(facts, failure=job.failure)
-        if job.state is JobState.FAILED:
+        if job.state is build_facts.JobState.FAILED:
             message = f"Job {job.name} failed, and its pods are gone"
-            return SystemStep(facts, failure=AttemptFailure(BuildReason.EVICTED, message))
+            return SystemStep(
+                facts, failure=build_facts.AttemptFailure(build_result.BuildReason.EVICTED, message)
+            )
         if job.is_deleting:
             return SystemStep(facts) if job.build != build.name else _cancel(facts)
         state = BuildState(job.state.value)
-        reason = UNSCHEDULABLE if job.unschedulable and not job.phase else ""
-        message = format_job_progress(job, build.report, system.architecture)
+        reason = status.UNSCHEDULABLE if job.unschedulable and not job.phase else ""
+        message = status.format_job_progress(job, build.report, system.architecture)
         return SystemStep(facts, state, reason, message)
 
     def _accept_system(
-        self, system: WantedSystem, build: BuildFacts, facts: SystemFacts, job: JobFacts
+        self,
+        system: build_facts.WantedSystem,
+        build: build_facts.BuildFacts,
+        facts: build_facts.SystemFacts,
+        job: build_facts.JobFacts,
     ) -> SystemStep:
         """Accept the digest that a pod reported once the registry confirms it."""
         repository = system.push_spec.rpartition(":")[0]
         image = f"{repository}@{job.digest}"
         if not job.digest:
             message = f"Job {job.name} succeeded, but its pod was deleted with its result"
-            return SystemStep(facts, failure=AttemptFailure(BuildReason.EVICTED, message))
-        question = CheckImage(build.uid, image)
+            return SystemStep(
+                facts, failure=build_facts.AttemptFailure(build_result.BuildReason.EVICTED, message)
+            )
+        question = build_facts.CheckImage(build.uid, image)
         answer = self._registry.ask(question)
         if answer is None:
             return SystemStep(facts, BuildState.BUILDING, "", f"verifying {image}")
@@ -289,31 +314,34 @@ class SystemDecider:
             return SystemStep(facts, BuildState.BUILDING, answer.failure.reason, message)
         if not answer.pull_spec:
             message = f"Job {job.name} reported {image}, but the registry does not have it"
-            failure = AttemptFailure(BuildReason.DIGEST_MISMATCH, message)
+            failure = build_facts.AttemptFailure(build_result.BuildReason.DIGEST_MISMATCH, message)
             return SystemStep(facts, failure=failure)
         return SystemStep(replace(facts, image=image), seconds=job.seconds, warning=job.warning)
 
 
-def _is_counted(job: JobFacts, build: BuildFacts) -> bool:
+def _is_counted(job: build_facts.JobFacts, build: build_facts.BuildFacts) -> bool:
     """Return whether the failure of a Job belongs to an attempt that has failed already."""
     if job.name in build.report.jobs:
         return True
     # The Jobs of one attempt end one after the other. A success, and an error of the user, count.
     return (
         build.uid in job.owners
-        and (job.build, job.state) == (build.name, JobState.FAILED)
+        and (job.build, job.state) == (build.name, build_facts.JobState.FAILED)
         and bool(job.architecture)
         and job.attempt <= build.report.attempts
-        and (job.failure is None or classify_retry(job.failure.reason) is RetryClass.EXTERNAL)
+        and (
+            job.failure is None
+            or build_result.classify_retry(job.failure.reason) is build_result.RetryClass.EXTERNAL
+        )
     )
 
 
-def _cancel(facts: SystemFacts) -> SystemStep:
+def _cancel(facts: build_facts.SystemFacts) -> SystemStep:
     message = f"Job {facts.job} was deleted while it ran"
     return SystemStep(facts, message=message, is_cancelled=True)
 
 
-def _name_architecture(step: SystemStep, system: WantedSystem) -> SystemStep:
+def _name_architecture(step: SystemStep, system: build_facts.WantedSystem) -> SystemStep:
     """Name the architecture in a failure, if the build has several."""
     if not system.name or step.failure is None:
         return step

@@ -11,27 +11,14 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 
+from treenail import errors
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, Json
-from treenail.api.machineosbuild import API_VERSION, KIND, MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.object_meta import ObjectMeta
-from treenail.config.pullsecret import PullSecret, encode_pull_secret
-from treenail.controllers.image_build.build_facts import JobFacts, JobState, make_job_name
-from treenail.controllers.image_build.build_objects import ObservedJob
-from treenail.controllers.image_build.build_planner import (
-    BuildPlan,
-    BuildPlanner,
-    EntitlementMount,
-    SystemPlan,
-)
-from treenail.controllers.pools.node_facts import ARCHITECTURE_LABEL
-from treenail.controllers.pools.select import CONTROL_PLANE_LABELS
-from treenail.errors import AlreadyExistsError, ConflictError, NotFoundError
+from treenail.api import decode, machineosbuild, machineosconfig, object_meta
+from treenail.config import pullsecret
+from treenail.controllers.image_build import build_facts, build_objects, build_planner
+from treenail.controllers.pools import node_facts, select
 from treenail.image.build_result import EXIT_USER
-from treenail.kube.api_client import Client
-from treenail.kube.lease import LateWrites
-from treenail.kube.resources import CONFIGMAPS, JOBS, SECRETS, Resource, get_object
+from treenail.kube import api_client, lease, resources
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +31,9 @@ _LOGIN_FILE = "config.json"
 _MODE = 0o440
 _RESERVE_S = 30
 """Seconds of the deadline that are left for the start of the pod, the pull and the report."""
-_CONTROL_PLANE_TOLERATIONS: list[Json] = [
-    {"key": label, "operator": "Exists", "effect": "NoSchedule"} for label in CONTROL_PLANE_LABELS
+_CONTROL_PLANE_TOLERATIONS: list[decode.Json] = [
+    {"key": label, "operator": "Exists", "effect": "NoSchedule"}
+    for label in select.CONTROL_PLANE_LABELS
 ]
 
 
@@ -93,8 +81,11 @@ def make_login_name(build: str, architecture: str, *, is_push: bool) -> str:
 
 
 def build_inputs(
-    plan: BuildPlan, system: SystemPlan, build: BuildReference, settings: JobSettings
-) -> Json:
+    plan: build_planner.BuildPlan,
+    system: build_planner.SystemPlan,
+    build: BuildReference,
+    settings: JobSettings,
+) -> decode.Json:
     """Build the ConfigMap with the Containerfile and the facts of the build."""
     facts = {
         "pushSpec": system.wanted.push_spec,
@@ -103,10 +94,10 @@ def build_inputs(
         "userLine": system.user_line,
         **({"mirrors": plan.mirrors.to_json()} if plan.mirrors.rules else {}),
     }
-    data: Json = {"Containerfile": system.containerfile, "build.json": json.dumps(facts)}
+    data: decode.Json = {"Containerfile": system.containerfile, "build.json": json.dumps(facts)}
     if plan.ca_pem:
         data["ca.pem"] = plan.ca_pem
-    body: Json = {
+    body: decode.Json = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _build_metadata(
@@ -123,13 +114,13 @@ def build_inputs(
 
 def build_login(
     content: bytes,
-    plan: BuildPlan,
-    system: SystemPlan,
+    plan: build_planner.BuildPlan,
+    system: build_planner.SystemPlan,
     build: BuildReference,
     settings: JobSettings,
     *,
     is_push: bool,
-) -> Json:
+) -> decode.Json:
     """Build the Secret with a login in the form that the builder reads."""
     name = make_login_name(build.name, system.wanted.name, is_push=is_push)
     return {
@@ -142,20 +133,20 @@ def build_login(
 
 
 def build_job(
-    plan: BuildPlan,
-    system: SystemPlan,
+    plan: build_planner.BuildPlan,
+    system: build_planner.SystemPlan,
     build: BuildReference,
     settings: JobSettings,
     *,
     attempt: int,
     pull_login: str,
     push_login: str,
-) -> Json:
+) -> decode.Json:
     """Build the Job of an attempt for one architecture.
 
     The logins are names of Secrets; empty for anonymous access.
     """
-    name = make_job_name(build.name, attempt, system.wanted.name)
+    name = build_facts.make_job_name(build.name, attempt, system.wanted.name)
     metadata = _build_metadata(name, plan, build, settings)
     labels = {
         **_get_labels(plan, build),
@@ -195,21 +186,21 @@ def build_job(
 
 
 def _build_pod(
-    plan: BuildPlan,
-    system: SystemPlan,
+    plan: build_planner.BuildPlan,
+    system: build_planner.SystemPlan,
     build: BuildReference,
     settings: JobSettings,
     pull_login: str,
     push_login: str,
-) -> Json:
-    volumes: list[Json] = [
+) -> decode.Json:
+    volumes: list[decode.Json] = [
         {"name": "work", "emptyDir": {}},
         {"name": "inputs", "projected": {"sources": _build_sources(plan, system, build)}},
     ]
     for kind, login in (("pull", pull_login), ("push", push_login)):
         if login:
-            items: list[Json] = [{"key": LOGIN_KEY, "path": _LOGIN_FILE}]
-            secret: Json = {"secretName": login, "items": items, "defaultMode": _MODE}
+            items: list[decode.Json] = [{"key": LOGIN_KEY, "path": _LOGIN_FILE}]
+            secret: decode.Json = {"secretName": login, "items": items, "defaultMode": _MODE}
             volumes.append({"name": f"{kind}-login", "secret": secret})
     volumes += [_build_entitlement_volume(each) for each in plan.entitlements]
     return {
@@ -217,7 +208,7 @@ def _build_pod(
         "serviceAccountName": settings.account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "nodeSelector": {ARCHITECTURE_LABEL: system.architecture},
+        "nodeSelector": {node_facts.ARCHITECTURE_LABEL: system.architecture},
         **({"tolerations": _CONTROL_PLANE_TOLERATIONS} if plan.can_use_control_plane else {}),
         "initContainers": [
             _build_container("fetch", plan, settings, login=pull_login and "pull"),
@@ -229,10 +220,10 @@ def _build_pod(
 
 
 def _build_container(
-    phase: str, plan: BuildPlan, settings: JobSettings, *, login: str = ""
-) -> Json:
+    phase: str, plan: build_planner.BuildPlan, settings: JobSettings, *, login: str = ""
+) -> decode.Json:
     arguments = [phase, "--inputs", INPUTS, "--work", WORK, "--result", RESULT_PATH]
-    mounts: list[Json] = [
+    mounts: list[decode.Json] = [
         {"name": "work", "mountPath": WORK},
         {"name": "inputs", "mountPath": INPUTS, "readOnly": True},
     ]
@@ -248,7 +239,7 @@ def _build_container(
             arguments += ["--mount", f"{place}:{entitlement.path}"]
     elif plan.ca_pem:
         arguments += ["--ca", f"{INPUTS}/ca.pem"]
-    limits: Json = {"ephemeral-storage": settings.storage}
+    limits: decode.Json = {"ephemeral-storage": settings.storage}
     if phase == "build":
         limits["memory"] = settings.memory
     return {
@@ -277,32 +268,34 @@ def _compute_build_limit(deadline_s: int) -> int:
     return deadline_s - min(_RESERVE_S, deadline_s // 2)
 
 
-def _build_sources(plan: BuildPlan, system: SystemPlan, build: BuildReference) -> list[Json]:
+def _build_sources(
+    plan: build_planner.BuildPlan, system: build_planner.SystemPlan, build: BuildReference
+) -> list[decode.Json]:
     names = ["Containerfile", "build.json", *(["ca.pem"] if plan.ca_pem else [])]
-    items: list[Json] = [{"key": name, "path": name} for name in names]
+    items: list[decode.Json] = [{"key": name, "path": name} for name in names]
     items += [{"key": name, "path": f"context/{name}"} for name in system.own_files]
     own_name = make_input_name(build.name, system.wanted.name)
-    sources: list[Json] = [{"configMap": {"name": own_name, "items": items}}]
+    sources: list[decode.Json] = [{"configMap": {"name": own_name, "items": items}}]
     if plan.context:
-        copied: list[Json] = [
+        copied: list[decode.Json] = [
             {"key": name, "path": f"context/{name}"} for name in plan.context_files
         ]
         sources.append({"configMap": {"name": plan.context, "items": copied}})
     return sources
 
 
-def _build_entitlement_volume(mount: EntitlementMount) -> Json:
+def _build_entitlement_volume(mount: build_planner.EntitlementMount) -> decode.Json:
     if mount.is_secret:
         return {"name": mount.name, "secret": {"secretName": mount.name, "defaultMode": _MODE}}
     return {"name": mount.name, "configMap": {"name": mount.name}}
 
 
 def _build_metadata(
-    name: str, plan: BuildPlan, build: BuildReference, settings: JobSettings
-) -> Json:
-    owner: Json = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
+    name: str, plan: build_planner.BuildPlan, build: BuildReference, settings: JobSettings
+) -> decode.Json:
+    owner: decode.Json = {
+        "apiVersion": machineosbuild.API_VERSION,
+        "kind": machineosbuild.KIND,
         "name": build.name,
         "uid": build.uid,
     }
@@ -314,7 +307,7 @@ def _build_metadata(
     }
 
 
-def _get_labels(plan: BuildPlan, build: BuildReference) -> dict[str, str]:
+def _get_labels(plan: build_planner.BuildPlan, build: BuildReference) -> dict[str, str]:
     return {
         key.EPHEMERAL_BUILD_OBJECT: "",
         key.IMAGE_CONFIG: build.image_config,
@@ -329,10 +322,10 @@ class JobBuilder:
 
     def __init__(
         self,
-        client: Client,
-        planner: BuildPlanner,
+        client: api_client.Client,
+        planner: build_planner.BuildPlanner,
         settings: JobSettings,
-        late_writes: LateWrites | None = None,
+        late_writes: lease.LateWrites | None = None,
     ) -> None:
         self._client = client
         self._late_writes = late_writes
@@ -343,10 +336,10 @@ class JobBuilder:
 
     def start_attempt(
         self,
-        plan: BuildPlan,
-        system: SystemPlan,
-        config: MachineOSConfig,
-        build: MachineOSBuild,
+        plan: build_planner.BuildPlan,
+        system: build_planner.SystemPlan,
+        config: machineosconfig.MachineOSConfig,
+        build: machineosbuild.MachineOSBuild,
         attempt: int,
     ) -> None:
         """Create the Job after what it mounts, with the logins as they are now."""
@@ -354,7 +347,7 @@ class JobBuilder:
         # Builds of the same key are decided on different threads.
         with self._lock:
             self._check_none_runs(system.wanted.share_key, owner)
-            self._put(CONFIGMAPS, build_inputs(plan, system, owner, self._settings))
+            self._put(resources.CONFIGMAPS, build_inputs(plan, system, owner, self._settings))
             pull_login, push_login = self._prepare_logins(plan, system, config, owner)
             body = build_job(
                 plan,
@@ -367,41 +360,45 @@ class JobBuilder:
             )
             self._create_job(body, owner)
 
-    def adopt_attempt(self, job: JobFacts, build: MachineOSBuild) -> None:
+    def adopt_attempt(
+        self, job: build_facts.JobFacts, build: machineosbuild.MachineOSBuild
+    ) -> None:
         """Add an owner, so that Job, inputs and logins stay as long as one of its builds does."""
-        document = self._client.get(JOBS, job.name, namespace=self._settings.namespace)
-        meta = ObjectMeta.from_fields(Fields.from_json(document, "Job").get_object("metadata"))
+        document = self._client.get(resources.JOBS, job.name, namespace=self._settings.namespace)
+        meta = object_meta.ObjectMeta.from_fields(
+            decode.Fields.from_json(document, "Job").get_object("metadata")
+        )
         if meta.uid != job.uid or meta.is_deleting:
-            raise ConflictError(f"Job {job.name} was deleted meanwhile")
+            raise errors.ConflictError(f"Job {job.name} was deleted meanwhile")
         if any(each.uid == build.metadata.uid for each in meta.owner_references):
             return
-        owner: Json = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
+        owner: decode.Json = {
+            "apiVersion": machineosbuild.API_VERSION,
+            "kind": machineosbuild.KIND,
             "name": build.name,
             "uid": build.metadata.uid,
         }
         for resource, name in _list_mounted(job):
             self._add_owner(resource, name, owner)
-        body: Json = {
+        body: decode.Json = {
             "metadata": {
                 "resourceVersion": meta.resource_version,
                 "ownerReferences": [*(each.to_json() for each in meta.owner_references), owner],
             }
         }
-        self._client.patch(JOBS, job.name, body, namespace=self._settings.namespace)
+        self._client.patch(resources.JOBS, job.name, body, namespace=self._settings.namespace)
         log.info("%s waits for Job %s", build.name, job.name)
 
-    def end_attempt(self, job: JobFacts, *, has_inputs: bool) -> None:
+    def end_attempt(self, job: build_facts.JobFacts, *, has_inputs: bool) -> None:
         """Delete a Job with its pods, unless another build adopted it meanwhile."""
         namespace = self._settings.namespace
         if has_inputs:
             for resource, name in _list_mounted(job):
-                with suppress(NotFoundError):
+                with suppress(errors.NotFoundError):
                     self._client.delete(resource, name, namespace=namespace)
-        with suppress(NotFoundError):
+        with suppress(errors.NotFoundError):
             self._client.delete(
-                JOBS,
+                resources.JOBS,
                 job.name,
                 namespace=namespace,
                 uid=job.uid,
@@ -409,22 +406,26 @@ class JobBuilder:
                 propagation="Background",
             )
 
-    def _add_owner(self, resource: Resource, name: str, owner: Json) -> None:
+    def _add_owner(self, resource: resources.Resource, name: str, owner: decode.Json) -> None:
         """Add an owner to an object that exists; a build without a login has no Secret."""
         namespace = self._settings.namespace
         try:
             document = self._client.get(resource, name, namespace=namespace)
-        except NotFoundError:
+        except errors.NotFoundError:
             return
-        metadata = Fields.from_json(document, resource.kind).get_object("metadata")
-        known = ObjectMeta.from_fields(metadata).owner_references
+        metadata = decode.Fields.from_json(document, resource.kind).get_object("metadata")
+        known = object_meta.ObjectMeta.from_fields(metadata).owner_references
         if all(each.uid != owner["uid"] for each in known):
-            owners: list[Json] = [*(each.to_json() for each in known), owner]
+            owners: list[decode.Json] = [*(each.to_json() for each in known), owner]
             body = {**document, "metadata": {**metadata.values, "ownerReferences": owners}}
             self._client.update(resource, name, body, namespace=namespace)
 
     def _prepare_logins(
-        self, plan: BuildPlan, system: SystemPlan, config: MachineOSConfig, owner: BuildReference
+        self,
+        plan: build_planner.BuildPlan,
+        system: build_planner.SystemPlan,
+        config: machineosconfig.MachineOSConfig,
+        owner: BuildReference,
     ) -> tuple[str, str]:
         """Return the Secrets that ``fetch`` and ``push`` mount."""
         names = []
@@ -437,26 +438,26 @@ class JobBuilder:
 
     def _put_login(
         self,
-        login: PullSecret,
-        plan: BuildPlan,
-        system: SystemPlan,
+        login: pullsecret.PullSecret,
+        plan: build_planner.BuildPlan,
+        system: build_planner.SystemPlan,
         owner: BuildReference,
         *,
         is_push: bool,
     ) -> str:
         if not login.credentials:
             return ""
-        content = encode_pull_secret(login)
+        content = pullsecret.encode_pull_secret(login)
         body = build_login(content, plan, system, owner, self._settings, is_push=is_push)
-        self._put(SECRETS, body)
+        self._put(resources.SECRETS, body)
         return make_login_name(owner.name, system.wanted.name, is_push=is_push)
 
-    def _put(self, resource: Resource, body: Json) -> None:
+    def _put(self, resource: resources.Resource, body: decode.Json) -> None:
         """Create an object, or replace the one of an earlier attempt."""
         namespace = self._settings.namespace
-        fields = Fields.from_json(body, resource.kind)
+        fields = decode.Fields.from_json(body, resource.kind)
         metadata = fields.get_object("metadata").values
-        notes = get_object(metadata, "annotations")
+        notes = resources.get_object(metadata, "annotations")
         # Another leader changes the object by its update, even if all else is equal.
         body = {
             **body,
@@ -464,7 +465,7 @@ class JobBuilder:
         }
         try:
             created = self._client.create(resource, body, namespace=namespace)
-        except AlreadyExistsError:
+        except errors.AlreadyExistsError:
             self._client.update(resource, str(metadata["name"]), body, namespace=namespace)
         else:
             if self._late_writes is not None:
@@ -474,30 +475,35 @@ class JobBuilder:
     def _check_none_runs(self, share_key: str, owner: BuildReference) -> None:
         """Raise `ConflictError` if a Job of the key runs that the watch does not show yet."""
         params = {"labelSelector": f"{key.BUILD_KEY}={share_key}"}
-        listed = self._client.list(JOBS, namespace=self._settings.namespace, params=params)
+        listed = self._client.list(
+            resources.JOBS, namespace=self._settings.namespace, params=params
+        )
         for document in listed.items:
-            found = ObservedJob.from_json(document).facts
-            is_running = found.state in (JobState.PREPARED, JobState.BUILDING)
+            found = build_objects.ObservedJob.from_json(document).facts
+            is_running = found.state in (
+                build_facts.JobState.PREPARED,
+                build_facts.JobState.BUILDING,
+            )
             if is_running and owner.uid not in found.owners:
-                raise ConflictError(f"Job {found.name} of the same key runs")
+                raise errors.ConflictError(f"Job {found.name} of the same key runs")
 
-    def _create_job(self, body: Json, owner: BuildReference) -> None:
+    def _create_job(self, body: decode.Json, owner: BuildReference) -> None:
         namespace = self._settings.namespace
-        name = Fields.from_json(body, "").get_object("metadata").get_text("name")
+        name = decode.Fields.from_json(body, "").get_object("metadata").get_text("name")
         try:
-            self._client.create(JOBS, body, namespace=namespace)
-        except AlreadyExistsError:
-            document = self._client.get(JOBS, name, namespace=namespace)
-            if owner.uid in ObservedJob.from_json(document).facts.owners:
+            self._client.create(resources.JOBS, body, namespace=namespace)
+        except errors.AlreadyExistsError:
+            document = self._client.get(resources.JOBS, name, namespace=namespace)
+            if owner.uid in build_objects.ObservedJob.from_json(document).facts.owners:
                 return
-            raise ConflictError(f"Job {name} of an earlier build is being deleted") from None
+            raise errors.ConflictError(f"Job {name} of an earlier build is being deleted") from None
         log.info("created Job %s", name)
 
 
-def _list_mounted(job: JobFacts) -> tuple[tuple[Resource, str], ...]:
+def _list_mounted(job: build_facts.JobFacts) -> tuple[tuple[resources.Resource, str], ...]:
     """Return what the pods of a Job mount: the objects that were made for it."""
     return (
-        (SECRETS, make_login_name(job.build, job.architecture, is_push=False)),
-        (SECRETS, make_login_name(job.build, job.architecture, is_push=True)),
-        (CONFIGMAPS, make_input_name(job.build, job.architecture)),
+        (resources.SECRETS, make_login_name(job.build, job.architecture, is_push=False)),
+        (resources.SECRETS, make_login_name(job.build, job.architecture, is_push=True)),
+        (resources.CONFIGMAPS, make_input_name(job.build, job.architecture)),
     )

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from treenail import __version__
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.pullspec import parse_pull_spec
+from treenail import __version__, clocks, errors
+from treenail.api import machineosconfig, pullspec
+from treenail.builder import failures, registries
 from treenail.builder.append_config import (
     AppendedImage,
     ImageDestination,
@@ -25,38 +25,18 @@ from treenail.builder.append_config import (
     append_config,
     append_config_to_list,
 )
-from treenail.builder.failures import choose_reason
+from treenail.builder.images import signatures
 from treenail.builder.images.provenance import attach_provenance, copy_packages
-from treenail.builder.images.signatures import SigningKey, sign_image
-from treenail.builder.registries import ImageName, RegistrySettings, pull_from_places
-from treenail.clocks import Clock, format_rfc3339
-from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors
-from treenail.config.pullsecret import PullSecret
-from treenail.controllers.image_build.build_facts import (
-    Answer,
-    AppendConfig,
-    AttemptFailure,
-    CheckImage,
-    CheckPush,
-    Question,
-    ResolveBase,
-)
-from treenail.controllers.image_build.build_planner import BuildPlan, Planner
-from treenail.controllers.image_build.cluster_reader import ClusterReader
+from treenail.config import image_mirrors, pullsecret
+from treenail.controllers.image_build import build_facts, build_planner, cluster_reader
 from treenail.controllers.pools.image_tags import TagAnswer
-from treenail.errors import ClusterError, TreenailError
-from treenail.image.build_result import BuildPhase, BuildReason
-from treenail.image.config_layer import ConfigLayer, make_config_layer
+from treenail.image import build_result, config_layer, push_spec
 from treenail.image.labels import POOL
 from treenail.image.oci.provenance import BuildProvenance
-from treenail.image.push_spec import PushSpec, parse_push_spec
-from treenail.registry.authorization import Login
+from treenail.registry import authorization, names, transport, uploads
 from treenail.registry.client import RegistryClient
 from treenail.registry.images import has_complete_image, resolve_image
-from treenail.registry.names import compute_digest
 from treenail.registry.proxies import ProxySettings
-from treenail.registry.transport import RegistryLimits, TlsSettings
-from treenail.registry.uploads import verify_push_access
 
 log = logging.getLogger(__name__)
 
@@ -64,11 +44,11 @@ MAX_PARALLEL = 8
 """Requests to registries at the same time."""
 MAX_PER_REGISTRY = 3
 """Of them to one registry, so that one that hangs does not use all threads."""
-Work = Callable[[], Answer]
+Work = Callable[[], build_facts.Answer]
 _GATE_WAIT_S = 300.0
 _MAX_PROBLEMS = 5
 _REFUSALS = frozenset({
-    BuildReason.PUSH_LOGIN_REFUSED, BuildReason.PUSH_DENIED, BuildReason.CERTIFICATE_UNKNOWN,
+    build_result.BuildReason.PUSH_LOGIN_REFUSED, build_result.BuildReason.PUSH_DENIED, build_result.BuildReason.CERTIFICATE_UNKNOWN,
 })  # fmt: skip
 T = TypeVar("T")
 
@@ -79,17 +59,19 @@ class RegistryRequests:
     An answer stays until another one replaces it, or until its build is forgotten.
     """
 
-    def __init__(self, executor: Executor, clock: Clock, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self, executor: Executor, clock: clocks.Clock, notify: Callable[[str], None]
+    ) -> None:
         self._executor = executor
         self._clock = clock
         self._notify = notify
         self._lock = threading.Lock()
-        self._answers: dict[str, dict[Question, Answer]] = {}
-        self._open: set[tuple[str, Question]] = set()
+        self._answers: dict[str, dict[build_facts.Question, build_facts.Answer]] = {}
+        self._open: set[tuple[str, build_facts.Question]] = set()
         self._running: dict[str, int] = {}
-        self._waiting: dict[str, deque[tuple[str, Question, Work]]] = {}
+        self._waiting: dict[str, deque[tuple[str, build_facts.Question, Work]]] = {}
 
-    def ask(self, owner: str, question: Question, work: Work) -> None:
+    def ask(self, owner: str, question: build_facts.Question, work: Work) -> None:
         """Ask unless the question is open. ``work`` must have a time limit."""
         registry = get_registry(question)
         with self._lock:
@@ -99,7 +81,7 @@ class RegistryRequests:
             self._waiting.setdefault(registry, deque()).append((owner, question, work))
             self._start_waiting(registry)
 
-    def get_answers(self, owner: str) -> Mapping[Question, Answer]:
+    def get_answers(self, owner: str) -> Mapping[build_facts.Question, build_facts.Answer]:
         """Return the answers for a MachineOSConfig."""
         with self._lock:
             return dict(self._answers.get(owner, {}))
@@ -122,16 +104,17 @@ class RegistryRequests:
         if not waiting:
             self._waiting.pop(registry, None)
 
-    def _run(self, registry: str, owner: str, question: Question, work: Work) -> None:
+    def _run(self, registry: str, owner: str, question: build_facts.Question, work: Work) -> None:
         try:
             answer = work()
         except Exception:
             # A bug must not leave the question open forever.
             log.exception("cannot ask %s", registry)
-            failure = AttemptFailure(
-                BuildReason.REGISTRY_UNREACHABLE, f"cannot ask {registry}: internal error"
+            failure = build_facts.AttemptFailure(
+                build_result.BuildReason.REGISTRY_UNREACHABLE,
+                f"cannot ask {registry}: internal error",
             )
-            answer = Answer(self._clock.now(), failure)
+            answer = build_facts.Answer(self._clock.now(), failure)
         with self._lock:
             known = self._answers.setdefault(owner, {})
             before = known.get(question)
@@ -146,9 +129,9 @@ class RegistryRequests:
         self._notify(owner)
 
 
-def get_registry(question: Question) -> str:
+def get_registry(question: build_facts.Question) -> str:
     """Return the registry that a question concerns most: the one that an image is pushed to."""
-    image = question.push_spec if isinstance(question, AppendConfig) else question.image
+    image = question.push_spec if isinstance(question, build_facts.AppendConfig) else question.image
     return image.partition("/")[0]
 
 
@@ -202,14 +185,14 @@ class RegistryEndpoint:
 
     host: str
     """``HOST:PORT``; the path of the repository is that of its name."""
-    login: Login
+    login: authorization.Login
     ca_pem: str = field(repr=False)
 
 
 class AttemptFailed(Exception):
     """A question cannot be answered."""
 
-    def __init__(self, failure: AttemptFailure) -> None:
+    def __init__(self, failure: build_facts.AttemptFailure) -> None:
         super().__init__(failure.message)
         self.failure = failure
 
@@ -222,13 +205,13 @@ class LayerBuilder:
 
     def __init__(
         self,
-        planner: Planner,
-        clock: Clock,
+        planner: build_planner.Planner,
+        clock: clocks.Clock,
         *,
         proxies: ProxySettings | None = None,
-        signing_key: SigningKey | None = None,
+        signing_key: signatures.SigningKey | None = None,
         gate: RepositoryGate | None = None,
-        limits: RegistryLimits | None = None,
+        limits: transport.RegistryLimits | None = None,
         endpoints: Mapping[str, RegistryEndpoint] | None = None,
     ) -> None:
         """``endpoints`` are by ``REGISTRY/REPOSITORY``. Images and documents never name them."""
@@ -242,39 +225,41 @@ class LayerBuilder:
 
     def answer_question(
         self,
-        question: CheckImage | CheckPush | AppendConfig,
-        plan: BuildPlan,
-        config: MachineOSConfig,
-    ) -> Answer:
+        question: build_facts.CheckImage | build_facts.CheckPush | build_facts.AppendConfig,
+        plan: build_planner.BuildPlan,
+        config: machineosconfig.MachineOSConfig,
+    ) -> build_facts.Answer:
         """Do what the question requests; an error becomes part of the answer."""
         began, warning = self._clock.monotonic(), ""
         try:
-            if isinstance(question, AppendConfig):
+            if isinstance(question, build_facts.AppendConfig):
                 image, warning = self._append_config(question, plan, config)
-            elif isinstance(question, CheckPush):
+            elif isinstance(question, build_facts.CheckPush):
                 image = self._check_push(question.image, config)
             else:
                 image = self._check_image(question.image, config)
         except AttemptFailed as error:
-            return Answer(self._clock.now(), error.failure)
+            return build_facts.Answer(self._clock.now(), error.failure)
         seconds = {"config": self._clock.monotonic() - began}
-        return Answer(self._clock.now(), pull_spec=image, seconds=seconds, warning=warning)
+        return build_facts.Answer(
+            self._clock.now(), pull_spec=image, seconds=seconds, warning=warning
+        )
 
     def resolve_base(
         self,
-        question: ResolveBase,
+        question: build_facts.ResolveBase,
         architectures: Sequence[str],
-        config: MachineOSConfig,
-        mirrors: ImageMirrors = NO_MIRRORS,
-    ) -> Answer:
+        config: machineosconfig.MachineOSConfig,
+        mirrors: image_mirrors.ImageMirrors = image_mirrors.NO_MIRRORS,
+    ) -> build_facts.Answer:
         """Return the image of a tag by digest: that of its list of manifests, if it is one.
 
         The image must have every architecture.
         """
-        spec = parse_push_spec(question.image, where="base image")
-        image_name = ImageName(spec.registry, spec.repository, spec.tag)
+        spec = push_spec.parse_push_spec(question.image, where="base image")
+        image_name = registries.ImageName(spec.registry, spec.repository, spec.tag)
 
-        def resolve(place: ImageName) -> str:
+        def resolve(place: registries.ImageName) -> str:
             login = self._planner.read_base_login(config)
             client = self._connect(place.registry, place.repository, login)
             try:
@@ -288,13 +273,16 @@ class LayerBuilder:
 
         try:
             image = self._attempt(
-                BuildPhase.FETCH, lambda: pull_from_places(image_name, mirrors, resolve)
+                build_result.BuildPhase.FETCH,
+                lambda: registries.pull_from_places(image_name, mirrors, resolve),
             )
         except AttemptFailed as error:
-            return Answer(self._clock.now(), error.failure)
-        return Answer(self._clock.now(), pull_spec=image)
+            return build_facts.Answer(self._clock.now(), error.failure)
+        return build_facts.Answer(self._clock.now(), pull_spec=image)
 
-    def measure_base(self, plan: BuildPlan, config: MachineOSConfig) -> int:
+    def measure_base(
+        self, plan: build_planner.BuildPlan, config: machineosconfig.MachineOSConfig
+    ) -> int:
         """Return the compressed bytes of the base for all architectures; 0 if unknown."""
         count = 0
         try:
@@ -304,14 +292,16 @@ class LayerBuilder:
                         stack, (each.architecture, plan.wanted.base_image), plan, config
                     )
                     count += sum(layer.size for layer in source.image.layers)
-        except TreenailError as error:
+        except errors.TreenailError as error:
             log.debug("cannot measure %s: %s", plan.wanted.base_image, error)
             return 0
         return count
 
-    def find_system_image(self, image: str, config: MachineOSConfig) -> Answer:
+    def find_system_image(
+        self, image: str, config: machineosconfig.MachineOSConfig
+    ) -> build_facts.Answer:
         """Return the system part with this tag by digest, empty if the registry lacks it."""
-        spec = parse_push_spec(image, where="the system part")
+        spec = push_spec.parse_push_spec(image, where="the system part")
 
         def find() -> str:
             login = self._planner.read_push_login(config)
@@ -323,17 +313,17 @@ class LayerBuilder:
             return "" if found is None else spec.make_pull_spec(found.digest)
 
         try:
-            found = self._attempt(BuildPhase.PUSH, find)
+            found = self._attempt(build_result.BuildPhase.PUSH, find)
         except AttemptFailed as error:
-            return Answer(self._clock.now(), error.failure)
-        return Answer(self._clock.now(), pull_spec=found)
+            return build_facts.Answer(self._clock.now(), error.failure)
+        return build_facts.Answer(self._clock.now(), pull_spec=found)
 
-    def has_complete_image(self, image: str, config: MachineOSConfig) -> bool:
+    def has_complete_image(self, image: str, config: machineosconfig.MachineOSConfig) -> bool:
         """Return whether the registry has an image with all its blobs; raise `AttemptFailed`.
 
         A registry that lost power may have a manifest, and lack a blob.
         """
-        spec = parse_pull_spec(image, where="image")
+        spec = pullspec.parse_pull_spec(image, where="image")
 
         def check() -> bool:
             login = self._planner.read_push_login(config)
@@ -343,11 +333,11 @@ class LayerBuilder:
             finally:
                 client.close()
 
-        return self._attempt(BuildPhase.PUSH, check)
+        return self._attempt(build_result.BuildPhase.PUSH, check)
 
-    def _check_image(self, image: str, config: MachineOSConfig) -> str:
+    def _check_image(self, image: str, config: machineosconfig.MachineOSConfig) -> str:
         """Return the image, empty when the registry does not have it."""
-        spec = parse_pull_spec(image, where="image")
+        spec = pullspec.parse_pull_spec(image, where="image")
 
         def check() -> bool:
             client = self._connect(
@@ -358,25 +348,25 @@ class LayerBuilder:
             finally:
                 client.close()
 
-        return image if self._attempt(BuildPhase.PUSH, check) else ""
+        return image if self._attempt(build_result.BuildPhase.PUSH, check) else ""
 
-    def _check_push(self, image: str, config: MachineOSConfig) -> str:
+    def _check_push(self, image: str, config: machineosconfig.MachineOSConfig) -> str:
         """Return the push spec; raise `AttemptFailed` if the registry refuses the login.
 
         Other failures may end before the Job pushes, and its builder retries them.
         """
-        spec = parse_push_spec(image, where="push spec")
+        spec = push_spec.parse_push_spec(image, where="push spec")
 
         def check() -> None:
             login = self._planner.read_push_login(config)
             client = self._connect(spec.registry, spec.repository, login)
             try:
-                verify_push_access(client, spec.repository)
+                uploads.verify_push_access(client, spec.repository)
             finally:
                 client.close()
 
         try:
-            self._attempt(BuildPhase.PUSH, check)
+            self._attempt(build_result.BuildPhase.PUSH, check)
         except AttemptFailed as error:
             if error.failure.reason in _REFUSALS:
                 raise
@@ -384,34 +374,39 @@ class LayerBuilder:
         return image
 
     def _append_config(
-        self, question: AppendConfig, plan: BuildPlan, config: MachineOSConfig
+        self,
+        question: build_facts.AppendConfig,
+        plan: build_planner.BuildPlan,
+        config: machineosconfig.MachineOSConfig,
     ) -> tuple[str, str]:
         """Push the image; return its pull spec, and what is missing beside it."""
-        target = parse_push_spec(question.push_spec, where="push spec")
+        target = push_spec.parse_push_spec(question.push_spec, where="push spec")
 
-        def read_layer() -> ConfigLayer:
+        def read_layer() -> config_layer.ConfigLayer:
             rendered = self._planner.read_rendered(question.config)
-            return make_config_layer(rendered, trust_bundle=self._planner.read_trust_bundle())
+            return config_layer.make_config_layer(
+                rendered, trust_bundle=self._planner.read_trust_bundle()
+            )
 
-        layer = self._attempt(BuildPhase.BUILD, read_layer)
+        layer = self._attempt(build_result.BuildPhase.BUILD, read_layer)
         if layer.problems:
             shown = "; ".join(f"{each.path}: {each.why}" for each in layer.problems[:_MAX_PROBLEMS])
             raise AttemptFailed(
-                AttemptFailure(
-                    BuildReason.CONFIG_NOT_BAKEABLE,
+                build_facts.AttemptFailure(
+                    build_result.BuildReason.CONFIG_NOT_BAKEABLE,
                     f"no image and no agent can provide parts of {question.config}: {shown}",
                 )
             )
         with ExitStack() as stack:
             sources = [
                 self._attempt(
-                    BuildPhase.FETCH,
+                    build_result.BuildPhase.FETCH,
                     partial(self._open_source, stack, each, plan, config),
                 )
                 for each in question.sources
             ]
             pusher = self._attempt(
-                BuildPhase.PUSH,
+                build_result.BuildPhase.PUSH,
                 lambda: self._connect(
                     target.registry, target.repository, self._planner.read_push_login(config)
                 ),
@@ -422,27 +417,34 @@ class LayerBuilder:
                 # Pruning must not delete an equal image between its push and its verification.
                 stack.enter_context(self._gate.enter(f"{target.registry}/{target.repository}"))
             except GateClosed as error:
-                failure = AttemptFailure(BuildReason.REGISTRY_BUSY, str(error))
+                failure = build_facts.AttemptFailure(
+                    build_result.BuildReason.REGISTRY_BUSY, str(error)
+                )
                 raise AttemptFailed(failure) from error
             appended = self._attempt(
-                BuildPhase.PUSH, partial(_push_images, sources, layer, plan.labels, destination)
+                build_result.BuildPhase.PUSH,
+                partial(_push_images, sources, layer, plan.labels, destination),
             )
             # Before the rollout: nodes may require the signature. They verify that of an instance.
             for digest in (*appended.instances, appended.digest):
                 if key := self._signing_key:
                     self._attempt(
-                        BuildPhase.PUSH,
-                        partial(sign_image, pusher, target.repository, digest, key),
+                        build_result.BuildPhase.PUSH,
+                        partial(signatures.sign_image, pusher, target.repository, digest, key),
                     )
             warning = self._attach_provenances(pusher, target, appended, question, plan)
         return target.make_pull_spec(appended.digest), warning
 
     def _open_source(
-        self, stack: ExitStack, source: tuple[str, str], plan: BuildPlan, config: MachineOSConfig
+        self,
+        stack: ExitStack,
+        source: tuple[str, str],
+        plan: build_planner.BuildPlan,
+        config: machineosconfig.MachineOSConfig,
     ) -> ImageSource:
         """Return the image of an architecture; the stack closes its client."""
         architecture, image = source
-        spec = parse_pull_spec(image, where="base image")
+        spec = pullspec.parse_pull_spec(image, where="base image")
         is_base = image == plan.wanted.base_image
         login = (
             self._planner.read_base_login(config)
@@ -450,22 +452,24 @@ class LayerBuilder:
             else self._planner.read_push_login(config)
         )
 
-        def open_place(place: ImageName) -> ImageSource:
+        def open_place(place: registries.ImageName) -> ImageSource:
             client = self._connect(place.registry, place.repository, login)
             stack.callback(client.close)
             found = resolve_image(client, place.repository, place.reference, architecture)
             return ImageSource(client, found)
 
-        name = ImageName(spec.registry, spec.repository, spec.digest)
-        return pull_from_places(name, plan.mirrors if is_base else NO_MIRRORS, open_place)
+        name = registries.ImageName(spec.registry, spec.repository, spec.digest)
+        return registries.pull_from_places(
+            name, plan.mirrors if is_base else image_mirrors.NO_MIRRORS, open_place
+        )
 
     def _attach_provenances(
         self,
         client: RegistryClient,
-        target: PushSpec,
+        target: push_spec.PushSpec,
         appended: AppendedImage,
-        question: AppendConfig,
-        plan: BuildPlan,
+        question: build_facts.AppendConfig,
+        plan: build_planner.BuildPlan,
     ) -> str:
         """Attach how the image was built; of a list, also to the image of each architecture.
 
@@ -484,10 +488,10 @@ class LayerBuilder:
     def _attach_provenance(
         self,
         client: RegistryClient,
-        target: PushSpec,
+        target: push_spec.PushSpec,
         digest: str,
-        question: AppendConfig,
-        plan: BuildPlan,
+        question: build_facts.AppendConfig,
+        plan: build_planner.BuildPlan,
     ) -> str:
         """Attach how the image was built, and its packages; return why that failed."""
         wanted = plan.wanted
@@ -502,59 +506,63 @@ class LayerBuilder:
             build=target.tag,
             content_key=wanted.content_key,
             # The images of a list have a statement of their own, and may differ in this.
-            containerfile_digest=compute_digest(texts[0].encode()) if len(texts) == 1 else "",
+            containerfile_digest=names.compute_digest(texts[0].encode()) if len(texts) == 1 else "",
             version=__version__,
             started="",
-            finished=format_rfc3339(self._clock.now()),
+            finished=clocks.format_rfc3339(self._clock.now()),
         )
         problems = []
         try:
             attach_provenance(client, target.repository, provenance)
-        except TreenailError as error:
+        except errors.TreenailError as error:
             problems.append(f"cannot attach the provenance of the image: {error}")
         # A list has no packages of its own: its images do.
         systems = [image for image in images if len(images) == 1 and image != wanted.base_image]
         for image in systems:
-            source = parse_pull_spec(image, where="the system part")
+            source = pullspec.parse_pull_spec(image, where="the system part")
             if (source.registry, source.repository) != (target.registry, target.repository):
                 continue
             try:
                 copy_packages(client, target.repository, source.digest, digest)
-            except TreenailError as error:
+            except errors.TreenailError as error:
                 problems.append(f"cannot attach the packages of the image: {error}")
         for problem in problems:
             log.warning("%s: %s", wanted.name, problem)
         return "; ".join(problems)
 
-    def _connect(self, registry: str, repository: str, login: PullSecret) -> RegistryClient:
+    def _connect(
+        self, registry: str, repository: str, login: pullsecret.PullSecret
+    ) -> RegistryClient:
         if endpoint := self._endpoints.get(f"{registry}/{repository}"):
             return RegistryClient(
                 endpoint.host,
                 self._clock,
                 login=endpoint.login,
-                tls=TlsSettings(ca_pem=endpoint.ca_pem),
+                tls=transport.TlsSettings(ca_pem=endpoint.ca_pem),
                 limits=self._limits,
             )
-        tls = TlsSettings(ca_pem=self._planner.read_ca(registry))
-        settings = RegistrySettings(login, tls, self._proxies, self._limits)
+        tls = transport.TlsSettings(ca_pem=self._planner.read_ca(registry))
+        settings = registries.RegistrySettings(login, tls, self._proxies, self._limits)
         return settings.make_client(registry, repository, self._clock)
 
-    def _attempt(self, phase: BuildPhase, call: Callable[[], T]) -> T:
+    def _attempt(self, phase: build_result.BuildPhase, call: Callable[[], T]) -> T:
         """Call, and convert errors to the reason that they have in this phase."""
         try:
             return call()
-        except ClusterError as error:
+        except errors.ClusterError as error:
             # The API server, not a registry: retry as an outage.
-            failure = AttemptFailure(BuildReason.REGISTRY_UNREACHABLE, f"{error}")
+            failure = build_facts.AttemptFailure(
+                build_result.BuildReason.REGISTRY_UNREACHABLE, f"{error}"
+            )
             raise AttemptFailed(failure) from error
-        except TreenailError as error:
-            failure = AttemptFailure(choose_reason(error, phase), str(error))
+        except errors.TreenailError as error:
+            failure = build_facts.AttemptFailure(failures.choose_reason(error, phase), str(error))
             raise AttemptFailed(failure) from error
 
 
 def _push_images(
     sources: Sequence[ImageSource],
-    layer: ConfigLayer,
+    layer: config_layer.ConfigLayer,
     labels: Mapping[str, str],
     destination: ImageDestination,
 ) -> AppendedImage:
@@ -572,11 +580,11 @@ class TagResolver:
 
     def __init__(
         self,
-        reader: ClusterReader,
-        clock: Clock,
+        reader: cluster_reader.ClusterReader,
+        clock: clocks.Clock,
         *,
         proxies: ProxySettings | None = None,
-        limits: RegistryLimits | None = None,
+        limits: transport.RegistryLimits | None = None,
     ) -> None:
         self._reader = reader
         self._clock = clock
@@ -587,12 +595,12 @@ class TagResolver:
         """Return the image by digest: that of its list of manifests, if it is one."""
         try:
             found = self._resolve(image, architectures, secret)
-        except ClusterError as error:
+        except errors.ClusterError as error:
             # The API server, not the registry: retry as an outage.
-            reason = BuildReason.REGISTRY_UNREACHABLE
+            reason = build_result.BuildReason.REGISTRY_UNREACHABLE
             return TagAnswer(self._clock.now(), reason=reason, message=str(error))
-        except TreenailError as error:
-            reason = choose_reason(error, BuildPhase.FETCH)
+        except errors.TreenailError as error:
+            reason = failures.choose_reason(error, build_result.BuildPhase.FETCH)
             return TagAnswer(self._clock.now(), reason=reason, message=str(error))
         return TagAnswer(self._clock.now(), found)
 
@@ -601,10 +609,10 @@ class TagResolver:
         return self._reader.compute_access_version(secret)
 
     def _resolve(self, image: str, architectures: frozenset[str], secret: str) -> str:
-        spec = parse_push_spec(image, where="tag")
+        spec = push_spec.parse_push_spec(image, where="tag")
         login = self._reader.read_base_login(secret)
-        tls = TlsSettings(ca_pem=self._reader.read_ca(spec.registry))
-        settings = RegistrySettings(login, tls, self._proxies, self._limits)
+        tls = transport.TlsSettings(ca_pem=self._reader.read_ca(spec.registry))
+        settings = registries.RegistrySettings(login, tls, self._proxies, self._limits)
         with settings.open_client(spec.registry, spec.repository, self._clock) as client:
             first, *others = sorted(architectures)
             found = resolve_image(client, spec.repository, spec.tag, first)

@@ -13,10 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, Json
-from treenail.api.machineosbuild import BuildState, MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.object_meta import ObjectMeta
+from treenail.api import decode, machineosbuild, machineosconfig, object_meta
 from treenail.builder.images.prune import (
     CheckTime,
     ImageCache,
@@ -28,27 +25,16 @@ from treenail.builder.images.prune import (
 )
 from treenail.builder.registries import RegistrySettings
 from treenail.clocks import Clock
-from treenail.controllers.image_build.build_objects import (
-    PushedImage,
-    make_system_tag,
-    read_systems,
+from treenail.controllers.image_build import (
+    build_objects,
+    build_planner,
+    cluster_reader,
+    layer_builder,
+    writer,
 )
-from treenail.controllers.image_build.build_planner import Planner
-from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.controllers.image_build.layer_builder import RepositoryGate
-from treenail.controllers.image_build.writer import BuildEvents
 from treenail.errors import NotFoundError, TreenailError
 from treenail.image.oci.prune import PrunePlan, StoredImage, collect_references, plan_pruning
-from treenail.kube.api_client import Client
-from treenail.kube.resources import (
-    MACHINECONFIGNODES,
-    MACHINECONFIGPOOLS,
-    MACHINEOSBUILDS,
-    MACHINEOSCONFIGS,
-    NODES,
-    ROLLOUTPOLICIES,
-    Resource,
-)
+from treenail.kube import api_client, resources
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import RegistryError
 from treenail.registry.proxies import ProxySettings
@@ -59,14 +45,14 @@ log = logging.getLogger(__name__)
 # In the direction in which a reference spreads: an image that is assigned between two of these
 # lists is found in the later one.
 _LISTED = (
-    MACHINEOSBUILDS,
-    MACHINEOSCONFIGS,
-    MACHINECONFIGPOOLS,
-    ROLLOUTPOLICIES,
-    NODES,
-    MACHINECONFIGNODES,
+    resources.MACHINEOSBUILDS,
+    resources.MACHINEOSCONFIGS,
+    resources.MACHINECONFIGPOOLS,
+    resources.ROLLOUTPOLICIES,
+    resources.NODES,
+    resources.MACHINECONFIGNODES,
 )
-_OPTIONAL = (MACHINECONFIGNODES, ROLLOUTPOLICIES)
+_OPTIONAL = (resources.MACHINECONFIGNODES, resources.ROLLOUTPOLICIES)
 PACE_S = 3600.0
 """Between two passes for one MachineOSConfig. A build that succeeds causes another one."""
 REFUSED_S = 86400.0
@@ -97,7 +83,7 @@ class ImageReferences:
 class ReferenceReader:
     """Lists the objects. A kind that cannot be read makes `read` fail, so nothing is deleted."""
 
-    def __init__(self, client: Client, reader: ClusterReader) -> None:
+    def __init__(self, client: api_client.Client, reader: cluster_reader.ClusterReader) -> None:
         self._client = client
         self._reader = reader
 
@@ -107,23 +93,23 @@ class ReferenceReader:
         configs: set[str] = set()
         for resource in _LISTED:
             for document in self._iter_objects(resource):
-                meta = ObjectMeta.from_fields(
-                    Fields.from_json(document, resource.kind).get_object("metadata")
+                meta = object_meta.ObjectMeta.from_fields(
+                    decode.Fields.from_json(document, resource.kind).get_object("metadata")
                 )
                 name = f"{resource.kind} {meta.name}"
                 for digest, why in collect_references([(name, _strip_marks(document))]).items():
                     found.digests.setdefault(digest, why)
                 configs |= _find_configs(resource, document, meta)
-                if resource is MACHINEOSBUILDS:
-                    _add_build(found, MachineOSBuild.from_json(document))
-                if resource is MACHINEOSCONFIGS:
-                    image = MachineOSConfig.from_json(document).pull_spec
+                if resource is resources.MACHINEOSBUILDS:
+                    _add_build(found, machineosbuild.MachineOSBuild.from_json(document))
+                if resource is resources.MACHINEOSCONFIGS:
+                    image = machineosconfig.MachineOSConfig.from_json(document).pull_spec
                     found.current[meta.name] = image.partition("@")[2]
         for name in sorted(filter(None, configs)):
             self._add_config(found, name)
         return found
 
-    def _iter_objects(self, resource: Resource) -> Iterator[Json]:
+    def _iter_objects(self, resource: resources.Resource) -> Iterator[decode.Json]:
         try:
             # Without a resourceVersion: the API server then reads its store, not its cache.
             for page in self._client.list_pages(resource):
@@ -143,18 +129,18 @@ class ReferenceReader:
             found.digests.setdefault(digest, why)
 
 
-def _add_build(found: ImageReferences, build: MachineOSBuild) -> None:
+def _add_build(found: ImageReferences, build: machineosbuild.MachineOSBuild) -> None:
     name = f"MachineOSBuild {build.name}"
     found.tags[build.name] = name
-    for system in read_systems(build).values():
+    for system in build_objects.read_systems(build).values():
         if system.content_key:
-            found.tags[make_system_tag(system.content_key)] = name
-    if build.state is BuildState.SUCCEEDED:
+            found.tags[build_objects.make_system_tag(system.content_key)] = name
+    if build.state is machineosbuild.BuildState.SUCCEEDED:
         digest = build.pull_spec.partition("@")[2]
         found.succeeded.setdefault(build.image_config, set()).add(digest)
 
 
-def _strip_marks(document: Json) -> Mapping[str, object]:
+def _strip_marks(document: decode.Json) -> Mapping[str, object]:
     """Return the object without the annotation that names expired images."""
     metadata = document.get("metadata")
     if not isinstance(metadata, dict) or not isinstance(metadata.get("annotations"), dict):
@@ -163,13 +149,15 @@ def _strip_marks(document: Json) -> Mapping[str, object]:
     return {**document, "metadata": {**metadata, "annotations": notes}}
 
 
-def _find_configs(resource: Resource, document: Json, meta: ObjectMeta) -> set[str]:
+def _find_configs(
+    resource: resources.Resource, document: decode.Json, meta: object_meta.ObjectMeta
+) -> set[str]:
     """Return the rendered configs that an object names."""
-    if resource is NODES:
+    if resource is resources.NODES:
         notes = meta.annotations
         return {notes.get(key.CURRENT_CONFIG, ""), notes.get(key.DESIRED_CONFIG, "")}
-    if resource is MACHINECONFIGPOOLS:
-        fields = Fields.from_json(document, resource.kind)
+    if resource is resources.MACHINECONFIGPOOLS:
+        fields = decode.Fields.from_json(document, resource.kind)
         parts = (fields.get_object("spec"), fields.get_object("status"))
         return {each.get_object("configuration").get_text("name") for each in parts}
     return set()
@@ -192,11 +180,11 @@ class ImagePruner:
 
     def __init__(
         self,
-        planner: Planner,
+        planner: build_planner.Planner,
         references: ReferenceReader,
-        events: BuildEvents,
+        events: writer.BuildEvents,
         clock: Clock,
-        gate: RepositoryGate,
+        gate: layer_builder.RepositoryGate,
         *,
         proxies: ProxySettings | None = None,
     ) -> None:
@@ -223,7 +211,11 @@ class ImagePruner:
             if not state.problem:
                 state.next_at = 0.0
 
-    def consider(self, config: MachineOSConfig, candidates: Sequence[PushedImage]) -> float | None:
+    def consider(
+        self,
+        config: machineosconfig.MachineOSConfig,
+        candidates: Sequence[build_objects.PushedImage],
+    ) -> float | None:
         """Start a pass if one is due; return the seconds until the next try."""
         if not candidates:
             return None
@@ -262,10 +254,14 @@ class ImagePruner:
     def _get_state(self, name: str) -> _State:
         return self._states.setdefault(name, _State())
 
-    def _run(self, config: MachineOSConfig, candidates: Sequence[PushedImage]) -> None:
+    def _run(
+        self,
+        config: machineosconfig.MachineOSConfig,
+        candidates: Sequence[build_objects.PushedImage],
+    ) -> None:
         gone: frozenset[str] = frozenset()
         try:
-            by_repository: dict[str, list[PushedImage]] = {}
+            by_repository: dict[str, list[build_objects.PushedImage]] = {}
             for each in candidates:
                 by_repository.setdefault(each.image.partition("@")[0], []).append(each)
             for images in by_repository.values():
@@ -281,7 +277,7 @@ class ImagePruner:
         self._notify(config.name)
 
     def _prune_repository(
-        self, config: MachineOSConfig, images: Sequence[PushedImage]
+        self, config: machineosconfig.MachineOSConfig, images: Sequence[build_objects.PushedImage]
     ) -> frozenset[str]:
         """Return the images of one repository that it no longer has."""
         spec = images[0].spec
@@ -301,8 +297,8 @@ class ImagePruner:
         self,
         client: RegistryClient,
         repository: str,
-        config: MachineOSConfig,
-        images: Sequence[PushedImage],
+        config: machineosconfig.MachineOSConfig,
+        images: Sequence[build_objects.PushedImage],
     ) -> frozenset[str]:
         by_digest = {each.spec.digest: each for each in images}
         with self._lock:
@@ -324,7 +320,9 @@ class ImagePruner:
         absent = (by_digest.keys() - present) | set(result.deleted)
         return frozenset(by_digest[digest].image for digest in absent if digest in by_digest)
 
-    def _report(self, result: PruneResult, config: MachineOSConfig, repository: str) -> None:
+    def _report(
+        self, result: PruneResult, config: machineosconfig.MachineOSConfig, repository: str
+    ) -> None:
         """Record the end of a pass; a lasting refusal is reported once."""
         begin = f"cannot delete images of {repository}: "
         if result.problem is None:
@@ -362,7 +360,7 @@ def make_time_check(clock: Clock, limit_s: float) -> CheckTime:
 def read_candidates(
     client: RegistryClient,
     repository: str,
-    candidates: Mapping[str, PushedImage],
+    candidates: Mapping[str, build_objects.PushedImage],
     cache: ImageCache,
     check_time: CheckTime = never_late,
 ) -> tuple[StoredImage, ...]:
@@ -382,14 +380,18 @@ def read_candidates(
     return tuple(found.values())
 
 
-def _protect_tags(found: ImageReferences, images: Sequence[PushedImage]) -> Mapping[str, str]:
+def _protect_tags(
+    found: ImageReferences, images: Sequence[build_objects.PushedImage]
+) -> Mapping[str, str]:
     """Return the references by digest; builds refer to the tags that they push, too."""
     by_tag = {each.spec.digest: found.tags[each.tag] for each in images if each.tag in found.tags}
     return {**by_tag, **found.digests}
 
 
 def _find_previous(
-    found: ImageReferences, config: MachineOSConfig, images: Sequence[PushedImage]
+    found: ImageReferences,
+    config: machineosconfig.MachineOSConfig,
+    images: Sequence[build_objects.PushedImage],
 ) -> list[str]:
     """Return the image before the present one, unless a build names one."""
     current = found.current.get(config.name, "")

@@ -3,28 +3,21 @@
 import re
 from collections.abc import Iterable
 
-from treenail.api.machineosbuild import BuildState
+from treenail.api import machineosbuild, object_meta
 from treenail.api.machineosconfig import ImageConfigCondition as Kind
-from treenail.api.object_meta import Condition
 from treenail.clocks import format_rfc3339
-from treenail.controllers.image_build.build_facts import (
-    AttemptFailure,
-    BuildFacts,
-    BuildProblem,
-    BuildReport,
-    JobFacts,
-)
-from treenail.image.build_result import REMEDIES, BuildReason
+from treenail.controllers.image_build import build_facts
+from treenail.image import build_result
 from treenail.image.inputs.checks import InputReason
 
 _WITH_OUTPUT = frozenset({
-    BuildReason.INSTRUCTION_FAILED, BuildReason.DISK_FULL, BuildReason.OUT_OF_MEMORY,
-    BuildReason.DEADLINE_EXCEEDED,
+    build_result.BuildReason.INSTRUCTION_FAILED, build_result.BuildReason.DISK_FULL, build_result.BuildReason.OUT_OF_MEMORY,
+    build_result.BuildReason.DEADLINE_EXCEEDED,
 })  # fmt: skip
 # A change of the inputs that the remedy names begins another build.
 _ENDED_BY_CHANGE = frozenset({
-    BuildReason.CONTAINERFILE_INVALID, BuildReason.INSTRUCTION_FAILED,
-    BuildReason.CONFIG_NOT_BAKEABLE,
+    build_result.BuildReason.CONTAINERFILE_INVALID, build_result.BuildReason.INSTRUCTION_FAILED,
+    build_result.BuildReason.CONFIG_NOT_BAKEABLE,
 })  # fmt: skip
 IMAGES_PRUNED = "ImagesPruned"
 """Condition of a MachineOSConfig whose registry refused to delete images."""
@@ -47,7 +40,11 @@ MESSAGE_LIMIT = 2000
 
 
 def format_failure(
-    failure: AttemptFailure, attempts: int, instruction_remedy: str = "", *, config: str = ""
+    failure: build_facts.AttemptFailure,
+    attempts: int,
+    instruction_remedy: str = "",
+    *,
+    config: str = "",
 ) -> str:
     """Format why a build failed, with its line, the last output and the remedy.
 
@@ -55,8 +52,8 @@ def format_failure(
     MachineOSConfig.
     """
     tried = f" after {attempts} attempts" if attempts > 1 else ""
-    remedy = REMEDIES[failure.reason]
-    if instruction_remedy and failure.reason is BuildReason.INSTRUCTION_FAILED:
+    remedy = build_result.REMEDIES[failure.reason]
+    if instruction_remedy and failure.reason is build_result.BuildReason.INSTRUCTION_FAILED:
         remedy += f"; {instruction_remedy}"
     if failure.reason not in _ENDED_BY_CHANGE:
         remedy += (
@@ -66,16 +63,20 @@ def format_failure(
     return _join(f"{_format_cause(failure)}{tried}", remedy)
 
 
-def format_retry(report: BuildReport) -> tuple[str, str]:
+def format_retry(report: build_facts.BuildReport) -> tuple[str, str]:
     """Return reason and message of a build that waits for its next attempt."""
     failure = report.failure
     if failure is None or report.retry_at is None:
         return "", ""
     wait = f"attempt {report.attempts} failed; next attempt at {format_rfc3339(report.retry_at)}"
-    return failure.reason, _join(f"{_format_cause(failure)}; {wait}", REMEDIES[failure.reason])
+    return failure.reason, _join(
+        f"{_format_cause(failure)}; {wait}", build_result.REMEDIES[failure.reason]
+    )
 
 
-def format_job_progress(job: JobFacts, report: BuildReport, architecture: str) -> str:
+def format_job_progress(
+    job: build_facts.JobFacts, report: build_facts.BuildReport, architecture: str
+) -> str:
     """Format what a Job for an architecture does."""
     what = f"Job {job.name} waits for a node of architecture {architecture}"
     if job.unschedulable:
@@ -90,36 +91,40 @@ def format_job_progress(job: JobFacts, report: BuildReport, architecture: str) -
 
 
 def compute_config_conditions(
-    problem: BuildProblem | None,
-    build: BuildFacts | None,
+    problem: build_facts.BuildProblem | None,
+    build: build_facts.BuildFacts | None,
     *,
     is_served: bool,
     pull_spec: str,
     hold: str = "",
     refusal: str = "",
-) -> tuple[Condition, ...]:
+) -> tuple[object_meta.Condition, ...]:
     """Compute the conditions of a MachineOSConfig, without times.
 
     ``hold`` says why the first build waits for the installation, and ``refusal`` why the API server
     refused a write.
     """
-    accepted = Condition(Kind.ACCEPTED, "True", "Accepted", "The build inputs are valid")
+    accepted = object_meta.Condition(
+        Kind.ACCEPTED, "True", "Accepted", "The build inputs are valid"
+    )
     if problem is not None:
-        accepted = Condition(Kind.ACCEPTED, "False", problem.reason, problem.message)
+        accepted = object_meta.Condition(Kind.ACCEPTED, "False", problem.reason, problem.message)
     if hold and build is None:
         if problem is not None:
             # Not False, which degrades the pool: inputs may reach the cluster after the config.
-            accepted = Condition(Kind.ACCEPTED, "Unknown", problem.reason, problem.message)
+            accepted = object_meta.Condition(
+                Kind.ACCEPTED, "Unknown", problem.reason, problem.message
+            )
         return (
             accepted,
-            Condition(Kind.IMAGE_READY, "False", INSTALLING, hold),
-            Condition(Kind.BUILD_PROGRESSING, "False", INSTALLING, "No build runs"),
+            object_meta.Condition(Kind.IMAGE_READY, "False", INSTALLING, hold),
+            object_meta.Condition(Kind.BUILD_PROGRESSING, "False", INSTALLING, "No build runs"),
         )
     ready, progressing = _compute_build_conditions(
         problem, build, is_served=is_served, pull_spec=pull_spec
     )
     if refusal:
-        progressing = Condition(
+        progressing = object_meta.Condition(
             Kind.BUILD_PROGRESSING,
             "False",
             InputReason.REQUEST_REFUSED,
@@ -129,43 +134,51 @@ def compute_config_conditions(
 
 
 def _compute_build_conditions(
-    problem: BuildProblem | None, build: BuildFacts | None, *, is_served: bool, pull_spec: str
-) -> tuple[Condition, Condition]:
+    problem: build_facts.BuildProblem | None,
+    build: build_facts.BuildFacts | None,
+    *,
+    is_served: bool,
+    pull_spec: str,
+) -> tuple[object_meta.Condition, object_meta.Condition]:
     previous = f"; the pool keeps {pull_spec}" if pull_spec else ""
     if build is None:
         reason = "Waiting" if problem is None else problem.reason
         message = f"No image is built for the present inputs{previous}"
         return (
-            Condition(Kind.IMAGE_READY, "False", reason, message),
-            Condition(Kind.BUILD_PROGRESSING, "False", reason, "No build runs"),
+            object_meta.Condition(Kind.IMAGE_READY, "False", reason, message),
+            object_meta.Condition(Kind.BUILD_PROGRESSING, "False", reason, "No build runs"),
         )
     name = f"MachineOSBuild {build.name}"
-    if build.state is BuildState.SUCCEEDED:
+    if build.state is machineosbuild.BuildState.SUCCEEDED:
         ready = (
-            Condition(Kind.IMAGE_READY, "True", "Ready", f"{name} built {pull_spec}")
+            object_meta.Condition(Kind.IMAGE_READY, "True", "Ready", f"{name} built {pull_spec}")
             if is_served
-            else Condition(Kind.IMAGE_READY, "False", "Verifying", f"{name} is being verified")
+            else object_meta.Condition(
+                Kind.IMAGE_READY, "False", "Verifying", f"{name} is being verified"
+            )
         )
-        return ready, Condition(Kind.BUILD_PROGRESSING, "False", "Succeeded", f"{name} succeeded")
+        return ready, object_meta.Condition(
+            Kind.BUILD_PROGRESSING, "False", "Succeeded", f"{name} succeeded"
+        )
     reason = build.reason or build.state.value or "Created"
     message = f"{name}: {build.message}" if build.message else f"{name} was created"
     if build.has_ended:
         return (
-            Condition(Kind.IMAGE_READY, "False", reason, f"{message}{previous}"),
-            Condition(Kind.BUILD_PROGRESSING, "False", reason, message),
+            object_meta.Condition(Kind.IMAGE_READY, "False", reason, f"{message}{previous}"),
+            object_meta.Condition(Kind.BUILD_PROGRESSING, "False", reason, message),
         )
     return (
-        Condition(
+        object_meta.Condition(
             Kind.IMAGE_READY,
             "False",
             "Building",
             f"{name} is in progress{previous}",
         ),
-        Condition(Kind.BUILD_PROGRESSING, "True", reason, message),
+        object_meta.Condition(Kind.BUILD_PROGRESSING, "True", reason, message),
     )
 
 
-def _format_cause(failure: AttemptFailure) -> str:
+def _format_cause(failure: build_facts.AttemptFailure) -> str:
     line = f"line {failure.line}: " if failure.line else ""
     output = _find_last_output(failure.log) if failure.reason in _WITH_OUTPUT else ""
     shown = f"; last output: {output}" if output else ""
@@ -185,7 +198,9 @@ def _join(cause: str, remedy: str) -> str:
     return f"{cause[:room]}; {remedy}" if remedy else cause[:MESSAGE_LIMIT]
 
 
-def make_prune_condition(present: Iterable[Condition], problem: str | None) -> Condition | None:
+def make_prune_condition(
+    present: Iterable[object_meta.Condition], problem: str | None
+) -> object_meta.Condition | None:
     """Return the condition of refused deletions if it must be written.
 
     ``problem`` is None while nothing is known. A registry that never refused gets no condition.
@@ -196,8 +211,10 @@ def make_prune_condition(present: Iterable[Condition], problem: str | None) -> C
     if not problem:
         if known is None or known.status == "True":
             return None
-        return Condition(IMAGES_PRUNED, "True", "AsExpected", "the registry deletes images")
+        return object_meta.Condition(
+            IMAGES_PRUNED, "True", "AsExpected", "the registry deletes images"
+        )
     wanted = ("False", "DeletionRefused", f"{problem}; {_PRUNE_REMEDY}")
     if known is not None and (known.status, known.reason, known.message) == wanted:
         return None
-    return Condition(IMAGES_PRUNED, *wanted)
+    return object_meta.Condition(IMAGES_PRUNED, *wanted)

@@ -6,15 +6,10 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from treenail.api.decode import Fields, Json
-from treenail.api.object_meta import ObjectMeta
-from treenail.clocks import Clock
-from treenail.controllers.runtime.informer_set import Informers, InformerView
-from treenail.errors import ClusterError, ConfigError
-from treenail.kube.api_client import Client
-from treenail.kube.resources import PODDISRUPTIONBUDGETS, PODS
-from treenail.kube.watch import WatchScope
-from treenail.label_selector import LabelSelector, matches_selector, parse_optional_selector
+from treenail import clocks, errors, label_selector
+from treenail.api import decode, object_meta
+from treenail.controllers.runtime import informer_set
+from treenail.kube import api_client, resources, watch
 
 log = logging.getLogger(__name__)
 
@@ -31,37 +26,37 @@ class ExhaustedBudget:
     """A PodDisruptionBudget that allows no disruption now."""
 
     namespace: str
-    selector: LabelSelector
+    selector: label_selector.LabelSelector
 
     @classmethod
-    def from_json(cls, document: Json) -> "ExhaustedBudget | None":
+    def from_json(cls, document: decode.Json) -> "ExhaustedBudget | None":
         """Parse a PodDisruptionBudget; None if it allows disruptions or selects no pod."""
-        fields = Fields.from_json(document, "PodDisruptionBudget")
+        fields = decode.Fields.from_json(document, "PodDisruptionBudget")
         status = fields.get_object("status")
-        selector = parse_optional_selector(
+        selector = label_selector.parse_optional_selector(
             fields.get_object("spec").values.get("selector"), "PodDisruptionBudget.spec.selector"
         )
         allowed = status.get_optional_integer("disruptionsAllowed") or 0
         if allowed > 0 or not status.get_optional_integer("expectedPods") or selector is None:
             return None
-        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
         return cls(meta.namespace, selector)
 
 
 class BudgetWatcher:
     """Watches the budgets and lists the pods of exhausted ones. Thread-safe."""
 
-    def __init__(self, client: Client, clock: Clock) -> None:
+    def __init__(self, client: api_client.Client, clock: clocks.Clock) -> None:
         self._client = client
         self._clock = clock
-        self._exhausted: InformerView[ExhaustedBudget] | None = None
+        self._exhausted: informer_set.InformerView[ExhaustedBudget] | None = None
         self._lock = threading.Lock()
         self._blocked_nodes: frozenset[str] = frozenset()
         self._valid_until = float("-inf")
 
-    def watch_budgets(self, informers: Informers) -> None:
+    def watch_budgets(self, informers: informer_set.Informers) -> None:
         """Watch the budgets, if the cluster has the kind."""
-        scope = WatchScope(PODDISRUPTIONBUDGETS)
+        scope = watch.WatchScope(resources.PODDISRUPTIONBUDGETS)
         self._exhausted = informers.add_view(scope, ExhaustedBudget.from_json, optional=True)
 
     def find_blocked_nodes(self) -> frozenset[str]:
@@ -77,12 +72,14 @@ class BudgetWatcher:
         for _, budget in sorted(exhausted.items())[:MAX_BUDGETS]:
             params = {"labelSelector": budget.selector.query}
             try:
-                pods = self._client.list(PODS, namespace=budget.namespace, params=params).items
-            except ClusterError as error:
+                pods = self._client.list(
+                    resources.PODS, namespace=budget.namespace, params=params
+                ).items
+            except errors.ClusterError as error:
                 log.info("cannot list the pods of a PodDisruptionBudget: %s", error)
                 return
             for pod in pods:
-                fields = Fields.from_json(pod, "Pod")
+                fields = decode.Fields.from_json(pod, "Pod")
                 node = fields.get_object("spec").get_text("nodeName")
                 if node and fields.get_object("status").get_text("phase") not in _FINISHED_PHASES:
                     yield node
@@ -102,13 +99,13 @@ class BlockingBudget:
         return not frozenset(self.nodes).isdisjoint(nodes)
 
 
-def find_blocking_reason(budget: Json) -> str:
+def find_blocking_reason(budget: decode.Json) -> str:
     """Return why the budget allows no eviction with all pods healthy; empty when it does."""
     try:
-        fields = Fields.from_json(budget, "PodDisruptionBudget")
+        fields = decode.Fields.from_json(budget, "PodDisruptionBudget")
         spec, status = fields.get_object("spec"), fields.get_object("status")
         expected = status.get_optional_integer("expectedPods") or 0
-    except ConfigError as error:
+    except errors.ConfigError as error:
         return str(error)
     most, least = spec.values.get("maxUnavailable"), spec.values.get("minAvailable")
     if most in (0, "0", "0%"):
@@ -126,7 +123,7 @@ def find_blocking_reason(budget: Json) -> str:
 
 
 def find_blocking_budget(
-    budget: Json, pods: Sequence[Mapping[str, object]]
+    budget: decode.Json, pods: Sequence[Mapping[str, object]]
 ) -> BlockingBudget | None:
     """Return the budget with the nodes of its pods; None when it can pass or has no pod.
 
@@ -135,15 +132,15 @@ def find_blocking_budget(
     why = find_blocking_reason(budget)
     if not why:
         return None
-    fields = Fields.from_json(budget, "PodDisruptionBudget")
-    meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+    fields = decode.Fields.from_json(budget, "PodDisruptionBudget")
+    meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
     selector = fields.get_object("spec").values.get("selector")
     nodes = set()
     for pod in pods:
-        found = Fields.from_json(pod, "Pod")
+        found = decode.Fields.from_json(pod, "Pod")
         labels = found.get_object("metadata").get_text_map("labels")
         node = found.get_object("spec").get_text("nodeName")
-        if node and matches_selector(selector, labels):
+        if node and label_selector.matches_selector(selector, labels):
             nodes.add(node)
     return (
         BlockingBudget(f"{meta.namespace}/{meta.name}", why, tuple(sorted(nodes)))

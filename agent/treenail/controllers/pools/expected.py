@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget, overlay_written
+from treenail.controllers.pools import node_facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class ExpectedTarget:
 
     resource_version: str
     """The resourceVersion that the write replaced."""
-    target: RolloutTarget
+    target: node_facts.RolloutTarget
     assigned_at: float
     is_confirmed: bool = True
     """False without a response that says so: the write may or may not have happened."""
@@ -33,9 +33,11 @@ class ExpectedNodes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_node: dict[str, ExpectedTarget] = {}
-        self._prestage_by_node: dict[str, tuple[str, RolloutTarget | None]] = {}
+        self._prestage_by_node: dict[str, tuple[str, node_facts.RolloutTarget | None]] = {}
 
-    def expect_target(self, node: NodeFacts, target: RolloutTarget, assigned_at: float) -> None:
+    def expect_target(
+        self, node: node_facts.NodeFacts, target: node_facts.RolloutTarget, assigned_at: float
+    ) -> None:
         """Count the target as written. Call it before the write: the response may get lost."""
         version = node.resource_version
         with self._lock:
@@ -76,12 +78,16 @@ class ExpectedNodes:
         with self._lock:
             self._by_node.pop(name, None)
 
-    def expect_prestage(self, node: NodeFacts, target: RolloutTarget | None) -> None:
+    def expect_prestage(
+        self, node: node_facts.NodeFacts, target: node_facts.RolloutTarget | None
+    ) -> None:
         """Note a request to prestage the target, or its withdrawal (None)."""
         with self._lock:
             self._prestage_by_node[node.name] = (node.resource_version, target)
 
-    def overlay_nodes(self, nodes: Iterable[NodeFacts]) -> tuple[NodeFacts, ...]:
+    def overlay_nodes(
+        self, nodes: Iterable[node_facts.NodeFacts]
+    ) -> tuple[node_facts.NodeFacts, ...]:
         """Return the nodes, with the written targets where the cache does not show them yet."""
         overlaid = self._overlay_prestage(tuple(nodes))
         written = {}
@@ -93,11 +99,11 @@ class ExpectedNodes:
                     written[node.name] = (found.target, found.assigned_at)
                 else:
                     del self._by_node[node.name]
-        return overlay_written(overlaid, written) if written else overlaid
+        return node_facts.overlay_written(overlaid, written) if written else overlaid
 
     def find_unconfirmed(
-        self, nodes: Iterable[NodeFacts], target: RolloutTarget
-    ) -> tuple[NodeFacts, ...]:
+        self, nodes: Iterable[node_facts.NodeFacts], target: node_facts.RolloutTarget
+    ) -> tuple[node_facts.NodeFacts, ...]:
         """Return the nodes whose write of this target is unconfirmed."""
         with self._lock:
             return tuple(
@@ -113,7 +119,9 @@ class ExpectedNodes:
             self._by_node.pop(name, None)
             self._prestage_by_node.pop(name, None)
 
-    def _overlay_prestage(self, nodes: tuple[NodeFacts, ...]) -> tuple[NodeFacts, ...]:
+    def _overlay_prestage(
+        self, nodes: tuple[node_facts.NodeFacts, ...]
+    ) -> tuple[node_facts.NodeFacts, ...]:
         with self._lock:
             if not self._prestage_by_node:
                 return nodes

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from treenail.clocks import format_rfc3339
-from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
-from treenail.controllers.pools.rollout_record import RolloutRecord, format_limit
+from treenail.controllers.pools import node_facts, rollout_record
 
 AGENT_RESPONSE_S = 120.0
 """Time in which an agent reports that it saw its target. It usually takes a second."""
@@ -31,7 +30,7 @@ class SlotHolder:
 class StallCheck:
     """Result of `check_progress`."""
 
-    record: RolloutRecord
+    record: rollout_record.RolloutRecord
     message: str = ""
     """Why the rollout made no progress for too long; empty while it does."""
     is_moving: bool = True
@@ -41,7 +40,7 @@ class StallCheck:
 
 
 def find_holders(
-    nodes: Iterable[NodeFacts], target: RolloutTarget, now: float
+    nodes: Iterable[node_facts.NodeFacts], target: node_facts.RolloutTarget, now: float
 ) -> tuple[SlotHolder, ...]:
     """Find the nodes that use capacity."""
     return tuple(
@@ -51,7 +50,7 @@ def find_holders(
     )
 
 
-def describe_holder(node: NodeFacts, now: float) -> SlotHolder:
+def describe_holder(node: node_facts.NodeFacts, now: float) -> SlotHolder:
     """Describe why the node holds the rollout up."""
     if node.is_degraded:
         return SlotHolder(node.name, "degraded")
@@ -86,9 +85,9 @@ def format_unexpected(holders: Iterable[SlotHolder]) -> str:
 
 
 def check_progress(
-    nodes: Sequence[NodeFacts],
-    target: RolloutTarget,
-    record: RolloutRecord,
+    nodes: Sequence[node_facts.NodeFacts],
+    target: node_facts.RolloutTarget,
+    record: rollout_record.RolloutRecord,
     *,
     deadline_s: float,
     now: float,
@@ -118,16 +117,16 @@ def check_progress(
     if not late:
         return StallCheck(record, is_moving=not is_blocked, recheck_s=min(waits, default=None))
     named = format_holders([describe_holder(node, now) for node in late])
-    message = f"no progress for more than {format_limit(deadline_s)} (progressDeadline): {named}"
+    message = f"no progress for more than {rollout_record.format_limit(deadline_s)} (progressDeadline): {named}"
     is_moving = len(late) < len(updating)
     return StallCheck(record, message, is_moving, min((s for s in waits if s > 0), default=None))
 
 
-def _is_updating_to(node: NodeFacts, target: RolloutTarget) -> bool:
+def _is_updating_to(node: node_facts.NodeFacts, target: node_facts.RolloutTarget) -> bool:
     return node.is_assigned(target) and not node.is_done and not node.is_degraded
 
 
-def _describe_update(node: NodeFacts, now: float) -> SlotHolder:
+def _describe_update(node: node_facts.NodeFacts, now: float) -> SlotHolder:
     started = node.started_at
     if node.has_not_responded and started is not None and now >= started + AGENT_RESPONSE_S:
         return SlotHolder(

@@ -17,16 +17,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, Json, load_json
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.object_meta import Condition
-from treenail.api.pullspec import parse_pull_spec
-from treenail.clocks import format_rfc3339
+from treenail.api import decode, machineosconfig, object_meta, pullspec
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.errors import ConfigError
-from treenail.image.build_result import REMEDIES, BuildReason, compute_retry_delay
-from treenail.image.push_spec import parse_push_spec
+from treenail.image import build_result, push_spec
 
 MAX_EARLIER = 20
 """Images that a record remembers. An older one counts as new when the tag returns to it."""
@@ -59,12 +54,12 @@ class TagRecord:
     """Why the tag was not followed the last time."""
 
     @classmethod
-    def from_fields(cls, fields: Fields) -> "TagRecord":
+    def from_fields(cls, fields: decode.Fields) -> "TagRecord":
         """Read a stored record; raise `ConfigError`."""
         reason = fields.get_text("reason")
         return cls(
             tag=fields.get_required_text("tag"),
-            image=str(parse_pull_spec(fields.get_text("image"), where="image")),
+            image=str(pullspec.parse_pull_spec(fields.get_text("image"), where="image")),
             resolved_at=fields.get_text("resolvedAt"),
             earlier=fields.get_text_list("earlier")[-MAX_EARLIER:],
             revision=fields.get_optional_integer("revision") or 0,
@@ -72,8 +67,8 @@ class TagRecord:
             problem=TagProblem(reason, fields.get_text("message")) if reason else None,
         )
 
-    def to_json(self) -> Json:
-        found: Json = {
+    def to_json(self) -> decode.Json:
+        found: decode.Json = {
             "tag": self.tag,
             "image": self.image,
             "resolvedAt": self.resolved_at,
@@ -115,11 +110,11 @@ def find_tag_change(before: TagRecord | None, after: TagRecord | None) -> TagCha
     return TagChange(TAG_MOVED, f"{after.tag} moved from {before.image} to {after.image}")
 
 
-def parse_tag_record(fields: Fields) -> TagRecord | None:
+def parse_tag_record(fields: decode.Fields) -> TagRecord | None:
     """Read a stored record; None for an unreadable one, so that the tag is resolved again."""
     try:
         return TagRecord.from_fields(fields)
-    except ConfigError:
+    except errors.ConfigError:
         return None
 
 
@@ -166,7 +161,7 @@ class TagAnswer:
     at: float
     image: str = ""
     """By digest; empty with a reason."""
-    reason: BuildReason | None = None
+    reason: build_result.BuildReason | None = None
     """Why the tag cannot be resolved."""
     message: str = ""
     count: int = 1
@@ -202,7 +197,7 @@ class TagDecision:
     """A requested rebuild waits for the resolution."""
     problem: TagProblem | None = None
     """Why no image is known."""
-    condition: Condition | None = None
+    condition: object_meta.Condition | None = None
     requeue_after_s: float | None = None
 
 
@@ -250,7 +245,7 @@ class _TagDecider:
         found = TagRecord(
             self._facts.tag,
             answer.image,
-            format_rfc3339(answer.at),
+            clocks.format_rfc3339(answer.at),
             revision=question.revision,
             is_for_rebuild=self._facts.rebuild_requested,
         )
@@ -265,7 +260,7 @@ class _TagDecider:
         changed = replace(record, revision=record.revision + 1, is_for_rebuild=True)
         if answer.reason is not None:
             problem = self._describe_failure(answer, record.image)
-            if answer.reason is BuildReason.BASE_NOT_FOUND:
+            if answer.reason is build_result.BuildReason.BASE_NOT_FOUND:
                 return TagDecision(write=replace(changed, problem=problem))
             return replace(self._retry(question, answer, problem), holds_rebuild=True)
         return TagDecision(write=_follow(changed, answer))
@@ -290,7 +285,7 @@ class _TagDecider:
         return TagDecision(condition=condition, requeue_after_s=delay)
 
     def _retry(self, question: TagQuestion, answer: TagAnswer, problem: TagProblem) -> TagDecision:
-        delay = compute_retry_delay(answer.count)
+        delay = build_result.compute_retry_delay(answer.count)
         due = answer.at + (_LAST_RETRY_S if delay is None else delay.total_seconds())
         condition = self._make_false_condition(problem)
         if due <= self._now:
@@ -300,10 +295,10 @@ class _TagDecider:
     def _describe_failure(self, answer: TagAnswer, image: str = "") -> TagProblem:
         assert answer.reason is not None
         kept = f"; {self._texts.users} keep {image}" if image else ""
-        if answer.reason is BuildReason.BASE_NOT_FOUND:
+        if answer.reason is build_result.BuildReason.BASE_NOT_FOUND:
             reason, remedy = TAG_NOT_FOUND, self._texts.missing_remedy
         else:
-            reason, remedy = answer.reason.value, REMEDIES[answer.reason]
+            reason, remedy = answer.reason.value, build_result.REMEDIES[answer.reason]
         cause = f"cannot resolve {self._facts.tag}: {answer.message}"[:_MESSAGE_LIMIT]
         return TagProblem(reason, f"{cause}{kept}; {remedy}")
 
@@ -314,18 +309,20 @@ class _TagDecider:
             f"{self._texts.users} keep the latter; {self._texts.moved_back_remedy}",
         )
 
-    def _make_condition(self, record: TagRecord) -> Condition:
+    def _make_condition(self, record: TagRecord) -> object_meta.Condition:
         if record.problem is not None:
             return self._make_false_condition(record.problem)
-        return Condition(
+        return object_meta.Condition(
             self._texts.condition,
             "True",
             "Resolved",
             f"{record.tag} was {record.image} at {record.resolved_at}",
         )
 
-    def _make_false_condition(self, problem: TagProblem) -> Condition:
-        return Condition(self._texts.condition, "False", problem.reason, problem.message)
+    def _make_false_condition(self, problem: TagProblem) -> object_meta.Condition:
+        return object_meta.Condition(
+            self._texts.condition, "False", problem.reason, problem.message
+        )
 
 
 def _follow(record: TagRecord, answer: TagAnswer) -> TagRecord:
@@ -340,7 +337,7 @@ def _follow(record: TagRecord, answer: TagAnswer) -> TagRecord:
     return replace(
         record,
         image=image,
-        resolved_at=format_rfc3339(answer.at),
+        resolved_at=clocks.format_rfc3339(answer.at),
         earlier=earlier[-MAX_EARLIER:],
         problem=None,
     )
@@ -454,7 +451,7 @@ class TagMetrics:
         self._changes.increment(pool, change.reason)
 
 
-def pin_base_image(config: MachineOSConfig) -> MachineOSConfig:
+def pin_base_image(config: machineosconfig.MachineOSConfig) -> machineosconfig.MachineOSConfig:
     """Return the MachineOSConfig with its base by digest, if its tag was resolved."""
     notes = config.metadata.annotations
     record = decode_base_record(notes.get(key.RESOLVED_BASE, ""))
@@ -475,15 +472,15 @@ def decode_base_record(text: str) -> TagRecord | None:
         return None
     try:
         where = "resolved base"
-        return parse_tag_record(Fields.from_json(load_json(text, where=where), where))
-    except ConfigError:
+        return parse_tag_record(decode.Fields.from_json(decode.load_json(text, where=where), where))
+    except errors.ConfigError:
         return None
 
 
 def is_tag(image: str) -> bool:
     """Return whether an image is named by a valid tag, with its registry."""
     try:
-        parse_push_spec(image, where=key.BASE_IMAGE)
-    except ConfigError:
+        push_spec.parse_push_spec(image, where=key.BASE_IMAGE)
+    except errors.ConfigError:
         return False
     return True

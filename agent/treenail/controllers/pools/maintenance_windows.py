@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from treenail.api.decode import Fields, reject_unknown_fields
+from treenail.api import decode
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _DAY = timedelta(days=1)
@@ -93,9 +93,9 @@ def find_window_state(
     return WindowClosed((opens - moment).total_seconds(), f"{local:%Y-%m-%d %H:%M} {zone}")
 
 
-def parse_window(fields: Fields, duration_s: float | None) -> MaintenanceWindow:
+def parse_window(fields: decode.Fields, duration_s: float | None) -> MaintenanceWindow:
     """Parse a window; raises `ConfigError`."""
-    reject_unknown_fields(fields, _FIELDS)
+    decode.reject_unknown_fields(fields, _FIELDS)
     if not duration_s or duration_s > _WEEK.total_seconds():
         raise fields.error(f"{fields.path_of('duration')}: expected a duration of at most a week")
     days = fields.get_text_list("days")
@@ -119,7 +119,7 @@ def parse_window(fields: Fields, duration_s: float | None) -> MaintenanceWindow:
     )
 
 
-def _parse_start(fields: Fields) -> time:
+def _parse_start(fields: decode.Fields) -> time:
     start = fields.get_required_text("start")
     found = _START.fullmatch(start)
     if found is None:
@@ -129,7 +129,7 @@ def _parse_start(fields: Fields) -> time:
     return time(int(found[1]), int(found[2]))
 
 
-def _parse_zone(fields: Fields) -> ZoneInfo:
+def _parse_zone(fields: decode.Fields) -> ZoneInfo:
     name = fields.get_required_text("timeZone")
     try:
         return ZoneInfo(name)

@@ -14,13 +14,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
+from treenail.api import decode, machineconfignode, object_meta
 from treenail.api.annotations import NodeState
-from treenail.api.decode import Fields, load_json
-from treenail.api.machineconfignode import ConditionType
-from treenail.api.object_meta import Condition, ObjectMeta
-from treenail.clocks import parse_rfc3339
-from treenail.errors import ConfigError
 
 _PERCENT = re.compile(r"(100|[1-9]?[0-9])%")
 
@@ -43,7 +40,7 @@ class NodeProgress:
 
 def parse_progress(
     annotations: Mapping[str, str],
-    status: Fields,
+    status: decode.Fields,
     *,
     ready_again_at: float | None,
     started_at: float | None,
@@ -86,10 +83,10 @@ def _parse_phase(annotations: Mapping[str, str]) -> str:
     return "applying" if is_drain else "staging"
 
 
-def _parse_os_image(status: Fields) -> str:
+def _parse_os_image(status: decode.Fields) -> str:
     try:
         return status.get_object("nodeInfo").get_text("osImage")
-    except ConfigError:
+    except errors.ConfigError:
         return ""
 
 
@@ -97,15 +94,17 @@ def _parse_drain_begin(text: str | None) -> float | None:
     if not text:
         return None
     try:
-        record = Fields.from_json(load_json(text, where=f"annotation {key.DRAIN}"), "")
-        return parse_rfc3339(record.get_text("began"))
-    except ConfigError:
+        record = decode.Fields.from_json(
+            decode.load_json(text, where=f"annotation {key.DRAIN}"), ""
+        )
+        return clocks.parse_rfc3339(record.get_text("began"))
+    except errors.ConfigError:
         return None
 
 
 def _parse_outage_s(text: str) -> float | None:
     before, _, after = text.partition("/")
-    began, ended = parse_rfc3339(before), parse_rfc3339(after)
+    began, ended = clocks.parse_rfc3339(before), clocks.parse_rfc3339(after)
     if began is None or ended is None or ended < began:
         return None
     return ended - began
@@ -217,15 +216,15 @@ class NodeFacts:
 
         Raises `ConfigError`.
         """
-        fields = Fields.from_json(document, "Node")
-        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        fields = decode.Fields.from_json(document, "Node")
+        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
         annotations = meta.annotations
         status = fields.get_object("status")
-        conditions = status.map_objects("conditions", Condition.from_fields)
+        conditions = status.map_objects("conditions", object_meta.Condition.from_fields)
         changed = [at.last_transition_time for at in conditions if at.type == "Ready"]
-        ready_changed_at = parse_rfc3339(changed[0]) if changed else None
+        ready_changed_at = clocks.parse_rfc3339(changed[0]) if changed else None
         is_healthy = all(map(_is_healthy, conditions))
-        started_at = parse_rfc3339(annotations.get(STARTED_AT))
+        started_at = clocks.parse_rfc3339(annotations.get(STARTED_AT))
         pressure = _find_pressure(conditions)
         return cls(
             name=meta.name,
@@ -233,7 +232,9 @@ class NodeFacts:
             created_at=meta.created,
             is_healthy=is_healthy,
             pressure=f"{pressure.type} is {pressure.status}" if pressure else "",
-            pressure_changed_at=parse_rfc3339(pressure.last_transition_time) if pressure else None,
+            pressure_changed_at=clocks.parse_rfc3339(pressure.last_transition_time)
+            if pressure
+            else None,
             ready_changed_at=ready_changed_at,
             unschedulable=fields.get_object("spec").get_bool("unschedulable"),
             current_config=annotations.get(key.CURRENT_CONFIG, ""),
@@ -360,15 +361,15 @@ def _parse_drain_blocker(annotations: Mapping[str, str]) -> str:
     if not text or annotations.get(key.DESIRED_DRAIN) == annotations.get(key.LAST_APPLIED_DRAIN):
         return ""
     try:
-        document = {"blocked": load_json(text, where=f"annotation {key.DRAIN_BLOCKED}")}
-        blocked = [*Fields.from_json(document, "").iter_objects("blocked")]
+        document = {"blocked": decode.load_json(text, where=f"annotation {key.DRAIN_BLOCKED}")}
+        blocked = [*decode.Fields.from_json(document, "").iter_objects("blocked")]
         if not blocked:
             return ""
         pod = blocked[0].get_text("pod")
         budgets = [each.get_text("name") for each in blocked[0].iter_objects("budgets")]
         more = f" and {len(blocked) - 1} more" if len(blocked) > 1 else ""
         message = blocked[0].get_text("message")[:_BLOCKER_CHARS]
-    except ConfigError:
+    except errors.ConfigError:
         return "pods"
     if budgets:
         budget = f"{pod.partition('/')[0]}/{budgets[0]}"
@@ -376,12 +377,12 @@ def _parse_drain_blocker(annotations: Mapping[str, str]) -> str:
     return f"pod {pod}{more}: {message}"
 
 
-def _find_pressure(conditions: Iterable[Condition]) -> Condition | None:
+def _find_pressure(conditions: Iterable[object_meta.Condition]) -> object_meta.Condition | None:
     unhealthy = {each.type: each for each in conditions if not _is_healthy(each)}
     return None if "Ready" in unhealthy else unhealthy.get(min(unhealthy, default=""))
 
 
-def _is_healthy(condition: Condition) -> bool:
+def _is_healthy(condition: object_meta.Condition) -> bool:
     match condition.type:
         case "Ready":
             return condition.status == "True"
@@ -406,19 +407,19 @@ class NodeReport:
     @classmethod
     def from_json(cls, document: object) -> "NodeReport":
         """Parse a MachineConfigNode; raises `ConfigError`."""
-        fields = Fields.from_json(document, "MachineConfigNode")
+        fields = decode.Fields.from_json(document, "MachineConfigNode")
         status = fields.get_object("status")
         true = {
             found.type: found
-            for found in status.map_objects("conditions", Condition.from_fields)
+            for found in status.map_objects("conditions", object_meta.Condition.from_fields)
             if found.status == "True"
         }
-        degraded = true.get(ConditionType.NODE_DEGRADED)
+        degraded = true.get(machineconfignode.ConditionType.NODE_DEGRADED)
         return cls(
-            name=ObjectMeta.from_fields(fields.get_object("metadata")).name,
+            name=object_meta.ObjectMeta.from_fields(fields.get_object("metadata")).name,
             config=status.get_object("configVersion").get_text("desired"),
             image=status.get_object("configImage").get_text("desiredImage"),
-            is_updated=ConditionType.UPDATED in true,
+            is_updated=machineconfignode.ConditionType.UPDATED in true,
             degraded_message=degraded.message if degraded else None,
         )
 

@@ -10,30 +10,15 @@ of the Machine Config Operator (canLayeredContinue in node_controller.go).
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from treenail.api import pullspec
-from treenail.api.decode import Fields, Json
-from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
-from treenail.api.machineosbuild import BuildState, MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.object_meta import Condition
-from treenail.controllers.pools.image_tags import (
-    TagAnswer,
-    TagChange,
-    TagFacts,
-    TagProblem,
-    TagQuestion,
-    TagRecord,
-    TagTexts,
-    decide_tag,
-    find_tag_change,
-    parse_tag_record,
+from treenail.api import (
+    decode,
+    machineconfigpool,
+    machineosbuild,
+    machineosconfig,
+    object_meta,
+    pullspec,
 )
-from treenail.controllers.pools.maintenance_windows import (
-    MaintenanceWindow,
-    WindowClosed,
-    find_window_state,
-)
-from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
+from treenail.controllers.pools import image_tags, maintenance_windows, node_facts
 from treenail.image.push_spec import parse_push_spec
 
 TAG_STATUS = "osImageTag"
@@ -42,15 +27,15 @@ TAG_RESOLVED = "OSImageResolved"
 """Type of the condition of a pool with a tag."""
 UNRESOLVED_CHECK_S = 30.0
 """How often the login is compared while no image is known. Secrets are not watched."""
-_NO_TAG = Condition(TAG_RESOLVED, "True", "NoTag", "The OS image is not named by tag")
+_NO_TAG = object_meta.Condition(TAG_RESOLVED, "True", "NoTag", "The OS image is not named by tag")
 
 
 @dataclass(frozen=True, slots=True)
 class PoolTagState:
     """Tag record in the status of a pool."""
 
-    record: TagRecord | None = None
-    problem: TagProblem | None = None
+    record: image_tags.TagRecord | None = None
+    problem: image_tags.TagProblem | None = None
     """Why no image is known; None with a record."""
 
 
@@ -58,34 +43,34 @@ class PoolTagState:
 class PoolTagDecision:
     """Writes, questions and the condition for the tag of a pool."""
 
-    status: Json | None = None
+    status: decode.Json | None = None
     """The field of the status to write; empty removes it, None leaves it."""
-    change: TagChange | None = None
+    change: image_tags.TagChange | None = None
     """To report after the write."""
-    question: TagQuestion | None = None
-    condition: Condition | None = None
+    question: image_tags.TagQuestion | None = None
+    condition: object_meta.Condition | None = None
     requeue_after_s: float | None = None
 
 
-def read_tag_state(pool: MachineConfigPool) -> PoolTagState:
+def read_tag_state(pool: machineconfigpool.MachineConfigPool) -> PoolTagState:
     """Return what is known about the present tag of the pool."""
     tag = pool.os_image_tag
-    fields = Fields.from_json(pool.status, "status").get_object(TAG_STATUS)
-    record = parse_tag_record(fields)
+    fields = decode.Fields.from_json(pool.status, "status").get_object(TAG_STATUS)
+    record = image_tags.parse_tag_record(fields)
     if tag is None or fields.values.get("tag") != tag.name:
         return PoolTagState(record)
     if record is None and (reason := fields.get_text("reason")):
-        return PoolTagState(problem=TagProblem(reason, fields.get_text("message")))
+        return PoolTagState(problem=image_tags.TagProblem(reason, fields.get_text("message")))
     return PoolTagState(record)
 
 
-def is_tag_unresolved(pool: MachineConfigPool) -> bool:
+def is_tag_unresolved(pool: machineconfigpool.MachineConfigPool) -> bool:
     """Return whether no image is known for the tag of the pool."""
     tag, record = pool.os_image_tag, read_tag_state(pool).record
     return tag is not None and (record is None or record.tag != tag.name)
 
 
-def check_tag(pool: MachineConfigPool) -> None:
+def check_tag(pool: machineconfigpool.MachineConfigPool) -> None:
     """Raise `ConfigError` if the tag of the pool is invalid."""
     if pool.os_image_tag is not None:
         where = f"spec.osImageTag.name of pool {pool.name}"
@@ -93,9 +78,9 @@ def check_tag(pool: MachineConfigPool) -> None:
 
 
 def decide_pool_tag(
-    pool: MachineConfigPool,
-    windows: tuple[MaintenanceWindow, ...],
-    find_answer: Callable[[TagQuestion], TagAnswer | None],
+    pool: machineconfigpool.MachineConfigPool,
+    windows: tuple[maintenance_windows.MaintenanceWindow, ...],
+    find_answer: Callable[[image_tags.TagQuestion], image_tags.TagAnswer | None],
     now: float,
     *,
     login: str = "",
@@ -112,13 +97,15 @@ def decide_pool_tag(
             # A merge keeps the conditions of other writers, so it cannot remove one.
             condition=_NO_TAG if has_condition else None,
         )
-    window = find_window_state(windows, now)
-    found = decide_tag(
-        TagFacts(
+    window = maintenance_windows.find_window_state(windows, now)
+    found = image_tags.decide_tag(
+        image_tags.TagFacts(
             tag.name,
             state.record,
             is_watched=tag.is_followed,
-            opens_in_s=window.opens_in_s if isinstance(window, WindowClosed) else None,
+            opens_in_s=window.opens_in_s
+            if isinstance(window, maintenance_windows.WindowClosed)
+            else None,
             login=login,
         ),
         find_answer,
@@ -126,7 +113,7 @@ def decide_pool_tag(
         _make_texts(pool.name),
     )
     if found.write is not None:
-        change = find_tag_change(state.record, found.write)
+        change = image_tags.find_tag_change(state.record, found.write)
         return PoolTagDecision(found.write.to_json(), change)
     delay = found.requeue_after_s
     if found.is_waiting or found.problem is not None:
@@ -135,15 +122,15 @@ def decide_pool_tag(
         problem = found.problem
         return PoolTagDecision(
             {"tag": tag.name, "reason": problem.reason, "message": problem.message},
-            TagChange(problem.reason, problem.message, is_warning=True),
+            image_tags.TagChange(problem.reason, problem.message, is_warning=True),
         )
     return PoolTagDecision(
         question=found.question, condition=found.condition, requeue_after_s=delay
     )
 
 
-def _make_texts(pool: str) -> TagTexts:
-    return TagTexts(
+def _make_texts(pool: str) -> image_tags.TagTexts:
+    return image_tags.TagTexts(
         condition=TAG_RESOLVED,
         users="nodes",
         missing_remedy="push the tag, or correct spec.osImageTag",
@@ -163,8 +150,8 @@ _BUILD_FAILED_MESSAGE = "Build Failed"
 class PoolBuild:
     """The MachineOSConfig of a pool and the build of the pool's target; None without one."""
 
-    config: MachineOSConfig | None = None
-    build: MachineOSBuild | None = None
+    config: machineosconfig.MachineOSConfig | None = None
+    build: machineosbuild.MachineOSBuild | None = None
 
 
 NO_BUILD = PoolBuild()
@@ -174,7 +161,7 @@ NO_BUILD = PoolBuild()
 class GateOpen:
     """Nodes may get the target."""
 
-    target: RolloutTarget
+    target: node_facts.RolloutTarget
     reason: str
 
 
@@ -204,7 +191,7 @@ GateAnswer = GateWaiting | GateBlocked | GatePending | None
 """Answer of an external gate; None means that it is open."""
 
 
-def read_pool_target(pool: MachineConfigPool) -> GateVerdict:
+def read_pool_target(pool: machineconfigpool.MachineConfigPool) -> GateVerdict:
     """Return the pool's config with the image that its spec names by digest or by tag.
 
     Raises `ConfigError` when the image is invalid.
@@ -222,7 +209,7 @@ def read_pool_target(pool: MachineConfigPool) -> GateVerdict:
     state = read_tag_state(pool)
     if (record := state.record) is not None and record.tag == tag.name:
         return GateOpen(
-            RolloutTarget(name, record.image),
+            node_facts.RolloutTarget(name, record.image),
             f"the pool names {tag.name}, which was {record.image} at {record.resolved_at}",
         )
     if state.problem is not None:
@@ -230,24 +217,27 @@ def read_pool_target(pool: MachineConfigPool) -> GateVerdict:
     return GateWaiting(f"waiting: {tag.name} is being resolved")
 
 
-def read_pool_image(pool: MachineConfigPool) -> GateOpen:
+def read_pool_image(pool: machineconfigpool.MachineConfigPool) -> GateOpen:
     """Return the pool's config with the image from ``spec.osImage``, if it names one.
 
     Raises `ConfigError` when ``spec.osImage`` is not a pull spec by digest.
     """
     image = pool.os_image
     if image is None:
-        return GateOpen(RolloutTarget(pool.configuration.name), "the config names the image")
+        return GateOpen(
+            node_facts.RolloutTarget(pool.configuration.name), "the config names the image"
+        )
     pullspec.parse_pull_spec(image, where=f"spec.osImage of pool {pool.name}")
     return GateOpen(
-        RolloutTarget(pool.configuration.name, image), f"the pool names the image {image}"
+        node_facts.RolloutTarget(pool.configuration.name, image),
+        f"the pool names the image {image}",
     )
 
 
 def find_pool_build(
-    pool: MachineConfigPool,
-    configs: Iterable[MachineOSConfig],
-    builds: Iterable[MachineOSBuild],
+    pool: machineconfigpool.MachineConfigPool,
+    configs: Iterable[machineosconfig.MachineOSConfig],
+    builds: Iterable[machineosbuild.MachineOSBuild],
 ) -> PoolBuild:
     """Find the pool's MachineOSConfig and the build of the pool's rendered config.
 
@@ -264,7 +254,9 @@ def find_pool_build(
     return PoolBuild(config, named or newest)
 
 
-def find_pool_owner(pool: str, configs: Iterable[MachineOSConfig]) -> MachineOSConfig | None:
+def find_pool_owner(
+    pool: str, configs: Iterable[machineosconfig.MachineOSConfig]
+) -> machineosconfig.MachineOSConfig | None:
     """Find the MachineOSConfig that builds for the pool: its namesake, otherwise the oldest.
 
     A new MachineOSConfig has the name of its pool; only older ones may have another.
@@ -273,7 +265,7 @@ def find_pool_owner(pool: str, configs: Iterable[MachineOSConfig]) -> MachineOSC
     return min(own, key=lambda each: (each.name != pool, each.created, each.name), default=None)
 
 
-def decide_pool_image(pool: MachineConfigPool, found: PoolBuild) -> GateVerdict:
+def decide_pool_image(pool: machineconfigpool.MachineConfigPool, found: PoolBuild) -> GateVerdict:
     """Return the target of the pool, from a build if a MachineOSConfig requests one.
 
     Raises `ConfigError` when the image in the spec of the pool is invalid.
@@ -295,7 +287,9 @@ def decide_pool_image(pool: MachineConfigPool, found: PoolBuild) -> GateVerdict:
 
 
 def decide_built_image(
-    pool: MachineConfigPool, config: MachineOSConfig | None, build: MachineOSBuild | None
+    pool: machineconfigpool.MachineConfigPool,
+    config: machineosconfig.MachineOSConfig | None,
+    build: machineosbuild.MachineOSBuild | None,
 ) -> GateVerdict:
     """Return the pool's config with the image built for it, or why nodes must wait."""
     if config is None and build is not None:
@@ -308,46 +302,48 @@ def decide_built_image(
     if not config.pull_spec:
         return GateWaiting("Desired image not set in MachineOSConfig")
     match build.state:
-        case BuildState.SUCCEEDED:
+        case machineosbuild.BuildState.SUCCEEDED:
             return _check_succeeded_build(pool, config, build)
-        case BuildState.PREPARED | BuildState.BUILDING:
+        case machineosbuild.BuildState.PREPARED | machineosbuild.BuildState.BUILDING:
             return GateWaiting("Image build pending")
-        case BuildState.FAILED:
+        case machineosbuild.BuildState.FAILED:
             cause = "" if build.message == _BUILD_FAILED_MESSAGE else build.message
             failed = f"image build {build.name} for MachineConfigPool {pool.name} failed"
             return GateBlocked(": ".join(filter(None, (failed, cause))), "ImageBuildDegraded")
-        case BuildState.INTERRUPTED | BuildState.INITIAL:
+        case machineosbuild.BuildState.INTERRUPTED | machineosbuild.BuildState.INITIAL:
             return GateWaiting("Image is not ready yet")
 
 
 def compute_build_target(
-    pool: MachineConfigPool, config: MachineOSConfig | None, build: MachineOSBuild | None
-) -> RolloutTarget:
+    pool: machineconfigpool.MachineConfigPool,
+    config: machineosconfig.MachineOSConfig | None,
+    build: machineosbuild.MachineOSBuild | None,
+) -> node_facts.RolloutTarget:
     """Compute the pool's target, whether or not the gate is open, for counts and messages."""
     name = pool.configuration.name
     if config is None and build is None:
-        return RolloutTarget(name)
+        return node_facts.RolloutTarget(name)
     if config is None or build is None or build.config != name:
-        return RolloutTarget(name, "")
-    return RolloutTarget(name, config.pull_spec)
+        return node_facts.RolloutTarget(name, "")
+    return node_facts.RolloutTarget(name, config.pull_spec)
 
 
 def check_control_plane(
     pool: str,
-    masters: Iterable[NodeFacts],
-    arbiters: Iterable[NodeFacts],
-    masters_target: RolloutTarget,
+    masters: Iterable[node_facts.NodeFacts],
+    arbiters: Iterable[node_facts.NodeFacts],
+    masters_target: node_facts.RolloutTarget,
 ) -> GateWaiting | None:
     """Return why the master or arbiter pool must wait for the other one, or None.
 
     In a cluster with an arbiter, two masters and the arbiter are all members of etcd. Masters wait
     while an arbiter is unavailable. Arbiters wait until every master is updated.
     """
-    if pool == MASTER:
+    if pool == machineconfigpool.MASTER:
         unavailable = [node.name for node in arbiters if node.is_unavailable]
         if unavailable:
             return GateWaiting(f"waiting: arbiter {unavailable[0]} is unavailable")
-    if pool == ARBITER:
+    if pool == machineconfigpool.ARBITER:
         outdated = [
             node.name
             for node in masters
@@ -359,9 +355,11 @@ def check_control_plane(
 
 
 def _check_succeeded_build(
-    pool: MachineConfigPool, config: MachineOSConfig, build: MachineOSBuild
+    pool: machineconfigpool.MachineConfigPool,
+    config: machineosconfig.MachineOSConfig,
+    build: machineosbuild.MachineOSBuild,
 ) -> GateVerdict:
     done = f"Image built successfully, pullspec: {config.pull_spec}"
     if build.pull_spec != config.pull_spec:
         return GateWaiting(f'{done}, but MachineOSConfig "{config.name}" has not updated yet')
-    return GateOpen(RolloutTarget(pool.configuration.name, config.pull_spec), done)
+    return GateOpen(node_facts.RolloutTarget(pool.configuration.name, config.pull_spec), done)

@@ -3,17 +3,10 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from treenail import label_selector
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.pools.node_facts import NodeFacts
-from treenail.controllers.pools.pool_membership import (
-    Membership,
-    ObservedPool,
-    PoolSnapshot,
-    find_selecting_pools,
-    try_find_membership,
-)
+from treenail.controllers.pools import node_facts, pool_membership
 from treenail.errors import ConfigError
-from treenail.label_selector import LabelSelector, SelectorOperator
 
 _NO_LABELS: Mapping[str, str] = {}
 _ANY_LABEL = ""
@@ -28,10 +21,10 @@ class SelectedPools:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pools: dict[str, ObservedPool] = {}
+        self._pools: dict[str, pool_membership.ObservedPool] = {}
         self._by_label: dict[str, list[MachineConfigPool]] = {}
 
-    def set_pool(self, name: str, pool: ObservedPool | None) -> bool:
+    def set_pool(self, name: str, pool: pool_membership.ObservedPool | None) -> bool:
         """Store a pool, None removes it; return True if nodes may belong to another pool now."""
         with self._lock:
             before = self._pools.get(name)
@@ -44,7 +37,7 @@ class SelectedPools:
             self._by_label = _group_by_label(each.pool for each in self._pools.values())
             return before is not None or pool is not None
 
-    def find(self, name: str) -> ObservedPool | None:
+    def find(self, name: str) -> pool_membership.ObservedPool | None:
         """Return the stored pool."""
         with self._lock:
             return self._pools.get(name)
@@ -67,8 +60,8 @@ class SelectedPools:
 
     def find_primary(self, node: str, labels: Mapping[str, str]) -> str | None:
         """Return the pool that determines the config of a node; None without exactly one."""
-        found = try_find_membership(node, labels, self.find_candidates(labels))
-        return found.primary if isinstance(found, Membership) else None
+        found = pool_membership.try_find_membership(node, labels, self.find_candidates(labels))
+        return found.primary if isinstance(found, pool_membership.Membership) else None
 
 
 def _group_by_label(pools: Iterable[MachineConfigPool]) -> dict[str, list[MachineConfigPool]]:
@@ -79,10 +72,13 @@ def _group_by_label(pools: Iterable[MachineConfigPool]) -> dict[str, list[Machin
     return grouped
 
 
-def _find_required_label(selector: LabelSelector) -> str:
+def _find_required_label(selector: label_selector.LabelSelector) -> str:
     """Return a label without which the selector matches nothing, else `_ANY_LABEL`."""
     for requirement in selector.requirements:
-        if requirement.operator in (SelectorOperator.IN, SelectorOperator.EXISTS):
+        if requirement.operator in (
+            label_selector.SelectorOperator.IN,
+            label_selector.SelectorOperator.EXISTS,
+        ):
             return requirement.key
     return _ANY_LABEL
 
@@ -97,20 +93,20 @@ class PoolIndex:
 
     def __init__(
         self,
-        find_pool: Callable[[str], ObservedPool | None],
-        find_node: Callable[[str], NodeFacts | None],
+        find_pool: Callable[[str], pool_membership.ObservedPool | None],
+        find_node: Callable[[str], node_facts.NodeFacts | None],
     ) -> None:
         self._find_pool = find_pool
         self._find_node = find_node
         self._lock = threading.RLock()
         self._pools = SelectedPools()
         self._labels: dict[str, Mapping[str, str]] = {}
-        self._memberships: dict[str, Membership | ConfigError | None] = {}
+        self._memberships: dict[str, pool_membership.Membership | ConfigError | None] = {}
         self._members: dict[str, set[str]] = {}
         self._failed: dict[str, dict[str, ConfigError]] = {}
         self._is_outdated = False
 
-    def set_pool(self, name: str, pool: ObservedPool | None) -> None:
+    def set_pool(self, name: str, pool: pool_membership.ObservedPool | None) -> None:
         """Store a pool; None removes it."""
         with self._lock:
             self._is_outdated |= self._pools.set_pool(name, pool)
@@ -140,7 +136,7 @@ class PoolIndex:
         """Return the names of all pools."""
         return self._pools.get_names()
 
-    def read_pool(self, name: str) -> PoolSnapshot | None:
+    def read_pool(self, name: str) -> pool_membership.PoolSnapshot | None:
         """Return the pool and its nodes, sorted by name; None when it does not exist."""
         observed = self._find_pool(name)
         with self._lock:
@@ -153,11 +149,11 @@ class PoolIndex:
             nodes = tuple(self._iter_nodes(name))
             errors = sorted(self._failed.get(name, {}).items())
             unreadable = tuple(each for each in self._pools.find_unreadable() if each != name)
-            return PoolSnapshot(
+            return pool_membership.PoolSnapshot(
                 observed, nodes, tuple(error for _node, error in errors), unreadable
             )
 
-    def _iter_nodes(self, pool: str) -> Iterator[NodeFacts]:
+    def _iter_nodes(self, pool: str) -> Iterator[node_facts.NodeFacts]:
         for name in sorted(self._members.get(pool, ())):
             node = self._find_node(name)
             if node is None:
@@ -179,17 +175,17 @@ class PoolIndex:
         self._remove_membership(name)
         labels = self._labels[name]
         candidates = self._pools.find_candidates(labels)
-        found = try_find_membership(name, labels, candidates)
+        found = pool_membership.try_find_membership(name, labels, candidates)
         self._memberships[name] = found
-        if isinstance(found, Membership):
+        if isinstance(found, pool_membership.Membership):
             self._members.setdefault(found.primary, set()).add(name)
         elif found is not None:
-            for pool in find_selecting_pools(labels, candidates):
+            for pool in pool_membership.find_selecting_pools(labels, candidates):
                 self._failed.setdefault(pool, {})[name] = found
 
     def _remove_membership(self, name: str) -> None:
         found = self._memberships.pop(name, None)
-        if isinstance(found, Membership):
+        if isinstance(found, pool_membership.Membership):
             self._members[found.primary].discard(name)
         elif found is not None:
             for failed in self._failed.values():
@@ -198,10 +194,14 @@ class PoolIndex:
     def _find_pools(self, name: str) -> frozenset[str]:
         """Return the pools to reconcile when the node changes."""
         match self._memberships.get(name):
-            case Membership() as found:
+            case pool_membership.Membership() as found:
                 return frozenset(found.pools)
             case ConfigError():
                 labels = self._labels.get(name, _NO_LABELS)
-                return frozenset(find_selecting_pools(labels, self._pools.find_candidates(labels)))
+                return frozenset(
+                    pool_membership.find_selecting_pools(
+                        labels, self._pools.find_candidates(labels)
+                    )
+                )
             case _:
                 return frozenset()

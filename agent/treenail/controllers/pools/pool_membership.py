@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from treenail.api.decode import Json
-from treenail.api.machineconfigpool import MASTER, WORKER, MachineConfigPool
+from treenail.api import decode, machineconfigpool
 from treenail.controllers.pools.node_facts import NodeFacts
 from treenail.errors import ConfigError
 
@@ -28,7 +27,7 @@ class Membership:
 
 
 def find_membership(
-    node: str, labels: Mapping[str, str], pools: Iterable[MachineConfigPool]
+    node: str, labels: Mapping[str, str], pools: Iterable[machineconfigpool.MachineConfigPool]
 ) -> Membership | None:
     """Find the pools of the node; None when no pool selects it.
 
@@ -38,24 +37,26 @@ def find_membership(
     if labels.get(OS_LABEL) == "windows":
         return None
     names = sorted(pool.name for pool in pools if _is_selected_by(pool, labels))
-    custom = [name for name in names if name not in (MASTER, WORKER)]
+    custom = [
+        name for name in names if name not in (machineconfigpool.MASTER, machineconfigpool.WORKER)
+    ]
     if len(custom) > 1:
         raise ConfigError(
             f"node {node} is selected by {len(custom)} custom pools: {', '.join(custom)}",
             remedy="change the labels of the node or the nodeSelector of a pool, so that only one "
             "custom pool selects it; until then the node keeps its configuration",
         )
-    worker = WORKER if WORKER in names else None
+    worker = machineconfigpool.WORKER if machineconfigpool.WORKER in names else None
     if custom:
-        if MASTER in names:
-            return Membership(MASTER, worker, ignored=custom[0])
+        if machineconfigpool.MASTER in names:
+            return Membership(machineconfigpool.MASTER, worker, ignored=custom[0])
         return Membership(custom[0], worker)
-    if MASTER in names:
-        return Membership(MASTER)
-    return Membership(WORKER) if worker else None
+    if machineconfigpool.MASTER in names:
+        return Membership(machineconfigpool.MASTER)
+    return Membership(machineconfigpool.WORKER) if worker else None
 
 
-def _is_selected_by(pool: MachineConfigPool, labels: Mapping[str, str]) -> bool:
+def _is_selected_by(pool: machineconfigpool.MachineConfigPool, labels: Mapping[str, str]) -> bool:
     # In the Kubernetes API an empty selector matches everything; the MCO lets it match no node.
     selector = pool.node_selector
     return selector is not None and not selector.is_empty and selector.matches(labels)
@@ -65,20 +66,20 @@ def _is_selected_by(pool: MachineConfigPool, labels: Mapping[str, str]) -> bool:
 class ObservedPool:
     """A pool from the cache, possibly with an invalid spec."""
 
-    pool: MachineConfigPool
+    pool: machineconfigpool.MachineConfigPool
     error: ConfigError | None = None
     """Why the spec is invalid; then ``pool`` has no spec."""
 
     @classmethod
-    def from_json(cls, document: Json) -> "ObservedPool":
+    def from_json(cls, document: decode.Json) -> "ObservedPool":
         """Parse a pool; raises `ConfigError` only for invalid metadata or status."""
         try:
-            return cls(MachineConfigPool.from_json(document))
+            return cls(machineconfigpool.MachineConfigPool.from_json(document))
         except ConfigError as error:
             if not isinstance(document, Mapping):
                 raise
             rest = {name: value for name, value in document.items() if name != "spec"}
-            return cls(MachineConfigPool.from_json(rest), error)
+            return cls(machineconfigpool.MachineConfigPool.from_json(rest), error)
 
     @property
     def selection_key(self) -> tuple[object, ...]:
@@ -99,7 +100,7 @@ class ObservedPool:
         )
 
 
-def check_supported_fields(pool: MachineConfigPool) -> None:
+def check_supported_fields(pool: machineconfigpool.MachineConfigPool) -> None:
     """Raise `ConfigError` for a field that the controllers do not implement.
 
     Ignored, it would let the pool report Updated without what the field requests.
@@ -207,7 +208,7 @@ def _get_name(item: tuple[str, NodeFacts]) -> str:
 
 
 def try_find_membership(
-    node: str, labels: Mapping[str, str], pools: Iterable[MachineConfigPool]
+    node: str, labels: Mapping[str, str], pools: Iterable[machineconfigpool.MachineConfigPool]
 ) -> Membership | ConfigError | None:
     """Find the pools of the node, or the error of `find_membership`."""
     try:
@@ -217,7 +218,7 @@ def try_find_membership(
 
 
 def find_selecting_pools(
-    labels: Mapping[str, str], pools: Iterable[MachineConfigPool]
+    labels: Mapping[str, str], pools: Iterable[machineconfigpool.MachineConfigPool]
 ) -> tuple[str, ...]:
     """Return every pool whose selector matches the labels."""
     return tuple(pool.name for pool in pools if _is_selected_by(pool, labels))

@@ -16,30 +16,31 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from treenail.api.decode import Fields, Json
-from treenail.api.machineconfigpool import API_VERSION, MachineConfigPool, PoolConfiguration
-from treenail.api.machineosbuild import BuildState, MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.object_meta import Condition, merge_conditions
-from treenail.controllers.pools.node_facts import NodeFacts, NodeReport, RolloutTarget
-from treenail.controllers.pools.rollout_policy import MissingPolicyError
+from treenail.api import decode, machineconfigpool, machineosbuild, machineosconfig, object_meta
+from treenail.controllers.pools import node_facts, rollout_policy
 from treenail.errors import ConfigError
 
 IMAGE_BUILD_DEGRADED = "ImageBuildDegraded"
 
 
-def is_build_unfinished(config: MachineOSConfig | None, build: MachineOSBuild | None) -> bool:
+def is_build_unfinished(
+    config: machineosconfig.MachineOSConfig | None, build: machineosbuild.MachineOSBuild | None
+) -> bool:
     """True while the image that the pool waits for is not built yet."""
     if config is None or build is None:
         return False
-    if build.state is BuildState.SUCCEEDED:
+    if build.state is machineosbuild.BuildState.SUCCEEDED:
         return build.pull_spec not in ("", config.pull_spec)
-    return build.state in (BuildState.PREPARED, BuildState.BUILDING, BuildState.FAILED)
+    return build.state in (
+        machineosbuild.BuildState.PREPARED,
+        machineosbuild.BuildState.BUILDING,
+        machineosbuild.BuildState.FAILED,
+    )
 
 
 def compute_build_updating(
-    config: MachineOSConfig | None,
-    build: MachineOSBuild | None,
+    config: machineosconfig.MachineOSConfig | None,
+    build: machineosbuild.MachineOSBuild | None,
     *,
     is_complete: bool,
     is_paused: bool,
@@ -54,24 +55,29 @@ def compute_build_updating(
         waiting = "waiting for a new OS image build to start"
         lead = "Pool is paused; " if is_paused else "Pool is "
         return ("True", "WaitingForBuild", f"{lead}{waiting} (mosc: {config.name})")
-    if build.state is BuildState.SUCCEEDED and is_complete and not is_paused:
+    if build.state is machineosbuild.BuildState.SUCCEEDED and is_complete and not is_paused:
         return None
     status, reason, message = (_PAUSED_BY_STATE if is_paused else _UPDATING_BY_STATE)[build.state]
     return (status, reason, f"{message} (mosb: {build.name})")
 
 
 def compute_build_degraded(
-    config: MachineOSConfig | None, build: MachineOSBuild | None, previous: Condition | None
-) -> Iterator[Condition]:
+    config: machineosconfig.MachineOSConfig | None,
+    build: machineosbuild.MachineOSBuild | None,
+    previous: object_meta.Condition | None,
+) -> Iterator[object_meta.Condition]:
     """Yield the ImageBuildDegraded condition if it must change.
 
     The build controller sets it to True. This function resets it when the failed build is over.
     """
     has_failed = previous is not None and previous.status == "True"
-    if build is not None and build.state in (BuildState.PREPARED, BuildState.BUILDING):
-        yield Condition(IMAGE_BUILD_DEGRADED, "False", "Building", "New build started")
-    elif build is not None and build.state is BuildState.SUCCEEDED:
-        yield Condition(
+    if build is not None and build.state in (
+        machineosbuild.BuildState.PREPARED,
+        machineosbuild.BuildState.BUILDING,
+    ):
+        yield object_meta.Condition(IMAGE_BUILD_DEGRADED, "False", "Building", "New build started")
+    elif build is not None and build.state is machineosbuild.BuildState.SUCCEEDED:
+        yield object_meta.Condition(
             IMAGE_BUILD_DEGRADED, "False", "BuildSuccess", "Build completed successfully"
         )
     elif build is None and has_failed and not (config is not None and config.problem):
@@ -80,47 +86,47 @@ def compute_build_degraded(
             if config is None
             else ("BuildPending", "Waiting for a new OS image build")
         )
-        yield Condition(IMAGE_BUILD_DEGRADED, "False", reason, message)
+        yield object_meta.Condition(IMAGE_BUILD_DEGRADED, "False", reason, message)
 
 
 _UPDATING_BY_STATE = {
-    BuildState.INITIAL: (
+    machineosbuild.BuildState.INITIAL: (
         "True", "WaitingForBuild", "Pool is waiting for OS image build to start",
     ),
-    BuildState.PREPARED: (
+    machineosbuild.BuildState.PREPARED: (
         "True", "WaitingForBuild", "Pool is waiting for OS image build to start",
     ),
-    BuildState.BUILDING: (
+    machineosbuild.BuildState.BUILDING: (
         "True", "Building", "Pool is waiting for OS image build to complete",
     ),
-    BuildState.SUCCEEDED: (
+    machineosbuild.BuildState.SUCCEEDED: (
         "True", "RollingOut", "Pool is waiting for nodes to apply OS image",
     ),
-    BuildState.FAILED: (
+    machineosbuild.BuildState.FAILED: (
         "False", "BuildFailed", "Pool update stopped due to OS image build failure",
     ),
-    BuildState.INTERRUPTED: (
+    machineosbuild.BuildState.INTERRUPTED: (
         "False", "BuildInterrupted", "Pool update stopped due to OS image build being interrupted",
     ),
 }  # fmt: skip
 
 _PAUSED_BY_STATE = {
-    BuildState.INITIAL: (
+    machineosbuild.BuildState.INITIAL: (
         "True", "Paused", "Pool is paused; OS image build has been created but not yet started",
     ),
-    BuildState.PREPARED: (
+    machineosbuild.BuildState.PREPARED: (
         "True", "Paused", "Pool is paused; OS image build has been prepared but will not rollout",
     ),
-    BuildState.BUILDING: (
+    machineosbuild.BuildState.BUILDING: (
         "True", "Paused", "Pool is paused; OS image build in progress",
     ),
-    BuildState.SUCCEEDED: (
+    machineosbuild.BuildState.SUCCEEDED: (
         "False", "Paused", "Pool is paused; OS image build completed successfully",
     ),
-    BuildState.FAILED: (
+    machineosbuild.BuildState.FAILED: (
         "False", "Paused", "Pool is paused; OS image build failed",
     ),
-    BuildState.INTERRUPTED: (
+    machineosbuild.BuildState.INTERRUPTED: (
         "False", "Paused", "Pool is paused; OS image build was interrupted",
     ),
 }  # fmt: skip
@@ -171,12 +177,12 @@ class PoolProblem:
 class PoolStatusInput:
     """Input of `compute_status`."""
 
-    pool: MachineConfigPool
-    target: RolloutTarget
-    nodes: Sequence[NodeFacts]
-    image_config: MachineOSConfig | None = None
-    image_build: MachineOSBuild | None = None
-    reports: Mapping[str, NodeReport] | None = None
+    pool: machineconfigpool.MachineConfigPool
+    target: node_facts.RolloutTarget
+    nodes: Sequence[node_facts.NodeFacts]
+    image_config: machineosconfig.MachineOSConfig | None = None
+    image_build: machineosbuild.MachineOSBuild | None = None
+    reports: Mapping[str, node_facts.NodeReport] | None = None
     """By node. If given, the updated and degraded counts come from them."""
     waiting_reason: str = ""
     """Why no further node gets the target now, or empty."""
@@ -184,7 +190,7 @@ class PoolStatusInput:
     """How many nodes are updated, and the estimated time left."""
     problem: PoolProblem | None = None
     """Why the rollout cannot continue without a user."""
-    image_tag: Condition | None = None
+    image_tag: object_meta.Condition | None = None
     """OSImageResolved; None for a pool that never had a tag."""
     stalled_message: str = ""
     """Why the rollout exceeds its progress deadline; empty while it does not."""
@@ -195,16 +201,16 @@ class PoolStatus:
     """The status fields that the rollout controller writes."""
 
     counts: PoolCounts
-    configuration: PoolConfiguration
-    conditions: tuple[Condition, ...]
+    configuration: machineconfigpool.PoolConfiguration
+    conditions: tuple[object_meta.Condition, ...]
     observed_generation: int
 
-    def to_json(self) -> Json:
+    def to_json(self) -> decode.Json:
         source = [
-            {"apiVersion": API_VERSION, "kind": "MachineConfig", "name": name}
+            {"apiVersion": machineconfigpool.API_VERSION, "kind": "MachineConfig", "name": name}
             for name in self.configuration.source
         ]
-        configuration: Json = {"name": self.configuration.name, "source": source}
+        configuration: decode.Json = {"name": self.configuration.name, "source": source}
         return {
             "observedGeneration": self.observed_generation,
             "machineCount": self.counts.total,
@@ -218,9 +224,9 @@ class PoolStatus:
 
 
 def count_nodes(
-    nodes: Iterable[NodeFacts],
-    target: RolloutTarget,
-    reports: Mapping[str, NodeReport] | None = None,
+    nodes: Iterable[node_facts.NodeFacts],
+    target: node_facts.RolloutTarget,
+    reports: Mapping[str, node_facts.NodeReport] | None = None,
 ) -> PoolCounts:
     """Count the nodes by their annotations or, if given, by their reports."""
     total = updated = ready = unavailable = degraded = 0
@@ -264,12 +270,12 @@ def compute_status(status_input: PoolStatusInput, *, now: str) -> PoolStatus:
     conditions = {**before, **{condition.type: condition for condition in computed}}
     degraded = _compute_degraded(status_input, conditions)
     stalled = _compute_stalled(status_input, degraded)
-    reconciling = Condition(
+    reconciling = object_meta.Condition(
         RECONCILING, _format_bool(not is_complete), updating.reason, updating.message
     )
     if stalled.status == "True":
         # kstatus reads Reconciling first: while it is True, a stalled object is in progress.
-        reconciling = Condition(RECONCILING, "False", stalled.reason, stalled.message)
+        reconciling = object_meta.Condition(RECONCILING, "False", stalled.reason, stalled.message)
         if updating.status == "True" and stalled.reason == PROGRESS_DEADLINE:
             # As in the MCO, Updating stays True until all nodes have the target. kstatus does not
             # read it; its reason tells users that nothing moves.
@@ -280,7 +286,7 @@ def compute_status(status_input: PoolStatusInput, *, now: str) -> PoolStatus:
         configuration=status_input.pool.configuration
         if is_complete
         else status_input.pool.status_configuration,
-        conditions=merge_conditions(status_input.pool.conditions, computed, now=now),
+        conditions=object_meta.merge_conditions(status_input.pool.conditions, computed, now=now),
         observed_generation=status_input.pool.metadata.generation,
     )
 
@@ -294,7 +300,7 @@ def _has_known_goal(status_input: PoolStatusInput) -> bool:
     )
 
 
-def format_target(target: RolloutTarget) -> str:
+def format_target(target: node_facts.RolloutTarget) -> str:
     """Format the target as the Machine Config Operator does in its conditions."""
     image = f" / Image {target.image}" if target.image else ""
     return f"MachineConfig {target.config}{image}"
@@ -304,16 +310,18 @@ def _format_bool(value: bool) -> str:  # noqa: FBT001  # converts its argument
     return "True" if value else "False"
 
 
-def _compute_updated(status_input: PoolStatusInput, *, is_complete: bool) -> Condition:
+def _compute_updated(status_input: PoolStatusInput, *, is_complete: bool) -> object_meta.Condition:
     if is_complete:
         line = format_target(status_input.target)
-        return Condition(UPDATED, "True", "AllNodesUpdated", f"All nodes are updated with {line}")
+        return object_meta.Condition(
+            UPDATED, "True", "AllNodesUpdated", f"All nodes are updated with {line}"
+        )
     if not status_input.target.config:
-        return Condition(UPDATED, "False", "NotRendered")
-    return Condition(UPDATED, "False", "NodesOutdated")
+        return object_meta.Condition(UPDATED, "False", "NotRendered")
+    return object_meta.Condition(UPDATED, "False", "NodesOutdated")
 
 
-def _compute_updating(status_input: PoolStatusInput, *, is_complete: bool) -> Condition:
+def _compute_updating(status_input: PoolStatusInput, *, is_complete: bool) -> object_meta.Condition:
     built = compute_build_updating(
         status_input.image_config,
         status_input.image_build,
@@ -322,32 +330,36 @@ def _compute_updating(status_input: PoolStatusInput, *, is_complete: bool) -> Co
         is_degraded=_was_degraded(status_input.pool),
     )
     if built is not None:
-        return Condition(UPDATING, *built)
+        return object_meta.Condition(UPDATING, *built)
     if is_complete:
-        return Condition(UPDATING, "False", "AllNodesUpdated")
+        return object_meta.Condition(UPDATING, "False", "AllNodesUpdated")
     if not status_input.target.config:
         message = f"No MachineConfig is rendered yet for pool {status_input.pool.name}"
-        return Condition(UPDATING, "False", "NotRendered", message)
+        return object_meta.Condition(UPDATING, "False", "NotRendered", message)
     line = format_target(status_input.target)
     if status_input.pool.paused:
-        return Condition(UPDATING, "False", "Paused", f"Pool is paused; will not update to {line}")
+        return object_meta.Condition(
+            UPDATING, "False", "Paused", f"Pool is paused; will not update to {line}"
+        )
     sentences = [
         f"All nodes are updating to {line}",
         status_input.waiting_reason,
         status_input.progress_message,
     ]
     reason = "Waiting" if status_input.waiting_reason else "RollingOut"
-    return Condition(UPDATING, "True", reason, "; ".join(filter(None, sentences)))
+    return object_meta.Condition(UPDATING, "True", reason, "; ".join(filter(None, sentences)))
 
 
-def _was_degraded(pool: MachineConfigPool) -> bool:
+def _was_degraded(pool: machineconfigpool.MachineConfigPool) -> bool:
     kinds = (RENDER_DEGRADED, NODE_DEGRADED, PINNED_IMAGE_SETS_DEGRADED)
     return any(found.type in kinds and found.status == "True" for found in pool.conditions)
 
 
-def _compute_node_degraded(status_input: PoolStatusInput, counts: PoolCounts) -> Condition:
+def _compute_node_degraded(
+    status_input: PoolStatusInput, counts: PoolCounts
+) -> object_meta.Condition:
     if not counts.degraded:
-        return Condition(NODE_DEGRADED, "False", "NoNodeDegraded")
+        return object_meta.Condition(NODE_DEGRADED, "False", "NoNodeDegraded")
     sentences = [
         _format_node_message(node.name, message)
         for node in status_input.nodes
@@ -355,10 +367,12 @@ def _compute_node_degraded(status_input: PoolStatusInput, counts: PoolCounts) ->
     ]
     more = len(sentences) - MAX_NAMED_NODES
     named = ", ".join(sentences[:MAX_NAMED_NODES]) + (f", and {more} more" if more > 0 else "")
-    return Condition(NODE_DEGRADED, "True", "NodesDegraded", named)
+    return object_meta.Condition(NODE_DEGRADED, "True", "NodesDegraded", named)
 
 
-def _find_message(node: NodeFacts, reports: Mapping[str, NodeReport] | None) -> str | None:
+def _find_message(
+    node: node_facts.NodeFacts, reports: Mapping[str, node_facts.NodeReport] | None
+) -> str | None:
     report = None if reports is None else reports.get(node.name)
     if report is not None and report.degraded_message is not None:
         return node.reason or report.degraded_message
@@ -372,10 +386,10 @@ def _format_node_message(node: str, message: str) -> str:
 
 
 def _compute_degraded(
-    status_input: PoolStatusInput, conditions: Mapping[str, Condition]
-) -> Condition:
+    status_input: PoolStatusInput, conditions: Mapping[str, object_meta.Condition]
+) -> object_meta.Condition:
     if status_input.problem is not None:
-        return Condition(
+        return object_meta.Condition(
             DEGRADED, "True", status_input.problem.reason, status_input.problem.message
         )
     for kind, default in (
@@ -387,20 +401,26 @@ def _compute_degraded(
         found = conditions.get(kind)
         if found is not None and found.status == "True":
             message = default if kind == IMAGE_BUILD_DEGRADED else found.message or default
-            return Condition(DEGRADED, "True", kind, message)
-    return Condition(DEGRADED, "False", "AsExpected")
+            return object_meta.Condition(DEGRADED, "True", kind, message)
+    return object_meta.Condition(DEGRADED, "False", "AsExpected")
 
 
-def _compute_stalled(status_input: PoolStatusInput, degraded: Condition) -> Condition:
+def _compute_stalled(
+    status_input: PoolStatusInput, degraded: object_meta.Condition
+) -> object_meta.Condition:
     if status_input.problem is None and degraded.status != "True" and status_input.stalled_message:
-        return Condition(STALLED, "True", PROGRESS_DEADLINE, status_input.stalled_message)
+        return object_meta.Condition(
+            STALLED, "True", PROGRESS_DEADLINE, status_input.stalled_message
+        )
     is_stalled = status_input.problem is not None or degraded.status == "True"
-    return Condition(STALLED, _format_bool(is_stalled), degraded.reason, degraded.message)
+    return object_meta.Condition(
+        STALLED, _format_bool(is_stalled), degraded.reason, degraded.message
+    )
 
 
-def read_reported_status(pool: MachineConfigPool) -> PoolStatus:
+def read_reported_status(pool: machineconfigpool.MachineConfigPool) -> PoolStatus:
     """Parse the pool's present status."""
-    fields = Fields.from_json(pool.status, "status")
+    fields = decode.Fields.from_json(pool.status, "status")
     return PoolStatus(
         PoolCounts(
             total=fields.get_optional_integer("machineCount") or 0,
@@ -415,7 +435,7 @@ def read_reported_status(pool: MachineConfigPool) -> PoolStatus:
     )
 
 
-def read_reported_counts(pool: MachineConfigPool) -> PoolCounts | None:
+def read_reported_counts(pool: machineconfigpool.MachineConfigPool) -> PoolCounts | None:
     """Return the counts in the pool's status; None before the first report, and if invalid."""
     if "machineCount" not in pool.status:
         return None
@@ -426,7 +446,7 @@ def read_reported_counts(pool: MachineConfigPool) -> PoolCounts | None:
 
 
 def compute_write_delay_s(
-    pool: MachineConfigPool, desired: PoolStatus, since_last_s: float
+    pool: machineconfigpool.MachineConfigPool, desired: PoolStatus, since_last_s: float
 ) -> float | None:
     """Compute how long the write of the status can wait; None when there is nothing to write.
 
@@ -440,23 +460,27 @@ def compute_write_delay_s(
     return max(0.0, COUNTS_INTERVAL_S - since_last_s)
 
 
-def build_unusable_status(pool: MachineConfigPool, problem: PoolProblem, *, now: str) -> PoolStatus:
+def build_unusable_status(
+    pool: machineconfigpool.MachineConfigPool, problem: PoolProblem, *, now: str
+) -> PoolStatus:
     """Build the status of a pool with an invalid spec: the counts stay, the conditions say why."""
     computed = [
         # A client that waits for the new spec must not read what the previous one reached.
-        Condition(UPDATED, "False", problem.reason),
-        Condition(DEGRADED, "True", problem.reason, problem.message),
-        Condition(RECONCILING, "False", problem.reason, problem.message),
-        Condition(STALLED, "True", problem.reason, problem.message),
+        object_meta.Condition(UPDATED, "False", problem.reason),
+        object_meta.Condition(DEGRADED, "True", problem.reason, problem.message),
+        object_meta.Condition(RECONCILING, "False", problem.reason, problem.message),
+        object_meta.Condition(STALLED, "True", problem.reason, problem.message),
     ]
     return replace(
         read_reported_status(pool),
-        conditions=merge_conditions(pool.conditions, computed, now=now),
+        conditions=object_meta.merge_conditions(pool.conditions, computed, now=now),
         observed_generation=pool.metadata.generation,
     )
 
 
-def find_new_problems(pool: MachineConfigPool, written: PoolStatus) -> list[Condition]:
+def find_new_problems(
+    pool: machineconfigpool.MachineConfigPool, written: PoolStatus
+) -> list[object_meta.Condition]:
     """Return the conditions that report a problem which is new or has another message."""
     before = [(each.type, each.status, each.message) for each in pool.conditions]
     return [
@@ -485,13 +509,13 @@ def _extract_significant(status: PoolStatus) -> tuple[object, ...]:
     )
 
 
-def _find_degraded_messages(conditions: tuple[Condition, ...]) -> list[str]:
+def _find_degraded_messages(conditions: tuple[object_meta.Condition, ...]) -> list[str]:
     return [found.message for found in conditions if found.type == DEGRADED]
 
 
 def build_config_problem(error: ConfigError) -> PoolProblem:
     """Build the problem of a pool with an invalid spec or policy."""
     remedy = f"; {error.remedy}" if error.remedy else ""
-    is_missing = isinstance(error, MissingPolicyError)
+    is_missing = isinstance(error, rollout_policy.MissingPolicyError)
     reason = "MissingRolloutPolicy" if is_missing else "InvalidConfiguration"
     return PoolProblem(reason, f"{error}{remedy}")

@@ -31,12 +31,9 @@ from enum import StrEnum
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from treenail.api.decode import Fields, Json, reject_unknown_fields
-from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.object_meta import ObjectMeta
-from treenail.controllers.pools.maintenance_windows import MaintenanceWindow, parse_window
-from treenail.errors import ConfigError
-from treenail.label_selector import LabelSelector, parse_optional_selector
+from treenail import errors, label_selector
+from treenail.api import decode, machineconfigpool, object_meta
+from treenail.controllers.pools import maintenance_windows
 
 API_VERSION = "treenail.io/v1alpha1"
 KIND = "RolloutPolicy"
@@ -105,7 +102,7 @@ class Wave:
 
     share: PoolShare
     soak_s: float = 0.0
-    selector: LabelSelector | None = None
+    selector: label_selector.LabelSelector | None = None
     """Selects the nodes of the wave; None selects all."""
 
 
@@ -151,7 +148,7 @@ class RolloutPolicy:
     order: NodeOrder = NodeOrder.ZONES
     prestage_max_parallel: int | None = None
     """Nodes that prestage at the same time; None disables prestaging."""
-    windows: tuple[MaintenanceWindow, ...] = ()
+    windows: tuple[maintenance_windows.MaintenanceWindow, ...] = ()
     lock_server: LockServer | None = None
     alerts: PrometheusAlerts | None = None
     health_mode: HealthMode | None = None
@@ -160,7 +157,7 @@ class RolloutPolicy:
     """By pool: a new value resumes its halted rollout."""
 
 
-class MissingPolicyError(ConfigError):
+class MissingPolicyError(errors.ConfigError):
     """A pool names a RolloutPolicy that does not exist."""
 
 
@@ -170,17 +167,17 @@ class ObservedPolicy:
 
     name: str
     policy: RolloutPolicy = field(default_factory=RolloutPolicy)
-    error: ConfigError | None = None
+    error: errors.ConfigError | None = None
     """Why the spec is invalid."""
     generation: int = 0
-    status: Json = field(default_factory=dict, repr=False)
+    status: decode.Json = field(default_factory=dict, repr=False)
     resource_version: str = field(default="", compare=False)
 
     @classmethod
-    def from_json(cls, document: Json) -> "ObservedPolicy":
+    def from_json(cls, document: decode.Json) -> "ObservedPolicy":
         """Parse a RolloutPolicy; raises `ConfigError` only for invalid metadata or status."""
-        fields = Fields.from_json(document, "")
-        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        fields = decode.Fields.from_json(document, "")
+        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
         observed = cls(
             meta.name,
             generation=meta.generation,
@@ -189,7 +186,7 @@ class ObservedPolicy:
         )
         try:
             return replace(observed, policy=parse_policy(document, meta.name))
-        except ConfigError as error:
+        except errors.ConfigError as error:
             return replace(observed, error=error)
 
     @property
@@ -198,7 +195,9 @@ class ObservedPolicy:
         return self.policy, str(self.error)
 
 
-def find_policy(pool: MachineConfigPool, policies: Mapping[str, ObservedPolicy]) -> RolloutPolicy:
+def find_policy(
+    pool: machineconfigpool.MachineConfigPool, policies: Mapping[str, ObservedPolicy]
+) -> RolloutPolicy:
     """Return the policy of the pool; raises `ConfigError` when it is missing or invalid."""
     name = pool.rollout_policy
     if not name:
@@ -214,17 +213,17 @@ def find_policy(pool: MachineConfigPool, policies: Mapping[str, ObservedPolicy])
     return found.policy
 
 
-def parse_policy(document: Json, name: str) -> RolloutPolicy:
+def parse_policy(document: decode.Json, name: str) -> RolloutPolicy:
     """Parse the spec of a RolloutPolicy; raises `ConfigError` that names the field."""
     try:
-        fields = Fields.from_json(document, "")
-        reject_unknown_fields(fields, {"apiVersion", "kind", "metadata", "spec", "status"})
+        fields = decode.Fields.from_json(document, "")
+        decode.reject_unknown_fields(fields, {"apiVersion", "kind", "metadata", "spec", "status"})
         return _parse_spec(fields.get_object("spec"))
-    except ConfigError as error:
-        raise ConfigError(f"RolloutPolicy {name}: {error}", remedy=error.remedy) from error
+    except errors.ConfigError as error:
+        raise errors.ConfigError(f"RolloutPolicy {name}: {error}", remedy=error.remedy) from error
 
 
-def parse_duration_s(fields: Fields, name: str) -> float | None:
+def parse_duration_s(fields: decode.Fields, name: str) -> float | None:
     """Parse a duration such as ``1h30m`` or ``45s``; None when absent."""
     text = fields.get_optional_text(name)
     if text is None:
@@ -238,9 +237,9 @@ def parse_duration_s(fields: Fields, name: str) -> float | None:
     return hours * 3600.0 + minutes * 60.0 + rest
 
 
-def _parse_spec(fields: Fields) -> RolloutPolicy:
+def _parse_spec(fields: decode.Fields) -> RolloutPolicy:
     # An ignored typo would disable a limit that the user relies on.
-    reject_unknown_fields(fields, POLICY_FIELDS)
+    decode.reject_unknown_fields(fields, POLICY_FIELDS)
     return RolloutPolicy(
         waves=_parse_waves(fields),
         max_failures=_parse_max_failures(fields),
@@ -256,14 +255,15 @@ def _parse_spec(fields: Fields) -> RolloutPolicy:
     )
 
 
-def _parse_windows(fields: Fields) -> tuple[MaintenanceWindow, ...]:
+def _parse_windows(fields: decode.Fields) -> tuple[maintenance_windows.MaintenanceWindow, ...]:
     _get_bounded_list(fields, "windows", _MAX_WINDOWS)
     return fields.map_objects(
-        "windows", lambda each: parse_window(each, parse_duration_s(each, "duration"))
+        "windows",
+        lambda each: maintenance_windows.parse_window(each, parse_duration_s(each, "duration")),
     )
 
 
-def _parse_resume(fields: Fields) -> dict[str, str]:
+def _parse_resume(fields: decode.Fields) -> dict[str, str]:
     resume = fields.get_text_map("resume")
     if len(resume) > _MAX_RESUMES or any(len(text) > _MAX_RESUME_CHARS for text in resume.values()):
         raise fields.error(
@@ -273,7 +273,7 @@ def _parse_resume(fields: Fields) -> dict[str, str]:
     return resume
 
 
-def _get_bounded_list(fields: Fields, name: str, limit: int) -> list[object]:
+def _get_bounded_list(fields: decode.Fields, name: str, limit: int) -> list[object]:
     values = fields.get_list(name)
     if len(values) > limit:
         raise fields.error(
@@ -282,16 +282,18 @@ def _get_bounded_list(fields: Fields, name: str, limit: int) -> list[object]:
     return values
 
 
-def _parse_optional(fields: Fields, name: str, parse: Callable[[Fields], _T]) -> _T | None:
+def _parse_optional(
+    fields: decode.Fields, name: str, parse: Callable[[decode.Fields], _T]
+) -> _T | None:
     return None if fields.values.get(name) is None else parse(fields.get_object(name))
 
 
-def _parse_waves(fields: Fields) -> tuple[Wave, ...]:
+def _parse_waves(fields: decode.Fields) -> tuple[Wave, ...]:
     waves = []
     soak_s = parse_duration_s(fields, "soak") or 0.0
     if fields.values.get("canary") is not None:
         canary = fields.get_object("canary")
-        reject_unknown_fields(canary, _CANARY_FIELDS)
+        decode.reject_unknown_fields(canary, _CANARY_FIELDS)
         _reject_unknown_selector_fields(canary.get_object("nodeSelector"))
         share = (
             PoolShare(1)
@@ -299,14 +301,14 @@ def _parse_waves(fields: Fields) -> tuple[Wave, ...]:
             else _parse_share(canary.values["nodes"], canary.path_of("nodes"))
         )
         own_s = parse_duration_s(canary, "soak")
-        selector = parse_optional_selector(
+        selector = label_selector.parse_optional_selector(
             canary.values.get("nodeSelector"), canary.path_of("nodeSelector")
         )
         waves.append(Wave(share, soak_s if own_s is None else own_s, selector))
     for index, value in enumerate(_get_bounded_list(fields, "waves", _MAX_WAVES)):
         share = _parse_share(value, f"{fields.path_of('waves')}[{index}]")
         if waves and not _is_larger(waves[-1].share, share):
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{fields.path_of('waves')}[{index}]: expected more than in the previous wave, "
                 f"found {value!r:.40}",
                 remedy="write the total share of updated nodes at the end of each wave",
@@ -315,10 +317,10 @@ def _parse_waves(fields: Fields) -> tuple[Wave, ...]:
     return tuple(waves)
 
 
-def _reject_unknown_selector_fields(selector: Fields) -> None:
-    reject_unknown_fields(selector, _SELECTOR_FIELDS)
+def _reject_unknown_selector_fields(selector: decode.Fields) -> None:
+    decode.reject_unknown_fields(selector, _SELECTOR_FIELDS)
     for requirement in selector.iter_objects("matchExpressions"):
-        reject_unknown_fields(requirement, _REQUIREMENT_FIELDS)
+        decode.reject_unknown_fields(requirement, _REQUIREMENT_FIELDS)
 
 
 def _is_larger(before: PoolShare, after: PoolShare) -> bool:
@@ -333,43 +335,43 @@ def _parse_share(value: object, place: str) -> PoolShare:
         return PoolShare(count=value)
     if isinstance(value, str) and (found := _PERCENTAGE.fullmatch(value)) and value != "0%":
         return PoolShare(percent=int(found[1]))
-    raise ConfigError(
+    raise errors.ConfigError(
         f"{place}: expected a count of nodes or a percentage from 1% to 100%, found {value!r:.40}"
     )
 
 
-def _parse_max_failures(fields: Fields) -> int:
+def _parse_max_failures(fields: decode.Fields) -> int:
     value = fields.get_optional_integer("maxFailures") or 0
     if not 0 <= value <= _MAX_COUNT:
         raise fields.make_error("maxFailures", "a count of nodes")
     return value
 
 
-def _parse_progress_deadline(fields: Fields) -> float:
+def _parse_progress_deadline(fields: decode.Fields) -> float:
     seconds = parse_duration_s(fields, "progressDeadline")
     return DEFAULT_PROGRESS_DEADLINE_S if seconds is None else seconds
 
 
-def _parse_max_parallel(fields: Fields) -> int | None:
+def _parse_max_parallel(fields: decode.Fields) -> int | None:
     if fields.values.get("prestage") is None:
         return None
     prestage = fields.get_object("prestage")
-    reject_unknown_fields(prestage, {"maxParallel"})
+    decode.reject_unknown_fields(prestage, {"maxParallel"})
     value = prestage.get_optional_integer("maxParallel")
     if value is not None and not 1 <= value <= _MAX_COUNT:
         raise prestage.make_error("maxParallel", "a positive count of nodes")
     return value or DEFAULT_MAX_PARALLEL
 
 
-def _parse_order(fields: Fields) -> NodeOrder:
+def _parse_order(fields: decode.Fields) -> NodeOrder:
     return _parse_choice(fields, "order", NodeOrder) or NodeOrder.ZONES
 
 
-def _parse_health_mode(fields: Fields) -> HealthMode | None:
+def _parse_health_mode(fields: decode.Fields) -> HealthMode | None:
     return _parse_choice(fields, "healthMode", HealthMode)
 
 
-def _parse_choice(fields: Fields, name: str, choices: type[_Choice]) -> _Choice | None:
+def _parse_choice(fields: decode.Fields, name: str, choices: type[_Choice]) -> _Choice | None:
     text = fields.get_optional_text(name)
     if text is None:
         return None
@@ -381,18 +383,18 @@ def _parse_choice(fields: Fields, name: str, choices: type[_Choice]) -> _Choice 
         ) from error
 
 
-def parse_lock_server(fields: Fields) -> LockServer:
+def parse_lock_server(fields: decode.Fields) -> LockServer:
     """Parse the lock server of a policy; raises `ConfigError`."""
-    reject_unknown_fields(fields, {"url", "group"})
+    decode.reject_unknown_fields(fields, {"url", "group"})
     group = fields.get_required_text("group")
     if not _GROUP.fullmatch(group):
         raise fields.make_error("group", "letters, digits, dots and dashes")
     return LockServer(_parse_url(fields), group)
 
 
-def parse_alerts(fields: Fields) -> PrometheusAlerts:
+def parse_alerts(fields: decode.Fields) -> PrometheusAlerts:
     """Parse the alerts of a policy; raises `ConfigError`."""
-    reject_unknown_fields(fields, {"url", "names", "secret"})
+    decode.reject_unknown_fields(fields, {"url", "names", "secret"})
     names = fields.get_text_list("names")
     is_list = 0 < len(names) <= MAX_ALERTS and len(set(names)) == len(names)
     if not is_list or not all(0 < len(name) <= _MAX_NAME_CHARS for name in names):
@@ -407,7 +409,7 @@ def parse_alerts(fields: Fields) -> PrometheusAlerts:
     return PrometheusAlerts(url, names, secret)
 
 
-def _parse_url(fields: Fields) -> str:
+def _parse_url(fields: decode.Fields) -> str:
     text = fields.get_required_text("url")
     try:
         parts = urlsplit(text)

@@ -12,14 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
 
-from treenail.api.decode import Fields, Json
-from treenail.controllers.pools.maintenance_windows import (
-    MaintenanceWindow,
-    WindowClosed,
-    find_window_state,
-)
-from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
-from treenail.controllers.pools.rollout_policy import RolloutPolicy, Wave
+from treenail.api import decode
+from treenail.controllers.pools import maintenance_windows, node_facts, rollout_policy
 
 MAX_PAST_ROLLOUTS = 5
 """Rollouts that the status of a pool keeps: at most 3 KB."""
@@ -49,7 +43,7 @@ class PastRollout:
     """Node and reason of the failure that halted it."""
 
     @classmethod
-    def from_fields(cls, fields: Fields) -> "PastRollout":
+    def from_fields(cls, fields: decode.Fields) -> "PastRollout":
         """Parse one entry; raises `ConfigError`. An unknown outcome counts as replaced."""
         outcome = fields.get_text("outcome")
         return cls(
@@ -61,9 +55,9 @@ class PastRollout:
             fields.get_text("reason"),
         )
 
-    def to_json(self) -> Json:
+    def to_json(self) -> decode.Json:
         """Format the entry for the status of the pool."""
-        document: Json = {
+        document: decode.Json = {
             "config": self.config,
             "beganAt": int(self.began_at),
             "endedAt": int(self.ended_at),
@@ -105,7 +99,7 @@ class NodeFailure:
 class RolloutRecord:
     """Record of the rollout of one target."""
 
-    target: RolloutTarget
+    target: node_facts.RolloutTarget
     wave: int = 0
     """Number of complete waves."""
     image_changed_at: float | None = None
@@ -130,7 +124,7 @@ class RolloutRecord:
     @classmethod
     def from_json(cls, document: object) -> "RolloutRecord":
         """Parse the field of the status; raises `ConfigError`."""
-        fields = Fields.from_json(document, f"status.{ROLLOUT_STATUS}")
+        fields = decode.Fields.from_json(document, f"status.{ROLLOUT_STATUS}")
         halted = fields.get_object("halted")
         settled = fields.get_optional_integer("settledAt")
         blocked = fields.get_optional_integer("blockedSince")
@@ -138,7 +132,9 @@ class RolloutRecord:
         began = fields.get_optional_integer("beganAt")
         completed = fields.get_optional_integer("completedAt")
         return cls(
-            target=RolloutTarget(fields.get_text("config"), fields.get_optional_text("image")),
+            target=node_facts.RolloutTarget(
+                fields.get_text("config"), fields.get_optional_text("image")
+            ),
             wave=fields.get_optional_integer("wave") or 0,
             image_changed_at=None if changed is None else float(changed),
             settled_at=None if settled is None else float(settled),
@@ -153,9 +149,9 @@ class RolloutRecord:
             history=fields.map_objects("history", PastRollout.from_fields)[:MAX_PAST_ROLLOUTS],
         )
 
-    def to_json(self) -> Json:
+    def to_json(self) -> decode.Json:
         """Format the record for the field of the status."""
-        document: Json = {"config": self.target.config}
+        document: decode.Json = {"config": self.target.config}
         if self.target.image is not None:
             document["image"] = self.target.image
         if self.image_changed_at is not None:
@@ -199,9 +195,9 @@ class WaveCapacity:
 
 def advance_record(
     record: RolloutRecord | None,
-    policy: RolloutPolicy,
-    nodes: Sequence[NodeFacts],
-    target: RolloutTarget,
+    policy: rollout_policy.RolloutPolicy,
+    nodes: Sequence[node_facts.NodeFacts],
+    target: node_facts.RolloutTarget,
     *,
     now: float,
     resume_value: str = "",
@@ -252,7 +248,7 @@ def advance_record(
     return record
 
 
-def _drop_recovered(record: RolloutRecord, nodes: Sequence[NodeFacts]) -> RolloutRecord:
+def _drop_recovered(record: RolloutRecord, nodes: Sequence[node_facts.NodeFacts]) -> RolloutRecord:
     """Return the record without the acknowledgement of nodes that recovered or left the pool.
 
     Their next failure is another one. A node that only tries again has not recovered.
@@ -292,7 +288,10 @@ def compute_image_settle_s(record: RolloutRecord, settle_s: float, now: float) -
 
 
 def compute_wave_capacity(
-    record: RolloutRecord, policy: RolloutPolicy, nodes: Sequence[NodeFacts], target: RolloutTarget
+    record: RolloutRecord,
+    policy: rollout_policy.RolloutPolicy,
+    nodes: Sequence[node_facts.NodeFacts],
+    target: node_facts.RolloutTarget,
 ) -> WaveCapacity:
     """Compute how many more nodes may get the target before the current wave is complete."""
     if record.wave >= len(policy.waves):
@@ -301,13 +300,15 @@ def compute_wave_capacity(
     return _compute_capacity(policy.waves[record.wave], nodes, target)
 
 
-def compute_soak_end(record: RolloutRecord, policy: RolloutPolicy) -> float:
+def compute_soak_end(record: RolloutRecord, policy: rollout_policy.RolloutPolicy) -> float:
     """Compute when the soak time of the settled wave ends."""
     wave = policy.waves[record.wave]
     return (record.settled_at or 0.0) + wave.soak_s
 
 
-def compute_remaining_soaks_s(record: RolloutRecord, policy: RolloutPolicy, now: float) -> float:
+def compute_remaining_soaks_s(
+    record: RolloutRecord, policy: rollout_policy.RolloutPolicy, now: float
+) -> float:
     """Compute the soak time of all waves that is not over yet, in seconds."""
     waves = policy.waves[record.wave :]
     total_s = sum(wave.soak_s for wave in waves)
@@ -319,7 +320,11 @@ def compute_remaining_soaks_s(record: RolloutRecord, policy: RolloutPolicy, now:
 
 
 def find_failures(
-    nodes: Iterable[NodeFacts], target: RolloutTarget, policy: RolloutPolicy, *, now: float
+    nodes: Iterable[node_facts.NodeFacts],
+    target: node_facts.RolloutTarget,
+    policy: rollout_policy.RolloutPolicy,
+    *,
+    now: float,
 ) -> tuple[NodeFailure, ...]:
     """Return the nodes that failed on the target, in the order of their assignment."""
     found = sorted(
@@ -330,7 +335,9 @@ def find_failures(
     return tuple(NodeFailure(name, reason) for _at, name, reason in found)
 
 
-def find_wave_members(wave: Wave, nodes: Iterable[NodeFacts]) -> list[NodeFacts]:
+def find_wave_members(
+    wave: rollout_policy.Wave, nodes: Iterable[node_facts.NodeFacts]
+) -> list[node_facts.NodeFacts]:
     """Return the nodes that the wave's selector matches."""
     selector = wave.selector
     return [node for node in nodes if selector is None or selector.matches(node.labels)]
@@ -338,9 +345,9 @@ def find_wave_members(wave: Wave, nodes: Iterable[NodeFacts]) -> list[NodeFacts]
 
 def compute_next_check_s(
     record: RolloutRecord,
-    policy: RolloutPolicy,
-    nodes: Iterable[NodeFacts],
-    target: RolloutTarget,
+    policy: rollout_policy.RolloutPolicy,
+    nodes: Iterable[node_facts.NodeFacts],
+    target: node_facts.RolloutTarget,
     *,
     now: float,
 ) -> float | None:
@@ -361,7 +368,10 @@ def compute_next_check_s(
 
 
 def _describe_failure(
-    node: NodeFacts, policy: RolloutPolicy, now: float, target: RolloutTarget
+    node: node_facts.NodeFacts,
+    policy: rollout_policy.RolloutPolicy,
+    now: float,
+    target: node_facts.RolloutTarget,
 ) -> str:
     """Describe why the node counts as failed on the target; empty when it does not."""
     if not node.is_assigned(target):
@@ -380,7 +390,7 @@ def _describe_failure(
 
 
 def _compute_image_change(
-    before: RolloutRecord | None, target: RolloutTarget, now: float
+    before: RolloutRecord | None, target: node_facts.RolloutTarget, now: float
 ) -> float | None:
     image = None if before is None else before.target.image
     if image != target.image:
@@ -389,7 +399,9 @@ def _compute_image_change(
     return None if before is None else before.image_changed_at
 
 
-def _compute_failure_time(node: NodeFacts, policy: RolloutPolicy) -> float | None:
+def _compute_failure_time(
+    node: node_facts.NodeFacts, policy: rollout_policy.RolloutPolicy
+) -> float | None:
     """Compute since or from when the node's present state is a failure; None when it is none."""
     started = node.started_at or 0.0
     if node.is_degraded:
@@ -400,13 +412,15 @@ def _compute_failure_time(node: NodeFacts, policy: RolloutPolicy) -> float | Non
     return _find_unhealthy_since(node) + policy.reboot_timeout_s
 
 
-def _find_unhealthy_since(node: NodeFacts) -> float:
+def _find_unhealthy_since(node: node_facts.NodeFacts) -> float:
     changed_at = node.pressure_changed_at if node.pressure else node.ready_changed_at
     return max(node.started_at or 0.0, changed_at or 0.0)
 
 
 def _compute_capacity(
-    wave: Wave, nodes: Sequence[NodeFacts], target: RolloutTarget
+    wave: rollout_policy.Wave,
+    nodes: Sequence[node_facts.NodeFacts],
+    target: node_facts.RolloutTarget,
 ) -> WaveCapacity:
     wave_members = find_wave_members(wave, nodes)
     size = min(wave.share.compute_count(len(nodes)), len(wave_members))
@@ -415,7 +429,10 @@ def _compute_capacity(
 
 
 def _is_settled(
-    wave: Wave, nodes: Sequence[NodeFacts], target: RolloutTarget, failed: set[str]
+    wave: rollout_policy.Wave,
+    nodes: Sequence[node_facts.NodeFacts],
+    target: node_facts.RolloutTarget,
+    failed: set[str],
 ) -> bool:
     capacity = _compute_capacity(wave, nodes, target)
     if capacity.remaining > 0 or (capacity.member_count == 0 and len(nodes) > 0):
@@ -433,7 +450,9 @@ DEFAULT_NODE_S = 600.0
 _MAX_WINDOWS = 400
 
 
-def estimate_node_s(nodes: Iterable[NodeFacts], target: RolloutTarget) -> float:
+def estimate_node_s(
+    nodes: Iterable[node_facts.NodeFacts], target: node_facts.RolloutTarget
+) -> float:
     """Estimate the time from assignment to Ready: the median of the updated nodes."""
     durations = [
         node.ready_changed_at - node.started_at
@@ -450,7 +469,7 @@ def estimate_remaining_s(
     remaining: int,
     max_parallel: int,
     node_duration_s: float,
-    windows: tuple[MaintenanceWindow, ...],
+    windows: tuple[maintenance_windows.MaintenanceWindow, ...],
     now: float,
 ) -> float | None:
     """Estimate the time until the ``remaining`` nodes are updated inside the windows.
@@ -460,8 +479,8 @@ def estimate_remaining_s(
     batches = -(-remaining // max(max_parallel, 1))
     at = now
     for _ in range(_MAX_WINDOWS):
-        window = find_window_state(windows, at)
-        if isinstance(window, WindowClosed):
+        window = maintenance_windows.find_window_state(windows, at)
+        if isinstance(window, maintenance_windows.WindowClosed):
             at += window.opens_in_s
             continue
         fitting = (

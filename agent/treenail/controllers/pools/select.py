@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from treenail.api.machineconfigpool import ARBITER
-from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
+from treenail.controllers.pools import node_facts
 from treenail.errors import ConfigError
 
 CONTROL_PLANE_LABELS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
@@ -26,12 +26,12 @@ _PERCENTAGE = re.compile(r"\+?([0-9]{1,9})%")
 class Candidates:
     """Nodes that may get the target, in the given order, and how many of them now."""
 
-    nodes: tuple[NodeFacts, ...] = ()
+    nodes: tuple[node_facts.NodeFacts, ...] = ()
     capacity: int = 0
 
 
 def find_candidates(
-    nodes: Iterable[NodeFacts], target: RolloutTarget, max_unavailable: int
+    nodes: Iterable[node_facts.NodeFacts], target: node_facts.RolloutTarget, max_unavailable: int
 ) -> Candidates:
     """Find nodes in service without this target, and the capacity left of ``max_unavailable``.
 
@@ -50,7 +50,9 @@ def find_candidates(
     return Candidates(tuple(found), capacity)
 
 
-def find_redirectable(nodes: Iterable[NodeFacts], target: RolloutTarget) -> tuple[NodeFacts, ...]:
+def find_redirectable(
+    nodes: Iterable[node_facts.NodeFacts], target: node_facts.RolloutTarget
+) -> tuple[node_facts.NodeFacts, ...]:
     """Find nodes that already count as unavailable because they are updating to another target.
 
     They include nodes that failed on it and stayed cordoned. Otherwise these would hold the
@@ -88,7 +90,7 @@ def compute_max_unavailable(pool: str, spec: int | str | None, nodes: int) -> in
     return 1 if pool == ARBITER else max(limit, 1)
 
 
-def limit_to_quorum(limit: int, nodes: Iterable[NodeFacts]) -> int:
+def limit_to_quorum(limit: int, nodes: Iterable[node_facts.NodeFacts]) -> int:
     """Limit how many nodes of a pool may be unavailable, so that etcd keeps its quorum.
 
     Each control plane node counts as a member of etcd. At least 1, because a pool of one or two
@@ -98,7 +100,7 @@ def limit_to_quorum(limit: int, nodes: Iterable[NodeFacts]) -> int:
     return limit if members == 0 else min(limit, max(1, (members - 1) // 2))
 
 
-def sort_by_zone(nodes: Iterable[NodeFacts]) -> tuple[NodeFacts, ...]:
+def sort_by_zone(nodes: Iterable[node_facts.NodeFacts]) -> tuple[node_facts.NodeFacts, ...]:
     """Sort by zone, nodes without a zone last, and within a zone by age, the oldest first.
 
     The Machine Config Operator uses this order (sortNodeList in node_controller.go).
@@ -107,13 +109,13 @@ def sort_by_zone(nodes: Iterable[NodeFacts]) -> tuple[NodeFacts, ...]:
 
 
 def spread_over_zones(
-    nodes: Iterable[NodeFacts], unavailable_nodes: Iterable[NodeFacts]
-) -> tuple[NodeFacts, ...]:
+    nodes: Iterable[node_facts.NodeFacts], unavailable_nodes: Iterable[node_facts.NodeFacts]
+) -> tuple[node_facts.NodeFacts, ...]:
     """Take always the oldest node of the zone with the fewest unavailable nodes.
 
     ``unavailable_nodes`` are already out of service.
     """
-    queues: dict[str, deque[NodeFacts]] = defaultdict(deque)
+    queues: dict[str, deque[node_facts.NodeFacts]] = defaultdict(deque)
     for node in sort_by_zone(nodes):
         queues[node.zone].append(node)
     unavailable = Counter(node.zone for node in unavailable_nodes)

@@ -10,14 +10,11 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, Json
-from treenail.api.machineconfig import MachineConfig
-from treenail.api.machineconfigpool import API_VERSION, KIND, MachineConfigPool
-from treenail.api.object_meta import Condition, merge_conditions
-from treenail.clocks import Clock, format_rfc3339
+from treenail.api import decode, machineconfig, machineconfigpool, object_meta
+from treenail.config import validation
 from treenail.config.rendered_name import rendered_name
-from treenail.config.validation import ValidConfig, validate_config
 from treenail.controllers.pools.expected import ExpectedPools
 from treenail.controllers.render.render import (
     RENDER_INPUTS,
@@ -28,24 +25,8 @@ from treenail.controllers.render.render import (
     is_rendered,
     render_pool,
 )
-from treenail.controllers.runtime.informer_set import Informers, InformerView
-from treenail.errors import (
-    AlreadyExistsError,
-    ConfigError,
-    ForbiddenError,
-    InvalidError,
-    NotFoundError,
-    UnreconcilableError,
-)
-from treenail.kube.api_client import Client
-from treenail.kube.event_recorder import EventRecorder, ObjectReference
-from treenail.kube.resources import (
-    CONTROLLERCONFIGS,
-    MACHINECONFIGPOOLS,
-    MACHINECONFIGS,
-    NODES,
-)
-from treenail.kube.watch import WatchScope
+from treenail.controllers.runtime import informer_set
+from treenail.kube import api_client, event_recorder, resources, watch
 
 log = logging.getLogger(__name__)
 
@@ -66,14 +47,14 @@ class ValidatedConfigs:
     """
 
     def __init__(self) -> None:
-        self._results: dict[str, tuple[MachineConfig, ValidConfig]] = {}
+        self._results: dict[str, tuple[machineconfig.MachineConfig, validation.ValidConfig]] = {}
 
-    def validate(self, config: MachineConfig) -> ValidConfig:
+    def validate(self, config: machineconfig.MachineConfig) -> validation.ValidConfig:
         """Return and raise what `validate_config` does."""
         known = self._results.get(config.name)
         if known is not None and known[0] is config:
             return known[1]
-        valid = validate_config(config)
+        valid = validation.validate_config(config)
         if len(self._results) >= _VALIDATED_LIMIT:
             self._results.clear()
         self._results[config.name] = config, valid
@@ -84,20 +65,20 @@ class ValidatedConfigs:
 class ObservedConfig:
     """A watched MachineConfig; of a rendered one only the metadata."""
 
-    config: MachineConfig
+    config: machineconfig.MachineConfig
     is_rendered: bool = False
     has_matching_hash: bool = True
     """False for a rendered config whose contents differ from the hash in its name."""
 
     @classmethod
-    def from_json(cls, document: Json) -> "ObservedConfig":
+    def from_json(cls, document: decode.Json) -> "ObservedConfig":
         """Read an API object; raise `ConfigError`."""
-        config = MachineConfig.from_json(document)
+        config = machineconfig.MachineConfig.from_json(document)
         if not is_rendered(config):
             return cls(config)
         owner = next(each.name for each in config.metadata.owner_references if each.controller)
         return cls(
-            MachineConfig(metadata=config.metadata),
+            machineconfig.MachineConfig(metadata=config.metadata),
             is_rendered=True,
             has_matching_hash=_compute_name(owner, document.get("spec")) == config.name,
         )
@@ -127,30 +108,42 @@ class RenderController:
     name = "render"
 
     def __init__(
-        self, client: Client, clock: Clock, events: EventRecorder, *, settle_s: float = 5.0
+        self,
+        client: api_client.Client,
+        clock: clocks.Clock,
+        events: event_recorder.EventRecorder,
+        *,
+        settle_s: float = 5.0,
     ) -> None:
         self._client = client
         self._clock = clock
         self._events = events
         self._settle_s = settle_s
-        self._pools: InformerView[MachineConfigPool]
-        self._configs: InformerView[ObservedConfig]
-        self._controller_configs: InformerView[ControllerConfig]
-        self._nodes: InformerView[frozenset[str]]
+        self._pools: informer_set.InformerView[machineconfigpool.MachineConfigPool]
+        self._configs: informer_set.InformerView[ObservedConfig]
+        self._controller_configs: informer_set.InformerView[ControllerConfig]
+        self._nodes: informer_set.InformerView[frozenset[str]]
         self._expected_pools = ExpectedPools()
         self._lock = threading.Lock()
         self._changed_at: dict[str, float] = {}
         self._reported_warnings: dict[str, tuple[str, ...]] = {}
         self._validated = ValidatedConfigs()
 
-    def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
+    def register_watches(
+        self, informers: informer_set.Informers, enqueue: Callable[[str], None]
+    ) -> None:
         """Watch pools, MachineConfigs, the ControllerConfig, and references of Nodes."""
-        pools = informers.add_view(WatchScope(MACHINECONFIGPOOLS), MachineConfigPool.from_json)
-        self._configs = informers.add_view(WatchScope(MACHINECONFIGS), ObservedConfig.from_json)
-        self._controller_configs = informers.add_view(
-            WatchScope(CONTROLLERCONFIGS), ControllerConfig.from_json
+        pools = informers.add_view(
+            watch.WatchScope(resources.MACHINECONFIGPOOLS),
+            machineconfigpool.MachineConfigPool.from_json,
         )
-        self._nodes = informers.add_view(WatchScope(NODES), _extract_references)
+        self._configs = informers.add_view(
+            watch.WatchScope(resources.MACHINECONFIGS), ObservedConfig.from_json
+        )
+        self._controller_configs = informers.add_view(
+            watch.WatchScope(resources.CONTROLLERCONFIGS), ControllerConfig.from_json
+        )
+        self._nodes = informers.add_view(watch.WatchScope(resources.NODES), _extract_references)
         self._pools = pools
 
         def mark_changed(names: Iterable[str]) -> None:
@@ -160,7 +153,9 @@ class RenderController:
                 enqueue(name)
 
         def on_pool(
-            name: str, before: MachineConfigPool | None, after: MachineConfigPool | None
+            name: str,
+            before: machineconfigpool.MachineConfigPool | None,
+            after: machineconfigpool.MachineConfigPool | None,
         ) -> None:
             if before is None or after is None or _extract_inputs(before) != _extract_inputs(after):
                 enqueue(name)
@@ -196,21 +191,21 @@ class RenderController:
             rendered = self._render_pool(
                 pool, observed, next(iter(cluster.values()), ControllerConfig())
             )
-        except ConfigError as error:
+        except errors.ConfigError as error:
             self._write_condition(pool, _build_failure_condition(pool, error), inputs)
             return None
         try:
             self._create_config(rendered)
             self._report_ignored_fields(pool, rendered)
             pool = self._update_pool(pool, rendered)
-        except (ForbiddenError, InvalidError) as error:
+        except (errors.ForbiddenError, errors.InvalidError) as error:
             # A role or an admission webhook. The queue retries, and finds the same condition.
             message = f"Failed to write configuration for pool {pool.name}: {error}"
-            condition = Condition(RENDER_DEGRADED, "True", "WriteRefused", message)
+            condition = object_meta.Condition(RENDER_DEGRADED, "True", "WriteRefused", message)
             self._write_condition(pool, condition, inputs)
             raise
         message = f"Rendered {rendered.name}"
-        condition = Condition(RENDER_DEGRADED, "False", "Rendered", message)
+        condition = object_meta.Condition(RENDER_DEGRADED, "False", "Rendered", message)
         self._write_condition(pool, condition, inputs)
         self._prune_configs(pool, rendered.name)
         return _PRUNE_S
@@ -225,7 +220,7 @@ class RenderController:
 
     def _render_pool(
         self,
-        pool: MachineConfigPool,
+        pool: machineconfigpool.MachineConfigPool,
         observed: Mapping[str, ObservedConfig],
         cluster: ControllerConfig,
     ) -> RenderedConfig:
@@ -237,31 +232,35 @@ class RenderController:
             check_update(current, rendered)
         found = observed.get(rendered.name)
         if found is not None and not found.has_matching_hash:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"cannot use MachineConfig {rendered.name}: its contents do not match the hash in "
                 "its name, so a user edited it",
                 remedy=f"delete it to render it again: kubectl delete mc {rendered.name}",
             )
         return rendered
 
-    def _read_config(self, name: str) -> MachineConfig | None:
+    def _read_config(self, name: str) -> machineconfig.MachineConfig | None:
         """Read the config; None when a user deleted it."""
         try:
-            return MachineConfig.from_json(self._client.get(MACHINECONFIGS, name))
-        except NotFoundError:
+            return machineconfig.MachineConfig.from_json(
+                self._client.get(resources.MACHINECONFIGS, name)
+            )
+        except errors.NotFoundError:
             return None
 
     def _create_config(self, rendered: RenderedConfig) -> None:
         if self._configs.find(rendered.name) is not None:
             return
         try:
-            self._client.create(MACHINECONFIGS, rendered.config.to_json())
-        except AlreadyExistsError:
+            self._client.create(resources.MACHINECONFIGS, rendered.config.to_json())
+        except errors.AlreadyExistsError:
             log.debug("%s exists already", rendered.name)
         else:
             log.info("rendered %s from %s", rendered.name, ", ".join(rendered.sources))
 
-    def _report_ignored_fields(self, pool: MachineConfigPool, rendered: RenderedConfig) -> None:
+    def _report_ignored_fields(
+        self, pool: machineconfigpool.MachineConfigPool, rendered: RenderedConfig
+    ) -> None:
         """Log fields without effect and record an Event, once until they change."""
         if self._reported_warnings.get(pool.name, ()) == rendered.warnings:
             return
@@ -270,28 +269,47 @@ class RenderController:
             return
         for warning in rendered.warnings:
             log.warning("%s", warning)
-        regarding = ObjectReference(KIND, pool.name, uid=pool.metadata.uid, api_version=API_VERSION)
+        regarding = event_recorder.ObjectReference(
+            machineconfigpool.KIND,
+            pool.name,
+            uid=pool.metadata.uid,
+            api_version=machineconfigpool.API_VERSION,
+        )
         shown = rendered.warnings[:_MAX_WARNINGS]
         more = len(rendered.warnings) - len(shown)
         text = "; ".join(shown) + (f"; and {more} more" if more else "")
         self._events.record_warning(regarding, FIELD_IGNORED, text)
 
-    def _update_pool(self, pool: MachineConfigPool, rendered: RenderedConfig) -> MachineConfigPool:
+    def _update_pool(
+        self, pool: machineconfigpool.MachineConfigPool, rendered: RenderedConfig
+    ) -> machineconfigpool.MachineConfigPool:
         if pool.configuration.name == rendered.name and (
             pool.configuration.source == rendered.sources
         ):
             return pool
-        body: Json = {
+        body: decode.Json = {
             "metadata": {"resourceVersion": pool.metadata.resource_version},
             "spec": {"configuration": rendered.to_pool_configuration()},
         }
-        found = self._client.patch(MACHINECONFIGPOOLS, pool.name, body)
-        regarding = ObjectReference(KIND, pool.name, uid=pool.metadata.uid, api_version=API_VERSION)
+        found = self._client.patch(resources.MACHINECONFIGPOOLS, pool.name, body)
+        regarding = event_recorder.ObjectReference(
+            machineconfigpool.KIND,
+            pool.name,
+            uid=pool.metadata.uid,
+            api_version=machineconfigpool.API_VERSION,
+        )
         text = f"{rendered.name} from {', '.join(rendered.sources)}"
         self._events.record_normal(regarding, "RenderedConfigGenerated", text)
-        return self._expected_pools.record_write(pool, MachineConfigPool.from_json(found))
+        return self._expected_pools.record_write(
+            pool, machineconfigpool.MachineConfigPool.from_json(found)
+        )
 
-    def _write_condition(self, pool: MachineConfigPool, condition: Condition, inputs: str) -> None:
+    def _write_condition(
+        self,
+        pool: machineconfigpool.MachineConfigPool,
+        condition: object_meta.Condition,
+        inputs: str,
+    ) -> None:
         """Write the condition RenderDegraded and the hash of the inputs if one differs.
 
         Both in one write: a client that reads the hash also reads the result.
@@ -300,10 +318,10 @@ class RenderController:
         is_known = known is not None and replace(known, last_transition_time="") == condition
         if is_known and pool.status.get(RENDER_INPUTS) == inputs:
             return
-        conditions = merge_conditions(
-            pool.conditions, [condition], now=format_rfc3339(self._clock.now())
+        conditions = object_meta.merge_conditions(
+            pool.conditions, [condition], now=clocks.format_rfc3339(self._clock.now())
         )
-        body: Json = {
+        body: decode.Json = {
             # A merge patch replaces the whole list, so it must fail if another writer changed it.
             "metadata": {"resourceVersion": pool.metadata.resource_version},
             "status": {
@@ -311,16 +329,23 @@ class RenderController:
                 "conditions": [each.to_json() for each in conditions],
             },
         }
-        found = self._client.patch(MACHINECONFIGPOOLS, pool.name, body, subresource="status")
-        self._expected_pools.record_write(pool, MachineConfigPool.from_json(found))
+        found = self._client.patch(
+            resources.MACHINECONFIGPOOLS, pool.name, body, subresource="status"
+        )
+        self._expected_pools.record_write(
+            pool, machineconfigpool.MachineConfigPool.from_json(found)
+        )
         if condition.status == "True" and not is_known:
             log.warning("%s", condition.message)
-            regarding = ObjectReference(
-                KIND, pool.name, uid=pool.metadata.uid, api_version=API_VERSION
+            regarding = event_recorder.ObjectReference(
+                machineconfigpool.KIND,
+                pool.name,
+                uid=pool.metadata.uid,
+                api_version=machineconfigpool.API_VERSION,
             )
             self._events.record_warning(regarding, condition.reason, condition.message)
 
-    def _prune_configs(self, pool: MachineConfigPool, current: str) -> None:
+    def _prune_configs(self, pool: machineconfigpool.MachineConfigPool, current: str) -> None:
         """Delete unreferenced rendered configs of the pool, except the newest."""
         used = {current, *_list_pool_references(self._pools.get_all().values())}
         used.update(*self._nodes.get_all().values())
@@ -337,8 +362,8 @@ class RenderController:
         for config in unused[: max(len(unused) - KEPT_CONFIGS, 0)][:_MAX_DELETIONS]:
             name = config.config.name
             try:
-                self._client.delete(MACHINECONFIGS, name, uid=config.config.metadata.uid)
-            except NotFoundError:
+                self._client.delete(resources.MACHINECONFIGS, name, uid=config.config.metadata.uid)
+            except errors.NotFoundError:
                 continue
             log.info("deleted unreferenced %s", name)
 
@@ -352,14 +377,14 @@ def _compute_name(pool: str, spec: object) -> str:
         return ""
 
 
-def _extract_inputs(pool: MachineConfigPool) -> object:
+def _extract_inputs(pool: machineconfigpool.MachineConfigPool) -> object:
     """Return the parts of a pool that rendering reads or restores."""
     condition = next((each for each in pool.conditions if each.type == RENDER_DEGRADED), None)
     return pool.machine_config_selector, pool.configuration, pool.os_image_stream, condition
 
 
 def _find_affected_pools(
-    pools: Mapping[str, MachineConfigPool], configs: Iterable[ObservedConfig]
+    pools: Mapping[str, machineconfigpool.MachineConfigPool], configs: Iterable[ObservedConfig]
 ) -> set[str]:
     """Return the pools that select or own one of the configs."""
     return {
@@ -375,10 +400,10 @@ def _find_affected_pools(
     }
 
 
-def _extract_references(document: Json) -> frozenset[str]:
+def _extract_references(document: decode.Json) -> frozenset[str]:
     """Return the rendered configs that a Node references."""
     annotations = (
-        Fields.from_json(document, "Node").get_object("metadata").get_text_map("annotations")
+        decode.Fields.from_json(document, "Node").get_object("metadata").get_text_map("annotations")
     )
     return frozenset(
         annotations[name]
@@ -387,14 +412,16 @@ def _extract_references(document: Json) -> frozenset[str]:
     )
 
 
-def _list_pool_references(pools: Iterable[MachineConfigPool]) -> set[str]:
+def _list_pool_references(pools: Iterable[machineconfigpool.MachineConfigPool]) -> set[str]:
     return {
         name for pool in pools for name in (pool.configuration.name, pool.status_configuration.name)
     }
 
 
-def _build_failure_condition(pool: MachineConfigPool, error: ConfigError) -> Condition:
-    reason = "Unreconcilable" if isinstance(error, UnreconcilableError) else "RenderFailed"
+def _build_failure_condition(
+    pool: machineconfigpool.MachineConfigPool, error: errors.ConfigError
+) -> object_meta.Condition:
+    reason = "Unreconcilable" if isinstance(error, errors.UnreconcilableError) else "RenderFailed"
     remedy = f"; {error.remedy}" if error.remedy else ""
     message = f"Failed to render configuration for pool {pool.name}: {error}{remedy}"
-    return Condition(RENDER_DEGRADED, "True", reason, message)
+    return object_meta.Condition(RENDER_DEGRADED, "True", reason, message)

@@ -14,31 +14,19 @@ from dataclasses import dataclass, field
 
 from treenail import __version__
 from treenail.api import annotations as key
-from treenail.api import documents, machineconfig, machineconfigpool, machineosconfig
-from treenail.api.decode import Fields, Json
+from treenail.api import (
+    decode,
+    documents,
+    machineconfig,
+    machineconfigpool,
+    machineosconfig,
+    object_meta,
+)
 from treenail.api.ignition.parser import parse_ignition
-from treenail.api.machineconfig import API_VERSION, KIND, MachineConfig
-from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.object_meta import ObjectMeta, OwnerReference
-from treenail.config import reconcilable
-from treenail.config.merge import (
-    GENERATED_BY,
-    BaseImages,
-    MergedConfig,
-    merge_machine_configs,
-)
+from treenail.config import merge, reconcilable, validation
 from treenail.config.provenance import PROVENANCE, Provenance, list_named_entries
-from treenail.config.reconcilable import ValidationOverride
 from treenail.config.rendered_name import rendered_name
-from treenail.config.validation import (
-    ValidConfig,
-    check_rendered_size,
-    find_control_character,
-    validate_config,
-)
 from treenail.controllers.pools import rollout_policy
-from treenail.controllers.pools.rollout_policy import ObservedPolicy
 from treenail.errors import ConfigError, UnreconcilableError, UsageError
 
 RENDER_INPUTS = "renderInputs"
@@ -58,7 +46,9 @@ _MACHINECONFIG_PREFIX = re.compile(r"MachineConfig (\S+): ")
 
 
 def hash_render_inputs(
-    pool: MachineConfigPool, configs: Iterable[ObjectMeta], controller_configs: Iterable[ObjectMeta]
+    pool: machineconfigpool.MachineConfigPool,
+    configs: Iterable[object_meta.ObjectMeta],
+    controller_configs: Iterable[object_meta.ObjectMeta],
 ) -> str:
     """Hash the MachineConfigs that the pool selects, and all ControllerConfigs.
 
@@ -70,7 +60,9 @@ def hash_render_inputs(
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
 
 
-def select_sources(pool: MachineConfigPool, configs: Iterable[ObjectMeta]) -> list[ObjectMeta]:
+def select_sources(
+    pool: machineconfigpool.MachineConfigPool, configs: Iterable[object_meta.ObjectMeta]
+) -> list[object_meta.ObjectMeta]:
     """Return the MachineConfigs that the pool selects, without rendered ones."""
     selector = pool.machine_config_selector
     if selector is None or selector.is_empty:
@@ -80,7 +72,7 @@ def select_sources(pool: MachineConfigPool, configs: Iterable[ObjectMeta]) -> li
     ]
 
 
-def is_owned_by_pool(config: ObjectMeta) -> bool:
+def is_owned_by_pool(config: object_meta.ObjectMeta) -> bool:
     """Return True for a rendered config: a pool is its controller."""
     owners = config.owner_references
     return any(owner.kind == machineconfigpool.KIND and owner.controller for owner in owners)
@@ -90,23 +82,23 @@ def is_owned_by_pool(config: ObjectMeta) -> bool:
 class ControllerConfig:
     """The parts of the ControllerConfig that rendering needs; they apply to all pools."""
 
-    base_images: BaseImages = field(default_factory=BaseImages)
+    base_images: merge.BaseImages = field(default_factory=merge.BaseImages)
     release_version: str = ""
-    metadata: ObjectMeta = field(default_factory=ObjectMeta, compare=False)
+    metadata: object_meta.ObjectMeta = field(default_factory=object_meta.ObjectMeta, compare=False)
 
     @classmethod
     def from_json(cls, document: object) -> "ControllerConfig":
         """Read an API object or a file; raise `ConfigError`."""
-        fields = Fields.from_json(document, "")
+        fields = decode.Fields.from_json(document, "")
         spec = fields.get_object("spec")
         annotations = fields.get_object("metadata").get_text_map("annotations")
         return cls(
-            BaseImages(
+            merge.BaseImages(
                 spec.get_text("baseOSContainerImage"),
                 spec.get_text("baseOSExtensionsContainerImage"),
             ),
             annotations.get(key.RELEASE_VERSION, ""),
-            ObjectMeta.from_fields(fields.get_object("metadata")),
+            object_meta.ObjectMeta.from_fields(fields.get_object("metadata")),
         )
 
 
@@ -114,7 +106,7 @@ class ControllerConfig:
 class RenderedConfig:
     """A rendered MachineConfig and its sources."""
 
-    config: MachineConfig = field(repr=False)
+    config: machineconfig.MachineConfig = field(repr=False)
     sources: tuple[str, ...]
     """Names of the merged MachineConfigs, in merge order."""
     provenance: Provenance = field(repr=False)
@@ -125,20 +117,30 @@ class RenderedConfig:
     def name(self) -> str:
         return self.config.name
 
-    def to_pool_configuration(self) -> Json:
+    def to_pool_configuration(self) -> decode.Json:
         """Convert to ``spec.configuration`` of the pool."""
-        source = [{"apiVersion": API_VERSION, "kind": KIND, "name": name} for name in self.sources]
-        return {"apiVersion": API_VERSION, "kind": KIND, "name": self.name, "source": source}
+        source = [
+            {"apiVersion": machineconfig.API_VERSION, "kind": machineconfig.KIND, "name": name}
+            for name in self.sources
+        ]
+        return {
+            "apiVersion": machineconfig.API_VERSION,
+            "kind": machineconfig.KIND,
+            "name": self.name,
+            "source": source,
+        }
 
 
 def render_pool(
-    pool: MachineConfigPool,
-    configs: Iterable[MachineConfig],
+    pool: machineconfigpool.MachineConfigPool,
+    configs: Iterable[machineconfig.MachineConfig],
     controller_config: ControllerConfig,
     *,
-    current: MachineConfig | None = None,
-    allowed: frozenset[ValidationOverride] = frozenset(),
-    validate: Callable[[MachineConfig], ValidConfig] = validate_config,
+    current: machineconfig.MachineConfig | None = None,
+    allowed: frozenset[reconcilable.ValidationOverride] = frozenset(),
+    validate: Callable[
+        [machineconfig.MachineConfig], validation.ValidConfig
+    ] = validation.validate_config,
 ) -> RenderedConfig:
     """Render and validate the config of a pool; ``configs`` are all of the cluster, in any order.
 
@@ -152,7 +154,7 @@ def render_pool(
         for name, each in valid.items()
         for ignored in each.ignored
     )
-    merged = merge_machine_configs(
+    merged = merge.merge_machine_configs(
         chosen, controller_config.base_images, read=lambda config: valid[config.name].ignition
     )
     if merged.has_os_image_override and pool.os_image_stream:
@@ -168,18 +170,20 @@ def render_pool(
         raise ConfigError(
             f"cannot render pool {pool.name}: the name {name} exceeds {_NAME_LIMIT} characters"
         )
-    check_rendered_size(merged.spec, f"the rendered config of pool {pool.name}")
+    validation.check_rendered_size(merged.spec, f"the rendered config of pool {pool.name}")
     annotations = {
-        GENERATED_BY: f"treenail-{__version__}",
+        merge.GENERATED_BY: f"treenail-{__version__}",
         key.RELEASE_VERSION: controller_config.release_version,
         PROVENANCE: merged.provenance.to_text(),
     }
     if merged.has_os_image_override:
         annotations[OS_IMAGE_OVERRIDDEN] = "true"
-    meta = ObjectMeta(
+    meta = object_meta.ObjectMeta(
         name=name, annotations=annotations, owner_references=_build_owner_references(pool)
     )
-    rendered = MachineConfig.from_json({"metadata": meta.to_json(), "spec": merged.spec})
+    rendered = machineconfig.MachineConfig.from_json(
+        {"metadata": meta.to_json(), "spec": merged.spec}
+    )
     _check_ignition(rendered, chosen, merged.provenance)
     found = RenderedConfig(rendered, merged.sources, merged.provenance, warnings)
     if current is not None:
@@ -188,10 +192,10 @@ def render_pool(
 
 
 def check_update(
-    current: MachineConfig,
+    current: machineconfig.MachineConfig,
     new: RenderedConfig,
     *,
-    allowed: frozenset[ValidationOverride] = frozenset(),
+    allowed: frozenset[reconcilable.ValidationOverride] = frozenset(),
 ) -> None:
     """Raise `UnreconcilableError` for a change that a running node cannot apply.
 
@@ -202,8 +206,8 @@ def check_update(
 
 
 def select_configs(
-    pool: MachineConfigPool, configs: Iterable[MachineConfig]
-) -> tuple[MachineConfig, ...]:
+    pool: machineconfigpool.MachineConfigPool, configs: Iterable[machineconfig.MachineConfig]
+) -> tuple[machineconfig.MachineConfig, ...]:
     """Select the MachineConfigs of the pool, without rendered ones.
 
     Raises `ConfigError` when the pool selects none, or all of them with an empty selector.
@@ -231,16 +235,18 @@ def select_configs(
     return found
 
 
-def is_rendered(config: MachineConfig) -> bool:
+def is_rendered(config: machineconfig.MachineConfig) -> bool:
     """Return True for a rendered config: a pool is its controller."""
     return is_owned_by_pool(config.metadata)
 
 
-def _build_owner_references(pool: MachineConfigPool) -> tuple[OwnerReference, ...]:
+def _build_owner_references(
+    pool: machineconfigpool.MachineConfigPool,
+) -> tuple[object_meta.OwnerReference, ...]:
     if not pool.metadata.uid:
         return ()  # A pool from a file has no UID, and an owner reference needs one.
     return (
-        OwnerReference(
+        object_meta.OwnerReference(
             api_version=machineconfigpool.API_VERSION,
             kind=machineconfigpool.KIND,
             name=pool.name,
@@ -251,13 +257,15 @@ def _build_owner_references(pool: MachineConfigPool) -> tuple[OwnerReference, ..
     )
 
 
-def _check_characters(merged: MergedConfig, chosen: Iterable[MachineConfig]) -> None:
+def _check_characters(
+    merged: merge.MergedConfig, chosen: Iterable[machineconfig.MachineConfig]
+) -> None:
     """Raise for a character that YAML rejects, so that the MCO cannot compute the name."""
-    if not find_control_character(merged.spec):
+    if not validation.find_control_character(merged.spec):
         return
     for config in chosen:
-        spec = Fields(config.to_json(), "").get_object("spec").values
-        if place := find_control_character(spec):
+        spec = decode.Fields(config.to_json(), "").get_object("spec").values
+        if place := validation.find_control_character(spec):
             raise ConfigError(
                 f"MachineConfig {config.name}: {place}: expected no control character, found one "
                 "that YAML rejects",
@@ -266,7 +274,9 @@ def _check_characters(merged: MergedConfig, chosen: Iterable[MachineConfig]) -> 
 
 
 def _check_ignition(
-    new: MachineConfig, chosen: Iterable[MachineConfig], provenance: Provenance
+    new: machineconfig.MachineConfig,
+    chosen: Iterable[machineconfig.MachineConfig],
+    provenance: Provenance,
 ) -> None:
     """Raise when a node cannot append, or configs that are valid alone contradict each other."""
     try:
@@ -287,10 +297,10 @@ def _check_ignition(
 
 
 def _check_reconcilable(
-    current: MachineConfig,
-    new: MachineConfig,
+    current: machineconfig.MachineConfig,
+    new: machineconfig.MachineConfig,
     provenance: Provenance,
-    allowed: frozenset[ValidationOverride],
+    allowed: frozenset[reconcilable.ValidationOverride],
 ) -> None:
     found = reconcilable.find_irreconcilable_changes(current, new, allowed=allowed)
     if not found:
@@ -306,7 +316,9 @@ def _check_reconcilable(
     )
 
 
-def _find_sources(location: str, new: MachineConfig, provenance: Provenance) -> tuple[str, ...]:
+def _find_sources(
+    location: str, new: machineconfig.MachineConfig, provenance: Provenance
+) -> tuple[str, ...]:
     """Return the MachineConfigs that set ``location``; empty when its value was removed."""
     found = _LOCATION.match(location)
     if found is None:
@@ -325,11 +337,11 @@ def _find_sources(location: str, new: MachineConfig, provenance: Provenance) -> 
 class InputManifests:
     """Objects of the input files, by name."""
 
-    pools: dict[str, MachineConfigPool] = field(default_factory=dict)
-    configs: dict[str, MachineConfig] = field(default_factory=dict)
+    pools: dict[str, machineconfigpool.MachineConfigPool] = field(default_factory=dict)
+    configs: dict[str, machineconfig.MachineConfig] = field(default_factory=dict)
     controller_configs: dict[str, ControllerConfig] = field(default_factory=dict)
-    policies: dict[str, ObservedPolicy] = field(default_factory=dict)
-    image_configs: dict[str, MachineOSConfig] = field(default_factory=dict)
+    policies: dict[str, rollout_policy.ObservedPolicy] = field(default_factory=dict)
+    image_configs: dict[str, machineosconfig.MachineOSConfig] = field(default_factory=dict)
     locations: dict[tuple[str, str], str] = field(default_factory=dict)
     """File and document of each object, by kind and name."""
     warnings: list[str] = field(default_factory=list)
@@ -384,8 +396,8 @@ def render_pools(
     return rendered, errors
 
 
-def _read_document(document: Json, location: str, found: InputManifests) -> None:
-    fields = Fields.from_json(document, location)
+def _read_document(document: decode.Json, location: str, found: InputManifests) -> None:
+    fields = decode.Fields.from_json(document, location)
     kind = fields.get_text("kind")
     if kind.endswith("List") and "items" in document:
         for item in fields.iter_objects("items"):
@@ -402,19 +414,19 @@ def _read_document(document: Json, location: str, found: InputManifests) -> None
     try:
         if kind == machineconfigpool.KIND:
             machineconfigpool.reject_unknown_pool_fields(document)
-            found.pools[name] = MachineConfigPool.from_json(document)
+            found.pools[name] = machineconfigpool.MachineConfigPool.from_json(document)
         elif kind == machineconfig.KIND:
-            found.configs[name] = config = MachineConfig.from_json(document)
+            found.configs[name] = config = machineconfig.MachineConfig.from_json(document)
             if not is_rendered(config):
                 found.warnings.extend(
                     f"{location}, {kind} {name}: {ignored}"
-                    for ignored in validate_config(config).ignored
+                    for ignored in validation.validate_config(config).ignored
                 )
         elif kind == machineosconfig.KIND:
-            found.image_configs[name] = MachineOSConfig.from_json(document)
+            found.image_configs[name] = machineosconfig.MachineOSConfig.from_json(document)
         elif kind == rollout_policy.KIND:
             rollout_policy.parse_policy(document, name)
-            found.policies[name] = ObservedPolicy.from_json(document)
+            found.policies[name] = rollout_policy.ObservedPolicy.from_json(document)
         else:
             found.controller_configs[name] = ControllerConfig.from_json(document)
     except ConfigError as error:
@@ -422,7 +434,7 @@ def _read_document(document: Json, location: str, found: InputManifests) -> None
         raise ConfigError(f"{location}, {kind} {name}: {message}", remedy=error.remedy) from error
 
 
-def _get_name(fields: Fields, kind: str, location: str) -> str:
+def _get_name(fields: decode.Fields, kind: str, location: str) -> str:
     name = fields.get_object("metadata").get_text("name")
     if not name:
         raise ConfigError(f"{location}: the {kind} has no metadata.name")

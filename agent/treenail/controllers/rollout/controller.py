@@ -5,42 +5,20 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from treenail.api.decode import Json
-from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
-from treenail.api.machineosbuild import MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api import decode, machineconfigpool, machineosbuild, machineosconfig
 from treenail.clocks import Clock
-from treenail.controllers.pools.disruption_budgets import BudgetWatcher
-from treenail.controllers.pools.image_tags import TagMetrics, TagSource
-from treenail.controllers.pools.node_facts import NodeFacts
-from treenail.controllers.pools.os_image import NO_BUILD, PoolBuild, find_pool_build
-from treenail.controllers.pools.pool_index import PoolIndex
-from treenail.controllers.pools.pool_membership import ObservedPool, PoolSnapshot
-from treenail.controllers.pools.rollout_policy import ObservedPolicy
-from treenail.controllers.rollout.external_gates import (
-    MAX_PARALLEL_REQUESTS,
-    BackgroundGates,
-    Gates,
+from treenail.controllers.pools import (
+    disruption_budgets,
+    image_tags,
+    node_facts,
+    os_image,
+    pool_index,
+    pool_membership,
+    rollout_policy,
 )
-from treenail.controllers.rollout.image_tag_keeper import TagParts
-from treenail.controllers.rollout.pool_metrics import PoolMetrics
-from treenail.controllers.rollout.reconcile import (
-    RolloutCaches,
-    RolloutReconciler,
-    RolloutSettings,
-)
-from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers, InformerView
-from treenail.kube.api_client import Client
-from treenail.kube.event_recorder import EventRecorder
-from treenail.kube.resources import (
-    MACHINECONFIGPOOLS,
-    MACHINEOSBUILDS,
-    MACHINEOSCONFIGS,
-    NODES,
-    ROLLOUTPOLICIES,
-)
-from treenail.kube.watch import WatchScope
+from treenail.controllers.rollout import external_gates, image_tag_keeper, pool_metrics, reconcile
+from treenail.controllers.runtime import controller_metrics, informer_set
+from treenail.kube import api_client, event_recorder, resources, watch
 
 MAX_PARALLEL_WRITES = 16
 MAX_PARALLEL_TAGS = 4
@@ -48,11 +26,11 @@ MAX_PARALLEL_TAGS = 4
 _ORPHAN_PREFIX = "node/"
 """Prefix of keys that are nodes with a lock. The name of a pool contains no slash."""
 _DECISIVE = (
-    NODES.plural,
-    MACHINECONFIGPOOLS.plural,
-    ROLLOUTPOLICIES.plural,
-    MACHINEOSCONFIGS.plural,
-    MACHINEOSBUILDS.plural,
+    resources.NODES.plural,
+    resources.MACHINECONFIGPOOLS.plural,
+    resources.ROLLOUTPOLICIES.plural,
+    resources.MACHINEOSCONFIGS.plural,
+    resources.MACHINEOSBUILDS.plural,
 )
 """Kinds whose watches must be current for an assignment."""
 RESTORED_WAIT_S = 90.0
@@ -77,14 +55,14 @@ class RolloutController:
 
     def __init__(
         self,
-        client: Client,
+        client: api_client.Client,
         clock: Clock,
-        gates: Gates,
-        events: EventRecorder,
-        settings: RolloutSettings,
-        metrics: ControllerMetrics | None = None,
+        gates: external_gates.Gates,
+        events: event_recorder.EventRecorder,
+        settings: reconcile.RolloutSettings,
+        metrics: controller_metrics.ControllerMetrics | None = None,
         *,
-        tags: TagSource | None = None,
+        tags: image_tags.TagSource | None = None,
     ) -> None:
         """``tags`` resolves the tags of pools; without it such a pool waits."""
         self._clock = clock
@@ -93,17 +71,17 @@ class RolloutController:
             MAX_PARALLEL_WRITES, thread_name_prefix="rollout-writes"
         )
         self._gate_executor = ThreadPoolExecutor(
-            MAX_PARALLEL_REQUESTS, thread_name_prefix="rollout-gates"
+            external_gates.MAX_PARALLEL_REQUESTS, thread_name_prefix="rollout-gates"
         )
         self._tag_executor = ThreadPoolExecutor(
             MAX_PARALLEL_TAGS, thread_name_prefix="rollout-tags"
         )
         self._enqueue: Callable[[str], None] = lambda _: None
-        self._budgets = BudgetWatcher(client, clock)
-        self._index = PoolIndex(self._find_pool, self._find_node)
-        self._reconciler = RolloutReconciler(
+        self._budgets = disruption_budgets.BudgetWatcher(client, clock)
+        self._index = pool_index.PoolIndex(self._find_pool, self._find_node)
+        self._reconciler = reconcile.RolloutReconciler(
             client,
-            RolloutCaches(
+            reconcile.RolloutCaches(
                 self._index.read_pool,
                 self._find_stale_reason,
                 self._find_node,
@@ -112,54 +90,68 @@ class RolloutController:
                 self._budgets.find_blocked_nodes,
             ),
             clock,
-            BackgroundGates(gates, clock, self._gate_executor),
+            external_gates.BackgroundGates(gates, clock, self._gate_executor),
             events,
             settings,
             parallel_map=self._executor.map,
             tags=self._make_tag_parts(tags, metrics),
         )
         self._pool_metrics = (
-            None if metrics is None else PoolMetrics(metrics, clock, self._read_all_pools)
+            None
+            if metrics is None
+            else pool_metrics.PoolMetrics(metrics, clock, self._read_all_pools)
         )
-        self._informers: Informers | None = None
-        self._pools: InformerView[ObservedPool] | None = None
-        self._nodes: InformerView[NodeFacts] | None = None
-        self._policies: InformerView[ObservedPolicy] | None = None
-        self._image_configs: InformerView[MachineOSConfig] | None = None
-        self._builds: InformerView[MachineOSBuild] | None = None
+        self._informers: informer_set.Informers | None = None
+        self._pools: informer_set.InformerView[pool_membership.ObservedPool] | None = None
+        self._nodes: informer_set.InformerView[node_facts.NodeFacts] | None = None
+        self._policies: informer_set.InformerView[rollout_policy.ObservedPolicy] | None = None
+        self._image_configs: informer_set.InformerView[machineosconfig.MachineOSConfig] | None = (
+            None
+        )
+        self._builds: informer_set.InformerView[machineosbuild.MachineOSBuild] | None = None
         self._lock = threading.Lock()
         self._not_before: dict[str, float] = {}
 
     def _make_tag_parts(
-        self, source: TagSource | None, metrics: ControllerMetrics | None
-    ) -> TagParts | None:
+        self,
+        source: image_tags.TagSource | None,
+        metrics: controller_metrics.ControllerMetrics | None,
+    ) -> image_tag_keeper.TagParts | None:
         if source is None:
             return None
-        return TagParts(
+        return image_tag_keeper.TagParts(
             source,
             self._tag_executor,
             self._notify,
-            None if metrics is None else TagMetrics(metrics, "pool_image"),
+            None if metrics is None else image_tags.TagMetrics(metrics, "pool_image"),
         )
 
     def _notify(self, pool: str) -> None:
         """Enqueue a pool. The runtime provides the queue after the construction."""
         self._enqueue(pool)
 
-    def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
+    def register_watches(
+        self, informers: informer_set.Informers, enqueue: Callable[[str], None]
+    ) -> None:
         """Watch pools, policies, nodes and PodDisruptionBudgets."""
         self._enqueue = enqueue
         self._budgets.watch_budgets(informers)
         image_key = self._settings.image_key
-        pools = informers.add_view(WatchScope(MACHINECONFIGPOOLS), ObservedPool.from_json)
+        pools = informers.add_view(
+            watch.WatchScope(resources.MACHINECONFIGPOOLS), pool_membership.ObservedPool.from_json
+        )
 
-        def parse_node(document: Json) -> NodeFacts:
-            return NodeFacts.from_json(document, image_key=image_key)
+        def parse_node(document: decode.Json) -> node_facts.NodeFacts:
+            return node_facts.NodeFacts.from_json(document, image_key=image_key)
 
-        nodes = informers.add_view(WatchScope(NODES), parse_node)
+        nodes = informers.add_view(watch.WatchScope(resources.NODES), parse_node)
         self._informers, self._pools, self._nodes = informers, pools, nodes
 
-        def on_pool(name: str, before: ObservedPool | None, after: ObservedPool | None) -> None:
+        def on_pool(
+            name: str,
+            before: pool_membership.ObservedPool | None,
+            after: pool_membership.ObservedPool | None,
+        ) -> None:
             self._index.set_pool(name, after)
             if after is None:
                 self._enqueue_lock_holders(enqueue)
@@ -170,7 +162,9 @@ class RolloutController:
             elif before.decision_key != after.decision_key:
                 enqueue(name)
 
-        def on_node(name: str, before: NodeFacts | None, after: NodeFacts | None) -> None:
+        def on_node(
+            name: str, before: node_facts.NodeFacts | None, after: node_facts.NodeFacts | None
+        ) -> None:
             if self._pool_metrics is not None:
                 self._pool_metrics.observe_node(before, after)
             if after is None:
@@ -189,18 +183,22 @@ class RolloutController:
 
     def _watch_policies(
         self,
-        informers: Informers,
-        pools: InformerView[ObservedPool],
+        informers: informer_set.Informers,
+        pools: informer_set.InformerView[pool_membership.ObservedPool],
         enqueue: Callable[[str], None],
     ) -> None:
         # A cluster with an older CRD set has no policies.
         policies = informers.add_view(
-            WatchScope(ROLLOUTPOLICIES), ObservedPolicy.from_json, optional=True
+            watch.WatchScope(resources.ROLLOUTPOLICIES),
+            rollout_policy.ObservedPolicy.from_json,
+            optional=True,
         )
         self._policies = policies
 
         def on_policy(
-            name: str, before: ObservedPolicy | None, after: ObservedPolicy | None
+            name: str,
+            before: rollout_policy.ObservedPolicy | None,
+            after: rollout_policy.ObservedPolicy | None,
         ) -> None:
             if before and after and before.decision_key == after.decision_key:
                 return
@@ -210,24 +208,34 @@ class RolloutController:
 
         policies.add_handler(on_policy)
 
-    def _watch_builds(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
+    def _watch_builds(
+        self, informers: informer_set.Informers, enqueue: Callable[[str], None]
+    ) -> None:
         # A cluster without image builds need not have the kinds.
         configs = informers.add_view(
-            WatchScope(MACHINEOSCONFIGS), MachineOSConfig.from_json, optional=True
+            watch.WatchScope(resources.MACHINEOSCONFIGS),
+            machineosconfig.MachineOSConfig.from_json,
+            optional=True,
         )
         builds = informers.add_view(
-            WatchScope(MACHINEOSBUILDS), MachineOSBuild.from_json, optional=True
+            watch.WatchScope(resources.MACHINEOSBUILDS),
+            machineosbuild.MachineOSBuild.from_json,
+            optional=True,
         )
         self._image_configs, self._builds = configs, builds
 
         def on_config(
-            _name: str, before: MachineOSConfig | None, after: MachineOSConfig | None
+            _name: str,
+            before: machineosconfig.MachineOSConfig | None,
+            after: machineosconfig.MachineOSConfig | None,
         ) -> None:
             for pool in {each.pool for each in (before, after) if each is not None}:
                 enqueue(pool)
 
         def on_build(
-            _name: str, before: MachineOSBuild | None, after: MachineOSBuild | None
+            _name: str,
+            before: machineosbuild.MachineOSBuild | None,
+            after: machineosbuild.MachineOSBuild | None,
         ) -> None:
             build = after or before
             config = None if build is None else configs.find(build.image_config)
@@ -264,7 +272,7 @@ class RolloutController:
         self._gate_executor.shutdown(wait=False, cancel_futures=True)
         self._tag_executor.shutdown(wait=False, cancel_futures=True)
 
-    def _read_all_pools(self) -> list[PoolSnapshot]:
+    def _read_all_pools(self) -> list[pool_membership.PoolSnapshot]:
         found = (self._index.read_pool(name) for name in sorted(self._index.get_pool_names()))
         return [snapshot for snapshot in found if snapshot is not None]
 
@@ -273,21 +281,21 @@ class RolloutController:
         for each in self._index.get_pool_names():
             enqueue(each)
 
-    def _find_pool(self, name: str) -> ObservedPool | None:
+    def _find_pool(self, name: str) -> pool_membership.ObservedPool | None:
         return None if self._pools is None else self._pools.find(name)
 
-    def _find_node(self, name: str) -> NodeFacts | None:
+    def _find_node(self, name: str) -> node_facts.NodeFacts | None:
         return None if self._nodes is None else self._nodes.find(name)
 
-    def _list_policies(self) -> Mapping[str, ObservedPolicy]:
+    def _list_policies(self) -> Mapping[str, rollout_policy.ObservedPolicy]:
         return {} if self._policies is None else self._policies.get_all()
 
-    def _find_build(self, pool: MachineConfigPool) -> PoolBuild:
+    def _find_build(self, pool: machineconfigpool.MachineConfigPool) -> os_image.PoolBuild:
         configs = {} if self._image_configs is None else self._image_configs.get_all()
         if not configs:
-            return NO_BUILD
+            return os_image.NO_BUILD
         builds = {} if self._builds is None else self._builds.get_all()
-        return find_pool_build(pool, configs.values(), builds.values())
+        return os_image.find_pool_build(pool, configs.values(), builds.values())
 
     def _enqueue_lock_holders(self, enqueue: Callable[[str], None]) -> None:
         """Look at all nodes with a lock after a pool is deleted."""
@@ -311,5 +319,5 @@ class RolloutController:
 
     def _add_coupled(self, names: frozenset[str]) -> frozenset[str]:
         """Add the other pool of the control plane: master and arbiter wait for each other."""
-        coupled = frozenset((MASTER, ARBITER))
+        coupled = frozenset((machineconfigpool.MASTER, machineconfigpool.ARBITER))
         return names | (coupled & self._index.get_pool_names()) if names & coupled else names

@@ -10,7 +10,15 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.pools import maintenance_windows, rollout_record, select
+from treenail.controllers.pools import (
+    maintenance_windows,
+    node_facts,
+    os_image,
+    pool_status,
+    rollout_policy,
+    rollout_record,
+    select,
+)
 from treenail.controllers.pools.holders import (
     check_progress,
     describe_holder,
@@ -18,33 +26,11 @@ from treenail.controllers.pools.holders import (
     format_holders,
     format_unexpected,
 )
-from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
-from treenail.controllers.pools.os_image import GateBlocked, GateOpen, GateVerdict, GateWaiting
-from treenail.controllers.pools.pool_status import PoolProblem, build_config_problem, format_target
-from treenail.controllers.pools.rollout_policy import NodeOrder, RolloutPolicy, Wave
-from treenail.controllers.pools.rollout_record import (
-    NodeFailure,
-    RolloutRecord,
-    advance_record,
-    compute_image_settle_s,
-    compute_next_check_s,
-    compute_soak_end,
-    compute_wave_capacity,
-    find_failures,
-    find_wave_members,
-    format_duration,
-)
-from treenail.controllers.pools.select import (
-    compute_max_unavailable,
-    find_candidates,
-    find_redirectable,
-    limit_to_quorum,
-)
 from treenail.errors import ConfigError
 
 STALE_RETRY_S = 2.0
 """Delay until the next decision while the caches are outdated."""
-NO_POLICY = RolloutPolicy()
+NO_POLICY = rollout_policy.RolloutPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +46,11 @@ class PrestageRequests:
 
 
 def decide_prestage_requests(
-    policy: RolloutPolicy, nodes: Sequence[NodeFacts], target: RolloutTarget, *, is_stopped: bool
+    policy: rollout_policy.RolloutPolicy,
+    nodes: Sequence[node_facts.NodeFacts],
+    target: node_facts.RolloutTarget,
+    *,
+    is_stopped: bool,
 ) -> PrestageRequests:
     """Decide which nodes prestage the target; withdraw all requests when ``is_stopped``."""
     max_parallel = None if is_stopped else policy.prestage_max_parallel
@@ -97,7 +87,7 @@ def decide_prestage_requests(
     )
 
 
-def is_prestage_done(node: NodeFacts, target: RolloutTarget) -> bool:
+def is_prestage_done(node: node_facts.NodeFacts, target: node_facts.RolloutTarget) -> bool:
     """True when the node need not prestage: it has the image, or an update is in progress."""
     return (
         (node.prestage_target == target and node.prestaged_image == target.image)
@@ -107,11 +97,11 @@ def is_prestage_done(node: NodeFacts, target: RolloutTarget) -> bool:
     )
 
 
-def _is_pulling(node: NodeFacts, target: RolloutTarget) -> bool:
+def _is_pulling(node: node_facts.NodeFacts, target: node_facts.RolloutTarget) -> bool:
     return node.prestage_target is not None and node.prestage_target.image == target.image
 
 
-def _get_names(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
+def _get_names(nodes: Iterable[node_facts.NodeFacts]) -> tuple[str, ...]:
     return tuple(node.name for node in nodes)
 
 
@@ -125,13 +115,13 @@ class RolloutDecision:
     Each write must be conditional on the observed version of the Node. A node that seemed to be
     updating may be Done by now, and the write would take it out of service again.
     """
-    target: RolloutTarget | None = None
+    target: node_facts.RolloutTarget | None = None
     """None when the target is unknown."""
-    record: RolloutRecord | None = None
+    record: rollout_record.RolloutRecord | None = None
     """Written to the pool before any node is assigned; None leaves the stored one."""
     waiting_reason: str = ""
     progress_message: str = ""
-    problem: PoolProblem | None = None
+    problem: pool_status.PoolProblem | None = None
     requeue_after_s: float | None = None
     """Delay after which time alone may change the decision."""
     is_held: bool = False
@@ -146,8 +136,8 @@ class RolloutDecision:
 class RolloutContext:
     """Further inputs of a decision."""
 
-    policy: RolloutPolicy = NO_POLICY
-    gate_verdicts: Sequence[GateWaiting | GateBlocked] = ()
+    policy: rollout_policy.RolloutPolicy = NO_POLICY
+    gate_verdicts: Sequence[os_image.GateWaiting | os_image.GateBlocked] = ()
     """Of the gates beside that of the image."""
     last_node: str = ""
     """Where the controller runs; it gets the target last."""
@@ -164,9 +154,9 @@ NO_CONTEXT = RolloutContext()
 
 def decide_rollout(
     pool: MachineConfigPool,
-    nodes: Sequence[NodeFacts],
-    image_verdict: GateVerdict,
-    record: RolloutRecord | None,
+    nodes: Sequence[node_facts.NodeFacts],
+    image_verdict: os_image.GateVerdict,
+    record: rollout_record.RolloutRecord | None,
     *,
     now: float,
     context: RolloutContext = NO_CONTEXT,
@@ -178,9 +168,9 @@ def decide_rollout(
     """
     policy, gate_verdicts = context.policy, context.gate_verdicts
     try:
-        limit = compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
+        limit = select.compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
     except ConfigError as error:
-        return RolloutDecision(record=record, problem=build_config_problem(error))
+        return RolloutDecision(record=record, problem=pool_status.build_config_problem(error))
     if context.stale_reason:
         return RolloutDecision(
             record=record,
@@ -188,21 +178,23 @@ def decide_rollout(
             requeue_after_s=STALE_RETRY_S,
         )
     for verdict in (image_verdict, *gate_verdicts):
-        if isinstance(verdict, GateBlocked):
-            return RolloutDecision(record=record, problem=PoolProblem(verdict.kind, verdict.reason))
+        if isinstance(verdict, os_image.GateBlocked):
+            return RolloutDecision(
+                record=record, problem=pool_status.PoolProblem(verdict.kind, verdict.reason)
+            )
     waiting = "; ".join(
         verdict.reason
         for verdict in (image_verdict, *gate_verdicts)
-        if isinstance(verdict, GateWaiting)
+        if isinstance(verdict, os_image.GateWaiting)
     )
-    if not isinstance(image_verdict, GateOpen):
+    if not isinstance(image_verdict, os_image.GateOpen):
         return RolloutDecision(record=record, waiting_reason=waiting)
     if not image_verdict.target.config:
         return RolloutDecision(
             record=record, waiting_reason="waiting: no configuration is rendered yet"
         )
     resume = policy.resume.get(pool.name, "")
-    record = advance_record(
+    record = rollout_record.advance_record(
         record, policy, nodes, image_verdict.target, now=now, resume_value=resume
     )
     state = _RolloutState(
@@ -210,14 +202,14 @@ def decide_rollout(
         nodes,
         image_verdict.target,
         record,
-        limit_to_quorum(limit, nodes),
+        select.limit_to_quorum(limit, nodes),
         limit,
         now,
         context.last_node,
         frozenset(context.blocked_nodes),
     )
     is_stopped = pool.paused or pool.is_deleting
-    settle_s = compute_image_settle_s(record, context.image_settle_s, now)
+    settle_s = rollout_record.compute_image_settle_s(record, context.image_settle_s, now)
     if settle_s > 0 and not (is_stopped or record.halted_by or waiting):
         return state.build_decision(
             waiting_reason="waiting: the image changed, and MachineConfigs may change with it",
@@ -226,7 +218,10 @@ def decide_rollout(
     prestage = decide_prestage_requests(policy, nodes, image_verdict.target, is_stopped=is_stopped)
     if record.halted_by is not None:
         # Prestaged images stay: the user may resume the rollout.
-        failed = {each.node for each in find_failures(nodes, record.target, policy, now=now)}
+        failed = {
+            each.node
+            for each in rollout_record.find_failures(nodes, record.target, policy, now=now)
+        }
         has_recovered = record.halted_by.node not in failed
         problem = _build_halt_problem(pool, record, record.halted_by, has_recovered=has_recovered)
         return state.build_decision(problem=problem)
@@ -243,10 +238,10 @@ def decide_rollout(
 class _RolloutState:
     """Inputs of a decision after the gates."""
 
-    policy: RolloutPolicy
-    nodes: Sequence[NodeFacts]
-    target: RolloutTarget
-    record: RolloutRecord
+    policy: rollout_policy.RolloutPolicy
+    nodes: Sequence[node_facts.NodeFacts]
+    target: node_facts.RolloutTarget
+    record: rollout_record.RolloutRecord
     max_unavailable: int
     requested_max_unavailable: int
     """What the pool allows; more than ``max_unavailable`` where etcd could lose its quorum."""
@@ -255,7 +250,7 @@ class _RolloutState:
     blocked_nodes: frozenset[str]
 
     @property
-    def current_wave(self) -> Wave | None:
+    def current_wave(self) -> rollout_policy.Wave | None:
         waves = self.policy.waves
         return waves[self.record.wave] if self.record.wave < len(waves) else None
 
@@ -265,15 +260,15 @@ class _RolloutState:
 
     def build_decision(
         self,
-        nodes_to_assign: Sequence[NodeFacts] = (),
+        nodes_to_assign: Sequence[node_facts.NodeFacts] = (),
         *,
         waiting_reason: str = "",
-        problem: PoolProblem | None = None,
+        problem: pool_status.PoolProblem | None = None,
         requeue_after_s: float | None = None,
         is_held: bool = False,
     ) -> RolloutDecision:
         """Build a decision, with the delay until the next one."""
-        next_check_s = compute_next_check_s(
+        next_check_s = rollout_record.compute_next_check_s(
             self.record, self.policy, self.nodes, self.target, now=self.now
         )
         times = [at for at in (next_check_s, requeue_after_s) if at is not None]
@@ -308,11 +303,11 @@ class _RolloutState:
         if left_s is None:
             return (
                 f"{quorum}{done} of {total} nodes are updated; no maintenance window is as long as "
-                f"the {format_duration(self.node_duration_s)} that a node takes: lengthen the "
+                f"the {rollout_record.format_duration(self.node_duration_s)} that a node takes: lengthen the "
                 "windows"
             )
         left_s += rollout_record.compute_remaining_soaks_s(self.record, self.policy, self.now)
-        left = format_duration(left_s)
+        left = rollout_record.format_duration(left_s)
         return f"{quorum}{done} of {total} nodes are updated, about {left} left"
 
 
@@ -323,13 +318,15 @@ def _select_nodes(state: _RolloutState) -> RolloutDecision:
     closed_reason, recheck_s = _check_windows(state)
     if closed_reason:
         return state.build_decision(waiting_reason=closed_reason, requeue_after_s=recheck_s)
-    capacity = compute_wave_capacity(state.record, state.policy, state.nodes, state.target)
+    capacity = rollout_record.compute_wave_capacity(
+        state.record, state.policy, state.nodes, state.target
+    )
     if capacity.member_count == 0:
         message = (
             f"no node of the pool matches the nodeSelector of wave {state.record.wave + 1}: "
             "label a node, or correct the selector in the rollout policy"
         )
-        return state.build_decision(problem=PoolProblem("EmptyWave", message))
+        return state.build_decision(problem=pool_status.PoolProblem("EmptyWave", message))
     if capacity.remaining <= 0:
         is_held = state.record.settled_at is None
         return state.build_decision(waiting_reason=_format_wave_progress(state), is_held=is_held)
@@ -368,10 +365,10 @@ def _add_stall(state: _RolloutState, decision: RolloutDecision) -> RolloutDecisi
     )
 
 
-def _choose_candidates(state: _RolloutState) -> Sequence[NodeFacts]:
+def _choose_candidates(state: _RolloutState) -> Sequence[node_facts.NodeFacts]:
     """Choose unavailable nodes first, then as many others as the capacity allows."""
-    redirected = _filter_wave(state, find_redirectable(state.nodes, state.target))
-    candidates = find_candidates(state.nodes, state.target, state.max_unavailable)
+    redirected = _filter_wave(state, select.find_redirectable(state.nodes, state.target))
+    candidates = select.find_candidates(state.nodes, state.target, state.max_unavailable)
     redirected_names = {node.name for node in redirected}
     fresh = [
         node for node in _filter_wave(state, candidates.nodes) if node.name not in redirected_names
@@ -388,15 +385,23 @@ def _choose_candidates(state: _RolloutState) -> Sequence[NodeFacts]:
     return [*redirected, *(*failing, *others)[: candidates.capacity]]
 
 
-def _filter_wave(state: _RolloutState, nodes: Sequence[NodeFacts]) -> Sequence[NodeFacts]:
-    return nodes if state.current_wave is None else find_wave_members(state.current_wave, nodes)
+def _filter_wave(
+    state: _RolloutState, nodes: Sequence[node_facts.NodeFacts]
+) -> Sequence[node_facts.NodeFacts]:
+    return (
+        nodes
+        if state.current_wave is None
+        else rollout_record.find_wave_members(state.current_wave, nodes)
+    )
 
 
-def _sort_nodes(state: _RolloutState, nodes: Sequence[NodeFacts]) -> Sequence[NodeFacts]:
+def _sort_nodes(
+    state: _RolloutState, nodes: Sequence[node_facts.NodeFacts]
+) -> Sequence[node_facts.NodeFacts]:
     match state.policy.order:
-        case NodeOrder.ZONES:
+        case rollout_policy.NodeOrder.ZONES:
             return select.sort_by_zone(nodes)
-        case NodeOrder.SPREAD:
+        case rollout_policy.NodeOrder.SPREAD:
             return select.spread_over_zones(
                 nodes, [node for node in state.nodes if node.is_unavailable]
             )
@@ -411,8 +416,8 @@ def _check_windows(state: _RolloutState) -> tuple[str, float | None]:
     if window.closes_in_s is None or state.node_duration_s <= window.closes_in_s:
         return "", window.closes_in_s
     message = (
-        f"waiting: a node takes about {format_duration(state.node_duration_s)}, but the "
-        f"maintenance window closes in {format_duration(window.closes_in_s)}"
+        f"waiting: a node takes about {rollout_record.format_duration(state.node_duration_s)}, but the "
+        f"maintenance window closes in {rollout_record.format_duration(window.closes_in_s)}"
     )
     return message, window.closes_in_s
 
@@ -422,7 +427,7 @@ def _format_wave_progress(state: _RolloutState) -> str:
     if state.record.settled_at is None:
         holders = find_holders(state.nodes, state.target, state.now)
         return "; ".join(filter(None, (f"{wave} is in progress", format_unexpected(holders))))
-    left_s = compute_soak_end(state.record, state.policy) - state.now
+    left_s = rollout_record.compute_soak_end(state.record, state.policy) - state.now
     return f"{wave} is soaking; the next wave starts in {rollout_record.format_limit(left_s)}"
 
 
@@ -441,8 +446,12 @@ def _format_unavailability(state: _RolloutState) -> str:
 
 
 def _build_halt_problem(
-    pool: MachineConfigPool, record: RolloutRecord, first: NodeFailure, *, has_recovered: bool
-) -> PoolProblem:
+    pool: MachineConfigPool,
+    record: rollout_record.RolloutRecord,
+    first: rollout_record.NodeFailure,
+    *,
+    has_recovered: bool,
+) -> pool_status.PoolProblem:
     # A copied command must change the value, whatever the last one was.
     last = record.resume_value
     value = str(int(last) + 1) if last.isdecimal() else "1"
@@ -450,8 +459,8 @@ def _build_halt_problem(
     cause = f"node {first.node} failed first: {first.reason}"
     if has_recovered:
         cause = f"node {first.node} failed and has recovered since; its failure was: {first.reason}"
-    return PoolProblem(
+    return pool_status.PoolProblem(
         "Halted",
-        f"The rollout of {format_target(record.target)} is halted: {cause}; set another target, "
+        f"The rollout of {pool_status.format_target(record.target)} is halted: {cause}; set another target, "
         f"or resume: kubectl patch rolloutpolicy {pool.rollout_policy} --type merge -p '{patch}'",
     )

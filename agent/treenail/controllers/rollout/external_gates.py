@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlencode
 
-from treenail.api.decode import Fields, Json, load_json
-from treenail.clocks import Clock
-from treenail.controllers.pools.os_image import GateAnswer, GateBlocked, GatePending, GateWaiting
-from treenail.controllers.pools.rollout_policy import LockServer, PrometheusAlerts
+from treenail import clocks, errors
+from treenail.api import decode
+from treenail.controllers.pools import os_image, rollout_policy
 from treenail.controllers.runtime.web import WebClient, WebFailure, WebRequest
-from treenail.errors import ClusterError, ConfigError, NotFoundError
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +28,7 @@ GATE_MISCONFIGURED = "GateMisconfigured"
 SECRET_TYPE = "treenail.io/gate"  # noqa: S105  # a type, no secret
 """Type of a Secret that a policy may name. Without it a policy could send any Secret anywhere."""
 _MESSAGE_LIMIT = 200
-LoadSecret = Callable[[str], Json]
+LoadSecret = Callable[[str], decode.Json]
 """Reads a Secret of the controller's namespace by name. Raises `ClusterError`."""
 MAX_PARALLEL_REQUESTS = 8
 OPEN_FOR_S = 5.0
@@ -66,11 +64,11 @@ class GateCredentials:
         return "GateCredentials()"
 
     @classmethod
-    def from_json(cls, secret: Json) -> "GateCredentials":
+    def from_json(cls, secret: decode.Json) -> "GateCredentials":
         """Parse a Secret; raises `ConfigError` for another type and for data that is no text."""
-        fields = Fields.from_json(secret, "Secret")
+        fields = decode.Fields.from_json(secret, "Secret")
         if fields.get_text("type") != SECRET_TYPE:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"it is of type {fields.get_text('type')!r:.60}, expected {SECRET_TYPE}"
             )
         data = fields.get_object("data")
@@ -84,19 +82,25 @@ class GateClient:
         self._web = web
         self._load_secret = load_secret
 
-    def check_alerts(self, alerts: PrometheusAlerts | None) -> GateAnswer:
+    def check_alerts(self, alerts: rollout_policy.PrometheusAlerts | None) -> os_image.GateAnswer:
         """Check that none of the policy's alerts is firing."""
         return None if alerts is None else self._check_prometheus(alerts)
 
-    def acquire_lock(self, server: LockServer, holder: LockHolder) -> GateAnswer:
+    def acquire_lock(
+        self, server: rollout_policy.LockServer, holder: LockHolder
+    ) -> os_image.GateAnswer:
         """Acquire the lock that lets the node leave service. Idempotent."""
         return self._call_fleet_lock(server, holder, "pre-reboot")
 
-    def release_lock(self, server: LockServer, holder: LockHolder) -> GateAnswer:
+    def release_lock(
+        self, server: rollout_policy.LockServer, holder: LockHolder
+    ) -> os_image.GateAnswer:
         """Release the lock of a node that is back in service. Idempotent."""
         return self._call_fleet_lock(server, holder, "steady-state")
 
-    def _call_fleet_lock(self, server: LockServer, holder: LockHolder, endpoint: str) -> GateAnswer:
+    def _call_fleet_lock(
+        self, server: rollout_policy.LockServer, holder: LockHolder, endpoint: str
+    ) -> os_image.GateAnswer:
         body = {"client_params": {"id": holder.uid, "group": server.group}}
         headers = (("fleet-lock-protocol", "true"),)
         response = self._web.send_request(
@@ -104,23 +108,23 @@ class GateClient:
         )
         name = f"lock server {server.url} (group {server.group})"
         if isinstance(response, WebFailure):
-            return GateBlocked(f"cannot reach {name}: {response.reason}", GATE_UNAVAILABLE)
+            return os_image.GateBlocked(f"cannot reach {name}: {response.reason}", GATE_UNAVAILABLE)
         if response.status == 200:
             return None
         kind, value = _parse_refusal(response.body)
         if kind is None:
-            return GateBlocked(
+            return os_image.GateBlocked(
                 f"{name} responded with HTTP {response.status} and no FleetLock error",
                 GATE_MISCONFIGURED,
             )
-        return GateWaiting(
+        return os_image.GateWaiting(
             f"waiting: {name} refuses a lock for node {holder.name}: {value or kind}"
         )
 
-    def _check_prometheus(self, alerts: PrometheusAlerts) -> GateAnswer:
+    def _check_prometheus(self, alerts: rollout_policy.PrometheusAlerts) -> os_image.GateAnswer:
         name = f"Prometheus {alerts.url}"
         credentials = self._load_credentials(alerts.secret)
-        if isinstance(credentials, GateBlocked):
+        if isinstance(credentials, os_image.GateBlocked):
             return credentials
         query = urlencode([("type", "alert"), *(("rule_name[]", name) for name in alerts.names)])
         headers = (("Authorization", f"Bearer {credentials.token}"),) if credentials.token else ()
@@ -132,76 +136,86 @@ class GateClient:
             )
         )
         if isinstance(response, WebFailure):
-            return GateBlocked(f"cannot reach {name}: {response.reason}", GATE_UNAVAILABLE)
+            return os_image.GateBlocked(f"cannot reach {name}: {response.reason}", GATE_UNAVAILABLE)
         if response.status in (401, 403):
             hint = f"Secret {alerts.secret}" if alerts.secret else "the policy names no secret"
-            return GateBlocked(
+            return os_image.GateBlocked(
                 f"{name} refuses access with HTTP {response.status} (alerts.secret: {hint})",
                 GATE_MISCONFIGURED,
             )
         if response.status != 200:
-            return GateBlocked(f"{name} responded with HTTP {response.status}", GATE_UNAVAILABLE)
+            return os_image.GateBlocked(
+                f"{name} responded with HTTP {response.status}", GATE_UNAVAILABLE
+            )
         try:
             states = _parse_alert_states(response.body)
-        except ConfigError as error:
-            return GateBlocked(f"invalid response from {name}: {error}", GATE_MISCONFIGURED)
+        except errors.ConfigError as error:
+            return os_image.GateBlocked(
+                f"invalid response from {name}: {error}", GATE_MISCONFIGURED
+            )
         for alert in alerts.names:
             # A renamed alert would never fire, so a missing one must not count as quiet.
             if alert not in states:
-                return GateBlocked(f"{name} has no alert named {alert}", GATE_MISCONFIGURED)
+                return os_image.GateBlocked(
+                    f"{name} has no alert named {alert}", GATE_MISCONFIGURED
+                )
         firing = [alert for alert in alerts.names if "firing" in states[alert]]
         if firing:
-            return GateWaiting(f"waiting: alert {firing[0]} is firing")
+            return os_image.GateWaiting(f"waiting: alert {firing[0]} is firing")
         quiet = {"inactive", "pending"}
         unknown = [alert for alert in alerts.names if not states[alert] <= quiet]
         if unknown:
-            return GateBlocked(f"{name} cannot evaluate alert {unknown[0]}", GATE_MISCONFIGURED)
+            return os_image.GateBlocked(
+                f"{name} cannot evaluate alert {unknown[0]}", GATE_MISCONFIGURED
+            )
         return None
 
-    def _load_credentials(self, secret: str) -> GateCredentials | GateBlocked:
+    def _load_credentials(self, secret: str) -> GateCredentials | os_image.GateBlocked:
         if not secret or self._load_secret is None:
             return GateCredentials()
         where = f"Secret {secret} in the namespace of the controller"
         try:
             return GateCredentials.from_json(self._load_secret(secret))
-        except NotFoundError:
-            return GateBlocked(
+        except errors.NotFoundError:
+            return os_image.GateBlocked(
                 f"{where} does not exist; create it with the type {SECRET_TYPE} and the keys "
                 "token and ca.crt, or correct alerts.secret",
                 GATE_MISCONFIGURED,
             )
-        except ConfigError as error:
-            return GateBlocked(f"cannot use {where}: {error}", GATE_MISCONFIGURED)
-        except ClusterError as error:
-            return GateBlocked(f"cannot read {where}: {error}", GATE_UNAVAILABLE)
+        except errors.ConfigError as error:
+            return os_image.GateBlocked(f"cannot use {where}: {error}", GATE_MISCONFIGURED)
+        except errors.ClusterError as error:
+            return os_image.GateBlocked(f"cannot read {where}: {error}", GATE_UNAVAILABLE)
 
 
-def _decode_text(data: Fields, name: str) -> str:
+def _decode_text(data: decode.Fields, name: str) -> str:
     """Decode a value of a Secret; empty when absent. Errors quote no part of it."""
     try:
         text = base64.b64decode(data.get_text(name), validate=True).decode()
     except (binascii.Error, ValueError) as error:
-        raise ConfigError(f"key {name} is not base64 of a text") from error
+        raise errors.ConfigError(f"key {name} is not base64 of a text") from error
     if not text.replace("\n", "").replace("\r", "").isprintable():
-        raise ConfigError(f"key {name} contains control characters")
+        raise errors.ConfigError(f"key {name} contains control characters")
     return text
 
 
 def _parse_refusal(body: bytes) -> tuple[str | None, str]:
     """Parse kind and value of a FleetLock error; kind is None when the body is no such error."""
     try:
-        fields = Fields.from_json(load_json(body, where="the response"), "the response")
+        fields = decode.Fields.from_json(
+            decode.load_json(body, where="the response"), "the response"
+        )
         kind, value = fields.get_required_text("kind"), fields.get_text("value")
-    except ConfigError:
+    except errors.ConfigError:
         return None, ""
     return kind[:_MESSAGE_LIMIT], value[:_MESSAGE_LIMIT]
 
 
 def _parse_alert_states(body: bytes) -> dict[str, set[str]]:
     """Parse the states of alerts by name; several rules may share one. Raises `ConfigError`."""
-    data = Fields.from_json(load_json(body, where="the response"), "the response").get_object(
-        "data"
-    )
+    data = decode.Fields.from_json(
+        decode.load_json(body, where="the response"), "the response"
+    ).get_object("data")
     states: dict[str, set[str]] = {}
     for group in data.iter_objects("groups"):
         for rule in group.iter_objects("rules"):
@@ -214,23 +228,29 @@ def _parse_alert_states(body: bytes) -> dict[str, set[str]]:
 class Gates(Protocol):
     """External gates; None means that the gate is open."""
 
-    def check_alerts(self, alerts: PrometheusAlerts | None) -> GateAnswer: ...
-    def acquire_lock(self, server: LockServer, holder: LockHolder) -> GateAnswer: ...
-    def release_lock(self, server: LockServer, holder: LockHolder) -> GateAnswer: ...
+    def check_alerts(
+        self, alerts: rollout_policy.PrometheusAlerts | None
+    ) -> os_image.GateAnswer: ...
+    def acquire_lock(
+        self, server: rollout_policy.LockServer, holder: LockHolder
+    ) -> os_image.GateAnswer: ...
+    def release_lock(
+        self, server: rollout_policy.LockServer, holder: LockHolder
+    ) -> os_image.GateAnswer: ...
 
 
-def find_retry_s(answer: GateAnswer) -> float | None:
+def find_retry_s(answer: os_image.GateAnswer) -> float | None:
     """Return the delay until the gate is asked again; None when it is open."""
     if answer is None:
         return None
-    return PENDING_RETRY_S if isinstance(answer, GatePending) else GATE_RETRY_S
+    return PENDING_RETRY_S if isinstance(answer, os_image.GatePending) else GATE_RETRY_S
 
 
 @dataclass(slots=True)
 class _Question:
     """One request to a gate, and its last answer."""
 
-    answer: GateAnswer = None
+    answer: os_image.GateAnswer = None
     answered_at: float | None = None
     is_running: bool = False
     is_used: bool = False
@@ -240,34 +260,38 @@ class _Question:
 class BackgroundGates:
     """Answers at once: with a recent answer, or `GatePending` until there is one. Thread-safe."""
 
-    def __init__(self, gates: Gates, clock: Clock, executor: Executor) -> None:
+    def __init__(self, gates: Gates, clock: clocks.Clock, executor: Executor) -> None:
         self._gates = gates
         self._clock = clock
         self._executor = executor
         self._lock = threading.Lock()
         self._questions: dict[Hashable, _Question] = {}
 
-    def check_alerts(self, alerts: PrometheusAlerts | None) -> GateAnswer:
+    def check_alerts(self, alerts: rollout_policy.PrometheusAlerts | None) -> os_image.GateAnswer:
         """Return the recent state of the alerts."""
         if alerts is None:
             return None
         return self._ask(("alerts", alerts), lambda: self._gates.check_alerts(alerts))
 
-    def acquire_lock(self, server: LockServer, holder: LockHolder) -> GateAnswer:
+    def acquire_lock(
+        self, server: rollout_policy.LockServer, holder: LockHolder
+    ) -> os_image.GateAnswer:
         """Return the answer of the lock server, once."""
         if self._is_opposite_running(("release", server, holder)):
-            return GatePending()
+            return os_image.GatePending()
         return self._ask(
             ("acquire", server, holder),
             lambda: self._gates.acquire_lock(server, holder),
             once=True,
         )
 
-    def release_lock(self, server: LockServer, holder: LockHolder) -> GateAnswer:
+    def release_lock(
+        self, server: rollout_policy.LockServer, holder: LockHolder
+    ) -> os_image.GateAnswer:
         """Return the answer of the lock server, once."""
         # A lock that was granted before its release must not count as granted after it.
         if self._is_opposite_running(("acquire", server, holder)):
-            return GatePending()
+            return os_image.GatePending()
         return self._ask(
             ("release", server, holder),
             lambda: self._gates.release_lock(server, holder),
@@ -284,8 +308,8 @@ class BackgroundGates:
             return False
 
     def _ask(
-        self, key: Hashable, send: Callable[[], GateAnswer], *, once: bool = False
-    ) -> GateAnswer:
+        self, key: Hashable, send: Callable[[], os_image.GateAnswer], *, once: bool = False
+    ) -> os_image.GateAnswer:
         now = self._clock.monotonic()
         with self._lock:
             self._prune_questions(now)
@@ -295,7 +319,7 @@ class BackgroundGates:
                 found.is_running = True
                 self._executor.submit(self._send, found, send)
             if found.answered_at is None or (found.answer is None and not is_current):
-                return GatePending()
+                return os_image.GatePending()
             if found.answer is None and once:
                 found.is_used = True
             # A closed gate stays closed until it answers again.
@@ -307,13 +331,13 @@ class BackgroundGates:
         limit_s = OPEN_FOR_S if found.answer is None else CLOSED_FOR_S
         return now - found.answered_at < limit_s
 
-    def _send(self, question: _Question, send: Callable[[], GateAnswer]) -> None:
+    def _send(self, question: _Question, send: Callable[[], os_image.GateAnswer]) -> None:
         try:
             answer = send()
         except Exception as error:
             # A bug with one gate must not end its thread without an answer.
             log.exception("cannot ask a gate")
-            answer = GateBlocked(f"cannot ask the gate: {error}", GATE_UNAVAILABLE)
+            answer = os_image.GateBlocked(f"cannot ask the gate: {error}", GATE_UNAVAILABLE)
         with self._lock:
             question.answer = answer
             question.answered_at = self._clock.monotonic()

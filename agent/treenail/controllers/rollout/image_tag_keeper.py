@@ -5,27 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from treenail.api.machineconfigpool import API_VERSION, KIND, MachineConfigPool
-from treenail.api.object_meta import Condition
-from treenail.clocks import Clock
-from treenail.controllers.pools.expected import ExpectedPools
-from treenail.controllers.pools.image_tags import (
-    TagChange,
-    TagDesk,
-    TagMetrics,
-    TagQuestion,
-    TagSource,
-)
-from treenail.controllers.pools.node_facts import (
-    ARCHITECTURE_LABEL,
-    DEFAULT_ARCHITECTURE,
-    NodeFacts,
-)
-from treenail.controllers.pools.os_image import check_tag, decide_pool_tag, is_tag_unresolved
-from treenail.controllers.pools.rollout_policy import ObservedPolicy, find_policy
+from treenail import clocks, errors
+from treenail.api import machineconfigpool, object_meta
+from treenail.controllers.pools import expected, image_tags, node_facts, os_image, rollout_policy
 from treenail.controllers.rollout.writer import RolloutWriter
-from treenail.errors import ConfigError, TreenailError
-from treenail.kube.event_recorder import EventRecorder, ObjectReference
+from treenail.kube import event_recorder
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +20,20 @@ _MAX_ROUNDS = 4
 class TagParts:
     """Collaborators of a keeper beside the cluster."""
 
-    source: TagSource
+    source: image_tags.TagSource
     executor: Executor
     """Runs the requests to registries."""
     notify: Callable[[str], None]
     """Gets the name of a pool whose answer has arrived."""
-    metrics: TagMetrics | None = None
+    metrics: image_tags.TagMetrics | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TagResult:
     """The pool after its tag was looked at."""
 
-    pool: MachineConfigPool
-    condition: Condition | None = None
+    pool: machineconfigpool.MachineConfigPool
+    condition: object_meta.Condition | None = None
     """None for a pool that never had a tag."""
     requeue_after_s: float | None = None
 
@@ -61,13 +45,13 @@ class ImageTagKeeper:
         self,
         parts: TagParts,
         writer: RolloutWriter,
-        pools: ExpectedPools,
-        events: EventRecorder,
-        clock: Clock,
+        pools: expected.ExpectedPools,
+        events: event_recorder.EventRecorder,
+        clock: clocks.Clock,
     ) -> None:
         self._source = parts.source
         self._metrics = parts.metrics
-        self._desk = TagDesk(parts.executor, parts.notify)
+        self._desk = image_tags.TagDesk(parts.executor, parts.notify)
         self._writer = writer
         self._pools = pools
         self._events = events
@@ -75,30 +59,30 @@ class ImageTagKeeper:
 
     def refresh_tag(
         self,
-        pool: MachineConfigPool,
-        policies: Mapping[str, ObservedPolicy],
-        nodes: Iterable[NodeFacts],
+        pool: machineconfigpool.MachineConfigPool,
+        policies: Mapping[str, rollout_policy.ObservedPolicy],
+        nodes: Iterable[node_facts.NodeFacts],
     ) -> TagResult:
         """Ask, record and report as necessary; raise `ClusterError` of a write.
 
         A pool with an invalid tag or policy stays as it is; the rollout reports these.
         """
         try:
-            check_tag(pool)
-            windows = find_policy(pool, policies).windows
-        except ConfigError:
+            os_image.check_tag(pool)
+            windows = rollout_policy.find_policy(pool, policies).windows
+        except errors.ConfigError:
             return TagResult(pool)
         name = pool.name
         if pool.os_image_tag is None:
             self._desk.forget(name)
         login = self._find_login(pool)
         for _ in range(_MAX_ROUNDS):
-            found = decide_pool_tag(
+            found = os_image.decide_pool_tag(
                 pool,
                 windows,
                 lambda question: self._desk.find_answer(name, question),
                 self._clock.now(),
-                login=login if is_tag_unresolved(pool) else "",
+                login=login if os_image.is_tag_unresolved(pool) else "",
             )
             if found.status is not None:
                 pool = self._pools.record_write(
@@ -111,34 +95,44 @@ class ImageTagKeeper:
             return TagResult(pool, found.condition, found.requeue_after_s)
         return TagResult(pool, requeue_after_s=1.0)
 
-    def _find_login(self, pool: MachineConfigPool) -> str:
+    def _find_login(self, pool: machineconfigpool.MachineConfigPool) -> str:
         tag = pool.os_image_tag
-        if tag is None or not is_tag_unresolved(pool):
+        if tag is None or not os_image.is_tag_unresolved(pool):
             return ""
         try:
             return self._source.compute_access_version(tag.pull_secret)
-        except TreenailError as error:
+        except errors.TreenailError as error:
             # The resolution fails with the same cause, and reports it.
             log.debug("cannot read the login of pool %s: %s", pool.name, error)
             return ""
 
     def _ask(
-        self, pool: MachineConfigPool, question: TagQuestion, nodes: Iterable[NodeFacts]
+        self,
+        pool: machineconfigpool.MachineConfigPool,
+        question: image_tags.TagQuestion,
+        nodes: Iterable[node_facts.NodeFacts],
     ) -> None:
         tag = pool.os_image_tag
         assert tag is not None
-        found = {node.labels.get(ARCHITECTURE_LABEL, "") for node in nodes} - {""}
-        architectures = frozenset(found or {DEFAULT_ARCHITECTURE})
+        found = {node.labels.get(node_facts.ARCHITECTURE_LABEL, "") for node in nodes} - {""}
+        architectures = frozenset(found or {node_facts.DEFAULT_ARCHITECTURE})
         self._desk.ask(
             pool.name,
             question,
             lambda: self._source.resolve_tag(question.image, architectures, tag.pull_secret),
         )
 
-    def _report(self, pool: MachineConfigPool, change: TagChange | None) -> None:
+    def _report(
+        self, pool: machineconfigpool.MachineConfigPool, change: image_tags.TagChange | None
+    ) -> None:
         if change is None:
             return
-        regarding = ObjectReference(KIND, pool.name, pool.metadata.uid, api_version=API_VERSION)
+        regarding = event_recorder.ObjectReference(
+            machineconfigpool.KIND,
+            pool.name,
+            pool.metadata.uid,
+            api_version=machineconfigpool.API_VERSION,
+        )
         if change.is_warning:
             self._events.record_warning(regarding, change.reason, change.message)
             log.warning("pool %s: %s", pool.name, change.message)

@@ -6,10 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.pools.expected import ExpectedPools
-from treenail.controllers.pools.node_facts import NodeFacts
-from treenail.controllers.pools.os_image import GateAnswer, GatePending
-from treenail.controllers.pools.rollout_policy import LockServer
+from treenail.controllers.pools import expected, node_facts, os_image, rollout_policy
 from treenail.controllers.rollout.external_gates import Gates
 from treenail.controllers.rollout.locks import (
     NodeLock,
@@ -31,8 +28,8 @@ class LockResult:
     """Result of requests to lock servers."""
 
     pool: MachineConfigPool
-    granted: Sequence[NodeFacts] = ()
-    answer: GateAnswer = None
+    granted: Sequence[node_facts.NodeFacts] = ()
+    answer: os_image.GateAnswer = None
     """The answer that stopped it, or None."""
     errors: list[ClusterError] = field(default_factory=list)
 
@@ -40,7 +37,7 @@ class LockResult:
 class LockKeeper:
     """Locks of the nodes of all pools. Thread-safe for different pools."""
 
-    def __init__(self, gates: Gates, writer: RolloutWriter, pools: ExpectedPools) -> None:
+    def __init__(self, gates: Gates, writer: RolloutWriter, pools: expected.ExpectedPools) -> None:
         self._gates = gates
         self._writer = writer
         self._pools = pools
@@ -52,7 +49,10 @@ class LockKeeper:
         """The version of the Node whose annotation was removed; the watch shows that later."""
 
     def acquire_locks(
-        self, pool: MachineConfigPool, server: LockServer, nodes: Sequence[NodeFacts]
+        self,
+        pool: MachineConfigPool,
+        server: rollout_policy.LockServer,
+        nodes: Sequence[node_facts.NodeFacts],
     ) -> LockResult:
         """Acquire locks in this order, up to the first that is not granted.
 
@@ -77,8 +77,8 @@ class LockKeeper:
     def release_locks(
         self,
         pool: MachineConfigPool,
-        members: Iterable[NodeFacts],
-        find_node: Callable[[str], NodeFacts | None],
+        members: Iterable[node_facts.NodeFacts],
+        find_node: Callable[[str], node_facts.NodeFacts | None],
         busy: Collection[str],
     ) -> LockResult:
         """Release the locks of the pool's nodes at rest and of nodes that are gone."""
@@ -106,7 +106,7 @@ class LockKeeper:
                 result.errors.append(error)
         return result
 
-    def release_orphan(self, node: NodeFacts) -> GateAnswer:
+    def release_orphan(self, node: node_facts.NodeFacts) -> os_image.GateAnswer:
         """Release the lock in the annotation of a node that is in no pool; None when done."""
         result = LockResult(MachineConfigPool.from_json({}))
         for lock in find_annotated_locks([node]):
@@ -120,13 +120,15 @@ class LockKeeper:
         with self._lock:
             return self._pool_by_lock.get(lock, pool) != pool
 
-    def _release(self, lock: NodeLock, node: NodeFacts | None, result: LockResult) -> bool:
+    def _release(
+        self, lock: NodeLock, node: node_facts.NodeFacts | None, result: LockResult
+    ) -> bool:
         """Release a lock once, although a deleted pool and its node may both request it."""
         with self._lock:
             if node is not None and self._cleared.get(lock) == node.resource_version:
                 return True
             if lock in self._in_release:
-                result.answer = result.answer or GatePending()
+                result.answer = result.answer or os_image.GatePending()
                 return False
             self._in_release.add(lock)
         try:
@@ -135,13 +137,15 @@ class LockKeeper:
             with self._lock:
                 self._in_release.discard(lock)
 
-    def _release_once(self, lock: NodeLock, node: NodeFacts | None, result: LockResult) -> bool:
+    def _release_once(
+        self, lock: NodeLock, node: node_facts.NodeFacts | None, result: LockResult
+    ) -> bool:
         answer = self._gates.release_lock(lock.server, lock.holder)
         if answer is not None:
             # Look again soon if any answer is pending.
-            if result.answer is None or isinstance(answer, GatePending):
+            if result.answer is None or isinstance(answer, os_image.GatePending):
                 result.answer = answer
-            if not isinstance(answer, GatePending):
+            if not isinstance(answer, os_image.GatePending):
                 name = lock.holder.name
                 log.warning("cannot release the lock of node %s: %s", name, answer.reason)
             return False

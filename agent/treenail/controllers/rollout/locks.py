@@ -8,10 +8,8 @@ the node has the same information for a pool that is deleted.
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from treenail.api.decode import Fields, Json
-from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.pools.node_facts import NodeFacts
-from treenail.controllers.pools.rollout_policy import LockServer
+from treenail.api import decode, machineconfigpool
+from treenail.controllers.pools import node_facts, rollout_policy
 from treenail.controllers.rollout.external_gates import LockHolder
 
 LOCKS_STATUS = "fleetLocks"
@@ -22,17 +20,17 @@ LOCKS_STATUS = "fleetLocks"
 class NodeLock:
     """A lock that a node may hold: it was requested, and not released since."""
 
-    server: LockServer
+    server: rollout_policy.LockServer
     holder: LockHolder
 
     @classmethod
-    def from_fields(cls, fields: Fields) -> "NodeLock":
+    def from_fields(cls, fields: decode.Fields) -> "NodeLock":
         return cls(
-            LockServer(fields.get_text("url"), fields.get_text("group")),
+            rollout_policy.LockServer(fields.get_text("url"), fields.get_text("group")),
             LockHolder(fields.get_text("node"), fields.get_text("uid")),
         )
 
-    def to_json(self) -> Json:
+    def to_json(self) -> decode.Json:
         return {
             "node": self.holder.name,
             "uid": self.holder.uid,
@@ -41,18 +39,20 @@ class NodeLock:
         }
 
 
-def get_holder(node: NodeFacts) -> LockHolder:
+def get_holder(node: node_facts.NodeFacts) -> LockHolder:
     """Return the holder of a node's lock."""
     return LockHolder(node.name, node.uid)
 
 
-def read_locks(pool: MachineConfigPool) -> tuple[NodeLock, ...]:
+def read_locks(pool: machineconfigpool.MachineConfigPool) -> tuple[NodeLock, ...]:
     """Read the locks that nodes of the pool may hold; raises `ConfigError`."""
-    return Fields(pool.status, "status").map_objects(LOCKS_STATUS, NodeLock.from_fields)
+    return decode.Fields(pool.status, "status").map_objects(LOCKS_STATUS, NodeLock.from_fields)
 
 
 def add_locks(
-    present: tuple[NodeLock, ...], server: LockServer, nodes: Iterable[NodeFacts]
+    present: tuple[NodeLock, ...],
+    server: rollout_policy.LockServer,
+    nodes: Iterable[node_facts.NodeFacts],
 ) -> tuple[NodeLock, ...]:
     """Return the locks together with those to request for the nodes."""
     wanted = (NodeLock(server, get_holder(node)) for node in nodes)
@@ -61,7 +61,7 @@ def add_locks(
 
 def find_releasable_locks(
     locks: Iterable[NodeLock],
-    find_node: Callable[[str], NodeFacts | None],
+    find_node: Callable[[str], node_facts.NodeFacts | None],
     busy: Collection[str] = (),
 ) -> tuple[NodeLock, ...]:
     """Find the locks whose node is at rest, was deleted, or was installed again.
@@ -77,15 +77,15 @@ def find_releasable_locks(
     return tuple(found)
 
 
-def find_annotated_locks(nodes: Iterable[NodeFacts]) -> tuple[NodeLock, ...]:
+def find_annotated_locks(nodes: Iterable[node_facts.NodeFacts]) -> tuple[NodeLock, ...]:
     """Read the locks in the annotations of the nodes."""
     return tuple(
         NodeLock(server, get_holder(node))
         for node in nodes
-        if (server := LockServer.from_text(node.locked_by)) is not None
+        if (server := rollout_policy.LockServer.from_text(node.locked_by)) is not None
     )
 
 
-def is_at_rest(node: NodeFacts) -> bool:
+def is_at_rest(node: node_facts.NodeFacts) -> bool:
     """True when no update of the node is in progress."""
     return node.is_in_service and (node.is_done or node.is_unassigned)

@@ -8,20 +8,12 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api import pullspec
-from treenail.api.decode import Fields, Json
-from treenail.api.machineconfignode import NOT_YET_SET
-from treenail.api.object_meta import ObjectMeta
-from treenail.clocks import Clock
-from treenail.controllers.pools.pool_index import SelectedPools
-from treenail.controllers.pools.pool_membership import ObservedPool
-from treenail.controllers.runtime.informer_set import Informers, InformerView
-from treenail.controllers.runtime.workers import Enqueue
-from treenail.errors import ConfigError, NotFoundError
-from treenail.kube.api_client import Client
-from treenail.kube.resources import MACHINECONFIGNODES, MACHINECONFIGPOOLS, NODES
-from treenail.kube.watch import WatchScope
+from treenail.api import decode, machineconfignode, object_meta, pullspec
+from treenail.controllers.pools import pool_index, pool_membership
+from treenail.controllers.runtime import informer_set, workers
+from treenail.kube import api_client, resources, watch
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +33,11 @@ class RequestedNode:
     """Empty unless it is a pull spec by digest: the CRD accepts nothing else."""
 
     @classmethod
-    def from_json(cls, document: Json, *, image_key: str) -> "RequestedNode":
+    def from_json(cls, document: decode.Json, *, image_key: str) -> "RequestedNode":
         """Parse a Node; raises `ConfigError`."""
-        meta = ObjectMeta.from_fields(Fields.from_json(document, "Node").get_object("metadata"))
+        meta = object_meta.ObjectMeta.from_fields(
+            decode.Fields.from_json(document, "Node").get_object("metadata")
+        )
         return cls(
             name=meta.name,
             uid=meta.uid,
@@ -64,9 +58,9 @@ class ObservedMachineConfigNode:
     """The uid of the Node that owns it."""
 
     @classmethod
-    def from_json(cls, document: Json) -> "ObservedMachineConfigNode":
+    def from_json(cls, document: decode.Json) -> "ObservedMachineConfigNode":
         """Parse a MachineConfigNode; raises `ConfigError`."""
-        fields = Fields.from_json(document, MACHINECONFIGNODES.kind)
+        fields = decode.Fields.from_json(document, resources.MACHINECONFIGNODES.kind)
         meta, spec = fields.get_object("metadata"), fields.get_object("spec")
         owners = [each.get_text("uid") for each in meta.iter_objects("ownerReferences")]
         return cls(
@@ -83,26 +77,40 @@ class MachineConfigNodeController:
     name = "machineconfignodes"
 
     def __init__(
-        self, client: Client, clock: Clock, *, image_key: str = key.DESIRED_OS_IMAGE
+        self,
+        client: api_client.Client,
+        clock: clocks.Clock,
+        *,
+        image_key: str = key.DESIRED_OS_IMAGE,
     ) -> None:
         self._client = client
         self._clock = clock
         self._image_key = image_key
-        self._index = SelectedPools()
+        self._index = pool_index.SelectedPools()
         self._not_before = float("-inf")
 
-    def register_watches(self, informers: Informers, enqueue: Enqueue) -> None:
+    def register_watches(self, informers: informer_set.Informers, enqueue: workers.Enqueue) -> None:
         """Watch Nodes, pools and, if the cluster has the kind, MachineConfigNodes."""
-        nodes: InformerView[RequestedNode] = informers.add_view(WatchScope(NODES), self._parse_node)
-        pools: InformerView[ObservedPool] = informers.add_view(
-            WatchScope(MACHINECONFIGPOOLS), ObservedPool.from_json
+        nodes: informer_set.InformerView[RequestedNode] = informers.add_view(
+            watch.WatchScope(resources.NODES), self._parse_node
         )
-        machine_config_nodes: InformerView[ObservedMachineConfigNode] = informers.add_view(
-            WatchScope(MACHINECONFIGNODES), ObservedMachineConfigNode.from_json, optional=True
+        pools: informer_set.InformerView[pool_membership.ObservedPool] = informers.add_view(
+            watch.WatchScope(resources.MACHINECONFIGPOOLS), pool_membership.ObservedPool.from_json
+        )
+        machine_config_nodes: informer_set.InformerView[ObservedMachineConfigNode] = (
+            informers.add_view(
+                watch.WatchScope(resources.MACHINECONFIGNODES),
+                ObservedMachineConfigNode.from_json,
+                optional=True,
+            )
         )
         self._nodes, self._machine_config_nodes = nodes, machine_config_nodes
 
-        def on_pool(name: str, before: ObservedPool | None, after: ObservedPool | None) -> None:
+        def on_pool(
+            name: str,
+            before: pool_membership.ObservedPool | None,
+            after: pool_membership.ObservedPool | None,
+        ) -> None:
             self._index.set_pool(name, after)
             if before is None or after is None or before.selection_key != after.selection_key:
                 for each in nodes.get_all():
@@ -118,7 +126,9 @@ class MachineConfigNodeController:
         pool = None if node is None else self._find_pool(node)
         if node is None or pool is None:
             return None
-        desired = ObservedMachineConfigNode(pool, node.config or NOT_YET_SET, node.image, node.uid)
+        desired = ObservedMachineConfigNode(
+            pool, node.config or machineconfignode.NOT_YET_SET, node.image, node.uid
+        )
         if observed == desired:
             return None
         wait_s = self._not_before - self._clock.monotonic()
@@ -126,7 +136,7 @@ class MachineConfigNodeController:
             return wait_s
         try:
             self._write_object(node.name, desired, observed)
-        except NotFoundError:
+        except errors.NotFoundError:
             if observed is None:
                 # A create fails with 404 only when the API server does not know the kind.
                 log.info("cluster has no MachineConfigNode kind; wrote none")
@@ -143,39 +153,44 @@ class MachineConfigNodeController:
         desired: ObservedMachineConfigNode,
         observed: ObservedMachineConfigNode | None,
     ) -> None:
-        owner: Json = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": desired.owner}
-        metadata: Json = {"name": name, "ownerReferences": [owner]}
-        spec: Json = {
+        owner: decode.Json = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": name,
+            "uid": desired.owner,
+        }
+        metadata: decode.Json = {"name": name, "ownerReferences": [owner]}
+        spec: decode.Json = {
             "node": {"name": name},
             "pool": {"name": desired.pool},
             "configVersion": {"desired": desired.config},
         }
-        body: Json = {
-            "apiVersion": MACHINECONFIGNODES.api_version,
-            "kind": MACHINECONFIGNODES.kind,
+        body: decode.Json = {
+            "apiVersion": resources.MACHINECONFIGNODES.api_version,
+            "kind": resources.MACHINECONFIGNODES.kind,
             "metadata": metadata,
             "spec": spec,
         }
         if desired.image:
             spec["configImage"] = {"desiredImage": desired.image}
         if observed is None:
-            self._client.create(MACHINECONFIGNODES, body)
+            self._client.create(resources.MACHINECONFIGNODES, body)
             return
         # Without resourceVersion: only this controller writes the spec, and agents often change
         # the status.
         spec.setdefault("configImage", None)
-        self._client.patch(MACHINECONFIGNODES, name, body)
+        self._client.patch(resources.MACHINECONFIGNODES, name, body)
 
     def _find_pool(self, node: RequestedNode) -> str | None:
         """Find the pool that determines the Node's config; None without exactly one."""
         return self._index.find_primary(node.name, node.labels)
 
-    def _parse_node(self, document: Json) -> RequestedNode:
+    def _parse_node(self, document: decode.Json) -> RequestedNode:
         return RequestedNode.from_json(document, image_key=self._image_key)
 
 
 def _normalize_image(image: str) -> str:
     try:
         return str(pullspec.parse_pull_spec(image, where="")) if image else ""
-    except ConfigError:
+    except errors.ConfigError:
         return ""

@@ -9,14 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from treenail.api.decode import Fields, Json
-from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clocks import format_rfc3339
-from treenail.controllers.pools.maintenance_windows import WindowClosed, find_window_state
-from treenail.controllers.pools.rollout_policy import ObservedPolicy, RolloutPolicy
+from treenail import clocks, errors
+from treenail.api import decode, machineconfigpool
+from treenail.controllers.pools import maintenance_windows, rollout_policy
 from treenail.controllers.rollout.decide import RolloutDecision
 from treenail.controllers.rollout.writer import RolloutWriter
-from treenail.errors import NotFoundError
 
 log = logging.getLogger(__name__)
 
@@ -37,17 +34,17 @@ class RolloutState(StrEnum):
 class PolicyStatusInput:
     """Input of `build_pool_entry`."""
 
-    pool: MachineConfigPool
-    policy: RolloutPolicy
+    pool: machineconfigpool.MachineConfigPool
+    policy: rollout_policy.RolloutPolicy
     decision: RolloutDecision
     is_updated: bool
     now: float
 
 
-def build_pool_entry(status_input: PolicyStatusInput, generation: int) -> Json:
+def build_pool_entry(status_input: PolicyStatusInput, generation: int) -> decode.Json:
     """Build the entry of a pool; ``generation`` is that of the policy."""
     decision, policy = status_input.decision, status_input.policy
-    entry: Json = {
+    entry: decode.Json = {
         "pool": status_input.pool.name,
         "observedGeneration": generation,
         "state": str(_find_state(status_input)),
@@ -61,32 +58,34 @@ def build_pool_entry(status_input: PolicyStatusInput, generation: int) -> Json:
         entry["waves"] = len(policy.waves) + 1
         if (failure := decision.record.halted_by) is not None:
             entry["haltedBy"] = {"node": failure.node, "reason": failure.reason}
-    window = find_window_state(policy.windows, status_input.now)
-    if isinstance(window, WindowClosed):
+    window = maintenance_windows.find_window_state(policy.windows, status_input.now)
+    if isinstance(window, maintenance_windows.WindowClosed):
         # Rounded: the time is the same at each computation until the window opens.
         opens = round(status_input.now + window.opens_in_s)
-        entry["nextWindow"] = format_rfc3339(float(opens))
+        entry["nextWindow"] = clocks.format_rfc3339(float(opens))
     return entry
 
 
-def replace_pool_entry(observed: ObservedPolicy, pool: str, entry: Json | None) -> list[Json]:
+def replace_pool_entry(
+    observed: rollout_policy.ObservedPolicy, pool: str, entry: decode.Json | None
+) -> list[decode.Json]:
     """Return the entries of the policy's status with that of the pool replaced or removed."""
     others = [each for each in read_pool_entries(observed) if each.get("pool") != pool]
     entries = others if entry is None else [*others, entry]
     return sorted(entries, key=lambda each: str(each.get("pool")))
 
 
-def read_pool_entries(observed: ObservedPolicy) -> list[Json]:
+def read_pool_entries(observed: rollout_policy.ObservedPolicy) -> list[decode.Json]:
     """Return the entries of the policy's status."""
-    return [each.values for each in Fields(observed.status, "status").iter_objects("pools")]
+    return [each.values for each in decode.Fields(observed.status, "status").iter_objects("pools")]
 
 
-def read_summary(observed: ObservedPolicy) -> str:
+def read_summary(observed: rollout_policy.ObservedPolicy) -> str:
     """Return the summary in the policy's status; empty without one."""
-    return Fields(observed.status, "status").get_text("summary")
+    return decode.Fields(observed.status, "status").get_text("summary")
 
 
-def summarize_entries(entries: Sequence[Json]) -> str:
+def summarize_entries(entries: Sequence[decode.Json]) -> str:
     """Return all pools with their states in one text.
 
     A printer column of a kind shows the first element of a list only.
@@ -119,7 +118,9 @@ class PolicyReporter:
     """Status of the policies. Thread-safe for different pools."""
 
     def __init__(
-        self, writer: RolloutWriter, list_policies: Callable[[], Mapping[str, ObservedPolicy]]
+        self,
+        writer: RolloutWriter,
+        list_policies: Callable[[], Mapping[str, rollout_policy.ObservedPolicy]],
     ) -> None:
         self._writer = writer
         self._list_policies = list_policies
@@ -138,7 +139,9 @@ class PolicyReporter:
         for observed in self._list_policies().values():
             self._write_entry(observed, pool, None)
 
-    def _write_entry(self, observed: ObservedPolicy, pool: str, entry: Json | None) -> None:
+    def _write_entry(
+        self, observed: rollout_policy.ObservedPolicy, pool: str, entry: decode.Json | None
+    ) -> None:
         entries = replace_pool_entry(observed, pool, entry)
         summary = summarize_entries(entries)
         # A kind of an older version drops the summary: each one is written once.
@@ -148,5 +151,5 @@ class PolicyReporter:
         self._summaries[observed.name] = summary
         try:
             self._writer.write_policy_status(observed, entries, summary)
-        except NotFoundError:
+        except errors.NotFoundError:
             log.debug("RolloutPolicy %s is deleted", observed.name)

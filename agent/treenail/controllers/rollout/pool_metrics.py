@@ -3,39 +3,38 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
+from treenail import clocks, errors
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clocks import Clock, parse_rfc3339
-from treenail.controllers.pools.holders import WAIT_REASONS, classify_wait
-from treenail.controllers.pools.node_facts import NodeFacts
-from treenail.controllers.pools.pool_membership import PoolSnapshot
-from treenail.controllers.pools.pool_status import read_reported_status
-from treenail.controllers.runtime.controller_metrics import (
-    SLOW_BUCKETS_S,
-    ControllerMetrics,
-    MetricTable,
-)
-from treenail.errors import ConfigError
+from treenail.controllers.pools import holders, node_facts, pool_membership, pool_status
+from treenail.controllers.runtime import controller_metrics
 
 NODE_STATES = ("Done", "Working", "Degraded", "Unreconcilable", "Unknown")
 CONDITIONS = ("Updated", "Updating", "Degraded", "Stalled")
 
-ReadPools = Callable[[], Iterable[PoolSnapshot]]
+ReadPools = Callable[[], Iterable[pool_membership.PoolSnapshot]]
 
 
 class PoolMetrics:
     """Computes the gauges of pools at each scrape, and measures updates of nodes as they end."""
 
-    def __init__(self, metrics: ControllerMetrics, clock: Clock, read_pools: ReadPools) -> None:
+    def __init__(
+        self,
+        metrics: controller_metrics.ControllerMetrics,
+        clock: clocks.Clock,
+        read_pools: ReadPools,
+    ) -> None:
         self._clock = clock
         self._read_pools = read_pools
         self._durations = metrics.add_histogram(
             "update_duration_seconds",
             "Time from the assignment of a target to a node until the node has it.",
-            buckets=SLOW_BUCKETS_S,
+            buckets=controller_metrics.SLOW_BUCKETS_S,
         )
         metrics.add_tables(lambda: compute_pool_tables(self._read_pools(), self._clock.now()))
 
-    def observe_node(self, before: NodeFacts | None, after: NodeFacts | None) -> None:
+    def observe_node(
+        self, before: node_facts.NodeFacts | None, after: node_facts.NodeFacts | None
+    ) -> None:
         """Record the duration of an update that ends with this change of the node."""
         if before is None or after is None or after.started_at is None:
             return
@@ -43,21 +42,27 @@ class PoolMetrics:
             self._durations.observe(max(0.0, self._clock.now() - after.started_at))
 
 
-def compute_pool_tables(pools: Iterable[PoolSnapshot], now: float) -> Iterator[MetricTable]:
+def compute_pool_tables(
+    pools: Iterable[pool_membership.PoolSnapshot], now: float
+) -> Iterator[controller_metrics.MetricTable]:
     """Return the gauges of all pools; ``now`` is in seconds since the epoch."""
-    nodes = MetricTable("pool_nodes", "Nodes of a pool by state.", ("pool", "state"))
-    counts = MetricTable(
+    nodes = controller_metrics.MetricTable(
+        "pool_nodes", "Nodes of a pool by state.", ("pool", "state")
+    )
+    counts = controller_metrics.MetricTable(
         "pool_machines", "Nodes of a pool as its status counts them.", ("pool", "count")
     )
-    conditions = MetricTable("pool_condition", "1 if the condition is True.", ("pool", "type"))
-    halted = MetricTable(
+    conditions = controller_metrics.MetricTable(
+        "pool_condition", "1 if the condition is True.", ("pool", "type")
+    )
+    halted = controller_metrics.MetricTable(
         "pool_halted", "1 if failed nodes halted the rollout until a user acts.", ("pool",)
     )
-    waiting = MetricTable(
+    waiting = controller_metrics.MetricTable(
         "pool_waiting", "1 for the reason why no further node gets the target now.",
         ("pool", "reason"),
     )  # fmt: skip
-    age = MetricTable(
+    age = controller_metrics.MetricTable(
         "pool_target_age_seconds",
         "Time since the pool is updating to its present target; 0 if all nodes have it.",
         ("pool",),
@@ -84,22 +89,26 @@ def compute_pool_tables(pools: Iterable[PoolSnapshot], now: float) -> Iterator[M
         is_updating = updating is not None and updating.status == "True"
         reason = ""
         if updating is not None and is_updating and updating.reason == "Waiting":
-            reason = classify_wait(updating.message)
-        waiting.values.update({(pool.name, each): float(each == reason) for each in WAIT_REASONS})
-        since = parse_rfc3339(updating.last_transition_time) if updating is not None else None
+            reason = holders.classify_wait(updating.message)
+        waiting.values.update(
+            {(pool.name, each): float(each == reason) for each in holders.WAIT_REASONS}
+        )
+        since = (
+            clocks.parse_rfc3339(updating.last_transition_time) if updating is not None else None
+        )
         is_known = is_updating and since is not None
         age.values[pool.name,] = max(0.0, now - (since or 0.0)) if is_known else 0.0
     return iter((nodes, counts, conditions, halted, waiting, age))
 
 
-def _find_state(node: NodeFacts) -> str:
+def _find_state(node: node_facts.NodeFacts) -> str:
     return node.state if node.state in NODE_STATES else "Unknown"
 
 
 def _read_counts(pool: MachineConfigPool) -> list[tuple[str, int]]:
     try:
-        counts = read_reported_status(pool).counts
-    except ConfigError:
+        counts = pool_status.read_reported_status(pool).counts
+    except errors.ConfigError:
         return []
     return [
         ("total", counts.total),

@@ -8,62 +8,30 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from treenail import clocks
 from treenail.api import annotations as key
-from treenail.api.machineconfigpool import API_VERSION, ARBITER, KIND, MASTER, MachineConfigPool
-from treenail.api.object_meta import Condition
-from treenail.clocks import Clock, format_rfc3339
-from treenail.controllers.pools import os_image, pool_status
-from treenail.controllers.pools.expected import ExpectedNodes, ExpectedPools
-from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
-from treenail.controllers.pools.os_image import (
-    NO_BUILD,
-    GateBlocked,
-    GateOpen,
-    GatePending,
-    GateVerdict,
-    GateWaiting,
-    PoolBuild,
+from treenail.api import machineconfigpool, object_meta
+from treenail.controllers.pools import (
+    expected,
+    node_facts,
+    os_image,
+    pool_membership,
+    pool_status,
+    rollout_policy,
+    rollout_record,
 )
-from treenail.controllers.pools.pool_membership import (
-    PoolSnapshot,
-    check_supported_fields,
-    is_unusable,
-    validate_pool,
+from treenail.controllers.rollout import (
+    external_gates,
+    image_tag_keeper,
+    lock_keeper,
+    policy_status,
+    writer,
 )
-from treenail.controllers.pools.pool_status import (
-    NODE_IN_TWO_POOLS,
-    PoolProblem,
-    PoolStatus,
-    PoolStatusInput,
-    build_config_problem,
-)
-from treenail.controllers.pools.rollout_policy import (
-    LockServer,
-    ObservedPolicy,
-    RolloutPolicy,
-    find_policy,
-)
-from treenail.controllers.pools.rollout_record import ROLLOUT_STATUS, RolloutRecord
 from treenail.controllers.rollout.decide import (
     NO_POLICY,
     RolloutContext,
     RolloutDecision,
     decide_rollout,
-)
-from treenail.controllers.rollout.external_gates import (
-    GATE_RETRY_S,
-    PENDING_RETRY_S,
-    Gates,
-    find_retry_s,
-)
-from treenail.controllers.rollout.image_tag_keeper import ImageTagKeeper, TagParts
-from treenail.controllers.rollout.lock_keeper import LockKeeper
-from treenail.controllers.rollout.policy_status import PolicyReporter, PolicyStatusInput
-from treenail.controllers.rollout.writer import (
-    ParallelMap,
-    RolloutWriter,
-    build_settings,
-    find_settings_changes,
 )
 from treenail.errors import (
     ClusterError,
@@ -73,33 +41,35 @@ from treenail.errors import (
     InvalidError,
     NotFoundError,
 )
-from treenail.kube.api_client import Client
-from treenail.kube.event_recorder import EventRecorder, ObjectReference
-from treenail.kube.resources import MACHINECONFIGS
+from treenail.kube import api_client, event_recorder, resources
 
 
 class ConfigChecker:
     """Remembers the config of each pool that exists. Thread-safe for different pools."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: api_client.Client) -> None:
         self._client = client
         self._existing: dict[str, str] = {}
 
-    def check_config(self, pool: MachineConfigPool) -> GateBlocked | None:
+    def check_config(
+        self, pool: machineconfigpool.MachineConfigPool
+    ) -> os_image.GateBlocked | None:
         """Block the rollout of a rendered config that does not exist."""
         config = pool.configuration.name
         if self._existing.get(pool.name) == config:
             return None
         try:
-            self._client.get(MACHINECONFIGS, config)
+            self._client.get(resources.MACHINECONFIGS, config)
         except NotFoundError:
-            return GateBlocked(
+            return os_image.GateBlocked(
                 f"cannot assign MachineConfig {config}: it does not exist; create it, or correct "
                 f"spec.configuration of pool {pool.name}",
                 "MissingMachineConfig",
             )
         except ClusterError as error:
-            return GateBlocked(f"cannot read MachineConfig {config}: {error}", "ClusterError")
+            return os_image.GateBlocked(
+                f"cannot read MachineConfig {config}: {error}", "ClusterError"
+            )
         self._existing[pool.name] = config
         return None
 
@@ -124,7 +94,9 @@ class RolloutSettings:
     """The node that runs this process. The rollout assigns it last."""
     image_settle_s: float = 0.0
     """How long no node gets a new image. Longer than the settle time of the render controller."""
-    image_gate: Callable[[MachineConfigPool, PoolBuild], GateVerdict] = os_image.decide_pool_image
+    image_gate: Callable[
+        [machineconfigpool.MachineConfigPool, os_image.PoolBuild], os_image.GateVerdict
+    ] = os_image.decide_pool_image
     """Finds the target of a pool."""
 
 
@@ -132,15 +104,17 @@ class RolloutSettings:
 class RolloutCaches:
     """Pools and nodes as the watches show them."""
 
-    read_pool: Callable[[str], PoolSnapshot | None]
+    read_pool: Callable[[str], pool_membership.PoolSnapshot | None]
     """Returns a pool with its nodes; None when it does not exist."""
     find_stale_reason: Callable[[], str] = lambda: ""
     """Returns why the caches may be outdated; empty when they are current."""
-    find_node: Callable[[str], NodeFacts | None] = lambda _: None
+    find_node: Callable[[str], node_facts.NodeFacts | None] = lambda _: None
     """Returns a node of any pool or none; None when it does not exist."""
-    list_policies: Callable[[], Mapping[str, ObservedPolicy]] = dict
+    list_policies: Callable[[], Mapping[str, rollout_policy.ObservedPolicy]] = dict
     """Returns the RolloutPolicies by name."""
-    find_build: Callable[[MachineConfigPool], PoolBuild] = lambda _: NO_BUILD
+    find_build: Callable[[machineconfigpool.MachineConfigPool], os_image.PoolBuild] = lambda _: (
+        os_image.NO_BUILD
+    )
     """Returns what builds the image of a pool."""
     find_blocked_nodes: Callable[[], frozenset[str]] = frozenset
     """Returns the nodes that a PodDisruptionBudget blocks."""
@@ -150,15 +124,15 @@ class RolloutCaches:
 class _PoolSync:
     """Observations, decision and errors of one reconciliation."""
 
-    snapshot: PoolSnapshot
-    pool: MachineConfigPool
-    nodes: tuple[NodeFacts, ...]
+    snapshot: pool_membership.PoolSnapshot
+    pool: machineconfigpool.MachineConfigPool
+    nodes: tuple[node_facts.NodeFacts, ...]
     now: float
-    target: RolloutTarget
+    target: node_facts.RolloutTarget
     stale_reason: str = ""
-    image: PoolBuild = NO_BUILD
-    image_tag: Condition | None = None
-    policy: RolloutPolicy = NO_POLICY
+    image: os_image.PoolBuild = os_image.NO_BUILD
+    image_tag: object_meta.Condition | None = None
+    policy: rollout_policy.RolloutPolicy = NO_POLICY
     decision: RolloutDecision = field(default_factory=RolloutDecision)
     requeue_after_s: list[float] = field(default_factory=list)
     errors: list[ClusterError] = field(default_factory=list)
@@ -176,37 +150,39 @@ class RolloutReconciler:
 
     def __init__(
         self,
-        client: Client,
+        client: api_client.Client,
         caches: RolloutCaches,
-        clock: Clock,
-        gates: Gates,
-        events: EventRecorder,
+        clock: clocks.Clock,
+        gates: external_gates.Gates,
+        events: event_recorder.EventRecorder,
         settings: RolloutSettings,
         *,
-        parallel_map: ParallelMap = map,
-        tags: TagParts | None = None,
+        parallel_map: writer.ParallelMap = map,
+        tags: image_tag_keeper.TagParts | None = None,
     ) -> None:
         self._caches = caches
         self._clock = clock
         self._gates = gates
         self._events = events
         self._settings = settings
-        self._expected = ExpectedNodes()
-        self._pools = ExpectedPools()
+        self._expected = expected.ExpectedNodes()
+        self._pools = expected.ExpectedPools()
         self._status_written_at: dict[str, float] = {}
         self._configs = ConfigChecker(client)
-        self._writer = RolloutWriter(
+        self._writer = writer.RolloutWriter(
             client,
             clock,
             self._expected,
             parallel_map=parallel_map,
             image_key=settings.image_key,
         )
-        self._locks = LockKeeper(gates, self._writer, self._pools)
+        self._locks = lock_keeper.LockKeeper(gates, self._writer, self._pools)
         self._tags = (
-            None if tags is None else ImageTagKeeper(tags, self._writer, self._pools, events, clock)
+            None
+            if tags is None
+            else image_tag_keeper.ImageTagKeeper(tags, self._writer, self._pools, events, clock)
         )
-        self._policy_reporter = PolicyReporter(self._writer, caches.list_policies)
+        self._policy_reporter = policy_status.PolicyReporter(self._writer, caches.list_policies)
 
     def sync_pool(self, name: str) -> float | None:
         """Reconcile the pool once and return after how many seconds to do it again, or None.
@@ -224,7 +200,7 @@ class RolloutReconciler:
         image = self._caches.find_build(pool)
         # Counts and messages refer to the built image also while the gate is closed.
         target = (
-            RolloutTarget(pool.configuration.name, "")
+            node_facts.RolloutTarget(pool.configuration.name, "")
             if image.config is None
             else os_image.compute_build_target(pool, image.config, image.build)
         )
@@ -244,8 +220,8 @@ class RolloutReconciler:
         """Release the lock of a node that is in no pool; return when to try again, or None."""
         node = self._caches.find_node(name)
         if node is None or self._caches.find_stale_reason():
-            return None if node is None else GATE_RETRY_S
-        return find_retry_s(self._locks.release_orphan(node))
+            return None if node is None else external_gates.GATE_RETRY_S
+        return external_gates.find_retry_s(self._locks.release_orphan(node))
 
     def forget_node(self, name: str) -> None:
         """Forget a deleted node."""
@@ -278,20 +254,21 @@ class RolloutReconciler:
     def _decide_pool(self, sync: _PoolSync) -> RolloutDecision:
         pool = sync.pool
         try:
-            validate_pool(sync.snapshot)
-            check_supported_fields(pool)
-            sync.policy = find_policy(pool, self._caches.list_policies())
+            pool_membership.validate_pool(sync.snapshot)
+            pool_membership.check_supported_fields(pool)
+            sync.policy = rollout_policy.find_policy(pool, self._caches.list_policies())
             image_verdict = self._settings.image_gate(pool, sync.image)
-            stored = pool.status.get(ROLLOUT_STATUS)
-            record = None if stored is None else RolloutRecord.from_json(stored)
-            if isinstance(image_verdict, GateOpen):
+            stored = pool.status.get(rollout_record.ROLLOUT_STATUS)
+            record = None if stored is None else rollout_record.RolloutRecord.from_json(stored)
+            if isinstance(image_verdict, os_image.GateOpen):
                 sync.target = image_verdict.target
             pool_gates = tuple(self._find_pool_gates(sync.snapshot))
         except ConfigError as error:
-            return RolloutDecision(problem=build_config_problem(error))
+            return RolloutDecision(problem=pool_status.build_config_problem(error))
 
         def decide(
-            *external: GateWaiting | GateBlocked, blocked_nodes: frozenset[str] = frozenset()
+            *external: os_image.GateWaiting | os_image.GateBlocked,
+            blocked_nodes: frozenset[str] = frozenset(),
         ) -> RolloutDecision:
             return decide_rollout(
                 pool,
@@ -314,39 +291,48 @@ class RolloutReconciler:
             return decision
         # Gates cost a request each, so they are queried only when a node would be assigned.
         verdict = self._configs.check_config(pool) or self._gates.check_alerts(sync.policy.alerts)
-        if isinstance(verdict, GatePending):
-            sync.requeue_after_s.append(PENDING_RETRY_S)
+        if isinstance(verdict, os_image.GatePending):
+            sync.requeue_after_s.append(external_gates.PENDING_RETRY_S)
             return replace(decision, nodes_to_assign=())
         if verdict is None:
             blocked_nodes = self._caches.find_blocked_nodes()
             return decide(blocked_nodes=blocked_nodes) if blocked_nodes else decision
-        sync.requeue_after_s.append(GATE_RETRY_S)
+        sync.requeue_after_s.append(external_gates.GATE_RETRY_S)
         return decide(verdict)
 
-    def _find_pool_gates(self, snapshot: PoolSnapshot) -> Iterator[GateWaiting]:
+    def _find_pool_gates(
+        self, snapshot: pool_membership.PoolSnapshot
+    ) -> Iterator[os_image.GateWaiting]:
         """Yield why the pool must wait for another pool."""
         name = snapshot.observed.pool.name
         for other in snapshot.unreadable_pools:
-            yield GateWaiting(
+            yield os_image.GateWaiting(
                 f"waiting: the spec of pool {other} is invalid, so its nodes are unknown"
             )
-        if name not in (MASTER, ARBITER):
+        if name not in (machineconfigpool.MASTER, machineconfigpool.ARBITER):
             return
-        master, arbiter = self._caches.read_pool(MASTER), self._caches.read_pool(ARBITER)
+        master, arbiter = (
+            self._caches.read_pool(machineconfigpool.MASTER),
+            self._caches.read_pool(machineconfigpool.ARBITER),
+        )
         if master is None or arbiter is None or not arbiter.nodes:
             return
         masters = self._expected.overlay_nodes(master.nodes)
         arbiters = self._expected.overlay_nodes(arbiter.nodes)
         pool = self._pools.get_latest(master.observed.pool)
         verdict = self._settings.image_gate(pool, self._caches.find_build(pool))
-        target = verdict.target if isinstance(verdict, GateOpen) else RolloutTarget("", "")
+        target = (
+            verdict.target
+            if isinstance(verdict, os_image.GateOpen)
+            else node_facts.RolloutTarget("", "")
+        )
         waiting = os_image.check_control_plane(name, masters, arbiters, target)
         if waiting is not None:
             yield waiting
 
     def _apply_decision(self, sync: _PoolSync) -> None:
         record = sync.decision.record
-        stored = sync.pool.status.get(ROLLOUT_STATUS)
+        stored = sync.pool.status.get(rollout_record.ROLLOUT_STATUS)
         # The record is written before any node: another process must know how far this one got.
         if record is not None and record.to_json() != stored:
             try:
@@ -377,13 +363,16 @@ class RolloutReconciler:
             decision.target,
             sync.pool.name,
             lock_server="" if server is None else server.text,
-            settings=build_settings(sync.pool, sync.policy),
+            settings=writer.build_settings(sync.pool, sync.policy),
         ):
             sync.record_error(error)
 
     def _acquire_locks(
-        self, sync: _PoolSync, server: LockServer, nodes: Sequence[NodeFacts]
-    ) -> Sequence[NodeFacts]:
+        self,
+        sync: _PoolSync,
+        server: rollout_policy.LockServer,
+        nodes: Sequence[node_facts.NodeFacts],
+    ) -> Sequence[node_facts.NodeFacts]:
         """Return the nodes that got a lock, up to the first one that did not."""
         try:
             result = self._locks.acquire_locks(sync.pool, server, nodes)
@@ -391,9 +380,9 @@ class RolloutReconciler:
             sync.record_error(error)
             return ()
         sync.pool = result.pool
-        if isinstance(result.answer, GateWaiting | GateBlocked):
+        if isinstance(result.answer, os_image.GateWaiting | os_image.GateBlocked):
             sync.decision = _apply_gate_verdict(sync.decision, result.answer)
-        if (delay_s := find_retry_s(result.answer)) is not None:
+        if (delay_s := external_gates.find_retry_s(result.answer)) is not None:
             sync.requeue_after_s.append(delay_s)
         return result.granted
 
@@ -402,9 +391,9 @@ class RolloutReconciler:
         target = sync.decision.target
         if target is None or sync.stale_reason or sync.pool.paused or sync.pool.is_deleting:
             return
-        changes = find_settings_changes(
+        changes = writer.find_settings_changes(
             self._expected.overlay_nodes(sync.snapshot.nodes),
-            build_settings(sync.pool, sync.policy),
+            writer.build_settings(sync.pool, sync.policy),
             target,
             sync.decision.nodes_to_assign,
         )
@@ -425,7 +414,9 @@ class RolloutReconciler:
             for error in self._writer.request_prestage(nodes, target):
                 sync.record_error(error)
 
-    def _find_unconfirmed(self, sync: _PoolSync, target: RolloutTarget) -> tuple[NodeFacts, ...]:
+    def _find_unconfirmed(
+        self, sync: _PoolSync, target: node_facts.RolloutTarget
+    ) -> tuple[node_facts.NodeFacts, ...]:
         """Return nodes whose last write got no response or a conflict.
 
         They count as assigned, so the write must be repeated until it is confirmed.
@@ -449,7 +440,7 @@ class RolloutReconciler:
             sync.decision.nodes_to_assign,
         )
         sync.pool = result.pool
-        if (delay_s := find_retry_s(result.answer)) is not None:
+        if (delay_s := external_gates.find_retry_s(result.answer)) is not None:
             sync.requeue_after_s.append(delay_s)
         for error in result.errors:
             sync.record_error(error)
@@ -478,18 +469,20 @@ class RolloutReconciler:
         if sync.stale_reason:
             return
         is_updated = all(node.is_updated_to(sync.target) for node in sync.nodes)
-        found = PolicyStatusInput(sync.pool, sync.policy, sync.decision, is_updated, sync.now)
+        found = policy_status.PolicyStatusInput(
+            sync.pool, sync.policy, sync.decision, is_updated, sync.now
+        )
         try:
             self._policy_reporter.report_pool(found)
         except ClusterError as error:
             sync.record_error(error)
 
-    def _compute_status(self, sync: _PoolSync) -> PoolStatus:
+    def _compute_status(self, sync: _PoolSync) -> pool_status.PoolStatus:
         problem = sync.decision.problem or _find_problem(sync)
-        now = format_rfc3339(sync.now)
-        if problem is not None and is_unusable(sync.snapshot):
+        now = clocks.format_rfc3339(sync.now)
+        if problem is not None and pool_membership.is_unusable(sync.snapshot):
             return pool_status.build_unusable_status(sync.pool, problem, now=now)
-        status_input = PoolStatusInput(
+        status_input = pool_status.PoolStatusInput(
             pool=sync.pool,
             target=sync.target,
             nodes=sync.nodes,
@@ -503,28 +496,38 @@ class RolloutReconciler:
         )
         return pool_status.compute_status(status_input, now=now)
 
-    def _emit_warnings(self, pool: MachineConfigPool, written: PoolStatus) -> None:
+    def _emit_warnings(
+        self, pool: machineconfigpool.MachineConfigPool, written: pool_status.PoolStatus
+    ) -> None:
         """Emit an Event for a problem that is new or has another message."""
-        regarding = ObjectReference(KIND, pool.name, uid=pool.metadata.uid, api_version=API_VERSION)
+        regarding = event_recorder.ObjectReference(
+            machineconfigpool.KIND,
+            pool.name,
+            uid=pool.metadata.uid,
+            api_version=machineconfigpool.API_VERSION,
+        )
         for condition in pool_status.find_new_problems(pool, written):
             self._events.record_warning(regarding, condition.reason, condition.message)
 
 
 def _apply_gate_verdict(
-    decision: RolloutDecision, verdict: GateWaiting | GateBlocked
+    decision: RolloutDecision, verdict: os_image.GateWaiting | os_image.GateBlocked
 ) -> RolloutDecision:
     """Return the decision with the answer of a lock server that granted no (further) lock."""
     match verdict:
-        case GateWaiting(reason):
+        case os_image.GateWaiting(reason):
             return replace(decision, waiting_reason=reason)
-        case GateBlocked(reason, kind):
-            return replace(decision, problem=PoolProblem(kind, reason))
+        case os_image.GateBlocked(reason, kind):
+            return replace(decision, problem=pool_status.PoolProblem(kind, reason))
 
 
-def _find_problem(sync: _PoolSync) -> PoolProblem | None:
+def _find_problem(sync: _PoolSync) -> pool_status.PoolProblem | None:
     """Find a problem that needs a user although the rollout continues."""
     if errors := sync.snapshot.membership_errors:
         more = f"; and {len(errors) - 1} more such nodes" if len(errors) > 1 else ""
-        return PoolProblem(NODE_IN_TWO_POOLS, f"{build_config_problem(errors[0]).message}{more}")
+        return pool_status.PoolProblem(
+            pool_status.NODE_IN_TWO_POOLS,
+            f"{pool_status.build_config_problem(errors[0]).message}{more}",
+        )
     rejected = [error for error in sync.errors if isinstance(error, ForbiddenError | InvalidError)]
-    return PoolProblem("WriteRefused", str(rejected[0])) if rejected else None
+    return pool_status.PoolProblem("WriteRefused", str(rejected[0])) if rejected else None

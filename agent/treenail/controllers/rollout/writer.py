@@ -9,76 +9,64 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, Json
-from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clocks import Clock, format_rfc3339
+from treenail.api import decode, machineconfigpool
+from treenail.controllers.pools import (
+    node_facts,
+    os_image,
+    pool_membership,
+    pool_status,
+    rollout_policy,
+    rollout_record,
+)
 from treenail.controllers.pools.expected import ExpectedNodes
-from treenail.controllers.pools.node_facts import (
-    LOCKED_BY,
-    STARTED_AT,
-    WAS_DEGRADED,
-    NodeFacts,
-    NodeSettings,
-    RolloutTarget,
-)
-from treenail.controllers.pools.os_image import TAG_STATUS
-from treenail.controllers.pools.pool_membership import ObservedPool
-from treenail.controllers.pools.pool_status import PoolStatus
-from treenail.controllers.pools.rollout_policy import ObservedPolicy, RolloutPolicy
-from treenail.controllers.pools.rollout_record import ROLLOUT_STATUS, RolloutRecord
 from treenail.controllers.rollout.locks import LOCKS_STATUS, NodeLock
-from treenail.errors import (
-    ClusterError,
-    ConflictError,
-    ForbiddenError,
-    InvalidError,
-    NotFoundError,
-    NotLeaderError,
-    TooManyRequestsError,
-)
-from treenail.kube.api_client import Client
-from treenail.kube.resources import MACHINECONFIGPOOLS, NODES, ROLLOUTPOLICIES
+from treenail.kube import api_client, resources
 
 log = logging.getLogger(__name__)
 
 ParallelMap = Callable[
-    [Callable[[NodeFacts], ClusterError | None], Iterable[NodeFacts]],
-    Iterable[ClusterError | None],
+    [Callable[[node_facts.NodeFacts], errors.ClusterError | None], Iterable[node_facts.NodeFacts]],
+    Iterable[errors.ClusterError | None],
 ]
 """``map``, or the ``map`` of an executor, which writes several nodes in parallel."""
 _NOT_WRITTEN = (
-    NotFoundError,
-    ForbiddenError,
-    InvalidError,
-    TooManyRequestsError,
-    NotLeaderError,
+    errors.NotFoundError,
+    errors.ForbiddenError,
+    errors.InvalidError,
+    errors.TooManyRequestsError,
+    errors.NotLeaderError,
 )
 _CLEARED_PRESTAGE_ANNOTATIONS: Mapping[str, str | None] = {
     key.PRESTAGE_CONFIG: None,
     key.PRESTAGE_IMAGE: None,
 }
-_NO_SETTINGS = NodeSettings()
+_NO_SETTINGS = node_facts.NodeSettings()
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsChange:
     """Annotations to write to a node; None removes one."""
 
-    node: NodeFacts
+    node: node_facts.NodeFacts
     annotations: Mapping[str, str | None]
 
 
-def build_settings(pool: MachineConfigPool, policy: RolloutPolicy) -> NodeSettings:
+def build_settings(
+    pool: machineconfigpool.MachineConfigPool, policy: rollout_policy.RolloutPolicy
+) -> node_facts.NodeSettings:
     """Build the settings that nodes of the pool should have."""
-    return NodeSettings(
+    return node_facts.NodeSettings(
         image_files="" if pool.image_files is None else pool.image_files.lower(),
         health_mode="" if policy.health_mode is None else policy.health_mode.lower(),
         pool_retry=pool.metadata.annotations.get(key.RETRY, ""),
     )
 
 
-def build_target_annotations(node: NodeFacts, wanted: NodeSettings) -> dict[str, str | None]:
+def build_target_annotations(
+    node: node_facts.NodeFacts, wanted: node_facts.NodeSettings
+) -> dict[str, str | None]:
     """Build the annotations to write together with a target."""
     found = node.settings
     changes: dict[str, str | None] = {}
@@ -92,9 +80,9 @@ def build_target_annotations(node: NodeFacts, wanted: NodeSettings) -> dict[str,
 
 
 def find_settings_changes(
-    nodes: Iterable[NodeFacts],
-    wanted: NodeSettings,
-    target: RolloutTarget,
+    nodes: Iterable[node_facts.NodeFacts],
+    wanted: node_facts.NodeSettings,
+    target: node_facts.RolloutTarget,
     assigned: Sequence[str] = (),
 ) -> list[SettingsChange]:
     """Find the annotations that nodes lack.
@@ -120,8 +108,8 @@ class RolloutWriter:
 
     def __init__(
         self,
-        client: Client,
-        clock: Clock,
+        client: api_client.Client,
+        clock: clocks.Clock,
         expected: ExpectedNodes,
         *,
         parallel_map: ParallelMap = map,
@@ -135,13 +123,13 @@ class RolloutWriter:
 
     def assign_target(
         self,
-        nodes: Sequence[NodeFacts],
-        target: RolloutTarget,
+        nodes: Sequence[node_facts.NodeFacts],
+        target: node_facts.RolloutTarget,
         pool: str,
         *,
         lock_server: str = "",
-        settings: NodeSettings = _NO_SETTINGS,
-    ) -> tuple[ClusterError, ...]:
+        settings: node_facts.NodeSettings = _NO_SETTINGS,
+    ) -> tuple[errors.ClusterError, ...]:
         """Assign the target to the nodes, several in parallel, and return the errors.
 
         An error of one node does not stop the others. The next reconciliation decides again about
@@ -152,7 +140,7 @@ class RolloutWriter:
         for node in nodes:
             self._expected.expect_target(node, target, now)
 
-        def write(node: NodeFacts) -> ClusterError | None:
+        def write(node: node_facts.NodeFacts) -> errors.ClusterError | None:
             return self._assign_node(
                 node,
                 target,
@@ -166,46 +154,46 @@ class RolloutWriter:
         return tuple(error for error in self._parallel_map(write, nodes) if error is not None)
 
     def request_prestage(
-        self, nodes: Iterable[NodeFacts], target: RolloutTarget | None
-    ) -> tuple[ClusterError, ...]:
+        self, nodes: Iterable[node_facts.NodeFacts], target: node_facts.RolloutTarget | None
+    ) -> tuple[errors.ClusterError, ...]:
         """Request prestaging of the target, or withdraw the request (None); return the errors."""
         annotations = dict(_CLEARED_PRESTAGE_ANNOTATIONS)
         if target is not None:
             annotations = {key.PRESTAGE_CONFIG: target.config, key.PRESTAGE_IMAGE: target.image}
 
-        def write(node: NodeFacts) -> ClusterError | None:
-            body: Json = {
+        def write(node: node_facts.NodeFacts) -> errors.ClusterError | None:
+            body: decode.Json = {
                 "metadata": {"resourceVersion": node.resource_version, "annotations": annotations}
             }
             try:
-                self._client.patch(NODES, node.name, body)
-            except (ConflictError, NotFoundError):
+                self._client.patch(resources.NODES, node.name, body)
+            except (errors.ConflictError, errors.NotFoundError):
                 # The next reconciliation decides again, once the cache shows the change.
                 log.debug("node %s changed before the prestage request", node.name)
-            except ClusterError as error:
+            except errors.ClusterError as error:
                 return error
             self._expected.expect_prestage(node, target)
             return None
 
         return tuple(error for error in self._parallel_map(write, nodes) if error is not None)
 
-    def copy_settings(self, changes: Iterable[SettingsChange]) -> tuple[ClusterError, ...]:
+    def copy_settings(self, changes: Iterable[SettingsChange]) -> tuple[errors.ClusterError, ...]:
         """Write the annotations, several in parallel; return the errors."""
         by_name = {change.node.name: change for change in changes}
 
-        def write(node: NodeFacts) -> ClusterError | None:
-            body: Json = {
+        def write(node: node_facts.NodeFacts) -> errors.ClusterError | None:
+            body: decode.Json = {
                 "metadata": {
                     "resourceVersion": node.resource_version,
                     "annotations": dict(by_name[node.name].annotations),
                 }
             }
             try:
-                self._client.patch(NODES, node.name, body)
-            except (ConflictError, NotFoundError):
+                self._client.patch(resources.NODES, node.name, body)
+            except (errors.ConflictError, errors.NotFoundError):
                 # The next reconciliation decides again, once the cache shows the change.
                 log.debug("node %s changed before its settings were copied", node.name)
-            except ClusterError as error:
+            except errors.ClusterError as error:
                 return error
             return None
 
@@ -213,96 +201,116 @@ class RolloutWriter:
         return tuple(error for error in self._parallel_map(write, nodes) if error is not None)
 
     def write_policy_status(
-        self, observed: ObservedPolicy, entries: list[Json], summary: str
+        self, observed: rollout_policy.ObservedPolicy, entries: list[decode.Json], summary: str
     ) -> None:
         """Replace the entries of the pools in the policy's status, and their summary."""
-        body: Json = {
+        body: decode.Json = {
             "metadata": {"resourceVersion": observed.resource_version},
             "status": {"pools": entries, "summary": summary},
         }
-        self._client.patch(ROLLOUTPOLICIES, observed.name, body, subresource="status")
+        self._client.patch(resources.ROLLOUTPOLICIES, observed.name, body, subresource="status")
 
-    def write_record(self, pool: MachineConfigPool, record: RolloutRecord) -> MachineConfigPool:
+    def write_record(
+        self, pool: machineconfigpool.MachineConfigPool, record: rollout_record.RolloutRecord
+    ) -> machineconfigpool.MachineConfigPool:
         """Write the record to the pool's status and return the pool from the response."""
         # A merge patch keeps fields that it does not name.
-        absent = dict.fromkeys(Fields.from_json(pool.status, "").get_object(ROLLOUT_STATUS).values)
-        return self._write_status(pool, {ROLLOUT_STATUS: {**absent, **record.to_json()}})
-
-    def write_image_tag(self, pool: MachineConfigPool, status: Json) -> MachineConfigPool:
-        """Replace how the tag was resolved, or remove it if empty; return the pool as above."""
-        # A merge patch keeps fields that it does not name.
-        known = Fields.from_json(pool.status, "").get_object(TAG_STATUS).values
+        absent = dict.fromkeys(
+            decode.Fields.from_json(pool.status, "")
+            .get_object(rollout_record.ROLLOUT_STATUS)
+            .values
+        )
         return self._write_status(
-            pool, {TAG_STATUS: {**dict.fromkeys(known), **status} if status else None}
+            pool, {rollout_record.ROLLOUT_STATUS: {**absent, **record.to_json()}}
         )
 
-    def write_locks(self, pool: MachineConfigPool, locks: Iterable[NodeLock]) -> MachineConfigPool:
+    def write_image_tag(
+        self, pool: machineconfigpool.MachineConfigPool, status: decode.Json
+    ) -> machineconfigpool.MachineConfigPool:
+        """Replace how the tag was resolved, or remove it if empty; return the pool as above."""
+        # A merge patch keeps fields that it does not name.
+        known = decode.Fields.from_json(pool.status, "").get_object(os_image.TAG_STATUS).values
+        return self._write_status(
+            pool, {os_image.TAG_STATUS: {**dict.fromkeys(known), **status} if status else None}
+        )
+
+    def write_locks(
+        self, pool: machineconfigpool.MachineConfigPool, locks: Iterable[NodeLock]
+    ) -> machineconfigpool.MachineConfigPool:
         """Write the locks that nodes may hold and return the pool from the response."""
         return self._write_status(pool, {LOCKS_STATUS: [lock.to_json() for lock in locks]})
 
-    def write_status(self, pool: MachineConfigPool, status: PoolStatus) -> MachineConfigPool:
+    def write_status(
+        self, pool: machineconfigpool.MachineConfigPool, status: pool_status.PoolStatus
+    ) -> machineconfigpool.MachineConfigPool:
         """Write the pool's status fields and return the pool from the response.
 
         A merge patch keeps the status fields of other controllers.
         """
         return self._write_status(pool, status.to_json())
 
-    def _write_status(self, pool: MachineConfigPool, status: Json) -> MachineConfigPool:
-        body: Json = {
+    def _write_status(
+        self, pool: machineconfigpool.MachineConfigPool, status: decode.Json
+    ) -> machineconfigpool.MachineConfigPool:
+        body: decode.Json = {
             "metadata": {"resourceVersion": pool.metadata.resource_version},
             "status": status,
         }
-        response = self._client.patch(MACHINECONFIGPOOLS, pool.name, body, subresource="status")
-        return ObservedPool.from_json(response).pool
+        response = self._client.patch(
+            resources.MACHINECONFIGPOOLS, pool.name, body, subresource="status"
+        )
+        return pool_membership.ObservedPool.from_json(response).pool
 
-    def clear_lock(self, node: NodeFacts) -> None:
+    def clear_lock(self, node: node_facts.NodeFacts) -> None:
         """Remove the lock annotation after the lock server released the lock."""
-        body: Json = {
+        body: decode.Json = {
             "metadata": {
                 "resourceVersion": node.resource_version,
-                "annotations": {LOCKED_BY: None},
+                "annotations": {node_facts.LOCKED_BY: None},
             }
         }
-        self._client.patch(NODES, node.name, body)
+        self._client.patch(resources.NODES, node.name, body)
 
     def _build_annotations(
-        self, target: RolloutTarget, now: float, lock_server: str
+        self, target: node_facts.RolloutTarget, now: float, lock_server: str
     ) -> Mapping[str, str | None]:
         annotations: dict[str, str | None] = {
             key.DESIRED_CONFIG: target.config,
             self._image_key: target.image,
-            STARTED_AT: format_rfc3339(now),
+            node_facts.STARTED_AT: clocks.format_rfc3339(now),
         }
         if lock_server:
-            annotations[LOCKED_BY] = lock_server
+            annotations[node_facts.LOCKED_BY] = lock_server
         return annotations
 
     def _assign_node(
         self,
-        node: NodeFacts,
-        target: RolloutTarget,
+        node: node_facts.NodeFacts,
+        target: node_facts.RolloutTarget,
         pool: str,
         annotations: Mapping[str, str | None],
-    ) -> ClusterError | None:
+    ) -> errors.ClusterError | None:
         own = dict(annotations)
         if node.prestage_target is not None:
             own |= _CLEARED_PRESTAGE_ANNOTATIONS
         if node.is_degraded or node.was_degraded:
-            own[WAS_DEGRADED] = "true" if node.is_degraded else None
-        body: Json = {"metadata": {"resourceVersion": node.resource_version, "annotations": own}}
+            own[node_facts.WAS_DEGRADED] = "true" if node.is_degraded else None
+        body: decode.Json = {
+            "metadata": {"resourceVersion": node.resource_version, "annotations": own}
+        }
         try:
-            self._client.patch(NODES, node.name, body)
-        except ConflictError as error:
+            self._client.patch(resources.NODES, node.name, body)
+        except errors.ConflictError as error:
             if not self._expected.note_conflict(node.name):
                 return error
             # Not a conflict for the caller, who would repeat it twice a second.
-            return ClusterError(
+            return errors.ClusterError(
                 f"cannot assign {target.config} to node {node.name}: {error}", remedy=error.remedy
             )
         except _NOT_WRITTEN as error:
             self._expected.forget_target(node.name)
             return error
-        except ClusterError as error:
+        except errors.ClusterError as error:
             log.warning(
                 "cannot tell whether node %s was assigned %s, reading it again: %s",
                 node.name,
@@ -315,5 +323,5 @@ class RolloutWriter:
         return None
 
 
-def _format_assignment(target: RolloutTarget) -> str:
+def _format_assignment(target: node_facts.RolloutTarget) -> str:
     return f"{target.config} with image {target.image}" if target.image else target.config

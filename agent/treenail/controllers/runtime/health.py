@@ -3,12 +3,7 @@
 from collections.abc import Callable
 from http import HTTPStatus
 
-from treenail.controllers.runtime.controller_metrics import CONTENT_TYPE, ControllerMetrics
-from treenail.controllers.runtime.http_server import (
-    HttpListener,
-    LimitedRequestHandler,
-    ServerThread,
-)
+from treenail.controllers.runtime import controller_metrics, http_server
 from treenail.errors import UsageError
 
 ReadinessCheck = Callable[[], str]
@@ -17,14 +12,14 @@ ReadinessCheck = Callable[[], str]
 _PLAIN = "text/plain; charset=utf-8"
 
 
-class HealthServer(ServerThread):
+class HealthServer(http_server.ServerThread):
     """Serves probes and metrics; use it as a context manager. It serves no secrets."""
 
     def __init__(
         self,
         host: str,
         port: int,
-        metrics: ControllerMetrics,
+        metrics: controller_metrics.ControllerMetrics,
         *,
         healthy: ReadinessCheck,
         ready: ReadinessCheck,
@@ -32,7 +27,11 @@ class HealthServer(ServerThread):
         pages = {
             "/healthz": lambda: _render_check(healthy()),
             "/readyz": lambda: _render_check(ready()),
-            "/metrics": lambda: (HTTPStatus.OK, CONTENT_TYPE, metrics.render_text()),
+            "/metrics": lambda: (
+                HTTPStatus.OK,
+                controller_metrics.CONTENT_TYPE,
+                metrics.render_text(),
+            ),
         }
         try:
             self._server = _HealthHttpServer((host, port), pages)
@@ -52,13 +51,13 @@ class HealthServer(ServerThread):
 _Page = Callable[[], tuple[HTTPStatus, str, str]]
 
 
-class _HealthHttpServer(HttpListener):
+class _HealthHttpServer(http_server.HttpListener):
     def __init__(self, address: tuple[str, int], pages: dict[str, _Page]) -> None:
         self.pages = pages
         super().__init__(address, _HealthRequestHandler)
 
 
-class _HealthRequestHandler(LimitedRequestHandler):
+class _HealthRequestHandler(http_server.LimitedRequestHandler):
     server: _HealthHttpServer
 
     def do_GET(self) -> None:  # noqa: N802  # named by the base class

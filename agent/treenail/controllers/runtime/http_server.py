@@ -9,8 +9,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 
-from treenail.clocks import Clock, SystemClock
-from treenail.errors import UsageError
+from treenail import clocks, errors
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +35,11 @@ class HttpListener(ThreadingHTTPServer):
         address: tuple[str, int],
         handler: "type[LimitedRequestHandler]",
         *,
-        clock: Clock | None = None,
+        clock: clocks.Clock | None = None,
         max_connections: int | None = None,
         response_limit_s: float = RESPONSE_LIMIT_S,
     ) -> None:
-        self._clock = clock or SystemClock()
+        self._clock = clock or clocks.SystemClock()
         self._response_limit_s = response_limit_s
         self._max_connections = max_connections
         self._deadlines: dict[object, float] = {}
@@ -119,7 +118,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """Parse ``HOST:PORT``, ``[HOST]:PORT`` or ``:PORT``; raise `UsageError`."""
     host, colon, port = text.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()) or int(port[:6]) > 65535:
-        raise UsageError(
+        raise errors.UsageError(
             f"invalid address {text!r}: expected HOST:PORT, or :PORT for all addresses"
         )
     return host.removeprefix("[").removesuffix("]"), int(port)

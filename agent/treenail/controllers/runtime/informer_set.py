@@ -4,12 +4,10 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Generic, TypeVar, cast
 
+from treenail import clocks, errors
 from treenail.api.decode import Json
-from treenail.clocks import Clock
-from treenail.errors import ClusterError, NotFoundError, TreenailError
-from treenail.kube.api_client import Client
+from treenail.kube import api_client, watch
 from treenail.kube.informer import ChangeHandler, Informer
-from treenail.kube.watch import WatchScope
 
 log = logging.getLogger(__name__)
 
@@ -77,18 +75,18 @@ class InformerView(Generic[T]):
 class Informers:
     """Informers of a process: add all views first, then call ``start``."""
 
-    def __init__(self, client: Client, clock: Clock) -> None:
+    def __init__(self, client: api_client.Client, clock: clocks.Clock) -> None:
         self._client = client
         self._clock = clock
-        self._projections: dict[WatchScope, list[Projection[object]]] = {}
-        self._informers: dict[WatchScope, Informer[_Projections]] = {}
-        self._watch_errors: dict[WatchScope, str] = {}
-        self._optional: set[WatchScope] = set()
-        self._missing_kinds: set[WatchScope] = set()
+        self._projections: dict[watch.WatchScope, list[Projection[object]]] = {}
+        self._informers: dict[watch.WatchScope, Informer[_Projections]] = {}
+        self._watch_errors: dict[watch.WatchScope, str] = {}
+        self._optional: set[watch.WatchScope] = set()
+        self._missing_kinds: set[watch.WatchScope] = set()
         self._loss_handlers: list[Callable[[], None]] = []
 
     def add_view(
-        self, scope: WatchScope, project: Projection[T], *, optional: bool = False
+        self, scope: watch.WatchScope, project: Projection[T], *, optional: bool = False
     ) -> InformerView[T]:
         """Add a view of a scope; it hides objects that ``project`` cannot read.
 
@@ -211,14 +209,14 @@ class Informers:
             for _scope, informer in self._iter_present()
         )
 
-    def _iter_present(self) -> Iterator[tuple[WatchScope, Informer[_Projections]]]:
+    def _iter_present(self) -> Iterator[tuple[watch.WatchScope, Informer[_Projections]]]:
         for scope, informer in self._informers.items():
             if scope not in self._missing_kinds:
                 yield scope, informer
 
-    def _handle_watch_error(self, scope: WatchScope, error: ClusterError) -> None:
+    def _handle_watch_error(self, scope: watch.WatchScope, error: errors.ClusterError) -> None:
         self._watch_errors[scope] = str(error)
-        if scope in self._optional and isinstance(error, NotFoundError):
+        if scope in self._optional and isinstance(error, errors.NotFoundError):
             self._missing_kinds.add(scope)
         log.warning("%s watch disconnected: %s", scope.resource.plural, error)
         for handler in self._loss_handlers:
@@ -232,7 +230,7 @@ def _project_all(projects: list[Projection[object]], found: Json) -> _Projection
 def _project_object(project: Projection[object], found: Json) -> object | None:
     try:
         return project(found)
-    except TreenailError as error:
+    except errors.TreenailError as error:
         metadata = found.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
         log.warning("cannot read %s %s: %s", found.get("kind", "object"), name, error)

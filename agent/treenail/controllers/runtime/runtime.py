@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from treenail.clocks import Clock
-from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime import controller_metrics, informer_set
 from treenail.controllers.runtime.workers import ControllerSettings, WorkerMetrics, WorkerPool
 
 log = logging.getLogger(__name__)
@@ -59,9 +58,9 @@ class ControllerRuntime:
     def __init__(
         self,
         settings: Sequence[ControllerSettings],
-        informers: Informers,
+        informers: informer_set.Informers,
         clock: Clock,
-        metrics: ControllerMetrics,
+        metrics: controller_metrics.ControllerMetrics,
         *,
         make_elector: MakeElector = make_sole_leader,
         stop_limit_s: float = _STOP_LIMIT_S,

@@ -6,11 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from treenail.clocks import Clock
-from treenail.controllers.runtime.controller_metrics import FAST_BUCKETS_S, ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers
-from treenail.controllers.runtime.workqueue import WorkQueue
-from treenail.errors import ConflictError, TooManyRequestsError, TreenailError
+from treenail import clocks, errors
+from treenail.controllers.runtime import controller_metrics, informer_set, workqueue
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +30,7 @@ class Controller(Protocol):
     def name(self) -> str:
         """One word for logs and metrics."""
 
-    def register_watches(self, informers: Informers, enqueue: Enqueue) -> None:
+    def register_watches(self, informers: informer_set.Informers, enqueue: Enqueue) -> None:
         """Add the views that the controller needs, and enqueue keys when they change."""
 
     def sync_key(self, key: str) -> float | None:
@@ -60,7 +57,7 @@ class ControllerSettings:
 class WorkerMetrics:
     """Metrics of every controller."""
 
-    def __init__(self, metrics: ControllerMetrics) -> None:
+    def __init__(self, metrics: controller_metrics.ControllerMetrics) -> None:
         by_controller = ("controller",)
         self.syncs = metrics.add_counter(
             "reconciles_total", "Syncs by result.", ("controller", "result")
@@ -72,13 +69,13 @@ class WorkerMetrics:
             "reconcile_duration_seconds",
             "Duration of a sync.",
             by_controller,
-            buckets=FAST_BUCKETS_S,
+            buckets=controller_metrics.FAST_BUCKETS_S,
         )
         self.queue_durations = metrics.add_histogram(
             "workqueue_queue_duration_seconds",
             "Time that a key waited for a worker.",
             by_controller,
-            buckets=FAST_BUCKETS_S,
+            buckets=controller_metrics.FAST_BUCKETS_S,
         )
         self.depth = metrics.add_gauge(
             "workqueue_depth", "Keys that wait for a worker.", by_controller
@@ -92,7 +89,9 @@ class WorkerMetrics:
 class WorkerPool:
     """Queue and worker threads of one controller."""
 
-    def __init__(self, crew: ControllerSettings, clock: Clock, measured: WorkerMetrics) -> None:
+    def __init__(
+        self, crew: ControllerSettings, clock: clocks.Clock, measured: WorkerMetrics
+    ) -> None:
         self._settings = crew
         self._clock = clock
         self._metrics = measured
@@ -104,13 +103,13 @@ class WorkerPool:
             threading.Thread(target=self._run_worker, name=f"{self._name}-{number}", daemon=True)
             for number in range(crew.workers)
         ]
-        self.queue = WorkQueue(
+        self.queue = workqueue.WorkQueue(
             clock, first_retry_s=crew.first_retry_s, max_retry_s=crew.max_retry_s
         )
         measured.depth.set_function(self._name, by=self.queue.__len__)
         measured.longest_sync.set_function(self._name, by=lambda: self.longest_sync_s)
 
-    def register_watches(self, informers: Informers) -> None:
+    def register_watches(self, informers: informer_set.Informers) -> None:
         """Register the controller's views. Call it before the informers start."""
         self._controller.register_watches(informers, self.queue.add)
 
@@ -161,11 +160,11 @@ class WorkerPool:
         """Sync the key and schedule its next sync; return the result label."""
         try:
             requeue_s = self._controller.sync_key(key)
-        except TreenailError as error:
-            min_s = error.retry_after_s if isinstance(error, TooManyRequestsError) else 0.0
+        except errors.TreenailError as error:
+            min_s = error.retry_after_s if isinstance(error, errors.TooManyRequestsError) else 0.0
             pause_s = self.queue.add_rate_limited(key, min_s=min_s)
             # A conflict is normal: another program wrote the object first.
-            level = logging.INFO if isinstance(error, ConflictError) else logging.WARNING
+            level = logging.INFO if isinstance(error, errors.ConflictError) else logging.WARNING
             log.log(level, "%s: retrying %s in %.1f s: %s", self._name, key, pause_s, error)
         except Exception:
             # A bug with one object must not block all others.

@@ -10,8 +10,7 @@ import random
 import threading
 from collections import deque
 
-from treenail.clocks import Clock
-from treenail.retry import Backoff, Random
+from treenail import clocks, retry
 
 
 class WorkQueue:
@@ -24,11 +23,11 @@ class WorkQueue:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: clocks.Clock,
         *,
         first_retry_s: float = 0.25,
         max_retry_s: float = 60.0,
-        jitter: Random = random.random,
+        jitter: retry.Random = random.random,
     ) -> None:
         self._clock = clock
         self._first_retry_s = first_retry_s
@@ -40,7 +39,7 @@ class WorkQueue:
         self._working: set[str] = set()
         self._delayed: list[tuple[float, str]] = []
         self._due_at: dict[str, float] = {}
-        self._backoffs: dict[str, Backoff] = {}
+        self._backoffs: dict[str, retry.Backoff] = {}
         self._closed = False
         self.adds = 0
         """Number of keys added, without keys that were queued already."""
@@ -75,7 +74,7 @@ class WorkQueue:
         with self._changed:
             backoff = self._backoffs.get(key)
             if backoff is None:
-                backoff = Backoff(
+                backoff = retry.Backoff(
                     first_s=self._first_retry_s, max_s=self._max_retry_s, jitter=self._jitter
                 )
                 self._backoffs[key] = backoff

@@ -7,11 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from treenail.api.decode import Fields, Json
-from treenail.clocks import Clock, format_rfc3339, parse_rfc3339
-from treenail.errors import ClusterError, ConfigError, ForbiddenError, NotFoundError
-from treenail.kube.api_client import Client
-from treenail.kube.resources import LEASES
+from treenail import clocks, errors
+from treenail.api import decode
+from treenail.kube import api_client, resources
 
 LEASE_NAME = "treenail-controller"
 """Name of the Lease; the Deployment of the controllers has the same."""
@@ -94,9 +92,9 @@ class LeaderReport:
                     ", or name another namespace with --namespace"
                 )
 
-    def to_json(self) -> Json:
+    def to_json(self) -> decode.Json:
         """Format the report for scripts and for the page."""
-        renewed = None if self.renewed_at is None else format_rfc3339(self.renewed_at)
+        renewed = None if self.renewed_at is None else clocks.format_rfc3339(self.renewed_at)
         return {
             "state": str(self.state),
             "namespace": self.namespace,
@@ -107,17 +105,17 @@ class LeaderReport:
         }
 
 
-def evaluate_lease(lease: Json, *, now: float) -> LeaderReport:
+def evaluate_lease(lease: decode.Json, *, now: float) -> LeaderReport:
     """Decide from a Lease whether its holder leads; ``now`` is in seconds since the epoch."""
     try:
-        fields = Fields.from_json(lease, "Lease")
+        fields = decode.Fields.from_json(lease, "Lease")
         namespace = fields.get_object("metadata").get_text("namespace") or DEFAULT_NAMESPACE
         spec = fields.get_object("spec")
         holder, renewed = spec.get_text("holderIdentity"), spec.get_text("renewTime")
         lease_s = spec.get_optional_integer("leaseDurationSeconds") or 0
-    except ConfigError as error:
+    except errors.ConfigError as error:
         return LeaderReport(LeaderState.UNKNOWN, reason=str(error), reason_remedy=_WAIT_REMEDY)
-    renewed_at = parse_rfc3339(renewed)
+    renewed_at = clocks.parse_rfc3339(renewed)
     if renewed_at is None:
         reason = "its Lease has no valid renewTime"
         return LeaderReport(
@@ -153,7 +151,7 @@ class LeaderReader:
     A holder that renews the Lease between two reads leads, whatever the clocks say.
     """
 
-    def __init__(self, client: Client, clock: Clock, namespace: str = "") -> None:
+    def __init__(self, client: api_client.Client, clock: clocks.Clock, namespace: str = "") -> None:
         self._client = client
         self._clock = clock
         self._namespace = namespace
@@ -184,11 +182,13 @@ class LeaderReader:
 
     def _read_lease(self, namespace: str, name: str) -> LeaderReport:
         try:
-            return self._evaluate(self._client.get(LEASES, name, namespace=namespace))
-        except NotFoundError:
+            return self._evaluate(self._client.get(resources.LEASES, name, namespace=namespace))
+        except errors.NotFoundError:
             return LeaderReport(LeaderState.ABSENT, namespace)
-        except ClusterError as error:
-            remedy = "" if isinstance(error, ForbiddenError) else error.remedy or _SERVER_REMEDY
+        except errors.ClusterError as error:
+            remedy = (
+                "" if isinstance(error, errors.ForbiddenError) else error.remedy or _SERVER_REMEDY
+            )
             return LeaderReport(
                 LeaderState.UNKNOWN, namespace, reason=str(error), reason_remedy=remedy
             )
@@ -197,13 +197,13 @@ class LeaderReader:
         """Search the other namespaces, if the user may."""
         try:
             found = self._client.list(
-                LEASES, params={"fieldSelector": f"metadata.name={LEASE_NAME}"}
+                resources.LEASES, params={"fieldSelector": f"metadata.name={LEASE_NAME}"}
             )
-        except ClusterError:
+        except errors.ClusterError:
             return []
         return [self._evaluate(each) for each in found.items]
 
-    def _evaluate(self, lease: Json) -> LeaderReport:
+    def _evaluate(self, lease: decode.Json) -> LeaderReport:
         report = evaluate_lease(lease, now=self._clock.now())
         if not report.holder or report.renewed_at is None:
             return report
@@ -227,4 +227,4 @@ def _choose_report(own: LeaderReport, others: Iterable[LeaderReport]) -> LeaderR
 
 
 def _format_time(seconds: float) -> str:
-    return format_rfc3339(seconds).replace("T", " ").replace("Z", " UTC")
+    return clocks.format_rfc3339(seconds).replace("T", " ").replace("Z", " UTC")

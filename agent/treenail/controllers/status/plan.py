@@ -7,52 +7,28 @@ plan has the actions, their causes and the MachineConfigs behind them.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from treenail.api.disruptionpolicy import DEFAULT_POLICY, DisruptionPolicy
-from treenail.api.machineconfig import MachineConfig
-from treenail.api.machineconfigpool import MachineConfigPool, PoolImageFiles
-from treenail.api.machineosbuild import MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.object_meta import ObjectMeta
-from treenail.config.diff import compare_configs
-from treenail.config.image_content import assume_provided, drop_provided, list_provided
-from treenail.config.reconcilable import find_read_only_paths
-from treenail.config.wanted_state import WantedState, read_wanted_state
-from treenail.controllers.pools import maintenance_windows, rollout_record, select
-from treenail.controllers.pools.disruption_budgets import BlockingBudget
-from treenail.controllers.pools.node_facts import ARCHITECTURE_LABEL, NodeFacts, RolloutTarget
-from treenail.controllers.pools.pool_membership import (
-    ObservedPool,
-    check_supported_fields,
-    group_nodes,
+from treenail.api import (
+    disruptionpolicy,
+    machineconfig,
+    machineconfigpool,
+    machineosbuild,
+    machineosconfig,
+    object_meta,
 )
-from treenail.controllers.pools.rollout_policy import (
-    NodeOrder,
-    ObservedPolicy,
-    RolloutPolicy,
-    Wave,
-    find_policy,
+from treenail.config import diff, image_content, reconcilable, wanted_state
+from treenail.controllers.pools import (
+    disruption_budgets,
+    maintenance_windows,
+    node_facts,
+    pool_membership,
+    rollout_policy,
+    rollout_record,
+    select,
 )
-from treenail.controllers.pools.rollout_record import find_wave_members
-from treenail.controllers.pools.select import compute_max_unavailable, limit_to_quorum
-from treenail.controllers.render.render import (
-    ControllerConfig,
-    InputManifests,
-    is_rendered,
-    render_pool,
-)
-from treenail.controllers.status.planned_build import (
-    PlannedBuild,
-    PoolBuildInput,
-    apply_image_config,
-    plan_pool_build,
-)
+from treenail.controllers.render import render
+from treenail.controllers.status import planned_build
 from treenail.errors import ConfigError
-from treenail.update.impact.impact import (
-    ConfigSources,
-    DisruptionCause,
-    compute_disruption,
-    describe_action,
-)
+from treenail.update.impact import impact
 
 NODE_WITHOUT_DRAIN_S = 60.0
 """Assumed duration of an update without a drain."""
@@ -63,7 +39,7 @@ class PlanStep:
     """One action and all its causes."""
 
     action: str
-    reasons: tuple[DisruptionCause, ...]
+    reasons: tuple[impact.DisruptionCause, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +47,10 @@ class NodeChange:
     """Change of the nodes that have the same current target."""
 
     nodes: tuple[str, ...]
-    before: RolloutTarget
+    before: node_facts.RolloutTarget
     steps: tuple[PlanStep, ...] = ()
     """Actions, the least disruptive first; empty when none is needed."""
-    undisruptive: tuple[DisruptionCause, ...] = ()
+    undisruptive: tuple[impact.DisruptionCause, ...] = ()
     """Differences that need no action."""
     needs_drain: bool = True
     needs_reboot: bool = True
@@ -85,11 +61,11 @@ class NodeChange:
 
 
 def plan_change(
-    before: RolloutTarget,
-    old: MachineConfig | None,
-    after: RolloutTarget,
-    new: MachineConfig | None,
-    policy: DisruptionPolicy,
+    before: node_facts.RolloutTarget,
+    old: machineconfig.MachineConfig | None,
+    after: node_facts.RolloutTarget,
+    new: machineconfig.MachineConfig | None,
+    policy: disruptionpolicy.DisruptionPolicy,
     *,
     nodes: tuple[str, ...],
     writes_image_files: bool = False,
@@ -109,34 +85,37 @@ def plan_change(
     assert new is not None
     try:
         was, will_be = (
-            _apply_image(read_wanted_state(old), before),
-            _apply_image(read_wanted_state(new), after),
+            _apply_image(wanted_state.read_wanted_state(old), before),
+            _apply_image(wanted_state.read_wanted_state(new), after),
         )
         former, provided = frozenset[str](), frozenset[str]()
         if not writes_image_files:
-            former = assume_provided(was).provided if before.image else former
-            provided = assume_provided(will_be).provided if after.image else provided
-        found = compare_configs(
-            drop_provided(was, former | provided), drop_provided(will_be, provided)
+            former = image_content.assume_provided(was).provided if before.image else former
+            provided = image_content.assume_provided(will_be).provided if after.image else provided
+        found = diff.compare_configs(
+            image_content.drop_provided(was, former | provided),
+            image_content.drop_provided(will_be, provided),
         )
-        cost = compute_disruption(found, policy)
-        because = ConfigSources(found, old, new, image_source=image_source).find_cause
+        cost = impact.compute_disruption(found, policy)
+        because = impact.ConfigSources(found, old, new, image_source=image_source).find_cause
     except ConfigError as error:
         return NodeChange(nodes, before, unknown_reason=str(error))
 
     return NodeChange(
         nodes,
         before,
-        steps=tuple(PlanStep(describe_action(each.action), tuple(map(because, each.reasons)))
+        steps=tuple(PlanStep(impact.describe_action(each.action), tuple(map(because, each.reasons)))
                     for each in cost.costs),
         undisruptive=tuple(map(because, cost.harmless)),
         needs_drain=cost.needs_drain,
         needs_reboot=cost.needs_reboot,
-        in_image=list_provided(will_be, provided),
+        in_image=image_content.list_provided(will_be, provided),
     )  # fmt: skip
 
 
-def _apply_image(found: WantedState, target: RolloutTarget) -> WantedState:
+def _apply_image(
+    found: wanted_state.WantedState, target: node_facts.RolloutTarget
+) -> wanted_state.WantedState:
     return replace(found, os=replace(found.os, image=target.image)) if target.image else found
 
 
@@ -144,15 +123,15 @@ def _apply_image(found: WantedState, target: RolloutTarget) -> WantedState:
 class PlanInput:
     """Snapshot of the cluster; objects by name."""
 
-    pools: Mapping[str, ObservedPool]
-    nodes: Mapping[str, NodeFacts]
-    configs: Mapping[str, MachineConfig]
-    controller_config: ControllerConfig = field(default_factory=ControllerConfig)
-    disruption_policy: DisruptionPolicy = DEFAULT_POLICY
-    budgets: tuple[BlockingBudget, ...] = ()
-    policies: Mapping[str, ObservedPolicy] = field(default_factory=dict)
-    image_configs: Mapping[str, MachineOSConfig] = field(default_factory=dict)
-    image_builds: Mapping[str, MachineOSBuild] = field(default_factory=dict)
+    pools: Mapping[str, pool_membership.ObservedPool]
+    nodes: Mapping[str, node_facts.NodeFacts]
+    configs: Mapping[str, machineconfig.MachineConfig]
+    controller_config: render.ControllerConfig = field(default_factory=render.ControllerConfig)
+    disruption_policy: disruptionpolicy.DisruptionPolicy = disruptionpolicy.DEFAULT_POLICY
+    budgets: tuple[disruption_budgets.BlockingBudget, ...] = ()
+    policies: Mapping[str, rollout_policy.ObservedPolicy] = field(default_factory=dict)
+    image_configs: Mapping[str, machineosconfig.MachineOSConfig] = field(default_factory=dict)
+    image_builds: Mapping[str, machineosbuild.MachineOSBuild] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +147,7 @@ class PoolPlan:
     """Plan of one pool."""
 
     pool: str
-    target: RolloutTarget
+    target: node_facts.RolloutTarget
     node_count: int = 0
     sources: tuple[str, ...] = ()
     changes: tuple[NodeChange, ...] = ()
@@ -179,31 +158,33 @@ class PoolPlan:
     """Number of nodes that pre-stage the image at the same time, before the first drain."""
     duration_s: float | None = None
     """None when the maintenance windows are too short for the rollout."""
-    build: PlannedBuild | None = None
+    build: planned_build.PlannedBuild | None = None
     """The image build before the first node; None without one. ``duration_s`` contains it."""
     image_builder: str = ""
     """What builds the image with the config's files in it; empty for another image."""
     waiting_reason: str = ""
     problems: tuple[str, ...] = ()
     """Errors that prevent the rollout."""
-    budgets: tuple[BlockingBudget, ...] = ()
+    budgets: tuple[disruption_budgets.BlockingBudget, ...] = ()
 
     @property
     def needs_drain(self) -> bool:
         return any(each.needs_drain for each in self.changes)
 
 
-def apply_manifests(before: PlanInput, documents: InputManifests) -> PlanInput:
+def apply_manifests(before: PlanInput, documents: render.InputManifests) -> PlanInput:
     """Return the snapshot with the manifests applied."""
     pools = dict(before.pools)
     for name, pool in documents.pools.items():
         known = before.pools.get(name)
-        pools[name] = ObservedPool(pool if known is None else _apply_pool(known.pool, pool))
+        pools[name] = pool_membership.ObservedPool(
+            pool if known is None else _apply_pool(known.pool, pool)
+        )
     cluster = next(iter(documents.controller_configs.values()), before.controller_config)
     configs = {**before.configs, **documents.configs}
     policies = {**before.policies, **documents.policies}
     applied = {
-        name: apply_image_config(before.image_configs.get(name), found)
+        name: planned_build.apply_image_config(before.image_configs.get(name), found)
         for name, found in documents.image_configs.items()
     }
     return replace(
@@ -218,7 +199,7 @@ def apply_manifests(before: PlanInput, documents: InputManifests) -> PlanInput:
 
 def plan_pools(snapshot: PlanInput, *, now: float, only: str | None = None) -> tuple[PoolPlan, ...]:
     """Plan every pool in the order of names, or only one."""
-    grouping = group_nodes(snapshot.pools, snapshot.nodes)
+    grouping = pool_membership.group_nodes(snapshot.pools, snapshot.nodes)
     plans = []
     for name in sorted(snapshot.pools):
         if only not in (None, name):
@@ -229,35 +210,40 @@ def plan_pools(snapshot: PlanInput, *, now: float, only: str | None = None) -> t
             planned = _plan_pool(snapshot, snapshot.pools[name], nodes, now)
         except ConfigError as error:
             planned = PoolPlan(
-                name, RolloutTarget(""), len(nodes), problems=(_format_error(error),)
+                name, node_facts.RolloutTarget(""), len(nodes), problems=(_format_error(error),)
             )
         plans.append(replace(planned, problems=planned.problems + disputes))
     return tuple(plans)
 
 
 def _plan_pool(
-    snapshot: PlanInput, observed: ObservedPool, nodes: Sequence[NodeFacts], now: float
+    snapshot: PlanInput,
+    observed: pool_membership.ObservedPool,
+    nodes: Sequence[node_facts.NodeFacts],
+    now: float,
 ) -> PoolPlan:
     if observed.error is not None:
         raise observed.error
     pool, config, sources = _render_target(snapshot, observed.pool)
-    check_supported_fields(pool)
-    image = plan_pool_build(
-        PoolBuildInput(
+    pool_membership.check_supported_fields(pool)
+    image = planned_build.plan_pool_build(
+        planned_build.PoolBuildInput(
             pool,
             config,
-            frozenset(found for node in nodes if (found := node.labels.get(ARCHITECTURE_LABEL))),
+            frozenset(
+                found for node in nodes if (found := node.labels.get(node_facts.ARCHITECTURE_LABEL))
+            ),
             snapshot.configs,
             tuple(snapshot.image_configs.values()),
             tuple(snapshot.image_builds.values()),
         )
     )
     target, build = image.target, image.build
-    policy = find_policy(pool, snapshot.policies)
-    limit = compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
-    limit = limit_to_quorum(limit, nodes)
+    policy = rollout_policy.find_policy(pool, snapshot.policies)
+    limit = select.compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
+    limit = select.limit_to_quorum(limit, nodes)
     outdated = [node for node in nodes if not node.is_updated_to(target)]
-    writes_files = pool.image_files is PoolImageFiles.WRITE
+    writes_files = pool.image_files is machineconfigpool.PoolImageFiles.WRITE
     changes = tuple(
         _plan_changes(
             snapshot,
@@ -294,7 +280,9 @@ def _plan_pool(
             *image.problems,
             *(
                 f"{each.reason} ({each.place}); {each.remedy}"
-                for each in (find_read_only_paths(config) if config and is_written else ())
+                for each in (
+                    reconcilable.find_read_only_paths(config) if config and is_written else ()
+                )
             ),
         ),
         budgets=tuple(
@@ -306,31 +294,33 @@ def _plan_pool(
 
 
 def _render_target(
-    snapshot: PlanInput, pool: MachineConfigPool
-) -> tuple[MachineConfigPool, MachineConfig | None, tuple[str, ...]]:
+    snapshot: PlanInput, pool: machineconfigpool.MachineConfigPool
+) -> tuple[
+    machineconfigpool.MachineConfigPool, machineconfig.MachineConfig | None, tuple[str, ...]
+]:
     """Return the pool with its rendered config, that config, and its sources."""
     if pool.machine_config_selector is None:
         name = pool.configuration.name
         return pool, snapshot.configs.get(name), pool.configuration.source
-    chosen = [config for config in snapshot.configs.values() if not is_rendered(config)]
+    chosen = [config for config in snapshot.configs.values() if not render.is_rendered(config)]
     current = snapshot.configs.get(pool.configuration.name)
-    rendered = render_pool(pool, chosen, snapshot.controller_config, current=current)
+    rendered = render.render_pool(pool, chosen, snapshot.controller_config, current=current)
     configuration = replace(pool.configuration, name=rendered.name, source=rendered.sources)
     return replace(pool, configuration=configuration), rendered.config, rendered.sources
 
 
 def _plan_changes(
     snapshot: PlanInput,
-    outdated: Sequence[NodeFacts],
-    target: RolloutTarget,
-    config: MachineConfig | None,
+    outdated: Sequence[node_facts.NodeFacts],
+    target: node_facts.RolloutTarget,
+    config: machineconfig.MachineConfig | None,
     *,
     writes_image_files: bool,
     image_source: str,
 ) -> Iterator[NodeChange]:
-    groups: dict[RolloutTarget, list[str]] = {}
+    groups: dict[node_facts.RolloutTarget, list[str]] = {}
     for node in outdated:
-        current = RolloutTarget(node.current_config, node.current_image)
+        current = node_facts.RolloutTarget(node.current_config, node.current_image)
         groups.setdefault(current, []).append(node.name)
     for current, names in groups.items():
         old = snapshot.configs.get(current.config)
@@ -347,10 +337,10 @@ def _plan_changes(
 
 
 def _plan_batches(
-    outdated: Sequence[NodeFacts],
-    nodes: Sequence[NodeFacts],
-    target: RolloutTarget,
-    policy: RolloutPolicy,
+    outdated: Sequence[node_facts.NodeFacts],
+    nodes: Sequence[node_facts.NodeFacts],
+    target: node_facts.RolloutTarget,
+    policy: rollout_policy.RolloutPolicy,
     limit: int,
 ) -> Iterator[PlannedBatch]:
     """Yield the batches wave by wave, in the node order of the rollout."""
@@ -369,21 +359,25 @@ def _plan_batches(
             del remaining[node.name]
 
 
-def _filter_wave(wave: Wave | None, nodes: Sequence[NodeFacts]) -> Sequence[NodeFacts]:
-    return nodes if wave is None else find_wave_members(wave, nodes)
+def _filter_wave(
+    wave: rollout_policy.Wave | None, nodes: Sequence[node_facts.NodeFacts]
+) -> Sequence[node_facts.NodeFacts]:
+    return nodes if wave is None else rollout_record.find_wave_members(wave, nodes)
 
 
-def _order_nodes(policy: RolloutPolicy, nodes: Sequence[NodeFacts]) -> tuple[NodeFacts, ...]:
-    if policy.order is NodeOrder.SPREAD:
+def _order_nodes(
+    policy: rollout_policy.RolloutPolicy, nodes: Sequence[node_facts.NodeFacts]
+) -> tuple[node_facts.NodeFacts, ...]:
+    if policy.order is rollout_policy.NodeOrder.SPREAD:
         return select.spread_over_zones(nodes, ())
     return select.sort_by_zone(nodes)
 
 
 def _estimate_duration_s(
     batches: Sequence[PlannedBatch],
-    nodes: Sequence[NodeFacts],
-    target: RolloutTarget,
-    policy: RolloutPolicy,
+    nodes: Sequence[node_facts.NodeFacts],
+    target: node_facts.RolloutTarget,
+    policy: rollout_policy.RolloutPolicy,
     now: float,
     *,
     needs_drain: bool,
@@ -395,7 +389,9 @@ def _estimate_duration_s(
     return None if took_s is None else took_s + sum(wave.soak_s for wave in policy.waves)
 
 
-def _find_waiting_reason(pool: MachineConfigPool, policy: RolloutPolicy, now: float) -> str:
+def _find_waiting_reason(
+    pool: machineconfigpool.MachineConfigPool, policy: rollout_policy.RolloutPolicy, now: float
+) -> str:
     if pool.paused:
         return "the pool is paused"
     window = maintenance_windows.find_window_state(policy.windows, now)
@@ -404,9 +400,11 @@ def _find_waiting_reason(pool: MachineConfigPool, policy: RolloutPolicy, now: fl
     return ""
 
 
-def _apply_pool(known: MachineConfigPool, pool: MachineConfigPool) -> MachineConfigPool:
+def _apply_pool(
+    known: machineconfigpool.MachineConfigPool, pool: machineconfigpool.MachineConfigPool
+) -> machineconfigpool.MachineConfigPool:
     """Merge a manifest into the known pool, as ``kubectl apply`` does."""
-    metadata = ObjectMeta(
+    metadata = object_meta.ObjectMeta(
         name=known.name,
         uid=known.metadata.uid,
         resource_version=known.metadata.resource_version,

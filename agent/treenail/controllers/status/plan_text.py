@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from treenail.api.decode import Json
-from treenail.controllers.pools.node_facts import RolloutTarget
-from treenail.controllers.pools.rollout_record import format_duration, format_limit
+from treenail.controllers.pools import node_facts, rollout_record
 from treenail.controllers.status.plan import NodeChange, PoolPlan
 from treenail.update.impact.impact import DisruptionCause
 
@@ -69,7 +68,7 @@ def _format_pool(plan: PoolPlan) -> Iterator[str]:
         what = "builds" if plan.build.needs_job else "adds the config, without a Job, to"
         yield (
             f"  {what} the image of MachineOSConfig {plan.build.image_config} first, about "
-            f"{format_limit(plan.build.duration_s)}{like}"
+            f"{rollout_record.format_limit(plan.build.duration_s)}{like}"
         )
     for change in plan.changes:
         yield from _format_change(change, plan.image_builder)
@@ -128,7 +127,7 @@ def _format_order(plan: PoolPlan) -> Iterator[str]:
     if plan.duration_s is None:
         yield "  never completes: the maintenance windows are too short"
     else:
-        yield f"  takes about {format_duration(plan.duration_s)} in total"
+        yield f"  takes about {rollout_record.format_duration(plan.duration_s)} in total"
     if plan.waiting_reason:
         yield f"  does not start yet: {plan.waiting_reason}"
 
@@ -142,5 +141,5 @@ def _format_names(nodes: Sequence[str]) -> str:
     return ", ".join(nodes[:MAX_NODES]) + (f" and {more} more" if more > 0 else "")
 
 
-def _format_target(target: RolloutTarget) -> str:
+def _format_target(target: node_facts.RolloutTarget) -> str:
     return f"{target.config} with image {target.image}" if target.image else target.config

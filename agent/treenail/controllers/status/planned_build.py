@@ -3,30 +3,11 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api.machineconfig import MachineConfig
-from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.machineosbuild import BuildState, MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.clocks import parse_rfc3339
-from treenail.controllers.pools.image_tags import is_tag, pin_base_image
-from treenail.controllers.pools.node_facts import DEFAULT_ARCHITECTURE, RolloutTarget
-from treenail.controllers.pools.os_image import (
-    GateBlocked,
-    GateOpen,
-    PoolBuild,
-    decide_pool_image,
-    find_pool_build,
-    read_pool_target,
-)
-from treenail.errors import ConfigError
-from treenail.image.inputs.build_inputs import BuildInputs, complete_spec, compute_build_name
-from treenail.image.inputs.checks import (
-    find_architecture_findings,
-    find_config_findings,
-    find_pool_findings,
-    find_rendered_findings,
-)
+from treenail.api import machineconfig, machineconfigpool, machineosbuild, machineosconfig
+from treenail.controllers.pools import image_tags, node_facts, os_image
+from treenail.image.inputs import build_inputs, checks
 
 UNBUILT_IMAGE = "(built first)"
 """In place of the pull spec of an image that does not exist yet."""
@@ -56,22 +37,22 @@ class PlannedBuild:
 class PoolBuildInput:
     """A pool and what decides about its image."""
 
-    pool: MachineConfigPool
-    rendered: MachineConfig | None
+    pool: machineconfigpool.MachineConfigPool
+    rendered: machineconfig.MachineConfig | None
     """The rendered config of the pool; None if it does not exist."""
     architectures: frozenset[str]
     """Those of the pool's nodes."""
-    configs: Mapping[str, MachineConfig]
+    configs: Mapping[str, machineconfig.MachineConfig]
     """Rendered configs of earlier builds, among others."""
-    image_configs: tuple[MachineOSConfig, ...]
-    builds: tuple[MachineOSBuild, ...]
+    image_configs: tuple[machineosconfig.MachineOSConfig, ...]
+    builds: tuple[machineosbuild.MachineOSBuild, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PoolImagePlan:
     """The pool's target, the build that it needs, and what prevents that build."""
 
-    target: RolloutTarget
+    target: node_facts.RolloutTarget
     build: PlannedBuild | None = None
     problems: tuple[str, ...] = ()
     source: str = ""
@@ -80,7 +61,9 @@ class PoolImagePlan:
     """The cluster builds the image, with the files and units of the config in it."""
 
 
-def apply_image_config(known: MachineOSConfig | None, wanted: MachineOSConfig) -> MachineOSConfig:
+def apply_image_config(
+    known: machineosconfig.MachineOSConfig | None, wanted: machineosconfig.MachineOSConfig
+) -> machineosconfig.MachineOSConfig:
     """Return the MachineOSConfig after ``kubectl apply``; its status stays if nothing changes."""
     if known is None:
         return wanted
@@ -88,7 +71,7 @@ def apply_image_config(known: MachineOSConfig | None, wanted: MachineOSConfig) -
     if any(notes.get(name) != known.metadata.annotations.get(name) for name in _BUILT_AGAIN_BY):
         notes[key.REBUILD] = ""
     metadata = replace(known.metadata, annotations=notes)
-    is_same = complete_spec(known) == complete_spec(wanted)
+    is_same = build_inputs.complete_spec(known) == build_inputs.complete_spec(wanted)
     if is_same and notes.get(key.BASE_IMAGE) == known.metadata.annotations.get(key.BASE_IMAGE):
         return replace(known, metadata=metadata)
     return replace(wanted, metadata=metadata, pull_spec="", conditions=(), status={})
@@ -96,18 +79,21 @@ def apply_image_config(known: MachineOSConfig | None, wanted: MachineOSConfig) -
 
 def plan_pool_build(facts: PoolBuildInput) -> PoolImagePlan:
     """Return the pool's target, and the build that it needs; raise `ConfigError`."""
-    found = find_pool_build(facts.pool, facts.image_configs, facts.builds)
+    found = os_image.find_pool_build(facts.pool, facts.image_configs, facts.builds)
     if found.config is None:
         target = _read_target(facts.pool)
         field = "osImageTag" if facts.pool.os_image_tag is not None else "osImage"
         return PoolImagePlan(target, source=f"spec.{field} of the pool" if target.image else "")
     name = facts.pool.configuration.name
-    config = pin_base_image(found.config)
+    config = image_tags.pin_base_image(found.config)
     source = f"MachineOSConfig {config.name}"
     problems = tuple(dict.fromkeys(_find_problems(facts, found, config)))
     if problems:
         return PoolImagePlan(
-            RolloutTarget(name, UNBUILT_IMAGE), problems=problems, source=source, is_built=True
+            node_facts.RolloutTarget(name, UNBUILT_IMAGE),
+            problems=problems,
+            source=source,
+            is_built=True,
         )
     build_name = _compute_name(facts, config)
     build = found.build
@@ -115,56 +101,69 @@ def plan_pool_build(facts: PoolBuildInput) -> PoolImagePlan:
         # A user may revert a change: the build of these inputs exists then.
         build = next((each for each in facts.builds if each.name == build_name), None)
     if build is not None and _is_current(build, config):
-        return PoolImagePlan(RolloutTarget(name, build.pull_spec), source=source, is_built=True)
+        return PoolImagePlan(
+            node_facts.RolloutTarget(name, build.pull_spec), source=source, is_built=True
+        )
     planned = replace(_estimate_build(facts, config), name=build_name)
-    return PoolImagePlan(RolloutTarget(name, UNBUILT_IMAGE), planned, source=source, is_built=True)
+    return PoolImagePlan(
+        node_facts.RolloutTarget(name, UNBUILT_IMAGE), planned, source=source, is_built=True
+    )
 
 
 def _find_problems(
-    facts: PoolBuildInput, found: PoolBuild, config: MachineOSConfig
+    facts: PoolBuildInput, found: os_image.PoolBuild, config: machineosconfig.MachineOSConfig
 ) -> Iterator[str]:
     for each in facts.image_configs:
         if each.pool == facts.pool.name and _is_unanswered(each):
             for finding in (
-                *find_config_findings(each),
-                *find_pool_findings(each, facts.pool, found.config),
-                *find_architecture_findings(each, facts.architectures),
+                *checks.find_config_findings(each),
+                *checks.find_pool_findings(each, facts.pool, found.config),
+                *checks.find_architecture_findings(each, facts.architectures),
             ):
                 yield f"MachineOSConfig {each.name}: {finding}"
-    if _is_unanswered(config) and facts.rendered is not None and not is_tag(config.base_image):
-        yield from map(str, find_rendered_findings(facts.rendered, base_image=config.base_image))
-    verdict = decide_pool_image(facts.pool, found)
-    if isinstance(verdict, GateBlocked):
+    if (
+        _is_unanswered(config)
+        and facts.rendered is not None
+        and not image_tags.is_tag(config.base_image)
+    ):
+        yield from map(
+            str, checks.find_rendered_findings(facts.rendered, base_image=config.base_image)
+        )
+    verdict = os_image.decide_pool_image(facts.pool, found)
+    if isinstance(verdict, os_image.GateBlocked):
         yield verdict.reason
 
 
-def _is_unanswered(config: MachineOSConfig) -> bool:
+def _is_unanswered(config: machineosconfig.MachineOSConfig) -> bool:
     """Whether no build controller has accepted or refused the object as it is."""
     return not config.conditions and not config.pull_spec
 
 
-def _is_current(build: MachineOSBuild, config: MachineOSConfig) -> bool:
+def _is_current(
+    build: machineosbuild.MachineOSBuild, config: machineosconfig.MachineOSConfig
+) -> bool:
     """Whether the build has made the image that the MachineOSConfig requests."""
     return (
-        build.state is BuildState.SUCCEEDED
+        build.state is machineosbuild.BuildState.SUCCEEDED
         and not config.needs_rebuild
         and build.pull_spec == (config.pull_spec or build.pull_spec)
     )
 
 
-def _compute_name(facts: PoolBuildInput, config: MachineOSConfig) -> str:
-    if facts.rendered is None or is_tag(config.base_image) or config.context_name:
+def _compute_name(facts: PoolBuildInput, config: machineosconfig.MachineOSConfig) -> str:
+    if facts.rendered is None or image_tags.is_tag(config.base_image) or config.context_name:
         # The name covers the files of the context, which only the build controller reads.
         return ""
-    return compute_build_name(config, facts.pool, facts.rendered)
+    return build_inputs.compute_build_name(config, facts.pool, facts.rendered)
 
 
-def _estimate_build(facts: PoolBuildInput, config: MachineOSConfig) -> PlannedBuild:
+def _estimate_build(facts: PoolBuildInput, config: machineosconfig.MachineOSConfig) -> PlannedBuild:
     succeeded = sorted(
         (
             each
             for each in facts.builds
-            if each.image_config == config.name and each.state is BuildState.SUCCEEDED
+            if each.image_config == config.name
+            and each.state is machineosbuild.BuildState.SUCCEEDED
         ),
         key=lambda each: each.end,
         reverse=True,
@@ -177,7 +176,11 @@ def _estimate_build(facts: PoolBuildInput, config: MachineOSConfig) -> PlannedBu
     return PlannedBuild(config.name, seconds, last.name, needs_job)
 
 
-def _needs_job(facts: PoolBuildInput, config: MachineOSConfig, last: MachineOSBuild | None) -> bool:
+def _needs_job(
+    facts: PoolBuildInput,
+    config: machineosconfig.MachineOSConfig,
+    last: machineosbuild.MachineOSBuild | None,
+) -> bool:
     """Whether the system part must be built; that of the last build serves the same inputs."""
     if facts.rendered is None:
         return True
@@ -191,22 +194,24 @@ def _needs_job(facts: PoolBuildInput, config: MachineOSConfig, last: MachineOSBu
 
 
 def _list_inputs(
-    facts: PoolBuildInput, config: MachineOSConfig, rendered: MachineConfig
-) -> list[BuildInputs]:
-    architectures = sorted(facts.architectures) or [DEFAULT_ARCHITECTURE]
-    return [BuildInputs.from_objects(config, rendered, each) for each in architectures]
+    facts: PoolBuildInput,
+    config: machineosconfig.MachineOSConfig,
+    rendered: machineconfig.MachineConfig,
+) -> list[build_inputs.BuildInputs]:
+    architectures = sorted(facts.architectures) or [node_facts.DEFAULT_ARCHITECTURE]
+    return [build_inputs.BuildInputs.from_objects(config, rendered, each) for each in architectures]
 
 
-def _measure_s(build: MachineOSBuild) -> float | None:
-    began, ended = parse_rfc3339(build.start), parse_rfc3339(build.end)
+def _measure_s(build: machineosbuild.MachineOSBuild) -> float | None:
+    began, ended = clocks.parse_rfc3339(build.start), clocks.parse_rfc3339(build.end)
     return None if began is None or ended is None else max(ended - began, 0.0)
 
 
-def _read_target(pool: MachineConfigPool) -> RolloutTarget:
-    verdict = read_pool_target(pool)
-    if isinstance(verdict, GateOpen):
+def _read_target(pool: machineconfigpool.MachineConfigPool) -> node_facts.RolloutTarget:
+    verdict = os_image.read_pool_target(pool)
+    if isinstance(verdict, os_image.GateOpen):
         return verdict.target
-    raise ConfigError(
+    raise errors.ConfigError(
         f"cannot find the OS image of pool {pool.name}: {verdict.reason}",
         remedy="compare with a cluster that has resolved the tag, or name the image by digest in "
         "spec.osImage",

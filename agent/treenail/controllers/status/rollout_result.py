@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from treenail.api.decode import Fields
-from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.object_meta import ObjectMeta
-from treenail.controllers.pools.pool_status import RENDER_DEGRADED, read_reported_counts
-from treenail.controllers.render.render import RENDER_INPUTS, hash_render_inputs, select_sources
-from treenail.controllers.status.leader_status import LeaderReport, LeaderState
+from treenail.api import decode, machineconfigpool, object_meta
+from treenail.controllers.pools import pool_status
+from treenail.controllers.render import render
+from treenail.controllers.status import leader_status
 
 _LEADER_LIMIT_S = 300.0
 
@@ -50,20 +48,20 @@ def needs_render_inputs(result: RolloutResult) -> bool:
 
 def check_render_inputs(
     result: RolloutResult,
-    pool: MachineConfigPool,
-    configs: Sequence[ObjectMeta],
-    controller_configs: Sequence[ObjectMeta],
+    pool: machineconfigpool.MachineConfigPool,
+    configs: Sequence[object_meta.ObjectMeta],
+    controller_configs: Sequence[object_meta.ObjectMeta],
 ) -> RolloutResult:
     """Return the result as in progress if the render controller has not observed a change yet.
 
     The objects must have been read after the pool. Without the hash of treenail's render
     controller, as under the Machine Config Operator, the names of the sources decide.
     """
-    observed = pool.status.get(RENDER_INPUTS)
+    observed = pool.status.get(render.RENDER_INPUTS)
     if observed is not None:
-        is_current = observed == hash_render_inputs(pool, configs, controller_configs)
+        is_current = observed == render.hash_render_inputs(pool, configs, controller_configs)
     elif result.outcome is RolloutOutcome.COMPLETE:
-        selected = {each.name for each in select_sources(pool, configs)}
+        selected = {each.name for each in render.select_sources(pool, configs)}
         is_current = selected == set(pool.configuration.source)
     else:
         is_current = True
@@ -87,12 +85,14 @@ def mark_unknown(result: RolloutResult, reason: str) -> RolloutResult:
     return replace(result, outcome=RolloutOutcome.UNKNOWN, message=message)
 
 
-def check_leader(result: RolloutResult, leader: LeaderReport, *, now: float) -> RolloutResult:
+def check_leader(
+    result: RolloutResult, leader: leader_status.LeaderReport, *, now: float
+) -> RolloutResult:
     """Return the result as outdated while no controller leads.
 
     It is in progress for five minutes, so that the nodes of the controllers can reboot.
     """
-    if leader.state is not LeaderState.NONE:
+    if leader.state is not leader_status.LeaderState.NONE:
         return result
     is_new = leader.renewed_at is not None and now - leader.renewed_at < _LEADER_LIMIT_S
     outcome = RolloutOutcome.IN_PROGRESS if is_new else RolloutOutcome.BLOCKED
@@ -100,24 +100,24 @@ def check_leader(result: RolloutResult, leader: LeaderReport, *, now: float) -> 
     return replace(result, outcome=outcome, message=message)
 
 
-def compute_rollout_result(pool: MachineConfigPool) -> RolloutResult:
+def compute_rollout_result(pool: machineconfigpool.MachineConfigPool) -> RolloutResult:
     """Return the outcome of the pool's rollout.
 
     It is in progress while the rollout controller has not observed the pool's last change.
     `check_render_inputs` compares the MachineConfigs.
     """
-    status = Fields.from_json(pool.status, "status")
-    counts = read_reported_counts(pool)
+    status = decode.Fields.from_json(pool.status, "status")
+    counts = pool_status.read_reported_counts(pool)
     conditions = {each.type: each for each in pool.conditions}
-    rendering = conditions.get(RENDER_DEGRADED)
+    rendering = conditions.get(pool_status.RENDER_DEGRADED)
     is_rendered = rendering is not None and rendering.status == "False"
     stuck = [
         found
-        for name in ("Degraded", "Stalled", RENDER_DEGRADED)
+        for name in ("Degraded", "Stalled", pool_status.RENDER_DEGRADED)
         if (found := conditions.get(name)) is not None
         and found.status == "True"
         # The rollout controller has not seen yet that the config is rendered again.
-        and not (found.reason == RENDER_DEGRADED and is_rendered)
+        and not (found.reason == pool_status.RENDER_DEGRADED and is_rendered)
     ]
     updated, updating = conditions.get("Updated"), conditions.get("Updating")
     observed = status.get_optional_integer("observedGeneration") or 0

@@ -2,26 +2,27 @@
 
 from collections.abc import Sequence
 
+from treenail import clocks
 from treenail.api.decode import Json
-from treenail.clocks import END_OF_9999, YEAR_1000, format_rfc3339
-from treenail.controllers.pools.node_facts import RolloutTarget
-from treenail.controllers.pools.pool_status import PoolCounts
-from treenail.controllers.status.leader_status import LeaderReport
-from treenail.controllers.status.status_table import BuildRow, NodeRow, PoolRow
+from treenail.controllers.pools import node_facts, pool_status
+from treenail.controllers.status import leader_status, status_table
 
 
 def build_status_document(
-    found: Sequence[PoolRow], *, now: float, leader: LeaderReport | None = None
+    found: Sequence[status_table.PoolRow],
+    *,
+    now: float,
+    leader: leader_status.LeaderReport | None = None,
 ) -> Json:
     """Build the document with all pools and every node; ``now`` is in seconds since the epoch."""
     return {
-        "time": format_rfc3339(now),
+        "time": clocks.format_rfc3339(now),
         **({} if leader is None else {"controller": leader.to_json()}),
         "pools": [_convert_pool(pool, now) for pool in found],
     }
 
 
-def _convert_pool(pool: PoolRow, now: float) -> Json:
+def _convert_pool(pool: status_table.PoolRow, now: float) -> Json:
     statuses = {name: each.status for name, each in pool.conditions.items()}
     remaining_s = pool.remaining_s
     return {
@@ -63,7 +64,7 @@ def _convert_pool(pool: PoolRow, now: float) -> Json:
     }
 
 
-def _convert_build(build: BuildRow | None) -> Json | None:
+def _convert_build(build: status_table.BuildRow | None) -> Json | None:
     if build is None:
         return None
     return {
@@ -74,7 +75,7 @@ def _convert_build(build: BuildRow | None) -> Json | None:
     }
 
 
-def _convert_node(node: NodeRow) -> Json:
+def _convert_node(node: status_table.NodeRow) -> Json:
     outage_s = node.out_of_service_s
     return {
         "name": node.name,
@@ -92,17 +93,17 @@ def _convert_node(node: NodeRow) -> Json:
     }
 
 
-def _convert_counts(counts: PoolCounts | None) -> Json:
+def _convert_counts(counts: pool_status.PoolCounts | None) -> Json:
     names = "total", "updated", "unavailable", "degraded"
     return {name: None if counts is None else getattr(counts, name) for name in names}
 
 
-def _convert_target(target: RolloutTarget) -> Json:
+def _convert_target(target: node_facts.RolloutTarget) -> Json:
     return {"config": target.config, "image": target.image or ""}
 
 
 def _format_time(seconds: float | None) -> str | None:
     # A number in the status of a pool, or a soak time, may be one that no calendar has.
-    if seconds is None or not YEAR_1000 <= seconds <= END_OF_9999:
+    if seconds is None or not clocks.YEAR_1000 <= seconds <= clocks.END_OF_9999:
         return None
-    return format_rfc3339(seconds)
+    return clocks.format_rfc3339(seconds)

@@ -8,34 +8,20 @@ budget or a node.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.machineosbuild import MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.object_meta import Condition
-from treenail.clocks import parse_rfc3339
-from treenail.controllers.pools.holders import classify_wait, describe_holder
-from treenail.controllers.pools.maintenance_windows import WindowClosed, find_window_state
-from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
+from treenail import clocks, errors
+from treenail.api import machineconfigpool, machineosbuild, machineosconfig, object_meta
+from treenail.controllers.pools import (
+    holders,
+    maintenance_windows,
+    node_facts,
+    pool_membership,
+    pool_status,
+    rollout_policy,
+    rollout_record,
+    select,
+)
 from treenail.controllers.pools.os_image import find_pool_owner
-from treenail.controllers.pools.pool_membership import DisputedNode, ObservedPool, group_nodes
-from treenail.controllers.pools.pool_status import (
-    PoolCounts,
-    build_config_problem,
-    read_reported_counts,
-)
-from treenail.controllers.pools.rollout_policy import ObservedPolicy, RolloutPolicy
-from treenail.controllers.pools.rollout_record import (
-    ROLLOUT_STATUS,
-    NodeFailure,
-    PastRollout,
-    RolloutRecord,
-    compute_remaining_soaks_s,
-    estimate_node_s,
-    estimate_remaining_s,
-)
-from treenail.controllers.pools.select import compute_max_unavailable, limit_to_quorum
-from treenail.controllers.status.leader_status import LeaderReport, LeaderState
-from treenail.errors import ConfigError
+from treenail.controllers.status import leader_status
 
 MAX_NODE_BLOCKERS = 50
 """Nodes that are named as blockers of a pool; the rows of the others have their reasons too."""
@@ -72,10 +58,10 @@ class RolloutBlocker:
 
 
 def find_pool_blockers(
-    observed: ObservedPool,
-    conditions: Mapping[str, Condition],
-    record: RolloutRecord | None,
-    nodes: Sequence[NodeFacts],
+    observed: pool_membership.ObservedPool,
+    conditions: Mapping[str, object_meta.Condition],
+    record: rollout_record.RolloutRecord | None,
+    nodes: Sequence[node_facts.NodeFacts],
     now: float,
 ) -> tuple[RolloutBlocker, ...]:
     """Find what blocks the rollout of a pool; empty while nothing does."""
@@ -90,21 +76,23 @@ def find_pool_blockers(
     )
 
 
-def _get_halting_node(record: RolloutRecord | None) -> str:
+def _get_halting_node(record: rollout_record.RolloutRecord | None) -> str:
     return "" if record is None or record.halted_by is None else record.halted_by.node
 
 
-def _complete_reason(failure: NodeFailure, nodes: Sequence[NodeFacts]) -> str:
+def _complete_reason(
+    failure: rollout_record.NodeFailure, nodes: Sequence[node_facts.NodeFacts]
+) -> str:
     """Return the reason of the failure as the node has it; the record has its beginning."""
     reasons = (node.reason for node in nodes if node.name == failure.node)
     return next((each for each in reasons if each.startswith(failure.reason)), failure.reason)
 
 
 def _find_own_blockers(
-    observed: ObservedPool,
-    conditions: Mapping[str, Condition],
-    record: RolloutRecord | None,
-    nodes: Sequence[NodeFacts],
+    observed: pool_membership.ObservedPool,
+    conditions: Mapping[str, object_meta.Condition],
+    record: rollout_record.RolloutRecord | None,
+    nodes: Sequence[node_facts.NodeFacts],
 ) -> Iterator[RolloutBlocker]:
     pool = observed.pool
     if observed.error is not None:
@@ -134,16 +122,20 @@ def _find_own_blockers(
         text = "; ".join(
             each for each in parts if not any(word in each for word in _PROGRESS_WORDS)
         )
-        yield RolloutBlocker(classify_wait(updating.message), text.removeprefix("waiting: "))
+        yield RolloutBlocker(
+            holders.classify_wait(updating.message), text.removeprefix("waiting: ")
+        )
 
 
-def _find_node_blockers(nodes: Sequence[NodeFacts], now: float) -> Iterator[RolloutBlocker]:
+def _find_node_blockers(
+    nodes: Sequence[node_facts.NodeFacts], now: float
+) -> Iterator[RolloutBlocker]:
     for node in nodes:
         if node.is_degraded:
             yield RolloutBlocker("failed", node.reason or f"it is {node.state}", node.name)
         elif node.drain_blocker:
             yield RolloutBlocker("drain", node.drain_blocker, node.name)
-        elif node.is_unavailable and not (holder := describe_holder(node, now)).is_expected:
+        elif node.is_unavailable and not (holder := holders.describe_holder(node, now)).is_expected:
             yield RolloutBlocker("node", holder.reason, node.name)
 
 
@@ -161,7 +153,9 @@ class BuildRow:
 
 
 def find_pool_builds(
-    configs: Mapping[str, MachineOSConfig], builds: Mapping[str, MachineOSBuild], now: float
+    configs: Mapping[str, machineosconfig.MachineOSConfig],
+    builds: Mapping[str, machineosbuild.MachineOSBuild],
+    now: float,
 ) -> dict[str, BuildRow]:
     """Return the builds by pool; ``now`` is in seconds since the epoch."""
     owners = (
@@ -174,12 +168,14 @@ def find_pool_builds(
     }
 
 
-def _describe_build(config: MachineOSConfig, build: MachineOSBuild | None, now: float) -> BuildRow:
+def _describe_build(
+    config: machineosconfig.MachineOSConfig, build: machineosbuild.MachineOSBuild | None, now: float
+) -> BuildRow:
     if config.problem:
         return BuildRow(config.name, REJECTED, config.problem)
     if build is None:
         return BuildRow(config.name, PENDING)
-    began, ended = parse_rfc3339(build.start), parse_rfc3339(build.end)
+    began, ended = clocks.parse_rfc3339(build.start), clocks.parse_rfc3339(build.end)
     seconds = None if began is None else max((ended or now) - began, 0.0)
     return BuildRow(build.name, build.state or PENDING, build.message, seconds)
 
@@ -190,8 +186,8 @@ class NodeRow:
 
     name: str
     state: str
-    current: RolloutTarget
-    desired: RolloutTarget
+    current: node_facts.RolloutTarget
+    desired: node_facts.RolloutTarget
     is_in_service: bool
     is_idle: bool
     reason: str = ""
@@ -217,11 +213,11 @@ class PoolRow:
     """One pool and its nodes."""
 
     name: str
-    target: RolloutTarget
+    target: node_facts.RolloutTarget
     state: str
     """``Updated``, ``Updating``, ``Paused``, ``Halted``, ``Stalled``, ``Degraded``, ``Unknown``."""
-    conditions: Mapping[str, Condition]
-    counts: PoolCounts | None
+    conditions: Mapping[str, object_meta.Condition]
+    counts: pool_status.PoolCounts | None
     """As the rollout controller reported them; None if unknown."""
     message: str
     nodes: tuple[NodeRow, ...]
@@ -237,7 +233,7 @@ class PoolRow:
     """When the rollout began, in seconds since the epoch."""
     remaining_s: float | None = None
     """Estimate of the time until all nodes are updated; None where only a user can end it."""
-    history: tuple[PastRollout, ...] = ()
+    history: tuple[rollout_record.PastRollout, ...] = ()
     reported_state: str = ""
     """The last state that a controller reported, while no controller leads; else empty."""
     build: BuildRow | None = None
@@ -245,12 +241,12 @@ class PoolRow:
 
 
 def build_rows(
-    pools: Mapping[str, ObservedPool],
-    nodes: Mapping[str, NodeFacts],
-    policies: Mapping[str, ObservedPolicy] | None = None,
+    pools: Mapping[str, pool_membership.ObservedPool],
+    nodes: Mapping[str, node_facts.NodeFacts],
+    policies: Mapping[str, rollout_policy.ObservedPolicy] | None = None,
     *,
     now: float,
-    leader: LeaderReport | None = None,
+    leader: leader_status.LeaderReport | None = None,
     builds: Mapping[str, BuildRow] | None = None,
 ) -> tuple[PoolRow, ...]:
     """Build the rows: pools and their nodes by name. ``now`` is in seconds since the epoch.
@@ -258,7 +254,7 @@ def build_rows(
     ``policies`` None means that they are unknown; then rows have neither windows nor estimates.
     While no controller leads, the states of pools are unknown; nodes report themselves.
     """
-    grouping = group_nodes(pools, nodes)
+    grouping = pool_membership.group_nodes(pools, nodes)
     rows = tuple(
         replace(
             _build_pool_row(
@@ -272,12 +268,12 @@ def build_rows(
         )
         for name in sorted(pools)
     )
-    if leader is None or leader.state is not LeaderState.NONE:
+    if leader is None or leader.state is not leader_status.LeaderState.NONE:
         return rows
     return tuple(_mark_outdated(row, leader) for row in rows)
 
 
-def _mark_outdated(row: PoolRow, leader: LeaderReport) -> PoolRow:
+def _mark_outdated(row: PoolRow, leader: leader_status.LeaderReport) -> PoolRow:
     """Return the row without what only a controller that leads keeps up to date."""
     return replace(
         row,
@@ -293,29 +289,29 @@ def _mark_outdated(row: PoolRow, leader: LeaderReport) -> PoolRow:
 
 
 def _build_pool_row(
-    observed: ObservedPool,
-    nodes: Sequence[NodeFacts],
-    disputed: Sequence[DisputedNode],
-    policies: Mapping[str, ObservedPolicy] | None,
+    observed: pool_membership.ObservedPool,
+    nodes: Sequence[node_facts.NodeFacts],
+    disputed: Sequence[pool_membership.DisputedNode],
+    policies: Mapping[str, rollout_policy.ObservedPolicy] | None,
     now: float,
 ) -> PoolRow:
     pool = observed.pool
     conditions = {condition.type: condition for condition in pool.conditions}
     record = _read_record(pool)
-    target = RolloutTarget(pool.configuration.name)
+    target = node_facts.RolloutTarget(pool.configuration.name)
     if record is not None and record.target.config == target.config:
         target = record.target
     policy = _find_policy(pool, policies)
     state = _choose_state(pool, conditions, record)
     blockers = find_pool_blockers(observed, conditions, record, nodes, now)
     has_estimate = state == "Updating" and all(each.kind in _TIMED_BLOCKERS for each in blockers)
-    window = find_window_state(policy.windows, now) if policy else None
+    window = maintenance_windows.find_window_state(policy.windows, now) if policy else None
     return PoolRow(
         name=pool.name,
         target=target,
         state=state,
         conditions=conditions,
-        counts=read_reported_counts(pool),
+        counts=pool_status.read_reported_counts(pool),
         message=_choose_message(observed, conditions),
         nodes=(
             *(_build_node_row(node, target, now) for node in nodes),
@@ -325,42 +321,47 @@ def _build_pool_row(
         policy=pool.rollout_policy,
         wave=0 if record is None else record.wave + 1,
         waves=len(policy.waves) + 1 if policy else 0,
-        next_window_at=now + window.opens_in_s if isinstance(window, WindowClosed) else None,
+        next_window_at=now + window.opens_in_s
+        if isinstance(window, maintenance_windows.WindowClosed)
+        else None,
         began_at=record.began_at if record else None,
         remaining_s=_estimate_s(pool, policy, record, nodes, now) if has_estimate else None,
         history=record.history if record else (),
     )
 
 
-def _read_record(pool: MachineConfigPool) -> RolloutRecord | None:
-    stored = pool.status.get(ROLLOUT_STATUS)
+def _read_record(pool: machineconfigpool.MachineConfigPool) -> rollout_record.RolloutRecord | None:
+    stored = pool.status.get(rollout_record.ROLLOUT_STATUS)
     try:
-        return None if stored is None else RolloutRecord.from_json(stored)
-    except ConfigError:
+        return None if stored is None else rollout_record.RolloutRecord.from_json(stored)
+    except errors.ConfigError:
         return None
 
 
 def _find_policy(
-    pool: MachineConfigPool, policies: Mapping[str, ObservedPolicy] | None
-) -> RolloutPolicy | None:
+    pool: machineconfigpool.MachineConfigPool,
+    policies: Mapping[str, rollout_policy.ObservedPolicy] | None,
+) -> rollout_policy.RolloutPolicy | None:
     if not pool.rollout_policy:
-        return RolloutPolicy()
+        return rollout_policy.RolloutPolicy()
     found = (policies or {}).get(pool.rollout_policy)
     return found.policy if found is not None and found.error is None else None
 
 
-def _is_true(conditions: Mapping[str, Condition], name: str) -> bool:
+def _is_true(conditions: Mapping[str, object_meta.Condition], name: str) -> bool:
     return name in conditions and conditions[name].status == "True"
 
 
-def _is_observed(pool: MachineConfigPool) -> bool:
+def _is_observed(pool: machineconfigpool.MachineConfigPool) -> bool:
     """Return whether the conditions apply to the present spec."""
     observed = pool.status.get("observedGeneration")
     return isinstance(observed, int) and observed >= pool.metadata.generation
 
 
 def _choose_state(
-    pool: MachineConfigPool, conditions: Mapping[str, Condition], record: RolloutRecord | None
+    pool: machineconfigpool.MachineConfigPool,
+    conditions: Mapping[str, object_meta.Condition],
+    record: rollout_record.RolloutRecord | None,
 ) -> str:
     if record is not None and record.halted_by is not None:
         return "Halted"
@@ -374,7 +375,9 @@ def _choose_state(
     return "Updating" if _is_true(conditions, "Updating") else "Unknown"
 
 
-def _choose_message(observed: ObservedPool, conditions: Mapping[str, Condition]) -> str:
+def _choose_message(
+    observed: pool_membership.ObservedPool, conditions: Mapping[str, object_meta.Condition]
+) -> str:
     if observed.error is not None:
         return str(observed.error)
     for name in ("Degraded", "Stalled"):
@@ -387,41 +390,47 @@ def _choose_message(observed: ObservedPool, conditions: Mapping[str, Condition])
 
 
 def _estimate_s(
-    pool: MachineConfigPool,
-    policy: RolloutPolicy | None,
-    record: RolloutRecord | None,
-    nodes: Sequence[NodeFacts],
+    pool: machineconfigpool.MachineConfigPool,
+    policy: rollout_policy.RolloutPolicy | None,
+    record: rollout_record.RolloutRecord | None,
+    nodes: Sequence[node_facts.NodeFacts],
     now: float,
 ) -> float | None:
     """Estimate the time until the last node is updated, as the rollout controller does."""
     if policy is None or record is None:
         return None
-    node_s = estimate_node_s(nodes, record.target)
+    node_s = rollout_record.estimate_node_s(nodes, record.target)
     waiting = [node for node in nodes if not node.is_updated_to(record.target)]
     starts = [node.started_at for node in waiting if node.is_assigned(record.target)]
     if any(at is not None and now - at > _LATE_FACTOR * node_s for at in starts):
         return None
     try:
-        limit = compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
-    except ConfigError:
+        limit = select.compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
+    except errors.ConfigError:
         return None
-    left_s = estimate_remaining_s(
+    left_s = rollout_record.estimate_remaining_s(
         len(waiting),
-        limit_to_quorum(limit, nodes),
+        select.limit_to_quorum(limit, nodes),
         node_s,
         policy.windows,
         now,
     )
-    return None if left_s is None else left_s + compute_remaining_soaks_s(record, policy, now)
+    return (
+        None
+        if left_s is None
+        else left_s + rollout_record.compute_remaining_soaks_s(record, policy, now)
+    )
 
 
-def _build_node_row(node: NodeFacts, target: RolloutTarget, now: float) -> NodeRow:
+def _build_node_row(
+    node: node_facts.NodeFacts, target: node_facts.RolloutTarget, now: float
+) -> NodeRow:
     phase = _compute_phase(node, target)
     return NodeRow(
         name=node.name,
         state=node.state,
-        current=RolloutTarget(node.current_config, node.current_image),
-        desired=RolloutTarget(node.desired_config, node.desired_image),
+        current=node_facts.RolloutTarget(node.current_config, node.current_image),
+        desired=node_facts.RolloutTarget(node.desired_config, node.desired_image),
         is_in_service=node.is_in_service,
         is_idle=node.is_done and node.is_in_service,
         reason=_choose_reason(node, now),
@@ -434,25 +443,27 @@ def _build_node_row(node: NodeFacts, target: RolloutTarget, now: float) -> NodeR
     )
 
 
-def _build_disputed_row(disputed: DisputedNode, target: RolloutTarget, now: float) -> NodeRow:
+def _build_disputed_row(
+    disputed: pool_membership.DisputedNode, target: node_facts.RolloutTarget, now: float
+) -> NodeRow:
     """Build the row of a node that two custom pools select: no pool updates or counts it."""
     row = _build_node_row(disputed.node, target, now)
-    reason = build_config_problem(disputed.error).message
+    reason = pool_status.build_config_problem(disputed.error).message
     return replace(row, is_idle=False, reason=reason, phase=CONFLICT, percent=0)
 
 
-def _choose_reason(node: NodeFacts, now: float) -> str:
+def _choose_reason(node: node_facts.NodeFacts, now: float) -> str:
     if node.is_done and node.prestage_error:
         return node.prestage_error
     if node.reason and not node.is_done:
         return node.reason
     if not node.is_unavailable:
         return ""
-    holder = describe_holder(node, now)
+    holder = holders.describe_holder(node, now)
     return "" if holder.is_expected else holder.reason
 
 
-def _compute_phase(node: NodeFacts, target: RolloutTarget) -> str:
+def _compute_phase(node: node_facts.NodeFacts, target: node_facts.RolloutTarget) -> str:
     if node.is_degraded:
         return "failed"
     if node.is_done:
@@ -466,7 +477,7 @@ def _compute_percent(phase: str, staging_percent: int | None) -> int:
     return _PHASE_PERCENT.get(phase, 0)
 
 
-def _compute_outage_s(node: NodeFacts, now: float) -> float | None:
+def _compute_outage_s(node: node_facts.NodeFacts, now: float) -> float | None:
     """Compute the time out of service from the drain, or from the loss of the Ready condition."""
     if node.is_in_service:
         return node.progress.last_outage_s
@@ -477,7 +488,7 @@ def _compute_outage_s(node: NodeFacts, now: float) -> float | None:
     return max(0.0, now - min(known)) if known else None
 
 
-def _format_prestage(node: NodeFacts) -> str:
+def _format_prestage(node: node_facts.NodeFacts) -> str:
     if node.prestage_target is None:
         return ""
     return "staged" if node.prestaged_image == node.prestage_target.image else "staging"

@@ -11,14 +11,9 @@ from importlib import resources
 from ipaddress import ip_address
 from typing import Self
 
-from treenail.clocks import Clock
-from treenail.controllers.runtime.http_server import (
-    HttpListener,
-    LimitedRequestHandler,
-    ServerThread,
-)
+from treenail import clocks, errors
+from treenail.controllers.runtime import http_server
 from treenail.controllers.status.statuspage.source import EncodedDocument
-from treenail.errors import UsageError
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +25,7 @@ _INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 _LOOPBACK_NAMES = ("localhost", "")
 
 
-class StatusPageServer(ServerThread):
+class StatusPageServer(http_server.ServerThread):
     """Serves ``/`` and ``/status.json``; use it as a context manager.
 
     It reads nothing but the document: no query, no body, no other path.
@@ -43,13 +38,13 @@ class StatusPageServer(ServerThread):
         read_document: Callable[[], EncodedDocument],
         *,
         allowed_hosts: Iterable[str] = (),
-        clock: Clock | None = None,
+        clock: clocks.Clock | None = None,
     ) -> None:
         names = frozenset(map(_normalize_host, allowed_hosts))
         try:
             self._server = _PageListener((host, port), read_document, names, clock)
         except OSError as error:
-            raise UsageError(
+            raise errors.UsageError(
                 f"cannot listen on {host or '*'}:{port}: {error.strerror or error}",
                 remedy="choose another address: --web HOST:PORT",
             ) from error
@@ -131,13 +126,13 @@ def _is_loopback_address(name: str) -> bool:
         return False
 
 
-class _PageListener(HttpListener):
+class _PageListener(http_server.HttpListener):
     def __init__(
         self,
         address: tuple[str, int],
         read_document: Callable[[], EncodedDocument],
         allowed_hosts: frozenset[str],
-        clock: Clock | None,
+        clock: clocks.Clock | None,
     ) -> None:
         page = load_page()
         self.page = page.encode()
@@ -149,7 +144,7 @@ class _PageListener(HttpListener):
         super().__init__(address, _PageRequestHandler, clock=clock, max_connections=MAX_CONNECTIONS)
 
 
-class _PageRequestHandler(LimitedRequestHandler):
+class _PageRequestHandler(http_server.LimitedRequestHandler):
     error_content_type = "text/plain; charset=utf-8"
     error_message_format = "%(code)d %(message)s\n"
     server: _PageListener

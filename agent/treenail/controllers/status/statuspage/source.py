@@ -7,25 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from treenail.api import annotations as key
-from treenail.api.decode import Json
-from treenail.api.machineosbuild import MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api import decode, machineosbuild, machineosconfig
 from treenail.clocks import Clock
-from treenail.controllers.pools.node_facts import NodeFacts
-from treenail.controllers.pools.pool_membership import ObservedPool
-from treenail.controllers.pools.rollout_policy import ObservedPolicy
+from treenail.controllers.pools import node_facts, pool_membership, rollout_policy
 from treenail.controllers.runtime.informer_set import Informers
-from treenail.controllers.status.leader_status import LeaderReport
-from treenail.controllers.status.status_document import build_status_document
-from treenail.controllers.status.status_table import build_rows, find_pool_builds
-from treenail.kube.resources import (
-    MACHINECONFIGPOOLS,
-    MACHINEOSBUILDS,
-    MACHINEOSCONFIGS,
-    NODES,
-    ROLLOUTPOLICIES,
-)
-from treenail.kube.watch import WatchScope
+from treenail.controllers.status import leader_status, status_document, status_table
+from treenail.kube import resources, watch
 
 MAX_NODES = 10_000
 """Nodes in the document, of all pools together: about 5 MB. It counts the others."""
@@ -52,23 +39,32 @@ class StatusSource:
         clock: Clock,
         *,
         image_key: str = key.DESIRED_OS_IMAGE,
-        read_leader: Callable[[], LeaderReport] | None = None,
+        read_leader: Callable[[], leader_status.LeaderReport] | None = None,
     ) -> None:
         self._read_leader = read_leader
         self._informers = informers
         self._clock = clock
-        self._pools = informers.add_view(WatchScope(MACHINECONFIGPOOLS), ObservedPool.from_json)
+        self._pools = informers.add_view(
+            watch.WatchScope(resources.MACHINECONFIGPOOLS), pool_membership.ObservedPool.from_json
+        )
         self._nodes = informers.add_view(
-            WatchScope(NODES), lambda found: NodeFacts.from_json(found, image_key=image_key)
+            watch.WatchScope(resources.NODES),
+            lambda found: node_facts.NodeFacts.from_json(found, image_key=image_key),
         )
         self._policies = informers.add_view(
-            WatchScope(ROLLOUTPOLICIES), ObservedPolicy.from_json, optional=True
+            watch.WatchScope(resources.ROLLOUTPOLICIES),
+            rollout_policy.ObservedPolicy.from_json,
+            optional=True,
         )
         self._image_configs = informers.add_view(
-            WatchScope(MACHINEOSCONFIGS), MachineOSConfig.from_json, optional=True
+            watch.WatchScope(resources.MACHINEOSCONFIGS),
+            machineosconfig.MachineOSConfig.from_json,
+            optional=True,
         )
         self._image_builds = informers.add_view(
-            WatchScope(MACHINEOSBUILDS), MachineOSBuild.from_json, optional=True
+            watch.WatchScope(resources.MACHINEOSBUILDS),
+            machineosbuild.MachineOSBuild.from_json,
+            optional=True,
         )
         self._lock = threading.Lock()
         self._built_at = float("-inf")
@@ -85,21 +81,21 @@ class StatusSource:
                 self._built_at = now
             return self._latest
 
-    def build_document(self) -> Json:
+    def build_document(self) -> decode.Json:
         """Build the document; ``problem`` says why it may be outdated."""
         now = self._clock.now()
         leader = None if self._read_leader is None else self._read_leader()
-        rows = build_rows(
+        rows = status_table.build_rows(
             self._pools.get_all(),
             self._nodes.get_all(),
             self._policies.get_all(),
             now=now,
             leader=leader,
-            builds=find_pool_builds(
+            builds=status_table.find_pool_builds(
                 self._image_configs.get_all(), self._image_builds.get_all(), now
             ),
         )
-        found = build_status_document(rows, now=now, leader=leader)
+        found = status_document.build_status_document(rows, now=now, leader=leader)
         problem = self._informers.summarize_problem()
         omitted = limit_nodes(found, MAX_NODES)
         return {
@@ -110,7 +106,7 @@ class StatusSource:
         }
 
 
-def limit_nodes(document: Json, limit: int) -> int:
+def limit_nodes(document: decode.Json, limit: int) -> int:
     """Leave out the nodes beyond the limit, idle ones first; return their number."""
     omitted = 0
     pools = document["pools"]
