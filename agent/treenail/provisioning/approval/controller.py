@@ -8,30 +8,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from treenail.api.decode import Json
-from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clocks import Clock, format_rfc3339
-from treenail.controllers.runtime.informer_set import Informers, InformerView
-from treenail.controllers.runtime.workers import Enqueue
-from treenail.errors import NotFoundError
-from treenail.kube.api_client import Client
-from treenail.kube.event_recorder import EventRecorder, ObjectReference
-from treenail.kube.resources import (
-    CERTIFICATESIGNINGREQUESTS,
-    MACHINECONFIGPOOLS,
-    NODES,
-    get_object,
-)
-from treenail.kube.watch import WatchScope
-from treenail.provisioning.approval.pool_labels import PoolLabeler, RegisteredNode
+from treenail import clocks, errors
+from treenail.api import decode, machineconfigpool
+from treenail.controllers.runtime import informer_set, workers
+from treenail.kube import api_client, event_recorder, resources, watch
+from treenail.provisioning.approval import pool_labels
 from treenail.provisioning.approval.request import (
     KUBELET_SIGNER,
     IssuedCertificate,
     KubeletRequest,
     find_refusal,
 )
-from treenail.provisioning.tokens.token_store import TokenStore
-from treenail.provisioning.tokens.tokens import TokenBook, add_node
+from treenail.provisioning.tokens import token_store, tokens
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +40,11 @@ class ApprovalController:
     name = "approve"
 
     def __init__(
-        self, client: Client, clock: Clock, recorder: EventRecorder, token_namespace: str
+        self,
+        client: api_client.Client,
+        clock: clocks.Clock,
+        recorder: event_recorder.EventRecorder,
+        token_namespace: str,
     ) -> None:
         """``token_namespace`` has the Secret with the access tokens."""
         self._client = client
@@ -66,20 +58,26 @@ class ApprovalController:
         self._approved: dict[str, IssuedCertificate] = {}
         """The approved requests by name. Those of this process are here before the watch shows
         them. A client can fill the list of requests, but not this one."""
-        self._labeler = PoolLabeler(client, clock, recorder)
+        self._labeler = pool_labels.PoolLabeler(client, clock, recorder)
 
-    def register_watches(self, informers: Informers, enqueue: Enqueue) -> None:
+    def register_watches(self, informers: informer_set.Informers, enqueue: workers.Enqueue) -> None:
         """Watch requests of kubelets, Nodes and pools."""
-        scope = WatchScope(
-            CERTIFICATESIGNINGREQUESTS, field_selector=f"spec.signerName={KUBELET_SIGNER}"
+        scope = watch.WatchScope(
+            resources.CERTIFICATESIGNINGREQUESTS, field_selector=f"spec.signerName={KUBELET_SIGNER}"
         )
-        requests: InformerView[KubeletRequest] = informers.add_view(scope, KubeletRequest.from_json)
-        nodes: InformerView[RegisteredNode] = informers.add_view(
-            WatchScope(NODES), RegisteredNode.from_json
+        requests: informer_set.InformerView[KubeletRequest] = informers.add_view(
+            scope, KubeletRequest.from_json
+        )
+        nodes: informer_set.InformerView[pool_labels.RegisteredNode] = informers.add_view(
+            watch.WatchScope(resources.NODES), pool_labels.RegisteredNode.from_json
         )
         self._requests, self._nodes = requests, nodes
-        self._pools: InformerView[MachineConfigPool] = informers.add_view(
-            WatchScope(MACHINECONFIGPOOLS), MachineConfigPool.from_json, optional=True
+        self._pools: informer_set.InformerView[machineconfigpool.MachineConfigPool] = (
+            informers.add_view(
+                watch.WatchScope(resources.MACHINECONFIGPOOLS),
+                machineconfigpool.MachineConfigPool.from_json,
+                optional=True,
+            )
         )
 
         def on_request(
@@ -91,7 +89,11 @@ class ApprovalController:
                 self._approved[name] = IssuedCertificate(after.token, after.node)
             enqueue(name)
 
-        def on_node(node: str, before: RegisteredNode | None, after: RegisteredNode | None) -> None:
+        def on_node(
+            node: str,
+            before: pool_labels.RegisteredNode | None,
+            after: pool_labels.RegisteredNode | None,
+        ) -> None:
             if before is None and after is not None:
                 self._labeler.note_node(after)
             for name, request in requests.get_all().items():
@@ -129,7 +131,7 @@ class ApprovalController:
     def close(self) -> None:
         """Do nothing."""
 
-    def _handle_list(self, informers: Informers, enqueue: Enqueue) -> None:
+    def _handle_list(self, informers: informer_set.Informers, enqueue: workers.Enqueue) -> None:
         """Decide again about what a restore of etcd took away: approvals and labels."""
         if informers.restored_s >= _RESTORED_S:
             return
@@ -152,43 +154,45 @@ class ApprovalController:
         token may be valid for days and a refused request waits for a day.
         """
         # A new one each time: a revoked token must not be found in memory.
-        store = TokenStore(self._client, self._token_namespace, self._clock)
+        store = token_store.TokenStore(self._client, self._token_namespace, self._clock)
         if request.token not in store.load().tokens:
             return f"token {request.token} does not exist, or was revoked"
         return store.change(partial(self._record_in_book, request, nodes))
 
     def _record_in_book(
-        self, request: KubeletRequest, nodes: Mapping[str, bool], book: TokenBook
-    ) -> tuple[TokenBook, str]:
+        self, request: KubeletRequest, nodes: Mapping[str, bool], book: tokens.TokenBook
+    ) -> tuple[tokens.TokenBook, str]:
         record = book.tokens.get(request.token)
         if record is None:
             return book, f"token {request.token} was revoked"
         refusal = self._find_refusal(request, nodes, record.nodes)
-        return (book, refusal) if refusal else (book.put(add_node(record, request.node)), "")
+        return (book, refusal) if refusal else (book.put(tokens.add_node(record, request.node)), "")
 
     def _approve(self, request: KubeletRequest) -> None:
         try:
-            document = self._client.get(CERTIFICATESIGNINGREQUESTS, request.name)
-        except NotFoundError:
+            document = self._client.get(resources.CERTIFICATESIGNINGREQUESTS, request.name)
+        except errors.NotFoundError:
             return
         found = KubeletRequest.from_json(document)
         if found != request:
             # Another object of the same name, or decided meanwhile; the watch reports it.
             return
         message = f"access token {request.token} permits node {request.node}"
-        condition: Json = {
+        condition: decode.Json = {
             "type": "Approved",
             "status": "True",
             "reason": _REASON,
             "message": message,
-            "lastUpdateTime": format_rfc3339(self._clock.now()),
+            "lastUpdateTime": clocks.format_rfc3339(self._clock.now()),
         }
         # A request without a decision can still have other conditions, such as Failed.
-        status = get_object(document, "status")
+        status = resources.get_object(document, "status")
         before = status.get("conditions")
         conditions = [*before, condition] if isinstance(before, list) else [condition]
         body = {**document, "status": {**status, "conditions": conditions}}
-        self._client.update(CERTIFICATESIGNINGREQUESTS, request.name, body, subresource="approval")
+        self._client.update(
+            resources.CERTIFICATESIGNINGREQUESTS, request.name, body, subresource="approval"
+        )
         self._approved[request.name] = IssuedCertificate(request.token, request.node)
         log.info("approved the certificate of node %s: %s", request.node, message)
 
@@ -215,8 +219,8 @@ class ApprovalController:
                 )
             return
         log.warning("did not approve certificate request %s: %s", request.name, refusal)
-        resource = CERTIFICATESIGNINGREQUESTS
-        reference = ObjectReference(
+        resource = resources.CERTIFICATESIGNINGREQUESTS
+        reference = event_recorder.ObjectReference(
             resource.kind, request.name, request.uid, api_version=resource.api_version
         )
         self._recorder.record_warning(reference, "NotApproved", f"not approved: {refusal}")

@@ -9,17 +9,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from treenail.api.decode import Fields, Json
-from treenail.api.machineconfigpool import MachineConfigPool
+from treenail import clocks, errors, label_selector
+from treenail.api import decode, machineconfigpool, object_meta
 from treenail.api.node import Node
-from treenail.api.object_meta import ObjectMeta
-from treenail.clocks import Clock, parse_rfc3339
 from treenail.controllers.pools.pool_membership import find_membership
-from treenail.errors import ClusterError, ConfigError, NotFoundError
-from treenail.kube.api_client import Client
-from treenail.kube.event_recorder import EventRecorder, ObjectReference
-from treenail.kube.resources import NODES
-from treenail.label_selector import SelectorOperator
+from treenail.kube import api_client, event_recorder, resources
 from treenail.provisioning.approval.request import KubeletRequest
 
 log = logging.getLogger(__name__)
@@ -44,18 +38,22 @@ class RegisteredNode:
     is_ready: bool = False
 
     @classmethod
-    def from_json(cls, document: Json) -> "RegisteredNode":
+    def from_json(cls, document: decode.Json) -> "RegisteredNode":
         """Read a Node; raise `ConfigError`."""
         node = Node.from_json(document)
-        meta = ObjectMeta.from_fields(Fields.from_json(document, "Node").get_object("metadata"))
-        created_at = parse_rfc3339(meta.created) or 0.0
+        meta = object_meta.ObjectMeta.from_fields(
+            decode.Fields.from_json(document, "Node").get_object("metadata")
+        )
+        created_at = clocks.parse_rfc3339(meta.created) or 0.0
         return cls(node.name, node.uid, created_at, tuple(meta.labels.items()), node.is_ready)
 
 
 class PoolLabeler:
     """Labels each new Node once."""
 
-    def __init__(self, client: Client, clock: Clock, recorder: EventRecorder) -> None:
+    def __init__(
+        self, client: api_client.Client, clock: clocks.Clock, recorder: event_recorder.EventRecorder
+    ) -> None:
         self._client = client
         self._clock = clock
         self._recorder = recorder
@@ -82,7 +80,7 @@ class PoolLabeler:
         self,
         request: KubeletRequest,
         node: RegisteredNode | None,
-        pools: Collection[MachineConfigPool],
+        pools: Collection[machineconfigpool.MachineConfigPool],
     ) -> None:
         """Label the Node of an approved request, if it is new; raise `ClusterError`."""
         if node is None or not node.uid or node.uid in self._decided:
@@ -96,20 +94,20 @@ class PoolLabeler:
                 requested_at=request.created_at,
                 age_s=self._measure_age_s(node),
             )
-        except ConfigError as error:
+        except errors.ConfigError as error:
             log.warning("%s", error)
-            reference = ObjectReference(NODES.kind, node.name, node.uid)
+            reference = event_recorder.ObjectReference(resources.NODES.kind, node.name, node.uid)
             self._recorder.record_warning(reference, "NotLabelled", str(error))
             return
         if not labels:
             return
         try:
             # The UID keeps the labels from another Node of this name.
-            body: Json = {"metadata": {"uid": node.uid, "labels": dict(labels)}}
-            self._client.patch(NODES, node.name, body)
-        except NotFoundError:
+            body: decode.Json = {"metadata": {"uid": node.uid, "labels": dict(labels)}}
+            self._client.patch(resources.NODES, node.name, body)
+        except errors.NotFoundError:
             return
-        except ClusterError:
+        except errors.ClusterError:
             # Also a conflict: another client changed this Node meanwhile, or replaced it, which
             # the watch shows before the next try.
             self._decided.pop(node.uid, None)
@@ -134,7 +132,7 @@ def _remember(known: dict[str, T], uid: str, value: T) -> None:
 def choose_labels(
     node: RegisteredNode,
     pool: str,
-    pools: Collection[MachineConfigPool],
+    pools: Collection[machineconfigpool.MachineConfigPool],
     *,
     requested_at: float,
     age_s: float,
@@ -152,10 +150,12 @@ def choose_labels(
         return {}
     found = next((each for each in pools if each.name == pool), None)
     if found is None:
-        raise ConfigError(f"cannot label Node {node.name}: MachineConfigPool {pool} does not exist")
+        raise errors.ConfigError(
+            f"cannot label Node {node.name}: MachineConfigPool {pool} does not exist"
+        )
     needed = _read_labels(found)
     if not needed:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"cannot label Node {node.name}: the nodeSelector of MachineConfigPool {pool} has "
             "requirements other than matchLabels",
             remedy=f"label it: kubectl label node {node.name} LABEL=VALUE",
@@ -163,17 +163,18 @@ def choose_labels(
     membership = find_membership(node.name, labels | needed, pools)
     if membership is None or membership.primary != pool:
         other = membership.primary if membership else "no pool"
-        raise ConfigError(
+        raise errors.ConfigError(
             f"cannot label Node {node.name}: with the labels of MachineConfigPool {pool} it would "
             f"be a member of {other}"
         )
     return {name: value for name, value in needed.items() if labels.get(name) != value}
 
 
-def _read_labels(pool: MachineConfigPool) -> dict[str, str] | None:
+def _read_labels(pool: machineconfigpool.MachineConfigPool) -> dict[str, str] | None:
     """Return the labels of the pool's members; None if its selector says more than labels."""
     requirements = pool.node_selector.requirements if pool.node_selector else ()
     is_exact = all(
-        each.operator is SelectorOperator.IN and len(each.values) == 1 for each in requirements
+        each.operator is label_selector.SelectorOperator.IN and len(each.values) == 1
+        for each in requirements
     )
     return {each.key: each.values[0] for each in requirements} if is_exact else None

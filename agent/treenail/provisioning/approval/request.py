@@ -8,20 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from treenail.api.decode import Fields, Json
-from treenail.api.object_meta import Condition, ObjectMeta, is_object_name
-from treenail.clocks import parse_rfc3339
-from treenail.errors import ConfigError, ForbiddenError, NotFoundError
-from treenail.kube.api_client import Client
-from treenail.kube.resources import CERTIFICATESIGNINGREQUESTS
-from treenail.provisioning.tokens.bootstrap_tokens import (
-    GROUP,
-    MACHINE_GROUP,
-    TOKEN_GROUP,
-    USER_PREFIX,
-    USES_GROUP,
-    decode_name,
-)
+from treenail import clocks, errors
+from treenail.api import decode, object_meta
+from treenail.kube import api_client, resources
+from treenail.provisioning.tokens import bootstrap_tokens
 
 KUBELET_SIGNER = "kubernetes.io/kube-apiserver-client-kubelet"
 _NODE_PREFIX = "system:node:"
@@ -68,46 +58,51 @@ class KubeletRequest:
     has_certificate: bool = False
 
     @classmethod
-    def from_json(cls, document: Json) -> "KubeletRequest | None":
+    def from_json(cls, document: decode.Json) -> "KubeletRequest | None":
         """Parse a CertificateSigningRequest; None for one without an access token.
 
         kube-apiserver sets user and groups; clients cannot. Raises `ConfigError`.
         """
-        fields = Fields.from_json(document, "CertificateSigningRequest")
-        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        fields = decode.Fields.from_json(document, "CertificateSigningRequest")
+        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
         spec = fields.get_object("spec")
         user, groups = spec.get_text("username"), spec.get_text_list("groups")
-        if not user.startswith(USER_PREFIX) or GROUP not in groups:
+        if (
+            not user.startswith(bootstrap_tokens.USER_PREFIX)
+            or bootstrap_tokens.GROUP not in groups
+        ):
             return None
         if spec.get_text("signerName") != KUBELET_SIGNER:
             return None
         node, problem = "", ""
-        machines = _list_suffixes(groups, MACHINE_GROUP)
+        machines = _list_suffixes(groups, bootstrap_tokens.MACHINE_GROUP)
         try:
             node = _read_node_name(
                 spec.get_text("request"), frozenset(spec.get_text_list("usages"))
             )
-        except ConfigError as error:
+        except errors.ConfigError as error:
             problem = str(error)
         if len(machines) > 1:
             problem = "its groups name several machines"
         status = fields.get_object("status")
-        conditions = status.map_objects("conditions", Condition.from_fields)
+        conditions = status.map_objects("conditions", object_meta.Condition.from_fields)
         decisions = {each.type: each for each in conditions}
         failed = decisions.get("Denied") or decisions.get("Failed")
-        identity = user.removeprefix(USER_PREFIX)
-        uses = "".join(_list_suffixes(groups, USES_GROUP)[:1])
+        identity = user.removeprefix(bootstrap_tokens.USER_PREFIX)
+        uses = "".join(_list_suffixes(groups, bootstrap_tokens.USES_GROUP)[:1])
         return cls(
             name=meta.name,
             uid=meta.uid,
-            token="".join(_list_suffixes(groups, TOKEN_GROUP)[:1]) or identity,
+            token="".join(_list_suffixes(groups, bootstrap_tokens.TOKEN_GROUP)[:1]) or identity,
             identity=identity,
             node=node,
             problem=problem,
-            machine=decode_name("".join(machines[:1])),
+            machine=bootstrap_tokens.decode_name("".join(machines[:1])),
             uses=int(uses) if uses.isascii() and uses.isdigit() and len(uses) < 10 else 1,
-            pool=decode_name("".join(_list_suffixes(groups, GROUP)[:1])),
-            created_at=parse_rfc3339(meta.created) or 0.0,
+            pool=bootstrap_tokens.decode_name(
+                "".join(_list_suffixes(groups, bootstrap_tokens.GROUP)[:1])
+            ),
+            created_at=clocks.parse_rfc3339(meta.created) or 0.0,
             is_approved="Approved" in decisions,
             is_decided=bool(decisions.keys() & {"Approved", "Denied"}),
             failure=(failed.message or failed.reason or failed.type) if failed else "",
@@ -126,7 +121,9 @@ def _read_node_name(request: str, usages: frozenset[str]) -> str:
     from cryptography.x509.oid import NameOID  # noqa: PLC0415 - as above
 
     if usages not in _USAGES:
-        raise ConfigError(f"its usages are not those of a kubelet: {', '.join(sorted(usages))}")
+        raise errors.ConfigError(
+            f"its usages are not those of a kubelet: {', '.join(sorted(usages))}"
+        )
     try:
         parsed = x509.load_der_x509_csr(_decode_pem(request))
         with warnings.catch_warnings():
@@ -147,16 +144,18 @@ def _read_node_name(request: str, usages: frozenset[str]) -> str:
         x509.UnsupportedGeneralNameType,
         exceptions.UnsupportedAlgorithm,
     ) as error:
-        raise ConfigError("it is not a certificate request in PEM that can be verified") from error
+        raise errors.ConfigError(
+            "it is not a certificate request in PEM that can be verified"
+        ) from error
     if groups != [_NODES]:
-        raise ConfigError(f"its organization is not {_NODES}")
+        raise errors.ConfigError(f"its organization is not {_NODES}")
     node = names[0].removeprefix(_NODE_PREFIX) if len(names) == 1 else ""
-    if not is_object_name(node) or names[0] != f"{_NODE_PREFIX}{node}":
-        raise ConfigError(f"its common name is not {_NODE_PREFIX} and the name of a Node")
+    if not object_meta.is_object_name(node) or names[0] != f"{_NODE_PREFIX}{node}":
+        raise errors.ConfigError(f"its common name is not {_NODE_PREFIX} and the name of a Node")
     if x509.SubjectAlternativeName.oid in extensions:
-        raise ConfigError("it has alternative names")
+        raise errors.ConfigError("it has alternative names")
     if not is_signed:
-        raise ConfigError("its signature is invalid")
+        raise errors.ConfigError("its signature is invalid")
     return node
 
 
@@ -169,7 +168,7 @@ def _decode_pem(request: str) -> bytes:
     return base64.b64decode(found[1].replace(b"\n", b""), validate=True)
 
 
-def list_kubelet_requests(client: Client) -> list[KubeletRequest]:
+def list_kubelet_requests(client: api_client.Client) -> list[KubeletRequest]:
     """List the requests of machines with an access token; none where RBAC forbids it.
 
     Raises `ClusterError`.
@@ -177,15 +176,15 @@ def list_kubelet_requests(client: Client) -> list[KubeletRequest]:
     selector = {"fieldSelector": f"spec.signerName={KUBELET_SIGNER}"}
     found = []
     try:
-        for page in client.list_pages(CERTIFICATESIGNINGREQUESTS, params=selector):
+        for page in client.list_pages(resources.CERTIFICATESIGNINGREQUESTS, params=selector):
             for document in page.items:
                 try:
                     request = KubeletRequest.from_json(document)
-                except ConfigError:
+                except errors.ConfigError:
                     continue
                 if request is not None:
                     found.append(request)
-    except (ForbiddenError, NotFoundError):
+    except (errors.ForbiddenError, errors.NotFoundError):
         return []
     return found
 

@@ -10,36 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, Json
-from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.machineosbuild import MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.clocks import Clock, SystemClock
-from treenail.controllers.handover.image_mode import CONFIGMAP, NAMESPACE, WorkerMode
+from treenail.api import decode, machineconfigpool, machineosbuild, machineosconfig
+from treenail.controllers.handover import image_mode
 from treenail.controllers.runtime.informer_set import Informers
-from treenail.errors import ClusterError, ConfigError, ForbiddenError, NotFoundError
-from treenail.kube.api_client import Client
-from treenail.kube.resources import (
-    CONFIGMAPS,
-    CONTROLLERCONFIGS,
-    MACHINECONFIGPOOLS,
-    MACHINECONFIGS,
-    MACHINEOSBUILDS,
-    MACHINEOSCONFIGS,
-    NODES,
-)
-from treenail.kube.watch import WatchScope
-from treenail.provisioning.content.source import (
-    ObservedControllerConfig,
-    PackedConfig,
-    RenderedConfigMissingError,
-    ServedInputs,
-    ServedPool,
-    SourceSettings,
-    SourceUnreadyError,
-    read_pool_inputs,
-)
+from treenail.kube import api_client, resources, watch
+from treenail.provisioning.content import source
 
 log = logging.getLogger(__name__)
 
@@ -57,15 +34,15 @@ class ClusterSource:
     def __init__(
         self,
         informers: Informers,
-        settings: SourceSettings,
-        client: Client,
-        clock: Clock | None = None,
+        settings: source.SourceSettings,
+        client: api_client.Client,
+        clock: clocks.Clock | None = None,
     ) -> None:
         """Add the views; the caller starts the informers.
 
         ``client`` reads a MachineConfig again that a pool returns to.
         """
-        self._clock = clock or SystemClock()
+        self._clock = clock or clocks.SystemClock()
         self._missing: dict[str, tuple[str, float]] = {}
         """Which rendered config is missing, and since when, by the name of the pool."""
         self._lock = threading.Lock()
@@ -73,43 +50,55 @@ class ClusterSource:
         """Number of Nodes that report an image, by its digest."""
         self._informers = informers
         self._settings = settings
-        self._pools = informers.add_view(WatchScope(MACHINECONFIGPOOLS), ServedPool.from_json)
+        self._pools = informers.add_view(
+            watch.WatchScope(resources.MACHINECONFIGPOOLS), source.ServedPool.from_json
+        )
         self._contents = ConfigContents(
-            lambda name: client.get(MACHINECONFIGS, name), self._list_named_configs
+            lambda name: client.get(resources.MACHINECONFIGS, name), self._list_named_configs
         )
         self._pools.add_list_handler(self._contents.begin_dropping)
-        self._configs = informers.add_view(WatchScope(MACHINECONFIGS), self._contents.pack_config)
+        self._configs = informers.add_view(
+            watch.WatchScope(resources.MACHINECONFIGS), self._contents.pack_config
+        )
         self._configs.add_handler(self._handle_config)
         self._controller_configs = informers.add_view(
-            WatchScope(CONTROLLERCONFIGS), ObservedControllerConfig.from_json, optional=True
+            watch.WatchScope(resources.CONTROLLERCONFIGS),
+            source.ObservedControllerConfig.from_json,
+            optional=True,
         )
         self._image_configs = informers.add_view(
-            WatchScope(MACHINEOSCONFIGS), MachineOSConfig.from_json, optional=True
+            watch.WatchScope(resources.MACHINEOSCONFIGS),
+            machineosconfig.MachineOSConfig.from_json,
+            optional=True,
         )
         self._image_builds = informers.add_view(
-            WatchScope(MACHINEOSBUILDS), MachineOSBuild.from_json, optional=True
+            watch.WatchScope(resources.MACHINEOSBUILDS),
+            machineosbuild.MachineOSBuild.from_json,
+            optional=True,
         )
 
-        nodes = informers.add_view(WatchScope(NODES), read_current_images)
+        nodes = informers.add_view(watch.WatchScope(resources.NODES), read_current_images)
         nodes.add_handler(self._count_images)
 
-    def read_inputs(self, pool: str) -> ServedInputs:
+    def read_inputs(self, pool: str) -> source.ServedInputs:
         """Read the inputs; raise `PoolMissingError`, `SourceError` or `SourceUnreadyError`.
 
         The watches of pools and of MachineConfigs are independent: a pool may name a rendered
         config that this source sees a moment later.
         """
         if reason := self.describe_unready():
-            raise SourceUnreadyError(f"cannot read the cluster yet: {reason}")
+            raise source.SourceUnreadyError(f"cannot read the cluster yet: {reason}")
         try:
-            found = read_pool_inputs(self, pool, self._settings)
-        except RenderedConfigMissingError as error:
+            found = source.read_pool_inputs(self, pool, self._settings)
+        except source.RenderedConfigMissingError as error:
             what, now = str(error), self._clock.monotonic()
             known, since = self._missing.get(pool, ("", now))
             since = since if known == what else now
             self._missing[pool] = what, since
             if now < since + _SETTLE_S:
-                raise SourceUnreadyError(f"{error}; it may be created at this moment") from error
+                raise source.SourceUnreadyError(
+                    f"{error}; it may be created at this moment"
+                ) from error
             raise
         self._missing.pop(pool, None)
         return found
@@ -118,7 +107,7 @@ class ClusterSource:
         """Return whether a pool of this name is known."""
         return self._pools.find(name) is not None
 
-    def get_pools(self) -> Iterable[MachineConfigPool]:
+    def get_pools(self) -> Iterable[machineconfigpool.MachineConfigPool]:
         """Return all pools that can be read."""
         found = self._pools.get_all().values()
         return [each.pool for each in found if each.pool is not None]
@@ -132,31 +121,31 @@ class ClusterSource:
         reason = self._informers.summarize_problem()
         if not reason:
             return ""
-        silence_s = self._informers.measure_silence_s(MACHINECONFIGPOOLS.plural)
+        silence_s = self._informers.measure_silence_s(resources.MACHINECONFIGPOOLS.plural)
         return f"{reason}; pools are {silence_s:.0f} s old"
 
-    def find_pool(self, name: str) -> ServedPool | None:
+    def find_pool(self, name: str) -> source.ServedPool | None:
         """Return the pool of this name."""
         return self._pools.find(name)
 
-    def find_config(self, name: str) -> PackedConfig | None:
+    def find_config(self, name: str) -> source.PackedConfig | None:
         """Return the MachineConfig of this name, without its contents."""
         return self._configs.find(name)
 
-    def load_config(self, config: PackedConfig) -> PackedConfig:
+    def load_config(self, config: source.PackedConfig) -> source.PackedConfig:
         """Return a config with its contents; raise `ClusterError` or `SourceUnreadyError`."""
         return self._contents.load_config(config)
 
-    def get_controller_configs(self) -> Mapping[str, ObservedControllerConfig]:
+    def get_controller_configs(self) -> Mapping[str, source.ObservedControllerConfig]:
         """Return all ControllerConfigs by name."""
         return self._controller_configs.get_all()
 
-    def get_image_configs(self) -> Iterable[MachineOSConfig]:
+    def get_image_configs(self) -> Iterable[machineosconfig.MachineOSConfig]:
         """Return all MachineOSConfigs."""
         return self._image_configs.get_all().values()
 
     def _handle_config(
-        self, name: str, _before: PackedConfig | None, after: PackedConfig | None
+        self, name: str, _before: source.PackedConfig | None, after: source.PackedConfig | None
     ) -> None:
         if after is None:
             self._contents.forget_config(name)
@@ -168,7 +157,7 @@ class ClusterSource:
             for each in (pool.configuration, pool.status_configuration)
         }
 
-    def get_image_builds(self) -> Iterable[MachineOSBuild]:
+    def get_image_builds(self) -> Iterable[machineosbuild.MachineOSBuild]:
         """Return all MachineOSBuilds."""
         return self._image_builds.get_all().values()
 
@@ -185,9 +174,9 @@ class ClusterSource:
             self._images = +self._images
 
 
-def read_current_images(document: Json) -> frozenset[str]:
+def read_current_images(document: decode.Json) -> frozenset[str]:
     """Return the digests of the images that a Node reports; raise `ConfigError`."""
-    metadata = Fields.from_json(document, "Node").get_object("metadata")
+    metadata = decode.Fields.from_json(document, "Node").get_object("metadata")
     annotations = metadata.get_text_map("annotations")
     return frozenset(
         _find_digest(image)
@@ -207,7 +196,13 @@ _CHECK_S = 30.0
 class WorkerWait:
     """Reads the settings of the installation every 30 s at most. Thread-safe."""
 
-    def __init__(self, client: Client, clock: Clock, *, namespace: str = NAMESPACE) -> None:
+    def __init__(
+        self,
+        client: api_client.Client,
+        clock: clocks.Clock,
+        *,
+        namespace: str = image_mode.NAMESPACE,
+    ) -> None:
         self._client = client
         self._clock = clock
         self._namespace = namespace
@@ -220,16 +215,18 @@ class WorkerWait:
         with self._lock:
             if self._clock.monotonic() >= self._next_check:
                 try:
-                    self._waits = self._read_mode() is WorkerMode.WAIT
-                except (ClusterError, ConfigError) as error:
+                    self._waits = self._read_mode() is image_mode.WorkerMode.WAIT
+                except (errors.ClusterError, errors.ConfigError) as error:
                     log.warning("cannot read whether workers wait for their image: %s", error)
                 self._next_check = self._clock.monotonic() + _CHECK_S
             return self._waits
 
-    def _read_mode(self) -> WorkerMode | None:
+    def _read_mode(self) -> image_mode.WorkerMode | None:
         try:
-            document = self._client.get(CONFIGMAPS, CONFIGMAP, namespace=self._namespace)
-        except (NotFoundError, ForbiddenError):
+            document = self._client.get(
+                resources.CONFIGMAPS, image_mode.CONFIGMAP, namespace=self._namespace
+            )
+        except (errors.NotFoundError, errors.ForbiddenError):
             # A cluster without such an installation, or a role of an older version.
             return None
         # Imported late: it loads PyYAML, 2 MiB in the server of a cluster without the ConfigMap.
@@ -237,7 +234,7 @@ class WorkerWait:
             read_settings_configmap,
         )
 
-        settings = read_settings_configmap(document, where=f"ConfigMap {CONFIGMAP}")
+        settings = read_settings_configmap(document, where=f"ConfigMap {image_mode.CONFIGMAP}")
         return settings.workers if settings.is_enabled else None
 
 
@@ -254,7 +251,7 @@ class ConfigContents:
 
     def __init__(
         self,
-        fetch_config: Callable[[str], Json],
+        fetch_config: Callable[[str], decode.Json],
         get_named: Callable[[], Collection[str]],
         *,
         unused_limit: int = UNUSED_LIMIT,
@@ -267,12 +264,12 @@ class ConfigContents:
         self._get_named = get_named
         self._unused_limit = unused_limit
         self._lock = threading.Lock()
-        self._contents: dict[str, PackedConfig] = {}
+        self._contents: dict[str, source.PackedConfig] = {}
         self._is_dropping = False
 
-    def pack_config(self, document: Json) -> PackedConfig:
+    def pack_config(self, document: decode.Json) -> source.PackedConfig:
         """Keep the contents of a new or changed object; return the rest. Raises `ConfigError`."""
-        packed = PackedConfig.from_json(document)
+        packed = source.PackedConfig.from_json(document)
         self._keep(packed)
         return replace(packed, content=b"")
 
@@ -286,7 +283,7 @@ class ConfigContents:
         self._is_dropping = True
         self._drop_unused()
 
-    def load_config(self, config: PackedConfig) -> PackedConfig:
+    def load_config(self, config: source.PackedConfig) -> source.PackedConfig:
         """Return a config with its contents.
 
         Raises `ClusterError` when the API server does not return them, and `SourceUnreadyError`
@@ -295,13 +292,13 @@ class ConfigContents:
         with self._lock:
             found = self._contents.get(config.name)
         if found is None or found.version != config.version:
-            found = PackedConfig.from_json(self._fetch_config(config.name))
+            found = source.PackedConfig.from_json(self._fetch_config(config.name))
             if found.version != config.version:
-                raise SourceUnreadyError(f"MachineConfig {config.name} has just changed")
+                raise source.SourceUnreadyError(f"MachineConfig {config.name} has just changed")
             self._keep(found)
         return found
 
-    def _keep(self, packed: PackedConfig) -> None:
+    def _keep(self, packed: source.PackedConfig) -> None:
         with self._lock:
             self._contents.pop(packed.name, None)
             self._contents[packed.name] = packed

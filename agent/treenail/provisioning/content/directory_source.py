@@ -8,28 +8,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from treenail.api import (
+    decode,
     documents,
     machineconfig,
     machineconfigpool,
     machineosbuild,
     machineosconfig,
 )
-from treenail.api.decode import Fields, Json
-from treenail.api.machineconfigpool import MachineConfigPool, PoolConfiguration
-from treenail.api.machineosbuild import MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
 from treenail.controllers.render.render import CONTROLLER_CONFIG_KIND
 from treenail.errors import ConfigError
-from treenail.provisioning.content.selection import select_rendered
-from treenail.provisioning.content.source import (
-    ObservedControllerConfig,
-    PackedConfig,
-    ServedInputs,
-    ServedPool,
-    SourceError,
-    SourceSettings,
-    read_pool_inputs,
-)
+from treenail.provisioning.content import selection, source
 
 T = TypeVar("T")
 
@@ -47,29 +35,29 @@ class DirectorySource:
     again. A file that cannot be read affects only the pools that lack an object.
     """
 
-    def __init__(self, directory: Path, settings: SourceSettings) -> None:
+    def __init__(self, directory: Path, settings: source.SourceSettings) -> None:
         self._directory = directory
         self._settings = settings
         self._lock = threading.Lock()
         self._signature: _Signature | None = None
         self._objects = _DirectoryObjects(str(directory))
 
-    def read_inputs(self, pool: str) -> ServedInputs:
+    def read_inputs(self, pool: str) -> source.ServedInputs:
         """Read the inputs; raise `PoolMissingError` or `SourceError`."""
-        return read_pool_inputs(self._read_objects(), pool, self._settings)
+        return source.read_pool_inputs(self._read_objects(), pool, self._settings)
 
     def has_pool(self, name: str) -> bool:
         """Return whether a file contains a pool of this name."""
         try:
             return name in self._read_objects().pools
-        except SourceError:
+        except source.SourceError:
             return False
 
-    def get_pools(self) -> Iterable[MachineConfigPool]:
+    def get_pools(self) -> Iterable[machineconfigpool.MachineConfigPool]:
         """Return all pools that can be read."""
         try:
             found = self._read_objects().pools.values()
-        except SourceError:
+        except source.SourceError:
             return ()
         return [each.pool for each in found if each.pool is not None]
 
@@ -86,7 +74,7 @@ class DirectorySource:
             files = sorted(each for each in self._directory.iterdir() if each.suffix in _SUFFIXES)
             signature = tuple(map(_sign_file, files))
         except OSError as error:
-            raise SourceError(
+            raise source.SourceError(
                 f"cannot read {self._directory}: {error.strerror or error}"
             ) from error
         with self._lock:
@@ -108,11 +96,11 @@ class _DirectoryObjects:
     """The objects of a directory, by name."""
 
     directory: str
-    pools: dict[str, ServedPool] = field(default_factory=dict)
-    configs: dict[str, PackedConfig] = field(default_factory=dict)
-    controller_configs: dict[str, ObservedControllerConfig] = field(default_factory=dict)
-    image_configs: dict[str, MachineOSConfig] = field(default_factory=dict)
-    image_builds: dict[str, MachineOSBuild] = field(default_factory=dict)
+    pools: dict[str, source.ServedPool] = field(default_factory=dict)
+    configs: dict[str, source.PackedConfig] = field(default_factory=dict)
+    controller_configs: dict[str, source.ObservedControllerConfig] = field(default_factory=dict)
+    image_configs: dict[str, machineosconfig.MachineOSConfig] = field(default_factory=dict)
+    image_builds: dict[str, machineosbuild.MachineOSBuild] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def read_file(self, path: Path) -> None:
@@ -125,38 +113,41 @@ class _DirectoryObjects:
         except OSError as error:
             self.problems.append(f"{path.name}: {error.strerror or error}")
 
-    def find_pool(self, name: str) -> ServedPool | None:
+    def find_pool(self, name: str) -> source.ServedPool | None:
         """Return the pool of this name, with the rendered config of the directory."""
         found = self.pools.get(name)
         if found is None:
             self._raise_problem(f"cannot find MachineConfigPool {name}")
             return None
         pool = found.pool
-        if pool is None or select_rendered(pool):
+        if pool is None or selection.select_rendered(pool):
             return found
         rendered = pool.configuration.name or self._find_rendered_name(name)
-        return replace(found, pool=replace(pool, status_configuration=PoolConfiguration(rendered)))
+        return replace(
+            found,
+            pool=replace(pool, status_configuration=machineconfigpool.PoolConfiguration(rendered)),
+        )
 
-    def load_config(self, config: PackedConfig) -> PackedConfig:
+    def load_config(self, config: source.PackedConfig) -> source.PackedConfig:
         """Return the config: all of them have their contents."""
         return config
 
-    def find_config(self, name: str) -> PackedConfig | None:
+    def find_config(self, name: str) -> source.PackedConfig | None:
         """Return the MachineConfig of this name."""
         found = self.configs.get(name)
         if found is None:
             self._raise_problem(f"cannot find MachineConfig {name}")
         return found
 
-    def get_controller_configs(self) -> Mapping[str, ObservedControllerConfig]:
+    def get_controller_configs(self) -> Mapping[str, source.ObservedControllerConfig]:
         """Return all ControllerConfigs by name."""
         return self.controller_configs
 
-    def get_image_configs(self) -> Iterable[MachineOSConfig]:
+    def get_image_configs(self) -> Iterable[machineosconfig.MachineOSConfig]:
         """Return all MachineOSConfigs."""
         return self.image_configs.values()
 
-    def get_image_builds(self) -> Iterable[MachineOSBuild]:
+    def get_image_builds(self) -> Iterable[machineosbuild.MachineOSBuild]:
         """Return all MachineOSBuilds."""
         return self.image_builds.values()
 
@@ -164,28 +155,30 @@ class _DirectoryObjects:
         """Return True: a directory has no Nodes, and the status of its pools decides."""
         return True
 
-    def _add_document(self, document: Json, where: str) -> None:
-        fields = Fields.from_json(document, where)
+    def _add_document(self, document: decode.Json, where: str) -> None:
+        fields = decode.Fields.from_json(document, where)
         kind = fields.get_text("kind")
         if kind.endswith("List") and "items" in document:
             for item in fields.iter_objects("items"):
                 self._add_document(item.values, item.path)
         elif kind == machineconfigpool.KIND:
-            _add_object(self.pools, document, where, ServedPool.from_json)
+            _add_object(self.pools, document, where, source.ServedPool.from_json)
         elif kind == machineconfig.KIND:
-            _add_object(self.configs, document, where, PackedConfig.from_json)
+            _add_object(self.configs, document, where, source.PackedConfig.from_json)
         elif kind == CONTROLLER_CONFIG_KIND:
-            found = ObservedControllerConfig.from_json
+            found = source.ObservedControllerConfig.from_json
             _add_object(self.controller_configs, document, where, found)
         elif kind == machineosconfig.KIND:
-            _add_object(self.image_configs, document, where, MachineOSConfig.from_json)
+            _add_object(
+                self.image_configs, document, where, machineosconfig.MachineOSConfig.from_json
+            )
         elif kind == machineosbuild.KIND:
-            _add_object(self.image_builds, document, where, MachineOSBuild.from_json)
+            _add_object(self.image_builds, document, where, machineosbuild.MachineOSBuild.from_json)
 
     def _raise_problem(self, message: str) -> None:
         """Raise if a file could not be read: it may contain the object."""
         if self.problems:
-            raise SourceError(f"{message} in {self.directory}: {self.problems[0]}")
+            raise source.SourceError(f"{message} in {self.directory}: {self.problems[0]}")
 
     def _find_rendered_name(self, pool: str) -> str:
         """Return the only rendered config of a pool whose manifest names none."""
@@ -198,7 +191,7 @@ class _DirectoryObjects:
         if len(found) != 1:
             self._raise_problem(f"cannot find the rendered config of MachineConfigPool {pool}")
             count = f"{len(found)} rendered configs" if found else "no rendered config"
-            raise SourceError(
+            raise source.SourceError(
                 f"{self.directory} contains {count} of MachineConfigPool {pool}, and the pool "
                 "names none",
                 remedy="write one: treenail-controller render -f SOURCES --pool "
@@ -208,9 +201,9 @@ class _DirectoryObjects:
 
 
 def _add_object(
-    objects: dict[str, T], document: Json, where: str, parse: Callable[[Json], T]
+    objects: dict[str, T], document: decode.Json, where: str, parse: Callable[[decode.Json], T]
 ) -> None:
-    fields = Fields.from_json(document, where)
+    fields = decode.Fields.from_json(document, where)
     kind, name = fields.get_text("kind"), fields.get_object("metadata").get_text("name")
     if not name:
         raise ConfigError(f"{where}: the {kind} has no metadata.name")

@@ -6,20 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from treenail.api import annotations, decode, documents, machineconfig
 from treenail.api import annotations as key
-from treenail.api import documents
-from treenail.api.annotations import NodeState
-from treenail.api.decode import Json
-from treenail.api.ignition.model import Contents, IgnitionConfig, IgnitionFile
-from treenail.api.ignition.parser import parse_ignition
-from treenail.api.machineconfig import MachineConfig
+from treenail.api.ignition import model, parser
 from treenail.config import node_paths
-from treenail.config.ignition.emit import (
-    KERNEL_ARGUMENTS_SINCE,
-    VersionTooOldError,
-    emit_ignition,
-    split_kernel_arguments,
-)
+from treenail.config.ignition import emit
 from treenail.provisioning.content.source import ServedInputs
 
 _READABLE, _SECRET = 0o644, 0o600
@@ -53,7 +44,7 @@ class ServedDocument:
             entry = self.own_kubeconfig
         else:
             file = _make_file(node_paths.KUBECONFIG, kubeconfig, _SECRET)
-            entry = _dump_json(_emit_files(IgnitionConfig(files=(file,)), self.version)[0])
+            entry = _dump_json(_emit_files(model.IgnitionConfig(files=(file,)), self.version)[0])
         return entry + b"," if entry else b""
 
     def list_parts(self, kubeconfig: bytes | None) -> tuple[bytes, ...]:
@@ -71,13 +62,13 @@ def build_document(inputs: ServedInputs, version: str) -> ServedDocument:
     Raises `ConfigError`; `VersionTooOldError` when the version cannot express the config.
     """
     text = inputs.read_rendered()
-    config = MachineConfig.from_json(
+    config = machineconfig.MachineConfig.from_json(
         documents.load_document(text, where=f"MachineConfig {inputs.config.name}")
     )
-    ignition = parse_ignition(config.config)
+    ignition = parser.parse_ignition(config.config)
     moved: tuple[str, ...] = ()
-    if version < KERNEL_ARGUMENTS_SINCE:
-        ignition, moved = split_kernel_arguments(ignition)
+    if version < emit.KERNEL_ARGUMENTS_SINCE:
+        ignition, moved = emit.split_kernel_arguments(ignition)
     encapsulated = _encapsulate_config(config, inputs, moved, version)
     before = _make_file(
         node_paths.FIRST_BOOT_ANNOTATIONS, _dump_json(_build_annotations(inputs)), _READABLE
@@ -102,12 +93,12 @@ def build_document(inputs: ServedInputs, version: str) -> ServedDocument:
     links = tuple(link for link in ignition.links if link.path not in added)
     served = replace(ignition, files=(*kept, before, *after), links=links)
     try:
-        emitted = emit_ignition(served, version)
-    except VersionTooOldError as error:
+        emitted = emit.emit_ignition(served, version)
+    except emit.VersionTooOldError as error:
         field = _restore_place(error.field, places)
-        raise VersionTooOldError(field, error.first_version, requested=version) from error
+        raise emit.VersionTooOldError(field, error.first_version, requested=version) from error
     head, tail = _split_json(emitted, len(after))
-    own_entries = _emit_files(IgnitionConfig(files=own), version) if own else []
+    own_entries = _emit_files(model.IgnitionConfig(files=own), version) if own else []
     return ServedDocument(
         head,
         _insert_content(tail, text),
@@ -130,14 +121,14 @@ def _restore_place(field: str, places: Mapping[str, Sequence[int]]) -> str:
     return f"storage.{found[1]}[{places[found[1]][int(found[2])]}]{field[found.end() :]}"
 
 
-def _build_annotations(inputs: ServedInputs) -> Json:
+def _build_annotations(inputs: ServedInputs) -> decode.Json:
     """Build the annotations that the agent writes to the Node when it joins."""
     name = inputs.config.name
-    found: Json = {
+    found: decode.Json = {
         key.CURRENT_CONFIG: name,
         key.DESIRED_CONFIG: name,
         key.FIRST_PIVOT_CONFIG: name,
-        key.STATE: str(NodeState.DONE),
+        key.STATE: str(annotations.NodeState.DONE),
     }
     if inputs.image.image:
         found[key.IMAGE_SPELLINGS[inputs.image_annotation]] = inputs.image.image
@@ -149,21 +140,21 @@ def _build_annotations(inputs: ServedInputs) -> Json:
 
 
 def _encapsulate_config(
-    config: MachineConfig, inputs: ServedInputs, moved: tuple[str, ...], version: str
-) -> Json:
+    config: machineconfig.MachineConfig, inputs: ServedInputs, moved: tuple[str, ...], version: str
+) -> decode.Json:
     """Build the MachineConfig for the first boot.
 
     It has an empty Ignition config: daemons of the MCO require the field.
     """
     return replace(
         config,
-        config=emit_ignition(IgnitionConfig(), version),
+        config=emit.emit_ignition(model.IgnitionConfig(), version),
         os_image_url=inputs.image.os_image_url,
         kernel_arguments=(*config.kernel_arguments, *moved),
     ).to_json()
 
 
-def _list_certificates(inputs: ServedInputs) -> list[IgnitionFile]:
+def _list_certificates(inputs: ServedInputs) -> list[model.IgnitionFile]:
     """List the CAs of the cluster, which are newer than those of the rendered config."""
     found = inputs.controller_config
     if found is None:
@@ -179,16 +170,16 @@ def _list_certificates(inputs: ServedInputs) -> list[IgnitionFile]:
     return [_make_file(path, content, _READABLE) for path, content in contents.items() if content]
 
 
-def _make_file(path: str, content: bytes, mode: int) -> IgnitionFile:
+def _make_file(path: str, content: bytes, mode: int) -> model.IgnitionFile:
     source = _NO_CONTENT + base64.b64encode(content).decode()
-    return IgnitionFile(path, contents=Contents(source), mode=mode, overwrite=True)
+    return model.IgnitionFile(path, contents=model.Contents(source), mode=mode, overwrite=True)
 
 
-def _emit_files(config: IgnitionConfig, version: str) -> list[object]:
-    return _get_files(emit_ignition(config, version))
+def _emit_files(config: model.IgnitionConfig, version: str) -> list[object]:
+    return _get_files(emit.emit_ignition(config, version))
 
 
-def _get_files(emitted: Json) -> list[object]:
+def _get_files(emitted: decode.Json) -> list[object]:
     storage = emitted["storage"]
     files = storage["files"] if isinstance(storage, dict) else None
     if not isinstance(files, list):
@@ -196,7 +187,7 @@ def _get_files(emitted: Json) -> list[object]:
     return files
 
 
-def _split_json(emitted: Json, last: int) -> tuple[bytes, bytes]:
+def _split_json(emitted: decode.Json, last: int) -> tuple[bytes, bytes]:
     """Format a config in two parts; the second one begins with the ``last`` files.
 
     The files are the last field of the JSON. The first part ends with a comma.

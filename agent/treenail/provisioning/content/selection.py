@@ -8,11 +8,9 @@ machines join with the stock image, and reboot once more.
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
-from treenail.clocks import Clock, parse_rfc3339
-from treenail.controllers.pools.os_image import GateOpen, PoolBuild, decide_pool_image
-from treenail.controllers.pools.pool_status import read_reported_status
-from treenail.errors import ConfigError
+from treenail import clocks, errors
+from treenail.api import machineconfigpool
+from treenail.controllers.pools import os_image, pool_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class SelectedImage:
     """True when the machine gets the pool's image only after it joins."""
 
 
-def select_rendered(pool: MachineConfigPool) -> str:
+def select_rendered(pool: machineconfigpool.MachineConfigPool) -> str:
     """Return the name of the rendered config for new machines; empty when the pool has none.
 
     As in the Machine Config Operator (cluster_server.go) this is the pool's new config once one
@@ -43,8 +41,8 @@ def select_rendered(pool: MachineConfigPool) -> str:
 
 
 def select_image(
-    pool: MachineConfigPool,
-    build: PoolBuild,
+    pool: machineconfigpool.MachineConfigPool,
+    build: os_image.PoolBuild,
     *,
     rendered_image: str,
     needs_cluster: Collection[str] = (),
@@ -74,29 +72,31 @@ def select_image(
 
 
 def _find_pool_image(
-    pool: MachineConfigPool, build: PoolBuild, is_image_running: Callable[[str], bool]
+    pool: machineconfigpool.MachineConfigPool,
+    build: os_image.PoolBuild,
+    is_image_running: Callable[[str], bool],
 ) -> tuple[str, str]:
     """Return the pool's image, or an empty text, and the reason."""
     try:
-        verdict = decide_pool_image(pool, build)
-    except ConfigError as error:
+        verdict = os_image.decide_pool_image(pool, build)
+    except errors.ConfigError as error:
         return "", str(error)
-    if not isinstance(verdict, GateOpen) or not verdict.target.image:
+    if not isinstance(verdict, os_image.GateOpen) or not verdict.target.image:
         return "", verdict.reason
     if not (_has_updated_node(pool) and is_image_running(verdict.target.image)):
         return "", f"no node of pool {pool.name} runs {verdict.target.image} yet"
     return verdict.target.image, verdict.reason
 
 
-def _has_updated_node(pool: MachineConfigPool) -> bool:
+def _has_updated_node(pool: machineconfigpool.MachineConfigPool) -> bool:
     """Return whether a node has the target in the pool's spec.
 
     The counts in the status are those of an older spec while observedGeneration is lower. The MCO
     does not compare the two, so its server gives a new config to machines for a moment.
     """
     try:
-        status = read_reported_status(pool)
-    except ConfigError:
+        status = pool_status.read_reported_status(pool)
+    except errors.ConfigError:
         return False
     return status.counts.updated > 0 and status.observed_generation >= pool.metadata.generation
 
@@ -118,7 +118,7 @@ class FirstImageSettings:
 
     has_waiting_workers: Callable[[], bool]
     """Returns whether the installation lets workers wait for their image."""
-    clock: Clock
+    clock: clocks.Clock
     deadline_s: float = DEFAULT_DEADLINE_S
     """Seconds from the creation of the MachineOSConfig, after which machines no longer wait."""
 
@@ -138,8 +138,8 @@ class FirstImageWait:
 
 
 def decide_first_image(
-    pool: MachineConfigPool,
-    found: PoolBuild,
+    pool: machineconfigpool.MachineConfigPool,
+    found: os_image.PoolBuild,
     *,
     now: float,
     deadline_s: float,
@@ -150,27 +150,27 @@ def decide_first_image(
     A registry in ``needs_cluster`` serves no machine before it joins, so that none waits for it.
     """
     config = found.config
-    if config is None or pool.name in (MASTER, ARBITER):
+    if config is None or pool.name in (machineconfigpool.MASTER, machineconfigpool.ARBITER):
         return None
     if config.push_spec.partition("/")[0].lower() in needs_cluster:
         return None
-    created = parse_rfc3339(config.created)
+    created = clocks.parse_rfc3339(config.created)
     is_late = created is not None and now - created > deadline_s
     if is_late and _has_machines(pool):
         return None
     try:
-        verdict = decide_pool_image(pool, found)
-    except ConfigError as error:
+        verdict = os_image.decide_pool_image(pool, found)
+    except errors.ConfigError as error:
         return None if is_late else FirstImageWait(str(error))
-    if isinstance(verdict, GateOpen) and verdict.target.image:
+    if isinstance(verdict, os_image.GateOpen) and verdict.target.image:
         return FirstImage(verdict.target.image)
     if is_late:
         return None
     return FirstImageWait(verdict.reason)
 
 
-def _has_machines(pool: MachineConfigPool) -> bool:
+def _has_machines(pool: machineconfigpool.MachineConfigPool) -> bool:
     try:
-        return read_reported_status(pool).counts.total > 0
-    except ConfigError:
+        return pool_status.read_reported_status(pool).counts.total > 0
+    except errors.ConfigError:
         return False

@@ -7,18 +7,19 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from treenail import errors
 from treenail.api import annotations as key
-from treenail.api import controllerconfig
-from treenail.api.controllerconfig import ControllerConfigContents
-from treenail.api.decode import Fields, Json
+from treenail.api import (
+    controllerconfig,
+    decode,
+    machineconfigpool,
+    machineosbuild,
+    machineosconfig,
+    object_meta,
+)
 from treenail.api.ignition.model import IgnitionFile
-from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.machineosbuild import MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.object_meta import ObjectMeta
 from treenail.config.merge import GENERATED_BY
-from treenail.controllers.pools.os_image import PoolBuild, find_pool_build
-from treenail.errors import ConfigError, TreenailError
+from treenail.controllers.pools import os_image
 from treenail.provisioning.content.selection import RETRY_AFTER_S as RETRY_FIRST_IMAGE_S
 from treenail.provisioning.content.selection import (
     FirstImageSettings,
@@ -33,11 +34,11 @@ CONFIG_LIMIT = 8 * 1024 * 1024
 """Maximum size of a rendered config in bytes of JSON."""
 
 
-class PoolMissingError(ConfigError):
+class PoolMissingError(errors.ConfigError):
     """No pool has the requested name."""
 
 
-class SourceError(TreenailError):
+class SourceError(errors.TreenailError):
     """The pool exists, and its inputs cannot be read."""
 
 
@@ -75,9 +76,9 @@ class PackedConfig:
     """Compressed JSON; empty for a config above `CONFIG_LIMIT`."""
 
     @classmethod
-    def from_json(cls, document: Json) -> "PackedConfig":
+    def from_json(cls, document: decode.Json) -> "PackedConfig":
         """Pack an API object or a file; raise `ConfigError`."""
-        fields = Fields.from_json(document, "")
+        fields = decode.Fields.from_json(document, "")
         metadata = fields.get_object("metadata")
         own = {**document, "metadata": metadata.get_other_fields("managedFields")}
         text = json.dumps(own, separators=(",", ":")).encode()
@@ -104,22 +105,22 @@ class PackedConfig:
 class ObservedControllerConfig:
     """The CAs of a ControllerConfig, or why they cannot be read."""
 
-    metadata: ObjectMeta
-    contents: ControllerConfigContents | None
+    metadata: object_meta.ObjectMeta
+    contents: controllerconfig.ControllerConfigContents | None
     version: str
     """Changes with the contents."""
     problem: str = ""
 
     @classmethod
-    def from_json(cls, document: Json) -> "ObservedControllerConfig":
+    def from_json(cls, document: decode.Json) -> "ObservedControllerConfig":
         """Read an API object or a file; raise `ConfigError` for malformed metadata."""
-        fields = Fields.from_json(document, "")
-        metadata = ObjectMeta.from_fields(fields.get_object("metadata"))
+        fields = decode.Fields.from_json(document, "")
+        metadata = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
         text = json.dumps(document.get("spec"), sort_keys=True).encode()
         version = hashlib.sha256(text).hexdigest()
         try:
-            contents = ControllerConfigContents.from_json(document)
-        except ConfigError as error:
+            contents = controllerconfig.ControllerConfigContents.from_json(document)
+        except errors.ConfigError as error:
             return cls(metadata, None, version, str(error))
         return cls(metadata, contents, version)
 
@@ -128,15 +129,15 @@ class ObservedControllerConfig:
 class ServedPool:
     """A pool, or why it cannot be read."""
 
-    pool: MachineConfigPool | None
+    pool: machineconfigpool.MachineConfigPool | None
     problem: str = ""
 
     @classmethod
-    def from_json(cls, document: Json) -> "ServedPool":
+    def from_json(cls, document: decode.Json) -> "ServedPool":
         """Read an API object or a file."""
         try:
-            return cls(MachineConfigPool.from_json(document))
-        except ConfigError as error:
+            return cls(machineconfigpool.MachineConfigPool.from_json(document))
+        except errors.ConfigError as error:
             return cls(None, str(error))
 
 
@@ -155,10 +156,10 @@ class SourceObjects(Protocol):
     def get_controller_configs(self) -> Mapping[str, ObservedControllerConfig]:
         """Return all ControllerConfigs by name."""
 
-    def get_image_configs(self) -> Iterable[MachineOSConfig]:
+    def get_image_configs(self) -> Iterable[machineosconfig.MachineOSConfig]:
         """Return all MachineOSConfigs."""
 
-    def get_image_builds(self) -> Iterable[MachineOSBuild]:
+    def get_image_builds(self) -> Iterable[machineosbuild.MachineOSBuild]:
         """Return all MachineOSBuilds."""
 
     def is_image_running(self, image: str) -> bool:
@@ -181,10 +182,10 @@ class SourceSettings:
 class ServedInputs:
     """Everything that the config of a new machine is built from."""
 
-    pool: MachineConfigPool
+    pool: machineconfigpool.MachineConfigPool
     config: PackedConfig
     """The selected rendered config, perhaps without its contents."""
-    controller_config: ControllerConfigContents | None
+    controller_config: controllerconfig.ControllerConfigContents | None
     """None when the cluster has none."""
     image: SelectedImage
     versions: tuple[str, ...]
@@ -216,7 +217,7 @@ class PoolSource(Protocol):
     def has_pool(self, name: str) -> bool:
         """Return whether a pool of this name is known; False while none can be read."""
 
-    def get_pools(self) -> Iterable[MachineConfigPool]:
+    def get_pools(self) -> Iterable[machineconfigpool.MachineConfigPool]:
         """Return all pools that can be read; none while none can."""
 
     def describe_staleness(self) -> str:
@@ -237,7 +238,7 @@ def read_pool_inputs(objects: SourceObjects, name: str, settings: SourceSettings
     if observed.pool is None:
         raise SourceError(f"cannot read MachineConfigPool {name}: {observed.problem}")
     pool = observed.pool
-    build = find_pool_build(pool, objects.get_image_configs(), objects.get_image_builds())
+    build = os_image.find_pool_build(pool, objects.get_image_configs(), objects.get_image_builds())
     first = _find_first_image(pool, build, settings)
     config = _find_rendered(objects, pool, is_first=bool(first))
     found = _find_controller_config(objects.get_controller_configs())
@@ -273,7 +274,9 @@ def read_pool_inputs(objects: SourceObjects, name: str, settings: SourceSettings
     )
 
 
-def _find_first_image(pool: MachineConfigPool, build: PoolBuild, settings: SourceSettings) -> str:
+def _find_first_image(
+    pool: machineconfigpool.MachineConfigPool, build: os_image.PoolBuild, settings: SourceSettings
+) -> str:
     """Return the image that machines get though no node runs it; empty for none.
 
     Raises `SourceUnreadyError` while they must wait for it.
@@ -301,7 +304,7 @@ def _find_first_image(pool: MachineConfigPool, build: PoolBuild, settings: Sourc
 
 
 def _find_rendered(
-    objects: SourceObjects, pool: MachineConfigPool, *, is_first: bool
+    objects: SourceObjects, pool: machineconfigpool.MachineConfigPool, *, is_first: bool
 ) -> PackedConfig:
     # The first image contains the pool's config, which no node has yet.
     name = pool.configuration.name if is_first else select_rendered(pool)

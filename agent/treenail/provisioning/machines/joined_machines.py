@@ -11,15 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, Json
-from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.object_meta import Condition, ObjectMeta
-from treenail.clocks import parse_rfc3339
+from treenail.api import decode, machineconfigpool, object_meta
 from treenail.controllers.pools.pool_membership import find_membership
-from treenail.errors import ConfigError
 from treenail.provisioning.approval.request import KubeletRequest
-from treenail.provisioning.machines.logged_requests import LoggedRequest, RequestOutcome
+from treenail.provisioning.machines import logged_requests
 from treenail.provisioning.tokens.bootstrap_tokens import compute_identity
 
 EXPECT_S = 1200.0
@@ -64,12 +61,12 @@ class ArrivedNode:
     """Rendered configs that its annotations name."""
 
     @classmethod
-    def from_json(cls, document: Json) -> "ArrivedNode":
+    def from_json(cls, document: decode.Json) -> "ArrivedNode":
         """Read a Node; raise `ConfigError`."""
-        fields = Fields.from_json(document, "Node")
-        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+        fields = decode.Fields.from_json(document, "Node")
+        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
         status = fields.get_object("status")
-        conditions = status.map_objects("conditions", Condition.from_fields)
+        conditions = status.map_objects("conditions", object_meta.Condition.from_fields)
         ready = next((each for each in conditions if each.type == "Ready"), None)
         is_ready = ready is not None and ready.status == "True"
         found = status.map_objects(
@@ -81,8 +78,10 @@ class ArrivedNode:
             addresses=frozenset(
                 _normalize_address(address) for kind, address in found if kind == "InternalIP"
             ),
-            created_at=parse_rfc3339(meta.created) or 0.0,
-            ready_at=parse_rfc3339(ready.last_transition_time) if is_ready and ready else None,
+            created_at=clocks.parse_rfc3339(meta.created) or 0.0,
+            ready_at=clocks.parse_rfc3339(ready.last_transition_time)
+            if is_ready and ready
+            else None,
             labels=tuple(meta.labels.items()),
             configs=frozenset(filter(None, configs)),
         )
@@ -96,7 +95,7 @@ class ArrivedNode:
 class JoinedMachine:
     """The requests of one machine, and its Node."""
 
-    requests: tuple[LoggedRequest, ...]
+    requests: tuple[logged_requests.LoggedRequest, ...]
     """Oldest first; at least one."""
     arrival: NodeArrival = NodeArrival.UNEXPECTED
     node: str = ""
@@ -107,7 +106,7 @@ class JoinedMachine:
     """The last request of its kubelet for a certificate."""
 
     @property
-    def last(self) -> LoggedRequest:
+    def last(self) -> logged_requests.LoggedRequest:
         return self.requests[-1]
 
     @property
@@ -131,7 +130,7 @@ class JoinedMachine:
         return self.requests[0].first_at
 
     @property
-    def served(self) -> LoggedRequest | None:
+    def served(self) -> logged_requests.LoggedRequest | None:
         """The last request that received the config."""
         return next((each for each in reversed(self.requests) if _is_served(each)), None)
 
@@ -163,9 +162,9 @@ class JoinedMachine:
             config = f"{served.rendered} in Ignition {served.version}".strip()
             return f"it received {config} ({served.bytes} bytes)"
         match row.outcome:
-            case RequestOutcome.DISCONNECTED:
+            case logged_requests.RequestOutcome.DISCONNECTED:
                 return f"it disconnected after {row.bytes} bytes of the config: {row.reason}"
-            case RequestOutcome.BUSY:
+            case logged_requests.RequestOutcome.BUSY:
                 return f"the server was busy: {row.reason}"
             case _:
                 return f"it received no config (status {row.status}): {row.reason}"
@@ -185,22 +184,26 @@ def describe_certificate(request: KubeletRequest) -> str:
     return f"{what} is not approved" + (f": {request.problem}" if request.problem else "")
 
 
-_FAILURES = (RequestOutcome.FAILED, RequestOutcome.REFUSED, RequestOutcome.INVALID)
+_FAILURES = (
+    logged_requests.RequestOutcome.FAILED,
+    logged_requests.RequestOutcome.REFUSED,
+    logged_requests.RequestOutcome.INVALID,
+)
 
 
-def parse_nodes(documents: Iterable[Json]) -> Iterator[ArrivedNode]:
+def parse_nodes(documents: Iterable[decode.Json]) -> Iterator[ArrivedNode]:
     """Yield the Nodes that can be read."""
     for document in documents:
         try:
             yield ArrivedNode.from_json(document)
-        except ConfigError:
+        except errors.ConfigError:
             continue
 
 
 def join_machines(
-    rows: Iterable[LoggedRequest],
+    rows: Iterable[logged_requests.LoggedRequest],
     nodes: Sequence[ArrivedNode],
-    pools: Iterable[MachineConfigPool],
+    pools: Iterable[machineconfigpool.MachineConfigPool],
     now: float,
     *,
     expect_s: float = EXPECT_S,
@@ -240,14 +243,14 @@ def join_machines(
     ]
 
 
-def group_requests(rows: Iterable[LoggedRequest]) -> list[JoinedMachine]:
+def group_requests(rows: Iterable[logged_requests.LoggedRequest]) -> list[JoinedMachine]:
     """Return the requests of each machine, without its Node.
 
     A machine is what a token names, or an address with one token. An hour without a request
     separates two installations.
     """
-    groups: dict[tuple[str, ...], list[LoggedRequest]] = {}
-    found: list[list[LoggedRequest]] = []
+    groups: dict[tuple[str, ...], list[logged_requests.LoggedRequest]] = {}
+    found: list[list[logged_requests.LoggedRequest]] = []
     for each in sorted(rows, key=lambda each: (each.first_at, each.id)):
         row = each.row
         name = (row.pool, row.token, row.machine or row.address)
@@ -331,7 +334,7 @@ class _CandidateNodes:
     def __init__(
         self,
         nodes: Iterable[ArrivedNode],
-        pools: Sequence[MachineConfigPool],
+        pools: Sequence[machineconfigpool.MachineConfigPool],
         machines: Iterable[JoinedMachine],
     ) -> None:
         self._by_pool: dict[str, list[ArrivedNode]] = {pool.name: [] for pool in pools}
@@ -358,14 +361,16 @@ class _CandidateNodes:
         return sum(at - _SKEW_S <= node.created_at for at in began) == 1
 
 
-def _find_pools(node: ArrivedNode, pools: Sequence[MachineConfigPool]) -> frozenset[str]:
+def _find_pools(
+    node: ArrivedNode, pools: Sequence[machineconfigpool.MachineConfigPool]
+) -> frozenset[str]:
     """Return the pools whose machine the Node may be."""
     # A Node may get the label of its pool later than its config, rendered-POOL-HASH.
     found = {each.rpartition("-")[0].removeprefix("rendered-") for each in node.configs}
     found &= {each.name for each in pools}
     try:
         membership = find_membership(node.name, dict(node.labels), pools)
-    except ConfigError:
+    except errors.ConfigError:
         return frozenset(found)
     return frozenset(found | set(membership.pools if membership else ()))
 
@@ -404,17 +409,17 @@ def _mark_unknown(machine: JoinedMachine, reason: str) -> JoinedMachine:
     return replace(machine, arrival=NodeArrival.UNKNOWN, reason=reason)
 
 
-def _is_served(request: LoggedRequest) -> bool:
-    return request.row.outcome is RequestOutcome.SERVED
+def _is_served(request: logged_requests.LoggedRequest) -> bool:
+    return request.row.outcome is logged_requests.RequestOutcome.SERVED
 
 
-def _needs_node(request: LoggedRequest) -> bool:
+def _needs_node(request: logged_requests.LoggedRequest) -> bool:
     """Return whether the client is a machine that should join."""
     row = request.row
-    if row.outcome is RequestOutcome.CHECKED:
+    if row.outcome is logged_requests.RequestOutcome.CHECKED:
         return False
     # Without a token a client that received nothing may be anyone.
-    return bool(row.token or row.rendered) or row.outcome is RequestOutcome.FAILED
+    return bool(row.token or row.rendered) or row.outcome is logged_requests.RequestOutcome.FAILED
 
 
 def _normalize_address(text: str) -> str:

@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
-from treenail.api.decode import Fields, load_json
-from treenail.clocks import format_rfc3339, parse_rfc3339
-from treenail.errors import ConfigError
-from treenail.sanitize import escape_line, sanitize_text
+from treenail import clocks, errors, sanitize
+from treenail.api import decode
 
 
 class RequestOutcome(StrEnum):
@@ -152,7 +150,9 @@ def log_request(name: str, row: RequestRow) -> LoggedRequest:
         version=row.version[:_VERSION_LIMIT],
         image=row.image[:_IMAGE_LIMIT],
         rendered=row.rendered[:_NAME_LIMIT],
-        reason=sanitize_text(escape_line(row.reason[:_REASON_LIMIT]), limit=_REASON_LIMIT),
+        reason=sanitize.sanitize_text(
+            sanitize.escape_line(row.reason[:_REASON_LIMIT]), limit=_REASON_LIMIT
+        ),
     )
     return LoggedRequest(name, bounded, row.at)
 
@@ -208,8 +208,10 @@ def parse_requests(data: Mapping[str, object]) -> tuple[LoggedRequest, ...]:
         if len(line) > _LINE_LIMIT:
             continue
         try:
-            found.append(_parse_row(Fields.from_json(load_json(line, where="row"), "row")))
-        except (ConfigError, ValueError):
+            found.append(
+                _parse_row(decode.Fields.from_json(decode.load_json(line, where="row"), "row"))
+            )
+        except (errors.ConfigError, ValueError):
             continue
     return tuple(found)
 
@@ -218,8 +220,8 @@ def _format_row(logged: LoggedRequest) -> dict[str, object]:
     row = logged.row
     fields = {
         "id": logged.id,
-        "time": format_rfc3339(row.at),
-        "first": format_rfc3339(logged.first_at) if logged.count > 1 else "",
+        "time": clocks.format_rfc3339(row.at),
+        "first": clocks.format_rfc3339(logged.first_at) if logged.count > 1 else "",
         "count": logged.count if logged.count > 1 else 0,
         "address": row.address,
         "pool": row.pool,
@@ -240,12 +242,12 @@ def _format_row(logged: LoggedRequest) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value}
 
 
-def _parse_row(fields: Fields) -> LoggedRequest:
+def _parse_row(fields: decode.Fields) -> LoggedRequest:
     """Parse a row; raise `ConfigError` or `ValueError`."""
-    at = parse_rfc3339(fields.get_required_text("time"))
+    at = clocks.parse_rfc3339(fields.get_required_text("time"))
     if at is None:
         raise fields.make_error("time", "an RFC 3339 time")
-    first_at = parse_rfc3339(fields.get_text("first"))
+    first_at = clocks.parse_rfc3339(fields.get_text("first"))
     row = RequestRow(
         at=at,
         address=fields.get_text("address"),

@@ -7,15 +7,14 @@ from http import HTTPStatus
 
 from treenail.clocks import format_rfc3339
 from treenail.provisioning.approval.request import KubeletRequest
-from treenail.provisioning.machines.joined_machines import JoinedMachine, NodeArrival
-from treenail.provisioning.machines.logged_requests import LoggedRequest, RequestOutcome
+from treenail.provisioning.machines import joined_machines, logged_requests
 
-_SUCCESSES = (RequestOutcome.SERVED, RequestOutcome.CHECKED)
+_SUCCESSES = (logged_requests.RequestOutcome.SERVED, logged_requests.RequestOutcome.CHECKED)
 _RANKS = {
-    NodeArrival.UNKNOWN: 2,
-    NodeArrival.WAITING: 3,
-    NodeArrival.UNEXPECTED: 4,
-    NodeArrival.APPEARED: 6,
+    joined_machines.NodeArrival.UNKNOWN: 2,
+    joined_machines.NodeArrival.WAITING: 3,
+    joined_machines.NodeArrival.UNEXPECTED: 4,
+    joined_machines.NodeArrival.APPEARED: 6,
 }
 
 
@@ -23,31 +22,34 @@ _RANKS = {
 class ReportedRequest:
     """A request and the machine that sent it."""
 
-    logged: LoggedRequest
-    machine: JoinedMachine
+    logged: logged_requests.LoggedRequest
+    machine: joined_machines.JoinedMachine
 
     @property
     def problem(self) -> str:
         """Why the request failed, or what is known of the machine without a Node."""
         if self.logged.row.reason:
             return self.logged.row.reason
-        if self.machine.arrival is NodeArrival.UNKNOWN:
+        if self.machine.arrival is joined_machines.NodeArrival.UNKNOWN:
             return self.machine.reason
-        if self.machine.arrival is NodeArrival.MISSING:
+        if self.machine.arrival is joined_machines.NodeArrival.MISSING:
             return f"no Node appeared; {self.machine.describe_last_step()}"
-        if self.machine.arrival is NodeArrival.WAITING and self.machine.certificate is not None:
+        if (
+            self.machine.arrival is joined_machines.NodeArrival.WAITING
+            and self.machine.certificate is not None
+        ):
             return self.machine.describe_last_step()
         return ""
 
     @property
     def remedy(self) -> str:
         """Remedy for the problem; empty when the problem names it, or without a problem."""
-        if not self.problem or self.machine.arrival is NodeArrival.APPEARED:
+        if not self.problem or self.machine.arrival is joined_machines.NodeArrival.APPEARED:
             return ""
         return find_remedy(self.logged, self.machine)
 
 
-def build_report(machines: Iterable[JoinedMachine]) -> list[ReportedRequest]:
+def build_report(machines: Iterable[joined_machines.JoinedMachine]) -> list[ReportedRequest]:
     """Return the requests of all machines.
 
     Machines that need a user come first, those with a Node last. The requests of a machine stay
@@ -66,12 +68,12 @@ def build_report_document(rows: Sequence[ReportedRequest], *, expect_s: float) -
     return {"expectSeconds": expect_s, "requests": [_format_request(each) for each in rows]}
 
 
-def _rank(machine: JoinedMachine) -> int:
+def _rank(machine: joined_machines.JoinedMachine) -> int:
     if machine.needs_user:
-        return 0 if machine.arrival is NodeArrival.MISSING else 1
+        return 0 if machine.arrival is joined_machines.NodeArrival.MISSING else 1
     rank = _RANKS[machine.arrival]
     has_failed = machine.last.row.outcome not in _SUCCESSES
-    return rank + (machine.arrival is NodeArrival.UNEXPECTED and not has_failed)
+    return rank + (machine.arrival is joined_machines.NodeArrival.UNEXPECTED and not has_failed)
 
 
 def _format_request(reported: ReportedRequest) -> dict[str, object]:
@@ -108,7 +110,9 @@ def _format_request(reported: ReportedRequest) -> dict[str, object]:
 _RETRY = "wait: Ignition tries again"
 
 
-def find_remedy(logged: LoggedRequest, machine: JoinedMachine) -> str:
+def find_remedy(
+    logged: logged_requests.LoggedRequest, machine: joined_machines.JoinedMachine
+) -> str:
     """Return the remedy for a request of a machine without a Node, in the imperative.
 
     Empty when the reason of the request says it.
@@ -116,7 +120,7 @@ def find_remedy(logged: LoggedRequest, machine: JoinedMachine) -> str:
     row = logged.row
     if row.reason:
         return _find_request_remedy(logged)
-    if machine.arrival is NodeArrival.UNKNOWN:
+    if machine.arrival is joined_machines.NodeArrival.UNKNOWN:
         return (
             "compare the addresses: kubectl get nodes -o wide; to know the next time, use: "
             "treenail-controller token create --machine NODE"
@@ -144,27 +148,27 @@ def _find_certificate_remedy(request: KubeletRequest) -> str:
     )
 
 
-def _find_request_remedy(logged: LoggedRequest) -> str:
+def _find_request_remedy(logged: logged_requests.LoggedRequest) -> str:
     row = logged.row
     if "treenail-controller " in row.reason or "kubectl " in row.reason:
         return ""
     match row.outcome:
-        case RequestOutcome.REFUSED if row.status != HTTPStatus.SERVICE_UNAVAILABLE:
+        case logged_requests.RequestOutcome.REFUSED if row.status != HTTPStatus.SERVICE_UNAVAILABLE:
             return (
                 "create another token, and install the machine with it: treenail-controller token "
                 f"create --pool {shlex.quote(row.pool)}"
             )
-        case RequestOutcome.REFUSED:
+        case logged_requests.RequestOutcome.REFUSED:
             return f"{_RETRY}; if it lasts, read the log of the server"
-        case RequestOutcome.BUSY:
+        case logged_requests.RequestOutcome.BUSY:
             return _RETRY
-        case RequestOutcome.DISCONNECTED:
+        case logged_requests.RequestOutcome.DISCONNECTED:
             return f"{_RETRY}; if it lasts, check the network between the machine and the server"
-        case RequestOutcome.INVALID if row.status == HTTPStatus.NOT_FOUND:
+        case logged_requests.RequestOutcome.INVALID if row.status == HTTPStatus.NOT_FOUND:
             return "name a pool that exists in the user data: kubectl get machineconfigpools"
-        case RequestOutcome.INVALID:
+        case logged_requests.RequestOutcome.INVALID:
             return "change the MachineConfig, or install the machine with a newer Ignition"
-        case RequestOutcome.FAILED:
+        case logged_requests.RequestOutcome.FAILED:
             return f"see the pool: treenail-controller status {shlex.quote(row.pool)}"
-        case RequestOutcome.SERVED | RequestOutcome.CHECKED:
+        case logged_requests.RequestOutcome.SERVED | logged_requests.RequestOutcome.CHECKED:
             return ""

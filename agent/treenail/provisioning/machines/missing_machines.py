@@ -8,24 +8,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from treenail import clocks, errors, sanitize
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clocks import Clock, format_rfc3339
-from treenail.errors import GoneError
-from treenail.kube.api_client import Client
-from treenail.kube.event_recorder import EventRecorder, ObjectReference
-from treenail.kube.resources import MACHINECONFIGPOOLS, NODES
+from treenail.kube import api_client, event_recorder, resources
 from treenail.provisioning.approval.request import list_kubelet_requests
-from treenail.provisioning.machines.joined_machines import (
-    ArrivedNode,
-    JoinedMachine,
-    NodeArrival,
-    group_requests,
-    join_machines,
-    parse_nodes,
-)
-from treenail.provisioning.machines.logged_requests import LoggedRequest
-from treenail.provisioning.machines.request_log import RequestStore
-from treenail.sanitize import escape_line
+from treenail.provisioning.machines import joined_machines, logged_requests, request_log
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +31,11 @@ class MissingMachineReporter:
 
     def __init__(
         self,
-        client: Client,
-        store: RequestStore,
+        client: api_client.Client,
+        store: request_log.RequestStore,
         get_pools: Callable[[], Iterable[MachineConfigPool]],
-        recorder: EventRecorder,
-        clock: Clock,
+        recorder: event_recorder.EventRecorder,
+        clock: clocks.Clock,
         *,
         expect_s: float,
     ) -> None:
@@ -82,7 +69,7 @@ class MissingMachineReporter:
         certificates = list_kubelet_requests(self._client)
         found = [
             each
-            for each in join_machines(
+            for each in joined_machines.join_machines(
                 rows,
                 nodes,
                 pools.values(),
@@ -93,29 +80,33 @@ class MissingMachineReporter:
             if _is_due(each, now, self._expect_s)
         ]
         checked = self._write_checks(found)
-        missing: dict[str, list[JoinedMachine]] = {}
+        missing: dict[str, list[joined_machines.JoinedMachine]] = {}
         for machine in found:
             is_own = any(each.id in checked for each in machine.requests)
-            if is_own and machine.arrival is NodeArrival.MISSING:
+            if is_own and machine.arrival is joined_machines.NodeArrival.MISSING:
                 missing.setdefault(machine.pool, []).append(machine)
         for pool, machines in missing.items():
             self._report(pools.get(pool), machines)
 
-    def _list_nodes(self) -> list[ArrivedNode]:
+    def _list_nodes(self) -> list[joined_machines.ArrivedNode]:
         try:
             # Whole Nodes are large: keep those of one page only.
             return [
-                node for page in self._client.list_pages(NODES) for node in parse_nodes(page.items)
+                node
+                for page in self._client.list_pages(resources.NODES)
+                for node in joined_machines.parse_nodes(page.items)
             ]
-        except GoneError:
-            return [*parse_nodes(self._client.list(NODES).items)]
+        except errors.GoneError:
+            return [*joined_machines.parse_nodes(self._client.list(resources.NODES).items)]
 
-    def _write_checks(self, machines: Iterable[JoinedMachine]) -> frozenset[str]:
+    def _write_checks(self, machines: Iterable[joined_machines.JoinedMachine]) -> frozenset[str]:
         """Write the results; return the IDs of the rows that no other server checked before."""
         nodes = {each.id: machine.node for machine in machines for each in machine.requests}
         own: frozenset[str] = frozenset()
 
-        def mark(stored: Sequence[LoggedRequest]) -> tuple[LoggedRequest, ...]:
+        def mark(
+            stored: Sequence[logged_requests.LoggedRequest],
+        ) -> tuple[logged_requests.LoggedRequest, ...]:
             nonlocal own
             own = frozenset(each.id for each in stored if each.id in nodes and not each.is_checked)
             return tuple(
@@ -126,28 +117,32 @@ class MissingMachineReporter:
         self._store.change_rows(mark)
         return own
 
-    def _report(self, pool: MachineConfigPool | None, machines: Sequence[JoinedMachine]) -> None:
+    def _report(
+        self, pool: MachineConfigPool | None, machines: Sequence[joined_machines.JoinedMachine]
+    ) -> None:
         name = machines[0].pool
         for message in format_messages(machines, self._expect_s):
             log.warning("pool %s: %s", name, message)
             if pool is not None:
-                reference = ObjectReference(
-                    MACHINECONFIGPOOLS.kind,
+                reference = event_recorder.ObjectReference(
+                    resources.MACHINECONFIGPOOLS.kind,
                     pool.name,
                     pool.metadata.uid,
-                    api_version=MACHINECONFIGPOOLS.api_version,
+                    api_version=resources.MACHINECONFIGPOOLS.api_version,
                 )
                 self._recorder.record_warning(reference, REASON, message)
 
 
 def find_due_machines(
-    rows: Iterable[LoggedRequest], now: float, expect_s: float
-) -> list[JoinedMachine]:
+    rows: Iterable[logged_requests.LoggedRequest], now: float, expect_s: float
+) -> list[joined_machines.JoinedMachine]:
     """Return the machines whose Node is overdue and that no server has checked."""
-    return [each for each in group_requests(rows) if _is_due(each, now, expect_s)]
+    return [each for each in joined_machines.group_requests(rows) if _is_due(each, now, expect_s)]
 
 
-def format_messages(machines: Sequence[JoinedMachine], expect_s: float) -> list[str]:
+def format_messages(
+    machines: Sequence[joined_machines.JoinedMachine], expect_s: float
+) -> list[str]:
     """Return the messages of the Events for machines of one pool."""
     minutes = f"{expect_s / 60:g} min"
     if len(machines) <= _MAX_EVENTS:
@@ -166,7 +161,7 @@ def format_messages(machines: Sequence[JoinedMachine], expect_s: float) -> list[
     return [message]
 
 
-def _is_due(machine: JoinedMachine, now: float, expect_s: float) -> bool:
+def _is_due(machine: joined_machines.JoinedMachine, now: float, expect_s: float) -> bool:
     since = machine.expected_since
     if since is None or now - since < expect_s:
         return False
@@ -176,15 +171,15 @@ def _is_due(machine: JoinedMachine, now: float, expect_s: float) -> bool:
     return not any(each.is_checked for each in machine.requests)
 
 
-def _describe(machine: JoinedMachine) -> str:
+def _describe(machine: joined_machines.JoinedMachine) -> str:
     row = machine.last.row
     names: Mapping[str, str] = {"token": row.token, "machine": row.machine}
     listed = ", ".join(f"{name} {value}" for name, value in names.items() if value)
-    return escape_line(f"{row.address} ({listed or 'without a token'})")
+    return sanitize.escape_line(f"{row.address} ({listed or 'without a token'})")
 
 
-def _describe_step(machine: JoinedMachine) -> str:
+def _describe_step(machine: joined_machines.JoinedMachine) -> str:
     at = machine.last.row.at if machine.served is None else machine.served.row.at
     if machine.certificate is not None:
         at = machine.certificate.created_at
-    return escape_line(f"{machine.describe_last_step()}, at {format_rfc3339(at)}")
+    return sanitize.escape_line(f"{machine.describe_last_step()}, at {clocks.format_rfc3339(at)}")

@@ -7,21 +7,9 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from treenail.clocks import Clock
-from treenail.errors import ConflictError, ForbiddenError, NotFoundError, TreenailError
-from treenail.kube.api_client import Client, Json
-from treenail.kube.resources import CONFIGMAPS, get_object
-from treenail.provisioning.machines.logged_requests import (
-    MAX_ROWS,
-    LoggedRequest,
-    RequestRow,
-    format_requests,
-    log_request,
-    merge_requests,
-    parse_requests,
-    select_newest,
-)
-from treenail.retry import Backoff
+from treenail import clocks, errors, retry
+from treenail.kube import api_client, resources
+from treenail.provisioning.machines import logged_requests
 
 log = logging.getLogger(__name__)
 
@@ -33,24 +21,28 @@ _MAX_PAUSE_S = 60.0
 _MAX_CONFLICTS = 8
 _END_S = 5.0
 
-RowChange = Callable[[tuple[LoggedRequest, ...]], tuple[LoggedRequest, ...]]
+RowChange = Callable[
+    [tuple[logged_requests.LoggedRequest, ...]], tuple[logged_requests.LoggedRequest, ...]
+]
 """Returns the rows with changed checks."""
 
 
 class RequestStore:
     """The ConfigMap of the log. Writes are compare-and-set, so that servers lose no row."""
 
-    def __init__(self, client: Client, namespace: str, name: str) -> None:
+    def __init__(self, client: api_client.Client, namespace: str, name: str) -> None:
         self._client = client
         self._namespace = namespace
         self._name = name
-        self._known: tuple[str, tuple[LoggedRequest, ...]] = ("", ())
+        self._known: tuple[str, tuple[logged_requests.LoggedRequest, ...]] = ("", ())
 
-    def read_rows(self) -> tuple[LoggedRequest, ...]:
+    def read_rows(self) -> tuple[logged_requests.LoggedRequest, ...]:
         """Read all rows, oldest first; raise `ClusterError`."""
-        return self._parse(self._client.get(CONFIGMAPS, self._name, namespace=self._namespace))
+        return self._parse(
+            self._client.get(resources.CONFIGMAPS, self._name, namespace=self._namespace)
+        )
 
-    def change_rows(self, change: RowChange) -> tuple[LoggedRequest, ...]:
+    def change_rows(self, change: RowChange) -> tuple[logged_requests.LoggedRequest, ...]:
         """Write the changed rows, and return them; raise `ClusterError`.
 
         ``change`` is called again after a write of another server.
@@ -58,53 +50,55 @@ class RequestStore:
         for _ in range(_MAX_CONFLICTS - 1):
             try:
                 return self._try_change(change)
-            except ConflictError:
+            except errors.ConflictError:
                 continue
         return self._try_change(change)
 
-    def _try_change(self, change: RowChange) -> tuple[LoggedRequest, ...]:
+    def _try_change(self, change: RowChange) -> tuple[logged_requests.LoggedRequest, ...]:
         try:
-            found = self._client.get(CONFIGMAPS, self._name, namespace=self._namespace)
-        except NotFoundError:
+            found = self._client.get(resources.CONFIGMAPS, self._name, namespace=self._namespace)
+        except errors.NotFoundError:
             self._create()
-            raise ConflictError(f"ConfigMap {self._name} was created") from None
-        data = get_object(found, "data")
+            raise errors.ConflictError(f"ConfigMap {self._name} was created") from None
+        data = resources.get_object(found, "data")
         after = change(self._parse(found))
-        new = {**data, **format_requests(after)}
+        new = {**data, **logged_requests.format_requests(after)}
         if data != new:
             body = {**found, "data": new}
-            written = self._client.update(CONFIGMAPS, self._name, body, namespace=self._namespace)
+            written = self._client.update(
+                resources.CONFIGMAPS, self._name, body, namespace=self._namespace
+            )
             self._known = _get_version(written), after
         return after
 
-    def _parse(self, found: Json) -> tuple[LoggedRequest, ...]:
+    def _parse(self, found: api_client.Json) -> tuple[logged_requests.LoggedRequest, ...]:
         """Parse the rows, unless the version is that of the last read or write.
 
         1,000 rows take 45 ms of CPU time, and a server reads them every 30 s.
         """
         version, rows = self._known
         if not version or version != _get_version(found):
-            rows = parse_requests(get_object(found, "data"))
+            rows = logged_requests.parse_requests(resources.get_object(found, "data"))
             self._known = _get_version(found), rows
         return rows
 
     def _create(self) -> None:
-        body: Json = {
-            "apiVersion": CONFIGMAPS.api_version,
-            "kind": CONFIGMAPS.kind,
+        body: api_client.Json = {
+            "apiVersion": resources.CONFIGMAPS.api_version,
+            "kind": resources.CONFIGMAPS.kind,
             "metadata": {"name": self._name, "namespace": self._namespace},
         }
         try:
-            self._client.create(CONFIGMAPS, body, namespace=self._namespace)
-        except ForbiddenError as error:
-            raise NotFoundError(
+            self._client.create(resources.CONFIGMAPS, body, namespace=self._namespace)
+        except errors.ForbiddenError as error:
+            raise errors.NotFoundError(
                 f"cannot find ConfigMap {self._namespace}/{self._name}",
                 remedy=f"run: kubectl create configmap -n {self._namespace} {self._name}",
             ) from error
 
 
-def _get_version(found: Json) -> str:
-    return str(get_object(found, "metadata").get("resourceVersion") or "")
+def _get_version(found: api_client.Json) -> str:
+    return str(resources.get_object(found, "metadata").get("resourceVersion") or "")
 
 
 class RequestLogWriter:
@@ -117,7 +111,7 @@ class RequestLogWriter:
     def __init__(
         self,
         store: RequestStore,
-        clock: Clock,
+        clock: clocks.Clock,
         *,
         period_s: float = WRITE_PERIOD_S,
         after_write: Callable[[], None] = lambda: None,
@@ -131,15 +125,15 @@ class RequestLogWriter:
         self._server = secrets.token_hex(4)
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._own: dict[str, LoggedRequest] = {}
+        self._own: dict[str, logged_requests.LoggedRequest] = {}
         self._latest: dict[tuple[object, ...], str] = {}
         self._is_changed = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="request-log", daemon=True)
 
-    def record(self, row: RequestRow) -> None:
+    def record(self, row: logged_requests.RequestRow) -> None:
         """Add the request to the rows that wait for the next write."""
-        new = log_request(f"{self._server}-{next(self._numbers)}", row)
+        new = logged_requests.log_request(f"{self._server}-{next(self._numbers)}", row)
         key = new.coalescing_key
         with self._lock:
             known = self._own.get(self._latest.get(key, "")) if key is not None else None
@@ -148,8 +142,8 @@ class RequestLogWriter:
             if key is not None:
                 self._latest[key] = logged.id
             self._is_changed = True
-            if len(self._own) >= 2 * MAX_ROWS:
-                self._keep(select_newest(self._own.values(), self._clock.now()))
+            if len(self._own) >= 2 * logged_requests.MAX_ROWS:
+                self._keep(logged_requests.select_newest(self._own.values(), self._clock.now()))
 
     def start(self) -> None:
         """Begin to write."""
@@ -169,7 +163,7 @@ class RequestLogWriter:
             own = tuple(self._own.values())
         try:
             merged = self._store.change_rows(
-                lambda stored: merge_requests(stored, own, self._clock.now())
+                lambda stored: logged_requests.merge_requests(stored, own, self._clock.now())
             )
         except BaseException:
             with self._lock:
@@ -188,12 +182,12 @@ class RequestLogWriter:
                 ]
             )
 
-    def _keep(self, rows: Iterable[LoggedRequest]) -> None:
+    def _keep(self, rows: Iterable[logged_requests.LoggedRequest]) -> None:
         self._own = {each.id: each for each in rows}
         self._latest = {key: name for key, name in self._latest.items() if name in self._own}
 
     def _run(self) -> None:
-        backoff = Backoff(first_s=self._period_s, max_s=_MAX_PAUSE_S)
+        backoff = retry.Backoff(first_s=self._period_s, max_s=_MAX_PAUSE_S)
         pause_s, problem = self._period_s, ""
         while not self._stop.wait(pause_s):
             before, problem = problem, self._try_write()
@@ -214,7 +208,7 @@ class RequestLogWriter:
             self.write_rows()
             if not self._stop.is_set():
                 self._after_write()
-        except TreenailError as error:
+        except errors.TreenailError as error:
             return f"{error} ({error.remedy})" if error.remedy else str(error)
         except Exception:
             # The thread must outlive a bug: without it the log would end.

@@ -11,23 +11,11 @@ from dataclasses import dataclass
 
 from treenail.clocks import Clock
 from treenail.config.ignition.emit import VERSIONS_SERVED
-from treenail.controllers.runtime.controller_metrics import (
-    FAST_BUCKETS_S,
-    ControllerMetrics,
-    MetricTable,
-)
-from treenail.kube.api_client import Client
-from treenail.kube.event_recorder import EventRecorder
+from treenail.controllers.runtime import controller_metrics
+from treenail.kube import api_client, event_recorder
 from treenail.provisioning.content.source import PoolSource
-from treenail.provisioning.machines.logged_requests import (
-    ConfigRequestLog,
-    RequestOutcome,
-    RequestRow,
-)
-from treenail.provisioning.machines.missing_machines import MissingMachineReporter
-from treenail.provisioning.machines.request_log import RequestLogWriter, RequestStore
-from treenail.provisioning.tokens.token_access import COMPONENT_NAME
-from treenail.provisioning.tokens.tokens import TOKEN_STATES, TokenBook, find_state
+from treenail.provisioning.machines import logged_requests, missing_machines, request_log
+from treenail.provisioning.tokens import token_access, tokens
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +23,10 @@ log = logging.getLogger(__name__)
 class RequestRecorder:
     """A `treenail.provisioning.machines.logged_requests.ConfigRequestLog` of several."""
 
-    def __init__(self, *logs: ConfigRequestLog) -> None:
+    def __init__(self, *logs: logged_requests.ConfigRequestLog) -> None:
         self._logs = logs
 
-    def record(self, row: RequestRow) -> None:
+    def record(self, row: logged_requests.RequestRow) -> None:
         """Record the request in each log."""
         for each in self._logs:
             try:
@@ -52,7 +40,7 @@ class RequestRecorder:
 class ClusterLog:
     """The log of requests in a cluster."""
 
-    client: Client
+    client: api_client.Client
     namespace: str
     name: str
     """Name of the ConfigMap."""
@@ -64,8 +52,11 @@ class ClusterLog:
 
 @contextmanager
 def open_request_log(
-    place: ClusterLog | None, source: PoolSource, metrics: ControllerMetrics, clock: Clock
-) -> Iterator[ConfigRequestLog]:
+    place: ClusterLog | None,
+    source: PoolSource,
+    metrics: controller_metrics.ControllerMetrics,
+    clock: Clock,
+) -> Iterator[logged_requests.ConfigRequestLog]:
     """Record requests while the context lasts, then write the rows that wait.
 
     Without a place the requests are only counted.
@@ -74,16 +65,18 @@ def open_request_log(
     if place is None:
         yield counted
         return
-    store = RequestStore(place.client, place.namespace, place.name)
-    reporter = MissingMachineReporter(
+    store = request_log.RequestStore(place.client, place.namespace, place.name)
+    reporter = missing_machines.MissingMachineReporter(
         place.client,
         store,
         source.get_pools,
-        EventRecorder(place.client, COMPONENT_NAME, place.instance, clock),
+        event_recorder.EventRecorder(
+            place.client, token_access.COMPONENT_NAME, place.instance, clock
+        ),
         clock,
         expect_s=place.expect_s,
     )
-    writer = RequestLogWriter(store, clock, after_write=reporter.check_periodically)
+    writer = request_log.RequestLogWriter(store, clock, after_write=reporter.check_periodically)
     writer.start()
     try:
         yield RequestRecorder(counted, writer)
@@ -98,7 +91,9 @@ OTHER = "(other)"
 class RequestMetrics:
     """A `treenail.provisioning.machines.logged_requests.ConfigRequestLog` that counts."""
 
-    def __init__(self, metrics: ControllerMetrics, has_pool: Callable[[str], bool]) -> None:
+    def __init__(
+        self, metrics: controller_metrics.ControllerMetrics, has_pool: Callable[[str], bool]
+    ) -> None:
         """``has_pool`` bounds the label ``pool``: clients choose the name in a request."""
         self._has_pool = has_pool
         self._total = metrics.add_counter(
@@ -118,7 +113,7 @@ class RequestMetrics:
             "ignition_request_duration_seconds",
             "Time from a complete request to the last byte of its response.",
             ("pool",),
-            buckets=FAST_BUCKETS_S,
+            buckets=controller_metrics.FAST_BUCKETS_S,
         )
         self._lookups = metrics.add_counter(
             "ignition_cache_lookups_total",
@@ -126,34 +121,38 @@ class RequestMetrics:
             ("result",),
         )
 
-    def record(self, row: RequestRow) -> None:
+    def record(self, row: logged_requests.RequestRow) -> None:
         """Count the request."""
         pool = row.pool if self._has_pool(row.pool) else OTHER
         version = row.version if row.version in VERSIONS_SERVED else ""
         self._total.increment(pool, version, row.outcome.value)
         self._bytes.increment(pool, amount=row.bytes)
         self._durations.observe(row.seconds, pool)
-        if row.outcome is RequestOutcome.SERVED and not row.token:
+        if row.outcome is logged_requests.RequestOutcome.SERVED and not row.token:
             self._without_token.increment(pool)
         if row.rendered:
             self._lookups.increment("hit" if row.is_cached else "miss")
 
 
 def add_token_metrics(
-    metrics: ControllerMetrics, get_book: Callable[[], TokenBook | None], clock: Clock
+    metrics: controller_metrics.ControllerMetrics,
+    get_book: Callable[[], tokens.TokenBook | None],
+    clock: Clock,
 ) -> None:
     """Add the gauge of access tokens by state, which is computed at each scrape.
 
     It has no values while ``get_book`` returns None: the Secret cannot be read.
     """
 
-    def compute() -> Iterator[MetricTable]:
-        table = MetricTable("ignition_tokens", "Access tokens by state.", ("state",))
+    def compute() -> Iterator[controller_metrics.MetricTable]:
+        table = controller_metrics.MetricTable(
+            "ignition_tokens", "Access tokens by state.", ("state",)
+        )
         book = get_book()
         if book is not None:
             now = clock.now()
-            found = Counter(find_state(each, now) for each in book.tokens.values())
-            table.values.update({(state,): float(found[state]) for state in TOKEN_STATES})
+            found = Counter(tokens.find_state(each, now) for each in book.tokens.values())
+            table.values.update({(state,): float(found[state]) for state in tokens.TOKEN_STATES})
         yield table
 
     metrics.add_tables(compute)

@@ -4,26 +4,11 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from treenail.clocks import Clock
-from treenail.errors import ConfigError
-from treenail.kube.api_client import Client
-from treenail.kube.resources import NODES
-from treenail.provisioning.approval.request import KubeletRequest, list_kubelet_requests
+from treenail import clocks, errors
+from treenail.kube import api_client, resources
+from treenail.provisioning.approval import request
 from treenail.provisioning.machines.joined_machines import ArrivedNode
-from treenail.provisioning.tokens.bootstrap_tokens import (
-    LIFETIME_S,
-    MachineCredentials,
-    compute_identity,
-    list_identities,
-)
-from treenail.provisioning.tokens.token_store import TokenStore
-from treenail.provisioning.tokens.tokens import (
-    TokenBook,
-    TokenRecord,
-    TokenUse,
-    UseState,
-    settle_use,
-)
+from treenail.provisioning.tokens import bootstrap_tokens, token_store, tokens
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +23,10 @@ class UseSettler:
 
     def __init__(
         self,
-        store: TokenStore,
-        client: Client,
-        clock: Clock,
-        credentials: MachineCredentials,
+        store: token_store.TokenStore,
+        client: api_client.Client,
+        clock: clocks.Clock,
+        credentials: bootstrap_tokens.MachineCredentials,
         *,
         retry_window_s: float,
     ) -> None:
@@ -49,7 +34,7 @@ class UseSettler:
         self._client = client
         self._clock = clock
         self._credentials = credentials
-        self._lifetime_s = LIFETIME_S + retry_window_s
+        self._lifetime_s = bootstrap_tokens.LIFETIME_S + retry_window_s
         self._listed_at = float("-inf")
 
     def settle_uses(self) -> None:
@@ -61,7 +46,7 @@ class UseSettler:
             return
         self._listed_at = self._clock.monotonic()
         now, nodes = self._clock.now(), self._list_nodes()
-        requests = list_kubelet_requests(self._client)
+        requests = request.list_kubelet_requests(self._client)
         settled = [
             (before, after)
             for before in waiting
@@ -78,69 +63,72 @@ class UseSettler:
 
     def _list_nodes(self) -> list[ArrivedNode]:
         found = []
-        for document in self._client.list(NODES).items:
+        for document in self._client.list(resources.NODES).items:
             try:
                 found.append(ArrivedNode.from_json(document))
-            except ConfigError as error:
+            except errors.ConfigError as error:
                 log.debug("cannot read a Node: %s", error)
         return found
 
 
 def settle_record(
-    record: TokenRecord,
+    record: tokens.TokenRecord,
     nodes: Sequence[ArrivedNode],
-    requests: Sequence[KubeletRequest],
+    requests: Sequence[request.KubeletRequest],
     now: float,
     lifetime_s: float,
-) -> TokenRecord:
+) -> tokens.TokenRecord:
     """Return the record with the final state of uses that were sent.
 
     ``requests`` are those of kubelets for their certificates. Machines behind one address share a
     use and a bootstrap token, which the last of them needs after the first one is Ready.
     """
     for use in record.used:
-        if use.state is not UseState.SENT:
+        if use.state is not tokens.UseState.SENT:
             continue
         names = _list_node_names(record, use, requests)
         joined = sum(_is_node_of(use, node, names) for node in nodes)
         if joined >= use.responses or (joined and now >= use.at + lifetime_s):
-            record = settle_use(record, use, UseState.JOINED)
+            record = tokens.settle_use(record, use, tokens.UseState.JOINED)
         elif now >= use.at + lifetime_s:
-            record = settle_use(record, use, UseState.ENDED)
+            record = tokens.settle_use(record, use, tokens.UseState.ENDED)
     return record
 
 
-def list_finished_identities(record: TokenRecord, now: float, lifetime_s: float) -> list[str]:
+def list_finished_identities(
+    record: tokens.TokenRecord, now: float, lifetime_s: float
+) -> list[str]:
     """Return the IDs of the bootstrap tokens that no machine needs any longer.
 
     Uses of one address share a bootstrap token. All uses of an access token for one machine do,
     which have several addresses when two servers accepted it.
     """
     needed = {
-        compute_identity(record.name, record.uses, use.address)
+        bootstrap_tokens.compute_identity(record.name, record.uses, use.address)
         for use in record.used
-        if use.state not in (UseState.JOINED, UseState.ENDED) and now < use.at + lifetime_s
+        if use.state not in (tokens.UseState.JOINED, tokens.UseState.ENDED)
+        and now < use.at + lifetime_s
     }
-    return [each for each in list_identities(record) if each not in needed]
+    return [each for each in bootstrap_tokens.list_identities(record) if each not in needed]
 
 
-def _is_waiting(record: TokenRecord) -> bool:
-    return any(use.state is UseState.SENT for use in record.used)
+def _is_waiting(record: tokens.TokenRecord) -> bool:
+    return any(use.state is tokens.UseState.SENT for use in record.used)
 
 
 def _list_node_names(
-    record: TokenRecord, use: TokenUse, requests: Sequence[KubeletRequest]
+    record: tokens.TokenRecord, use: tokens.TokenUse, requests: Sequence[request.KubeletRequest]
 ) -> frozenset[str]:
     """Return the names that the Node of a machine may have; empty when none is known."""
     if record.machine:
         return frozenset({record.machine})
-    identity = compute_identity(record.name, record.uses, use.address)
+    identity = bootstrap_tokens.compute_identity(record.name, record.uses, use.address)
     return frozenset(
         each.node for each in requests if each.identity == identity and each.is_approved
     )
 
 
-def _is_node_of(use: TokenUse, node: ArrivedNode, names: frozenset[str]) -> bool:
+def _is_node_of(use: tokens.TokenUse, node: ArrivedNode, names: frozenset[str]) -> bool:
     if node.ready_at is None or not node.has_arrived(use.at - _SKEW_S):
         return False
     # The names in their certificates distinguish machines behind one address.
@@ -148,8 +136,8 @@ def _is_node_of(use: TokenUse, node: ArrivedNode, names: frozenset[str]) -> bool
 
 
 def _store_states(
-    settled: Sequence[tuple[TokenRecord, TokenRecord]], book: TokenBook
-) -> tuple[TokenBook, None]:
+    settled: Sequence[tuple[tokens.TokenRecord, tokens.TokenRecord]], book: tokens.TokenBook
+) -> tuple[tokens.TokenBook, None]:
     for before, after in settled:
         # A use that changed meanwhile is settled next time.
         if book.tokens.get(before.name) == before:
@@ -157,5 +145,5 @@ def _store_states(
     return book, None
 
 
-def _describe_uses(record: TokenRecord) -> str:
+def _describe_uses(record: tokens.TokenRecord) -> str:
     return ", ".join(f"{use.address} {use.state}" for use in record.used)

@@ -5,8 +5,7 @@ import ssl
 from datetime import datetime
 from pathlib import Path
 
-from treenail.clocks import format_rfc3339
-from treenail.errors import UsageError
+from treenail import clocks, errors
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ class ServerCertificate:
             self._signature = self._sign_files()
             self._context = self._load_context()
         except (OSError, ValueError) as error:
-            raise UsageError(
+            raise errors.UsageError(
                 f"cannot load certificate {certificate} with key {key}: {_describe_error(error)}",
                 remedy="name the PEM files with --certificate and --key",
             ) from error
@@ -112,7 +111,7 @@ def _describe_expiry(expires: float | None, now: float) -> str:
     if expires is None or now < expires - WARN_S:
         return ""
     verb = "expires" if now < expires else "expired, and machines refuse it: it ended"
-    return f"{verb} at {format_rfc3339(expires)}"
+    return f"{verb} at {clocks.format_rfc3339(expires)}"
 
 
 def read_expiry(text: str) -> float | None:

@@ -22,23 +22,12 @@ from http import HTTPStatus
 from typing import Self
 from urllib.parse import parse_qs
 
-from treenail.api.decode import Json
-from treenail.api.object_meta import is_object_name
-from treenail.clocks import Clock, SystemClock
-from treenail.controllers.runtime.http_server import (
-    HEAD_LIMIT_S,
-    HttpListener,
-    LimitedRequestHandler,
-    ServerThread,
-)
-from treenail.errors import UsageError
+from treenail import clocks, errors
+from treenail.api import decode, object_meta
+from treenail.controllers.runtime import http_server
 from treenail.provisioning.content.document import ServedDocument
 from treenail.provisioning.content.source import RETRY_AFTER_S
-from treenail.provisioning.machines.logged_requests import (
-    ConfigRequestLog,
-    RequestOutcome,
-    RequestRow,
-)
+from treenail.provisioning.machines import logged_requests
 from treenail.provisioning.server.certificate import ServerCertificate
 from treenail.provisioning.server.service import (
     ConfigRequest,
@@ -73,7 +62,7 @@ class ServerLimits:
     head_bytes: int = 8192
 
 
-class TlsListener(HttpListener):
+class TlsListener(http_server.HttpListener):
     """Listens with TLS. The handshake is in the thread of the connection, never in this one.
 
     A connection above a limit gets a thread too, so that it can be refused with a response. There
@@ -83,11 +72,11 @@ class TlsListener(HttpListener):
     def __init__(
         self,
         address: tuple[str, int],
-        handler: type[LimitedRequestHandler],
+        handler: type[http_server.LimitedRequestHandler],
         certificate: ServerCertificate,
         limits: ServerLimits,
         *,
-        clock: Clock | None = None,
+        clock: clocks.Clock | None = None,
     ) -> None:
         self.limits = limits
         self._certificate = certificate
@@ -147,7 +136,7 @@ class TlsListener(HttpListener):
             self._ended[request] = (
                 f"the response took more than {self.limits.response_s:g} s"
                 if is_responding
-                else f"no complete request in {self._head_limits.get(request, HEAD_LIMIT_S):g} s"
+                else f"no complete request in {self._head_limits.get(request, http_server.HEAD_LIMIT_S):g} s"
             )
             reason = self._ended[request]
         if not is_responding:
@@ -213,7 +202,9 @@ class TlsListener(HttpListener):
                 is_waiting = request not in self._responding and request not in self._head_limits
                 if is_waiting and deadline is not None:
                     self._head_limits[request] = BUSY_HEAD_LIMIT_S
-                    self._deadlines[request] = deadline - HEAD_LIMIT_S + BUSY_HEAD_LIMIT_S
+                    self._deadlines[request] = (
+                        deadline - http_server.HEAD_LIMIT_S + BUSY_HEAD_LIMIT_S
+                    )
 
     def handle_error(self, request: _Request, client_address: object) -> None:
         """Log a client that speaks no TLS, and errors; the base logs a client that hung up."""
@@ -283,7 +274,7 @@ _SENTENCES: Mapping[int, str] = {
 }
 
 
-class IgnitionServer(ServerThread):
+class IgnitionServer(http_server.ServerThread):
     """Serves configs while entered; a context manager."""
 
     def __init__(
@@ -291,11 +282,11 @@ class IgnitionServer(ServerThread):
         address: tuple[str, int],
         certificate: ServerCertificate,
         service: ConfigService,
-        requests: ConfigRequestLog,
+        requests: logged_requests.ConfigRequestLog,
         *,
         limits: ServerLimits = ServerLimits(),
-        clock: Clock | None = None,
-        describe_status: Callable[[], Json] | None = None,
+        clock: clocks.Clock | None = None,
+        describe_status: Callable[[], decode.Json] | None = None,
     ) -> None:
         """Listen; raise `UsageError`.
 
@@ -309,11 +300,11 @@ class IgnitionServer(ServerThread):
                 service,
                 requests,
                 limits,
-                clock or SystemClock(),
+                clock or clocks.SystemClock(),
                 describe_status,
             )
         except OSError as error:
-            raise UsageError(
+            raise errors.UsageError(
                 f"cannot listen on {host or '*'}:{port}: {error.strerror or error}",
                 remedy="choose another address: --listen HOST:PORT",
             ) from error
@@ -342,10 +333,10 @@ class _IgnitionListener(TlsListener):
         address: tuple[str, int],
         certificate: ServerCertificate,
         service: ConfigService,
-        requests: ConfigRequestLog,
+        requests: logged_requests.ConfigRequestLog,
         limits: ServerLimits,
-        clock: Clock,
-        describe_status: Callable[[], Json] | None,
+        clock: clocks.Clock,
+        describe_status: Callable[[], decode.Json] | None,
     ) -> None:
         self.service = service
         self.describe_status = describe_status
@@ -377,7 +368,7 @@ class _HeadReader(io.BufferedIOBase):
         super().close()
 
 
-class _IgnitionRequestHandler(LimitedRequestHandler):
+class _IgnitionRequestHandler(http_server.LimitedRequestHandler):
     """Handles one request of a connection, then closes it."""
 
     protocol_version = "HTTP/1.1"
@@ -441,7 +432,7 @@ class _IgnitionRequestHandler(LimitedRequestHandler):
 
     def _route(self, path: str, query: str) -> None:
         pool = path.removeprefix(_CONFIG_PATH)
-        is_config = path.startswith(_CONFIG_PATH) and is_object_name(pool)
+        is_config = path.startswith(_CONFIG_PATH) and object_meta.is_object_name(pool)
         describe_status = self.server.describe_status if path == _STATUS_PATH else None
         if not is_config and path != _HEALTH_PATH and describe_status is None:
             expected = "expected /config/POOL or /healthz, and POOL is the name of a pool"
@@ -454,7 +445,9 @@ class _IgnitionRequestHandler(LimitedRequestHandler):
             self._send_head(HTTPStatus.OK, 0)
         elif limit := self.server.find_limit(self.request):
             response = ConfigResponse(
-                HTTPStatus.SERVICE_UNAVAILABLE, RequestOutcome.BUSY, f"too many requests: {limit}"
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                logged_requests.RequestOutcome.BUSY,
+                f"too many requests: {limit}",
             )
             self._send_response(pool, response)
         else:
@@ -483,7 +476,7 @@ class _IgnitionRequestHandler(LimitedRequestHandler):
             ended = f"the connection ended: {error.strerror or type(error).__name__}"
             response = replace(
                 response,
-                outcome=RequestOutcome.DISCONNECTED,
+                outcome=logged_requests.RequestOutcome.DISCONNECTED,
                 error=self.server.describe_end(self.request) or ended,
             )
         finally:
@@ -538,7 +531,7 @@ class _IgnitionRequestHandler(LimitedRequestHandler):
         self._send_json(status, {"error": error}, more)
 
     def _send_json(
-        self, status: HTTPStatus, document: Json, headers: Mapping[str, str] | None = None
+        self, status: HTTPStatus, document: decode.Json, headers: Mapping[str, str] | None = None
     ) -> None:
         body = json.dumps(document).encode() + b"\n"
         self._send_head(status, len(body), headers)
@@ -563,9 +556,9 @@ class _IgnitionRequestHandler(LimitedRequestHandler):
         clock = self.server.clock
         document, verdict = response.document, response.verdict
         outcome = response.outcome
-        if outcome == RequestOutcome.SERVED and self.command == "HEAD":
-            outcome = RequestOutcome.CHECKED
-        row = RequestRow(
+        if outcome == logged_requests.RequestOutcome.SERVED and self.command == "HEAD":
+            outcome = logged_requests.RequestOutcome.CHECKED
+        row = logged_requests.RequestRow(
             at=clock.now(),
             address=self._address,
             pool=pool,
@@ -590,9 +583,12 @@ class _IgnitionRequestHandler(LimitedRequestHandler):
             )
 
 
-def _log_row(row: RequestRow, staleness: str) -> None:
+def _log_row(row: logged_requests.RequestRow, staleness: str) -> None:
     by = f" with token {row.token}" if row.token else ""
-    if row.outcome in (RequestOutcome.SERVED, RequestOutcome.CHECKED):
+    if row.outcome in (
+        logged_requests.RequestOutcome.SERVED,
+        logged_requests.RequestOutcome.CHECKED,
+    ):
         log.info(
             "%s config of pool %s to %s%s: %s in Ignition %s, %d bytes in %.3f s%s",
             row.outcome,

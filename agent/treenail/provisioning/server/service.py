@@ -18,8 +18,8 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from treenail.config.ignition.emit import VERSIONS_SERVED, VersionTooOldError
-from treenail.errors import ConfigError, TreenailError, UsageError
+from treenail import errors, sanitize
+from treenail.config.ignition import emit
 from treenail.provisioning.content.document import ServedDocument, build_document
 from treenail.provisioning.content.source import (
     RETRY_AFTER_S,
@@ -30,7 +30,6 @@ from treenail.provisioning.content.source import (
 )
 from treenail.provisioning.machines.logged_requests import RequestOutcome
 from treenail.provisioning.tokens.access import Access, AccessVerdict
-from treenail.sanitize import escape_line
 
 T = TypeVar("T")
 
@@ -98,7 +97,7 @@ class DocumentCache(Generic[T]):
             future.set_result(build())
         except BaseException as error:  # noqa: BLE001  # the waiting threads raise it
             future.set_exception(error)
-            if not isinstance(error, ConfigError):
+            if not isinstance(error, errors.ConfigError):
                 with self._lock:
                     known = self._entries.get(key.slot)
                     if known is not None and known[1] is future:
@@ -240,11 +239,11 @@ def _describe_error(error: Exception) -> tuple[HTTPStatus, RequestOutcome, str]:
             return HTTPStatus.NOT_FOUND, RequestOutcome.INVALID, _format_error(error)
         case AcceptError():
             return HTTPStatus.BAD_REQUEST, RequestOutcome.INVALID, _format_error(error)
-        case VersionTooOldError():
+        case emit.VersionTooOldError():
             return HTTPStatus.NOT_ACCEPTABLE, RequestOutcome.INVALID, _format_error(error)
         case SourceUnreadyError():
             return HTTPStatus.SERVICE_UNAVAILABLE, RequestOutcome.FAILED, _format_error(error)
-        case TreenailError():
+        case errors.TreenailError():
             return HTTPStatus.INTERNAL_SERVER_ERROR, RequestOutcome.FAILED, _format_error(error)
         case _:
             pass
@@ -256,8 +255,8 @@ def _describe_error(error: Exception) -> tuple[HTTPStatus, RequestOutcome, str]:
     )
 
 
-def _format_error(error: TreenailError) -> str:
-    return escape_line(str(error))[:_ERROR_LIMIT]
+def _format_error(error: errors.TreenailError) -> str:
+    return sanitize.escape_line(str(error))[:_ERROR_LIMIT]
 
 
 ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None]
@@ -273,7 +272,7 @@ def withhold_message(error: BaseException) -> ExceptionInfo:
 
 
 IGNITION_SUBTYPE = "vnd.coreos.ignition+json"
-DEFAULT_VERSION = VERSIONS_SERVED[0]
+DEFAULT_VERSION = emit.VERSIONS_SERVED[0]
 """The version for clients that request none, as curl."""
 
 # Two digits more than any version needs: int() has a limit of its own.
@@ -286,7 +285,7 @@ _END = (4, 0, 0, False)
 _Version = tuple[int, int, int, bool]
 
 
-class AcceptError(UsageError):
+class AcceptError(errors.UsageError):
     """The client reads no Ignition version that the server has; respond with 400."""
 
 
@@ -301,12 +300,12 @@ def choose_version(accept: str) -> str:
     requested = sorted(_list_versions(accept), key=lambda each: each[0], reverse=True)
     for _quality, version in requested:
         if _parse_served(DEFAULT_VERSION) <= version < _END:
-            return max(each for each in VERSIONS_SERVED if _parse_served(each) <= version)
+            return max(each for each in emit.VERSIONS_SERVED if _parse_served(each) <= version)
     if requested:
         major, minor, patch, _ = requested[0][1]
         raise AcceptError(
             f"cannot serve Ignition {major}.{minor}.{patch}: treenail has "
-            f"{', '.join(VERSIONS_SERVED)}",
+            f"{', '.join(emit.VERSIONS_SERVED)}",
             remedy="request one of these in the Accept header",
         )
     return DEFAULT_VERSION

@@ -16,12 +16,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from treenail.api.decode import Fields, Json
-from treenail.api.object_meta import ObjectMeta
-from treenail.clocks import Clock, format_rfc3339, parse_rfc3339
-from treenail.errors import AlreadyExistsError, ConfigError, NotFoundError, UnreachableError
-from treenail.kube.api_client import Client
-from treenail.kube.resources import SECRETS
+from treenail import clocks, errors
+from treenail.api import decode, object_meta
+from treenail.kube import api_client, resources
 from treenail.provisioning.tokens.tokens import TokenRecord
 
 log = logging.getLogger(__name__)
@@ -83,7 +80,7 @@ class BootstrapCredentials:
     It writes Secrets of kube-system and reads none.
     """
 
-    def __init__(self, client: Client, clock: Clock, target: JoinTarget) -> None:
+    def __init__(self, client: api_client.Client, clock: clocks.Clock, target: JoinTarget) -> None:
         self._client = client
         self._clock = clock
         self._target = target
@@ -136,28 +133,32 @@ class BootstrapCredentials:
             self._pending.pop(identity, None)
         delete_bootstrap_token(self._client, identity)
 
-    def _try_write(self, identity: str, body: Json) -> bool:
+    def _try_write(self, identity: str, body: decode.Json) -> bool:
         """Return False when the API server is unreachable."""
         try:
             self._write_secret(identity, body)
-        except UnreachableError:
+        except errors.UnreachableError:
             return False
         return True
 
-    def _write_secret(self, identity: str, body: Json) -> None:
+    def _write_secret(self, identity: str, body: decode.Json) -> None:
         try:
-            created = self._client.create(SECRETS, body, namespace=NAMESPACE)
-        except AlreadyExistsError:
+            created = self._client.create(resources.SECRETS, body, namespace=NAMESPACE)
+        except errors.AlreadyExistsError:
             # Without a resourceVersion this replaces the object. The admission policy of the
             # manifests refuses it for a Secret of another program.
-            self._client.update(SECRETS, SECRET_PREFIX + identity, body, namespace=NAMESPACE)
+            self._client.update(
+                resources.SECRETS, SECRET_PREFIX + identity, body, namespace=NAMESPACE
+            )
         else:
             self._check_clock(created)
 
-    def _check_clock(self, created: Json) -> None:
+    def _check_clock(self, created: decode.Json) -> None:
         """Log once that the API server has another time: it decides when a token ends."""
-        meta = ObjectMeta.from_fields(Fields.from_json(created, "Secret").get_object("metadata"))
-        created_at = parse_rfc3339(meta.created)
+        meta = object_meta.ObjectMeta.from_fields(
+            decode.Fields.from_json(created, "Secret").get_object("metadata")
+        )
+        created_at = clocks.parse_rfc3339(meta.created)
         if created_at is None:
             return
         behind_s = created_at - self._clock.now()
@@ -176,14 +177,14 @@ class BootstrapCredentials:
 class _PendingToken:
     token: str
     """Name of the access token."""
-    body: Json
+    body: decode.Json
 
 
-def delete_bootstrap_token(client: Client, identity: str) -> None:
+def delete_bootstrap_token(client: api_client.Client, identity: str) -> None:
     """Delete a bootstrap token, if it exists; raise `ClusterError`."""
     try:
-        client.delete(SECRETS, SECRET_PREFIX + identity, namespace=NAMESPACE)
-    except NotFoundError:
+        client.delete(resources.SECRETS, SECRET_PREFIX + identity, namespace=NAMESPACE)
+    except errors.NotFoundError:
         return
 
 
@@ -225,12 +226,12 @@ def _encode_digits(digest: bytes, length: int) -> str:
     return found
 
 
-def build_secret(record: TokenRecord, identity: str, secret: str, expires: float) -> Json:
+def build_secret(record: TokenRecord, identity: str, secret: str, expires: float) -> decode.Json:
     """Build the Secret of a bootstrap token (type bootstrap.kubernetes.io/token)."""
     fields = {
         "token-id": identity,
         "token-secret": secret,
-        "expiration": format_rfc3339(expires),
+        "expiration": clocks.format_rfc3339(expires),
         "usage-bootstrap-authentication": "true",
         "auth-extra-groups": ",".join(list_groups(record)),
         "description": f"access token {record.name} of treenail",
@@ -265,7 +266,7 @@ def list_groups(record: TokenRecord) -> tuple[str, ...]:
     )
     for group in groups:
         if len(group.split(":", 2)[2]) > _GROUP_LIMIT:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"cannot create a bootstrap token for access token {record.name}: the name of its "
                 "pool or machine is too long for a group of Kubernetes"
             )

@@ -12,33 +12,10 @@ from functools import partial
 from http import HTTPStatus
 from typing import Self
 
+from treenail import clocks, errors, sanitize
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.clocks import Clock
-from treenail.errors import TreenailError, UnreachableError
-from treenail.kube.event_recorder import EventRecorder, ObjectReference
-from treenail.kube.resources import MACHINECONFIGPOOLS
-from treenail.provisioning.tokens.access import AccessVerdict
-from treenail.provisioning.tokens.bootstrap_tokens import (
-    MachineCredentials,
-    SharedCredentials,
-    compute_identity,
-    list_identities,
-)
-from treenail.provisioning.tokens.token_store import TokenStore
-from treenail.provisioning.tokens.tokens import (
-    Refusal,
-    TokenBook,
-    TokenRecord,
-    TokenUse,
-    UseState,
-    claim_use,
-    confirm_use,
-    find_own_use,
-    find_refusal,
-    read_name,
-    release_use,
-)
-from treenail.sanitize import escape_line
+from treenail.kube import event_recorder, resources
+from treenail.provisioning.tokens import access, bootstrap_tokens, token_store, tokens
 
 UseKey = tuple[str, str]
 """Name of the token, and address of the machine."""
@@ -49,9 +26,9 @@ class OfflineUses:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._uses: dict[UseKey, TokenUse] = {}
+        self._uses: dict[UseKey, tokens.TokenUse] = {}
 
-    def add(self, name: str, use: TokenUse) -> None:
+    def add(self, name: str, use: tokens.TokenUse) -> None:
         """Add a use, or replace that of the same address."""
         with self._lock:
             self._uses[name, use.address] = use
@@ -62,7 +39,7 @@ class OfflineUses:
             found = self._uses.get((name, address))
             if found is None:
                 return False
-            if found.state is UseState.CLAIMED:
+            if found.state is tokens.UseState.CLAIMED:
                 del self._uses[name, address]
             return True
 
@@ -70,7 +47,7 @@ class OfflineUses:
         """Return whether the use of this address waits for the API server."""
         return (name, address) in self._uses
 
-    def complete_record(self, record: TokenRecord) -> TokenRecord:
+    def complete_record(self, record: tokens.TokenRecord) -> tokens.TokenRecord:
         """Return the record with the uses that wait."""
         if not self._uses:
             return record
@@ -80,12 +57,12 @@ class OfflineUses:
             record = merge_use(record, use)
         return record
 
-    def get_all(self) -> Mapping[UseKey, TokenUse]:
+    def get_all(self) -> Mapping[UseKey, tokens.TokenUse]:
         """Return a copy."""
         with self._lock:
             return dict(self._uses)
 
-    def discard(self, recorded: Mapping[UseKey, TokenUse]) -> None:
+    def discard(self, recorded: Mapping[UseKey, tokens.TokenUse]) -> None:
         """Forget uses that the API server has recorded, unless they changed meanwhile."""
         with self._lock:
             for key, use in recorded.items():
@@ -93,29 +70,29 @@ class OfflineUses:
                     del self._uses[key]
 
 
-def merge_use(record: TokenRecord, use: TokenUse) -> TokenRecord:
+def merge_use(record: tokens.TokenRecord, use: tokens.TokenUse) -> tokens.TokenRecord:
     """Return the record with a use of another source, even if the token was used up."""
-    if use.state is not UseState.CLAIMED:
-        return confirm_use(record, use.address, use.at)
+    if use.state is not tokens.UseState.CLAIMED:
+        return tokens.confirm_use(record, use.address, use.at)
     if any(each.address == use.address for each in record.used):
         return record
     return replace(record, used=(*record.used, use))
 
 
 def merge_uses(
-    book: TokenBook, waiting: Mapping[UseKey, TokenUse]
-) -> tuple[TokenBook, tuple[TokenRecord, ...]]:
+    book: tokens.TokenBook, waiting: Mapping[UseKey, tokens.TokenUse]
+) -> tuple[tokens.TokenBook, tuple[tokens.TokenRecord, ...]]:
     """Return the book with the uses, and the tokens that too many machines used.
 
     The uses of a token that was revoked meanwhile are dropped.
     """
-    changed: dict[str, TokenRecord] = {}
+    changed: dict[str, tokens.TokenRecord] = {}
     for (name, _), use in waiting.items():
         record = changed.get(name) or book.tokens.get(name)
         if record is not None:
             changed[name] = merge_use(record, use)
     excess = tuple(each for each in changed.values() if len(each.used) > each.uses)
-    return TokenBook({**book.tokens, **changed}), excess
+    return tokens.TokenBook({**book.tokens, **changed}), excess
 
 
 log = logging.getLogger(__name__)
@@ -125,10 +102,10 @@ CHECK_S = 5.0
 _KEEP_EXPIRED_S = 86_400.0
 """Time for which lists show an expired token."""
 _STATUS = {
-    Refusal.UNKNOWN: HTTPStatus.UNAUTHORIZED,
-    Refusal.EXPIRED: HTTPStatus.UNAUTHORIZED,
-    Refusal.OTHER_POOL: HTTPStatus.FORBIDDEN,
-    Refusal.USED_UP: HTTPStatus.FORBIDDEN,
+    tokens.Refusal.UNKNOWN: HTTPStatus.UNAUTHORIZED,
+    tokens.Refusal.EXPIRED: HTTPStatus.UNAUTHORIZED,
+    tokens.Refusal.OTHER_POOL: HTTPStatus.FORBIDDEN,
+    tokens.Refusal.USED_UP: HTTPStatus.FORBIDDEN,
 }
 
 
@@ -163,15 +140,15 @@ class TokenAccess:
 
     def __init__(
         self,
-        store: TokenStore,
-        clock: Clock,
+        store: token_store.TokenStore,
+        clock: clocks.Clock,
         settings: TokenSettings,
-        credentials: MachineCredentials,
+        credentials: bootstrap_tokens.MachineCredentials,
         *,
         is_watch_current: Callable[[], bool] = lambda: False,
-        open_credentials: MachineCredentials | None = None,
+        open_credentials: bootstrap_tokens.MachineCredentials | None = None,
         settle_uses: Callable[[], None] = lambda: None,
-        report_overuse: Callable[[TokenRecord], None] = lambda _: None,
+        report_overuse: Callable[[tokens.TokenRecord], None] = lambda _: None,
     ) -> None:
         """``open_credentials`` are those of machines without a token.
 
@@ -182,7 +159,7 @@ class TokenAccess:
         self._clock = clock
         self._settings = settings
         self._credentials = credentials
-        self._open_credentials = open_credentials or SharedCredentials()
+        self._open_credentials = open_credentials or bootstrap_tokens.SharedCredentials()
         self._is_watch_current = is_watch_current
         self._settle_uses = settle_uses
         self._report_overuse = report_overuse
@@ -200,7 +177,7 @@ class TokenAccess:
         self._stopped.set()
         self._thread.join()
 
-    def check(self, token: str, pool: str, address: str) -> AccessVerdict:
+    def check(self, token: str, pool: str, address: str) -> access.AccessVerdict:
         """Decide about a request by what is in memory; read the Secret for an unknown token."""
         if not token:
             return self._check_open(pool, address)
@@ -213,7 +190,7 @@ class TokenAccess:
                 "the access tokens cannot be read: the log of the server has the error",
             )
         found = self._find_record(observed.book, token)
-        if found is None and read_name(token):
+        if found is None and tokens.read_name(token):
             # Ignition gives up at 401; the token may have been created a moment ago.
             if not self._store.confirm_copy():
                 return _refuse(
@@ -224,8 +201,8 @@ class TokenAccess:
             found = self._find_record(latest.book or observed.book, token)
         refusal = self._find_refusal(found, pool, address)
         if found is None or refusal is not None:
-            return _refuse_token(found, refusal or Refusal.UNKNOWN)
-        return AccessVerdict(
+            return _refuse_token(found, refusal or tokens.Refusal.UNKNOWN)
+        return access.AccessVerdict(
             token_name=found.name,
             machine=found.machine,
             kubeconfig=self._credentials.make_placeholder(),
@@ -234,7 +211,7 @@ class TokenAccess:
             token=token,
         )
 
-    def claim(self, verdict: AccessVerdict) -> AccessVerdict:
+    def claim(self, verdict: access.AccessVerdict) -> access.AccessVerdict:
         """Reserve a use in the Secret, and issue the kubeconfig."""
         if not verdict.token:
             return verdict
@@ -242,23 +219,23 @@ class TokenAccess:
         try:
             self._record_offline_uses()
             found = self._store.change(partial(self._claim_in_book, verdict))
-        except UnreachableError as error:
+        except errors.UnreachableError as error:
             is_offline = True
             found = self._claim_offline(verdict, error)
-        except TreenailError as error:
+        except errors.TreenailError as error:
             return self._refuse_for_error("cannot record the use of the token", error, verdict)
-        if isinstance(found, AccessVerdict):
+        if isinstance(found, access.AccessVerdict):
             return found
         try:
             kubeconfig = self._credentials.issue(
                 verdict.token, found, verdict.address, is_offline=is_offline
             )
-        except TreenailError as error:
+        except errors.TreenailError as error:
             self.release(verdict)
             return self._refuse_for_error("cannot create the kubelet's credential", error, verdict)
         return replace(verdict, kubeconfig=kubeconfig)
 
-    def confirm_sent(self, verdict: AccessVerdict) -> None:
+    def confirm_sent(self, verdict: access.AccessVerdict) -> None:
         """Count the use. It waits in memory when the API server does not accept it now."""
         name, address, now = verdict.token_name, verdict.address, self._clock.now()
         if not verdict.token:
@@ -266,22 +243,22 @@ class TokenAccess:
         if not self._offline.has(name, address):
             try:
                 is_known = self._store.change(partial(_confirm_in_book, name, address, now))
-            except TreenailError as error:
+            except errors.TreenailError as error:
                 log.warning("cannot record the use of token %s yet: %s", name, error)
             else:
                 if not is_known:
                     self._revoke_credential(verdict)
                 return
-        self._offline.add(name, TokenUse(address, now, UseState.SENT))
+        self._offline.add(name, tokens.TokenUse(address, now, tokens.UseState.SENT))
 
-    def release(self, verdict: AccessVerdict) -> None:
+    def release(self, verdict: access.AccessVerdict) -> None:
         """Give the use back. If that fails, the address of the request may still use it."""
         name, address = verdict.token_name, verdict.address
         if not verdict.token or self._offline.remove(name, address):
             return
         try:
             is_known = self._store.change(partial(_release_in_book, name, address))
-        except TreenailError as error:
+        except errors.TreenailError as error:
             log.warning("cannot release the use of token %s by %s: %s", name, address, error)
         else:
             if not is_known:
@@ -301,24 +278,26 @@ class TokenAccess:
         for step in steps:
             try:
                 step()
-            except TreenailError as error:
+            except errors.TreenailError as error:
                 problems.append(str(error))
                 if str(error) not in self._last_problems:
                     log.warning("upkeep of access tokens failed: %s", error)
-                if isinstance(error, UnreachableError):
+                if isinstance(error, errors.UnreachableError):
                     # The other steps would wait for the API server, too.
                     break
         self._last_problems = tuple(problems)
 
-    def _revoke_credential(self, verdict: AccessVerdict) -> None:
+    def _revoke_credential(self, verdict: access.AccessVerdict) -> None:
         """Delete what was issued while a user revoked the access token."""
         name = verdict.token_name
         log.warning("token %s was revoked while %s used it", name, verdict.address)
         try:
             # The record is gone: it may have been a token for one machine or for several.
             for uses in (1, 2):
-                self._credentials.revoke(compute_identity(name, uses, verdict.address))
-        except TreenailError as error:
+                self._credentials.revoke(
+                    bootstrap_tokens.compute_identity(name, uses, verdict.address)
+                )
+        except errors.TreenailError as error:
             log.error("cannot delete the bootstrap token of revoked token %s: %s", name, error)  # noqa: TRY400  # no traceback
 
     def _create_pending_credentials(self) -> None:
@@ -328,11 +307,11 @@ class TokenAccess:
 
     def _drop_expired(self) -> None:
         observed = self._store.observed
-        book = (observed and observed.book) or TokenBook()
+        book = (observed and observed.book) or tokens.TokenBook()
         oldest = self._clock.now() - _KEEP_EXPIRED_S
         kept = book.prune(oldest)
         for name in book.tokens.keys() - kept.tokens.keys():
-            for identity in list_identities(book.tokens[name]):
+            for identity in bootstrap_tokens.list_identities(book.tokens[name]):
                 self._credentials.revoke(identity)
         if kept != book:
             self._store.change(lambda current: (current.prune(oldest), None))
@@ -341,32 +320,36 @@ class TokenAccess:
         while not self._stopped.wait(CHECK_S):
             self.run_upkeep()
 
-    def _check_open(self, pool: str, address: str) -> AccessVerdict:
+    def _check_open(self, pool: str, address: str) -> access.AccessVerdict:
         if self._settings.mode is TokenMode.REQUIRE:
             return _refuse(
                 HTTPStatus.UNAUTHORIZED,
                 "the request has no token; create one with: treenail-controller token create",
             )
-        return AccessVerdict(
+        return access.AccessVerdict(
             kubeconfig=self._open_credentials.make_placeholder(), pool=pool, address=address
         )
 
-    def _find_record(self, book: TokenBook, token: str) -> TokenRecord | None:
+    def _find_record(self, book: tokens.TokenBook, token: str) -> tokens.TokenRecord | None:
         found = book.find(token)
         return None if found is None else self._offline.complete_record(found)
 
-    def _find_refusal(self, record: TokenRecord | None, pool: str, address: str) -> Refusal | None:
+    def _find_refusal(
+        self, record: tokens.TokenRecord | None, pool: str, address: str
+    ) -> tokens.Refusal | None:
         window_s = self._settings.retry_window_s
-        return find_refusal(record, pool, address, self._clock.now(), retry_window_s=window_s)
+        return tokens.find_refusal(
+            record, pool, address, self._clock.now(), retry_window_s=window_s
+        )
 
     def _claim_in_book(
-        self, verdict: AccessVerdict, book: TokenBook
-    ) -> tuple[TokenBook, TokenRecord | AccessVerdict]:
+        self, verdict: access.AccessVerdict, book: tokens.TokenBook
+    ) -> tuple[tokens.TokenBook, tokens.TokenRecord | access.AccessVerdict]:
         found = book.find(verdict.token)
         refusal = self._find_refusal(found, verdict.pool, verdict.address)
         if found is None or refusal is not None:
-            return book, _refuse_token(found, refusal or Refusal.UNKNOWN)
-        claimed = claim_use(
+            return book, _refuse_token(found, refusal or tokens.Refusal.UNKNOWN)
+        claimed = tokens.claim_use(
             found,
             verdict.address,
             self._clock.now(),
@@ -375,23 +358,25 @@ class TokenAccess:
         return book.put(claimed), claimed
 
     def _claim_offline(
-        self, verdict: AccessVerdict, error: UnreachableError
-    ) -> TokenRecord | AccessVerdict:
+        self, verdict: access.AccessVerdict, error: errors.UnreachableError
+    ) -> tokens.TokenRecord | access.AccessVerdict:
         """Claim by what this server knows: at most as often as the token permits."""
         observed, silence_s = self._store.observed, self._store.silence_s
         now = self._clock.now()
         with self._offline_lock:
-            book = (observed and observed.book) or TokenBook()
+            book = (observed and observed.book) or tokens.TokenBook()
             found = self._find_record(book, verdict.token)
             refusal = self._find_refusal(found, verdict.pool, verdict.address)
             if found is None or refusal is not None:
-                return _refuse_token(found, refusal or Refusal.UNKNOWN)
-            own = find_own_use(found, verdict.address, now, self._settings.retry_window_s)
+                return _refuse_token(found, refusal or tokens.Refusal.UNKNOWN)
+            own = tokens.find_own_use(found, verdict.address, now, self._settings.retry_window_s)
             if own is None and silence_s > self._settings.grace_s:
                 what = f"the API server has been unreachable for {silence_s:.0f} s"
                 return self._refuse_for_error(what, error, verdict)
             if own is None:
-                self._offline.add(found.name, TokenUse(verdict.address, now, UseState.CLAIMED))
+                self._offline.add(
+                    found.name, tokens.TokenUse(verdict.address, now, tokens.UseState.CLAIMED)
+                )
                 log.warning(
                     "accepting token %s from %s, although the API server has been unreachable for "
                     "%.0f s",
@@ -413,37 +398,45 @@ class TokenAccess:
             self._report_overuse(record)
 
     def _refuse_for_error(
-        self, what: str, error: TreenailError, verdict: AccessVerdict
-    ) -> AccessVerdict:
+        self, what: str, error: errors.TreenailError, verdict: access.AccessVerdict
+    ) -> access.AccessVerdict:
         # The client does not learn names of objects and addresses of the cluster.
-        log.error("%s (token %s): %s", what, verdict.token_name, escape_line(str(error)))
-        return AccessVerdict(
+        log.error("%s (token %s): %s", what, verdict.token_name, sanitize.escape_line(str(error)))
+        return access.AccessVerdict(
             HTTPStatus.SERVICE_UNAVAILABLE, what, verdict.token_name, verdict.machine
         )
 
 
 def _confirm_in_book(
-    name: str, address: str, now: float, book: TokenBook
-) -> tuple[TokenBook, bool]:
+    name: str, address: str, now: float, book: tokens.TokenBook
+) -> tuple[tokens.TokenBook, bool]:
     """Return the book, and whether it has the token."""
     found = book.tokens.get(name)
-    return (book, False) if found is None else (book.put(confirm_use(found, address, now)), True)
+    return (
+        (book, False)
+        if found is None
+        else (book.put(tokens.confirm_use(found, address, now)), True)
+    )
 
 
-def _release_in_book(name: str, address: str, book: TokenBook) -> tuple[TokenBook, bool]:
+def _release_in_book(
+    name: str, address: str, book: tokens.TokenBook
+) -> tuple[tokens.TokenBook, bool]:
     """Return the book, and whether it has the token."""
     found = book.tokens.get(name)
-    return (book, False) if found is None else (book.put(release_use(found, address)), True)
+    return (book, False) if found is None else (book.put(tokens.release_use(found, address)), True)
 
 
-def _refuse_token(record: TokenRecord | None, refusal: Refusal) -> AccessVerdict:
+def _refuse_token(
+    record: tokens.TokenRecord | None, refusal: tokens.Refusal
+) -> access.AccessVerdict:
     # The name in an unknown token is that of the client.
     name, machine = (record.name, record.machine) if record else ("", "")
-    return AccessVerdict(_STATUS[refusal], refusal.value, name, machine)
+    return access.AccessVerdict(_STATUS[refusal], refusal.value, name, machine)
 
 
-def _refuse(status: HTTPStatus, reason: str) -> AccessVerdict:
-    return AccessVerdict(status, reason)
+def _refuse(status: HTTPStatus, reason: str) -> access.AccessVerdict:
+    return access.AccessVerdict(status, reason)
 
 
 COMPONENT_NAME = "treenail-ignition"
@@ -457,20 +450,22 @@ class PoolEvents:
     """Records Events of pools. Never raises. Thread-safe."""
 
     def __init__(
-        self, recorder: EventRecorder, get_pools: Callable[[], Iterable[MachineConfigPool]]
+        self,
+        recorder: event_recorder.EventRecorder,
+        get_pools: Callable[[], Iterable[MachineConfigPool]],
     ) -> None:
         self._recorder = recorder
         self._get_pools = get_pools
 
-    def report_overuse(self, record: TokenRecord) -> None:
+    def report_overuse(self, record: tokens.TokenRecord) -> None:
         """Record that more machines used a token than it permits, unless the pool is gone."""
         for pool in self._get_pools():
             if pool.name == record.pool:
-                reference = ObjectReference(
-                    MACHINECONFIGPOOLS.kind,
+                reference = event_recorder.ObjectReference(
+                    resources.MACHINECONFIGPOOLS.kind,
                     pool.name,
                     pool.metadata.uid,
-                    api_version=MACHINECONFIGPOOLS.api_version,
+                    api_version=resources.MACHINECONFIGPOOLS.api_version,
                 )
                 self._recorder.record_warning(reference, OVERUSED, describe_overuse(record))
 
@@ -479,12 +474,12 @@ class PoolEvents:
         self._recorder.flush_pending()
 
 
-def describe_overuse(record: TokenRecord) -> str:
+def describe_overuse(record: tokens.TokenRecord) -> str:
     """Return what happened and what to do, with a few addresses of the machines."""
     addresses = [use.address for use in record.used]
     named = ", ".join(addresses[:_MAX_ADDRESSES])
     more = f" and {len(addresses) - _MAX_ADDRESSES} more" if addresses[_MAX_ADDRESSES:] else ""
-    return escape_line(
+    return sanitize.escape_line(
         f"token {record.name} permits {record.uses} machines, and {len(addresses)} used it while "
         f"the API server was unreachable: {named}{more}; remove the machines that are not yours, "
         f"and rotate the secrets of pool {record.pool}"

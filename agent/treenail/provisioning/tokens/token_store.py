@@ -6,21 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
-from treenail.api.decode import Fields, Json
-from treenail.clocks import Clock
+from treenail import clocks, errors
+from treenail.api import decode
 from treenail.controllers.runtime.informer_set import Informers
-from treenail.errors import (
-    AlreadyExistsError,
-    ClusterError,
-    ConfigError,
-    ConflictError,
-    NotFoundError,
-    TreenailError,
-)
-from treenail.kube.api_client import Client
-from treenail.kube.resources import SECRETS
-from treenail.kube.watch import WatchScope
-from treenail.provisioning.tokens.tokens import BookParser, TokenBook, format_book
+from treenail.kube import api_client, resources, watch
+from treenail.provisioning.tokens import tokens
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +24,7 @@ one."""
 _ATTEMPTS = 20
 """Attempts of one change. Each conflict means that another process succeeded."""
 
-BookChange = Callable[[TokenBook], tuple[TokenBook, T]]
+BookChange = Callable[[tokens.TokenBook], tuple[tokens.TokenBook, T]]
 """Returns the changed book and a result. It may run more than once, so it has no other effects."""
 
 
@@ -42,7 +32,7 @@ BookChange = Callable[[TokenBook], tuple[TokenBook, T]]
 class ObservedTokens:
     """The Secret as it was last seen."""
 
-    book: TokenBook | None = None
+    book: tokens.TokenBook | None = None
     """None when the Secret cannot be read."""
     problem: str = ""
     resource_version: str = ""
@@ -53,7 +43,7 @@ class ObservedTokens:
 class _PendingChange(Generic[T]):
     apply: BookChange[T]
     result: T | None = None
-    error: TreenailError | None = None
+    error: errors.TreenailError | None = None
     is_done: bool = False
 
 
@@ -66,7 +56,11 @@ class TokenStore:
     """
 
     def __init__(
-        self, client: Client, namespace: str, clock: Clock, name: str = TOKEN_SECRET
+        self,
+        client: api_client.Client,
+        namespace: str,
+        clock: clocks.Clock,
+        name: str = TOKEN_SECRET,
     ) -> None:
         self._client = client
         self._clock = clock
@@ -80,14 +74,16 @@ class TokenStore:
         self._confirm_lock = threading.Lock()
         self._confirmed_at = float("-inf")
         self._is_confirmed = False
-        self._parser = BookParser(self.where)
+        self._parser = tokens.BookParser(self.where)
 
     def add_to_informers(self, informers: Informers) -> None:
         """Watch the Secret. Call it before the informers start."""
-        scope = WatchScope(SECRETS, self._namespace, field_selector=f"metadata.name={self._name}")
+        scope = watch.WatchScope(
+            resources.SECRETS, self._namespace, field_selector=f"metadata.name={self._name}"
+        )
         key = f"{self._namespace}/{self._name}"
 
-        def observe_watched(secret: Json) -> ObservedTokens:
+        def observe_watched(secret: decode.Json) -> ObservedTokens:
             found = self.observe_secret(secret)
             if found.problem:
                 log.error("%s", found.problem)
@@ -147,7 +143,7 @@ class TokenStore:
                 self._confirm_lock.release()
         return self._is_confirmed
 
-    def observe_secret(self, secret: Json | None) -> ObservedTokens:
+    def observe_secret(self, secret: decode.Json | None) -> ObservedTokens:
         """Store what a watch or a response shows; None when the Secret does not exist."""
         self.note_contact()
         with self._lock:
@@ -156,7 +152,7 @@ class TokenStore:
                 self._observed = found
         return found
 
-    def load(self) -> TokenBook:
+    def load(self) -> tokens.TokenBook:
         """Read the Secret from the cluster; raise `ClusterError` or `ConfigError`."""
         return _get_book(self._fetch())
 
@@ -183,13 +179,13 @@ class TokenStore:
         """Complete every change of the batch."""
         try:
             self._write_batch(batch)
-        except TreenailError as error:
+        except errors.TreenailError as error:
             for change in batch:
                 change.error = change.error or error
         except BaseException:
             # The other threads must not take a missing result for a success.
             for change in batch:
-                change.error = change.error or ClusterError(
+                change.error = change.error or errors.ClusterError(
                     f"cannot change {self.where}: another change of the same write failed"
                 )
             raise
@@ -212,71 +208,71 @@ class TokenStore:
                 continue
             try:
                 self.observe_secret(self._write_book(book, base.resource_version))
-            except NotFoundError as error:
+            except errors.NotFoundError as error:
                 if not base.resource_version:
-                    raise ClusterError(
+                    raise errors.ClusterError(
                         f"cannot create {self.where}: namespace {self._namespace} does not exist",
                         remedy="name the namespace of the server with --namespace, or install it: "
                         "treenail-controller manifests --enable serve | kubectl apply -f -",
                     ) from error
                 base, is_copy = self._fetch(), False
-            except (ConflictError, AlreadyExistsError):
+            except (errors.ConflictError, errors.AlreadyExistsError):
                 base, is_copy = self._fetch(), False
             else:
                 return
-        raise ClusterError(
+        raise errors.ClusterError(
             f"cannot change {self.where}: other processes changed it {_ATTEMPTS} times meanwhile"
         )
 
-    def _write_book(self, book: TokenBook, resource_version: str) -> Json:
-        data: Json = {"data": format_book(book)}
-        metadata: Json = {"name": self._name, "namespace": self._namespace}
+    def _write_book(self, book: tokens.TokenBook, resource_version: str) -> decode.Json:
+        data: decode.Json = {"data": tokens.format_book(book)}
+        metadata: decode.Json = {"name": self._name, "namespace": self._namespace}
         if not resource_version:
-            body: Json = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, **data}
-            return self._client.create(SECRETS, body, namespace=self._namespace)
+            body: decode.Json = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, **data}
+            return self._client.create(resources.SECRETS, body, namespace=self._namespace)
         # The API server refuses the patch with 409 when the version differs.
         body = {"metadata": {"resourceVersion": resource_version}, **data}
-        return self._client.patch(SECRETS, self._name, body, namespace=self._namespace)
+        return self._client.patch(resources.SECRETS, self._name, body, namespace=self._namespace)
 
     def _can_fetch(self) -> bool:
         try:
             self._fetch()
-        except TreenailError as error:
+        except errors.TreenailError as error:
             log.debug("cannot read %s: %s", self.where, error)
             return False
         return True
 
     def _fetch(self) -> ObservedTokens:
         try:
-            found = self._client.get(SECRETS, self._name, namespace=self._namespace)
-        except NotFoundError:
-            return ObservedTokens(TokenBook())
+            found = self._client.get(resources.SECRETS, self._name, namespace=self._namespace)
+        except errors.NotFoundError:
+            return ObservedTokens(tokens.TokenBook())
         return self.observe_secret(found)
 
-    def _parse_secret(self, secret: Json | None) -> ObservedTokens:
+    def _parse_secret(self, secret: decode.Json | None) -> ObservedTokens:
         if secret is None:
-            return ObservedTokens(TokenBook())
-        metadata = Fields.from_json(secret, self.where).get_object("metadata")
+            return ObservedTokens(tokens.TokenBook())
+        metadata = decode.Fields.from_json(secret, self.where).get_object("metadata")
         version = metadata.get_text("resourceVersion")
         try:
             return ObservedTokens(self._parser.parse(secret), "", version)
-        except ConfigError as error:
+        except errors.ConfigError as error:
             return ObservedTokens(None, str(error), version)
 
 
-def _apply_changes(batch: list[_PendingChange[object]], book: TokenBook) -> TokenBook:
+def _apply_changes(batch: list[_PendingChange[object]], book: tokens.TokenBook) -> tokens.TokenBook:
     for change in batch:
         try:
             book, change.result = change.apply(book)
             change.error = None
-        except TreenailError as error:
+        except errors.TreenailError as error:
             change.error = error
     return book
 
 
-def _get_book(observed: ObservedTokens) -> TokenBook:
+def _get_book(observed: ObservedTokens) -> tokens.TokenBook:
     if observed.book is None:
-        raise ConfigError(
+        raise errors.ConfigError(
             observed.problem,
             remedy="restore the Secret from a backup, or delete it and create new tokens",
         )

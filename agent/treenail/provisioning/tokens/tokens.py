@@ -16,15 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from treenail.api.decode import Fields, Json
-from treenail.api.object_meta import is_object_name
+from treenail.api import decode, object_meta
 from treenail.errors import ConfigError
 
 MAX_TOKENS = 10_000
 MAX_USES = 1_000
 _DATA_KEY = "tokens"
 _FORMAT = 1
-_EMPTY: Json = {"format": _FORMAT, "tokens": []}
+_EMPTY: decode.Json = {"format": _FORMAT, "tokens": []}
 _MAX_BYTES = 1_048_576
 """MaxSecretSize of kube-apiserver (pkg/apis/core/types.go)."""
 _PLAIN_BYTES = 512 * 1024
@@ -164,7 +163,7 @@ def make_token(
     """
     for kind, each in (("pool", pool), ("machine", machine or _NONE)):
         # The Secret could not be read with such a name in it.
-        if not is_object_name(each) and each != _NONE:
+        if not object_meta.is_object_name(each) and each != _NONE:
             raise ConfigError(
                 f"cannot create a token: expected the name of a {kind}, found {each!r:.80}"
             )
@@ -284,7 +283,7 @@ def format_book(book: TokenBook) -> dict[str, str]:
     return {_DATA_KEY: base64.b64encode(content).decode("ascii")}
 
 
-def parse_book(secret: Json, *, where: str) -> TokenBook:
+def parse_book(secret: decode.Json, *, where: str) -> TokenBook:
     """Parse a Secret; raise `ConfigError`, which contains nothing of its content.
 
     A Secret without data has no tokens.
@@ -300,7 +299,7 @@ class BookParser:
         self._records: dict[str, TokenRecord] = {}
         self._latest: tuple[str, TokenBook] | None = None
 
-    def parse(self, secret: Json) -> TokenBook:
+    def parse(self, secret: decode.Json) -> TokenBook:
         """Parse the Secret as `parse_book` does."""
         text = _read_text(secret, self._where)
         # The watch repeats what the response to a write contained.
@@ -326,8 +325,8 @@ class BookParser:
         return book
 
 
-def _read_text(secret: Json, where: str) -> str:
-    text = Fields.from_json(secret, where).get_object("data").get_text(_DATA_KEY)
+def _read_text(secret: decode.Json, where: str) -> str:
+    text = decode.Fields.from_json(secret, where).get_object("data").get_text(_DATA_KEY)
     if len(text) > 2 * _MAX_BYTES:
         raise _make_error(where, f"it is longer than {_MAX_BYTES} bytes")
     return text
@@ -398,9 +397,11 @@ def _parse_record(row: str) -> TokenRecord:
         raise _EntryError("expected a SHA-256 in base64 in its second field")
     if not _NAME.fullmatch(name):
         raise _EntryError("expected a name of lower-case letters and digits in its first field")
-    if not is_object_name(pool) or not (machine == _NONE or is_object_name(machine)):
+    if not object_meta.is_object_name(pool) or not (
+        machine == _NONE or object_meta.is_object_name(machine)
+    ):
         raise _EntryError("expected the names of a pool and of a machine, or -")
-    if not all(map(is_object_name, nodes)):
+    if not all(map(object_meta.is_object_name, nodes)):
         raise _EntryError(f"expected the name of a Node after {_NODE_MARK}")
     return TokenRecord(
         name,
